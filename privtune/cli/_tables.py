@@ -20,7 +20,7 @@ from privtune.ledger import show_adjacency
 from privtune.numbers import json_ready, show_epsilon, show_left, show_seconds
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.strategies.trainings import CANDIDATE
-from privtune.tasks import declared_note
+from privtune.tasks import MECHANISM, declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
 from privtune.views.text import (
@@ -201,6 +201,8 @@ def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
     epsilon = f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}" if private else "∞ NOT PRIVATE"
     table.add_row("ε", epsilon)
     table.add_row("event", formula(plan.event))
+    if MECHANISM in plan.public_facts:
+        table.add_row(MECHANISM, plan.public_facts[MECHANISM])
     if arm["params"]:
         shown = ", ".join(f"{k} = {show_value(v)}" for k, v in arm["params"].items())
         table.add_row("released parameters", shown)

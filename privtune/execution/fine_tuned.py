@@ -105,7 +105,7 @@ def check_loaded(
     def losses(model: torch.nn.Module) -> torch.Tensor:
         with GLOBAL_GENERATOR, torch.random.fork_rng(devices=forked), evaluating(model):
             torch.manual_seed(0)
-            pairs = zip(few.x.split(1), few.y.split(1), strict=True)
+            pairs = zip(torch.split(few.x, 1), torch.split(few.y, 1), strict=True)
             each = [task.record_loss(model, x, y).reshape(1) for x, y in pairs]
         return torch.cat(each)
 
@@ -116,13 +116,13 @@ def check_loaded(
     expected = losses(trained)
     if not expected.requires_grad:
         raise AdapterError(
-            "The loss of a record has no gradient, so nothing would be trained: torch.no_grad, detach, NumPy "
-            "or a count cut it off. Compute the loss with torch, from the model's outputs. Nothing was charged."
+            "The loss of a record has no gradient, so nothing would be trained: torch.no_grad, detach, "
+            "NumPy or a count cut it off. Compute the loss with torch, from the model's outputs. Nothing was charged."
         )
     if not torch.allclose(losses(trained), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise AdapterError(
-            "The loss of the same record changes from call to call. Draw random numbers with torch, inside the "
-            "loss or the model, and keep nothing between calls. Nothing was charged."
+            "The loss of the same record changes from call to call. Draw random numbers with torch, "
+            "inside the loss or the model, and keep nothing between calls. Nothing was charged."
         )
     try:
         left = anew.load_state_dict(split(result.weights, result.shapes), strict=False)

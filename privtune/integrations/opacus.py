@@ -10,7 +10,7 @@ from privtune.accounting._checks import check_integer
 from privtune.api import create_study
 from privtune.ledger import Budget
 from privtune.strategies import PapernotSteinke
-from privtune.study.declared import Mechanism, optimize_declared
+from privtune.study.declared import Mechanism
 
 if TYPE_CHECKING:
     from opacus import PrivacyEngine
@@ -156,8 +156,7 @@ def select(
     study = create_study(name, budget=budget, load_if_exists=True, storage=storage)
     declared = mechanism(data_loader, epochs=epochs, declared_by=declared_by)
     chosen = strategy or PapernotSteinke(mean_runs=10)
-    return optimize_declared(
-        study._life,
+    return study.optimize(
         train,
         mechanism=declared,
         strategy=chosen,

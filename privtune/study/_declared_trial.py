@@ -126,7 +126,6 @@ class DeclaredTrial(Suggestions):
     Example:
         >>> import numpy as np
         >>> import privtune
-        >>> from privtune.study.declared import optimize_declared
         >>> x = np.random.default_rng(0).uniform(-1, 1, size=(300, 2))
         >>> y = (x[:, 0] > 0).astype(int)
         >>> def objective(trial):  # the difference of two classes' noisy sums
@@ -135,8 +134,7 @@ class DeclaredTrial(Suggestions):
         ...     w = shrink * ((2 * y[:200] - 1) @ x[:200] + 2**0.5 * noise)
         ...     return trial.result({"w": w}, score=trial.score(lambda x: (x @ w > 0).astype(int)))
         >>> study = privtune.create_study("sums", budget=privtune.Budget(4.0, 1e-5, name="sums"))
-        >>> release = optimize_declared(
-        ...     study._life,
+        >>> release = study.optimize(
         ...     objective,
         ...     mechanism=privtune.Mechanism(
         ...         privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.numbers import is_number, show_left
+from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 from privtune.priors import IndependentSampler
 from privtune.strategies.everything import sampler_of
 from privtune.study._round import Files, StudyRound, work_on_rows
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from privtune.ledger import Lease, Rounds
     from privtune.spaces import SearchSpace
     from privtune.study._shown import ShownTrial, ShownTrials
-    from privtune.study.lifecycle import Life
 
-__all__ = ["LiveFiles", "LiveRound", "deadline_of", "in_threads", "target_of"]
+__all__ = ["LiveFiles", "LiveRound", "deadline_of", "in_threads"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,22 +119,3 @@ def deadline_of(timeout: float | None) -> float:
         allowed = "must be finite seconds above 0, or None for no end"
         raise InvalidInputError("timeout", timeout, allowed)
     return time.monotonic() + timeout
-
-
-def target_of(life: Life, arm: str) -> float:
-    """Return the whole budget, if this arm is the first to be charged to it.
-
-    Raises:
-        PrivTuneError: If another was charged before.
-    """
-    others = [
-        charge
-        for charge in life.ledger.charges(life.budget)
-        if (charge.study, charge.arm) != (life.name, arm) and charge.state != "voided"
-    ]
-    if others:
-        raise PrivTuneError(
-            f"Budget {life.budget!r} has been charged before: say what arm {arm!r} may cost, "
-            f"epsilon=..., of the {show_left(life.ledger.remaining(life.budget))} that are left."
-        )
-    return life.spec.target_epsilon

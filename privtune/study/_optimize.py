@@ -131,7 +131,7 @@ def check_open(life: Life) -> None:
     if life.spec.task is not None:
         raise PrivTuneError(
             f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
-            "study for a build function: privtune.create_study(name, budget=...)."
+            "study for a function of your own: privtune.create_study(name, budget=...)."
         )
 
 

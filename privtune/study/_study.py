@@ -358,14 +358,11 @@ class Study:
         if mechanism is not None:
             from privtune.study.declared import optimize_declared
 
-            refused = {
-                "loss": loss,
-                "data": data,
-                "train": train,
-                "epochs": epochs,
-                "pruner": pruner,
-            }
-            refused |= {"expected_batch_size": expected_batch_size, "executor": executor}
+            taken = ("score", "split", "validation", "public")
+            refused = {name: value for name, value in records.items() if name not in taken}
+            refused |= {"epochs": epochs, "expected_batch_size": expected_batch_size}
+            refused |= {"pruner": pruner, "executor": executor, "noise": noise}
+            refused |= {"n_jobs": None if n_jobs == 1 else n_jobs}
             refuse_given(refused, "goes with a build, and a mechanism is declared")
             return optimize_declared(
                 self._life,

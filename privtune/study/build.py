@@ -170,7 +170,7 @@ def _check_kind(candidate: object) -> None:
             "must return privtune.Candidate(model, ...) with a torch.nn.Module",
             "The engine trains the model: return it untrained, with its optimizer.",
         )
-    if any(map(is_lazy, candidate.model.parameters())):  # type: ignore[no-untyped-call]
+    if any(map(is_lazy, candidate.model.parameters())):
         raise InvalidInputError(
             "build",
             type(candidate.model).__name__,

@@ -13,7 +13,7 @@ from privtune.accounting import CalibrationError, Event, Gaussian, PoissonSample
 from privtune.accounting import epsilon as account
 from privtune.accounting._checks import check_integer, check_number
 from privtune.accounting.registry import training as first_training
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
 from privtune.names import check_name, check_text
 from privtune.priors import IndependentSampler
@@ -35,7 +35,8 @@ from privtune.study._declared_trial import (
     PlanRead,
     own_generators,
 )
-from privtune.study._live import LiveFiles, LiveRound, deadline_of, target_of
+from privtune.study._live import LiveFiles, LiveRound, deadline_of
+from privtune.study._optimize import check_open, check_strategy, target_of
 from privtune.study._standing import Stage
 from privtune.study.lifecycle import Life, carry_on
 from privtune.study.observer import NullObserver, Observer
@@ -263,11 +264,8 @@ def optimize_declared(
     **Guarantee**: what is released is covered by the arm's event if every training is of the event of its
     ``trial.plan``, and the validation records are met through ``trial.score`` alone.
     """
-    if life.spec.task is not None:
-        raise PrivTuneError(
-            f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
-            "study for a mechanism of your own: privtune.create_study(name, budget=...)."
-        )
+    check_open(life)
+    check_strategy(strategy, epsilon)
     _check_kinds(objective, mechanism, epsilon)
     strategy = replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
     if strategy.arm not in life.rows():
@@ -396,10 +394,7 @@ def _scoring(score: Score) -> Scoring:
             "score", "loss", "is that which is trained on, which a declared mechanism does not tell",
             "Use privtune.Score(function of a model and one record, bound=...).",
         )  # fmt: skip
-    name = score.metric
-    if not isinstance(name, str):
-        name = "value" if score.maximize else "cost"
-    return Scoring(metric=name, bound=score.bound, mechanism=score.mechanism)
+    return Scoring(metric=score.name, bound=score.bound, mechanism=score.mechanism)
 
 
 def _function(score: Score) -> Callable[..., Any] | None:

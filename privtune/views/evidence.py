@@ -16,6 +16,7 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import ChargeState, enforced_unit
 from privtune.ledger.audits import contradictions
 from privtune.numbers import show_epsilon
+from privtune.tasks import MECHANISM
 from privtune.views.text import stage_line, together, weakened
 
 if TYPE_CHECKING:
@@ -134,6 +135,17 @@ class Evidence:
         if note := enforced_unit(self.certificate)[1]:
             found.append(f"{note[:1].upper()}{note[1:]}.")
         return (*found, *contradictions(self.certificate.get("audits", ())))
+
+    @property
+    def noises(self) -> tuple[str, ...]:
+        """Where noise comes from, each source once; that of a declared training is its own."""
+        said: dict[str, None] = {}
+        for plan in self.plans:
+            own = plan.training.noise
+            said[f"{own.source}, {own.floating_point}"] = None
+            if MECHANISM in plan.public_facts:
+                said[f"in the training of {plan.arm}, that of another library"] = None
+        return tuple(said)
 
     @cached_property
     def charges(self) -> tuple[Line, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from privtune.ledger import RECORD
 from privtune.ledger.audits import contradictions
 from privtune.numbers import ceil_to, show_epsilon, show_left
-from privtune.tasks import A_RECORD
+from privtune.tasks import A_RECORD, MECHANISM
 from privtune.views.evidence import OPEN, Evidence, evidence
 from privtune.views.page import Html, document, section, text
 from privtune.views.statement import meaning
@@ -157,10 +157,6 @@ def whose(unit: str) -> str:
 
 def _middle(found: Evidence) -> tuple[Answer, ...]:
     own = [line for line in found.charges if line.study == found.study]
-    noises = dict.fromkeys(
-        f"{plan.training.noise.source}, {plan.training.noise.floating_point}"
-        for plan in found.plans
-    )
     public = [
         f"{arms}: {name}: {value}"
         for arms, facts in public_facts(found.plans)
@@ -183,6 +179,11 @@ def _middle(found: Evidence) -> tuple[Answer, ...]:
             (
                 "Noise, rates and numbers of steps come from the plan whose digest stands with the charge, "
                 "and the transcript of every training is checked against it at its end.",
+                *(
+                    f"Not so for arm {plan.arm}, whose training is {plan.public_facts[MECHANISM]}."
+                    for plan in found.plans
+                    if MECHANISM in plan.public_facts
+                ),
                 f"ε is recomputed from the charged events by whoever holds the certificate ({libraries}).",
             ),
             "who reviewed code of your own (models, losses, loops), if any runs.",
@@ -201,7 +202,7 @@ def _middle(found: Evidence) -> tuple[Answer, ...]:
         ),
         Answer(
             "How is noise made?",
-            (f"Source and treatment of floating-point numbers: {'; '.join(noises)}.",),
+            (f"Source and treatment of floating-point numbers: {'; '.join(found.noises)}.",),
             "whether that suffices: the default keeps the tails that δ needs, and hides nothing in the "
             "lowest bits.",
         ),

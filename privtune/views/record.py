@@ -381,7 +381,7 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
             "choosing among trainings is what the rest pays for."
         )
     declared = "; ".join(filter(None, (declared_note(plan.public_facts), release.checked)))
-    for line in filter(None, (declared and f"The {declared}.", release.note)):
+    for line in filter(None, (declared and f"{declared[:1].upper()}{declared[1:]}.", release.note)):
         lines += ["", line]
     for stage in study.stages:
         lines += ["", stage_line(stage)]

@@ -163,10 +163,6 @@ def _implementation(found: Evidence) -> dict[str, Any]:
     lines = found.charges
     own = {line.arm: line.text for line in lines if line.study == found.study}
     others = [line.text for line in lines if line.study != found.study]
-    noises = dict.fromkeys(
-        f"{plan.training.noise.source}, {plan.training.noise.floating_point}"
-        for plan in found.plans
-    )
     libraries = ", ".join(f"{k} {v}" for k, v in found.certificate["libraries"].items())
     return {
         "preprocessing_and_hyperparameter_tuning": _list(
@@ -187,7 +183,7 @@ def _implementation(found: Evidence) -> dict[str, Any]:
         "mechanisms": _list(
             *(f"Charge {line.text}." for line in lines),
             f"Trainings by PrivTune ({libraries}). Source of noise and treatment of floating-point numbers: "
-            f"{'; '.join(noises)}.",
+            f"{'; '.join(found.noises)}.",
             "Times and numbers of trials of sealed arms are not published.",
             f"{OPEN}: how the records are kept, and who has access.",
         ),

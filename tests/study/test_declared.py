@@ -36,9 +36,11 @@ from privtune.strategies import (
 )
 from privtune.study import Study, keep_audit
 from privtune.study._declared_trial import DeclaredError, DeclaredTrial
-from privtune.study.declared import Mechanism, optimize_declared
+from privtune.study.declared import Mechanism
 from privtune.study.failures import ArmStoppedError
+from privtune.views.officer import to_markdown
 from privtune.views.record import arm_record, budget_view
+from privtune.views.registry import registry_entry
 from privtune.views.report import render_study
 
 RNG = np.random.default_rng(7)
@@ -82,7 +84,7 @@ def optimize(study: Study, function: Objective = objective, **options: Any) -> R
         "validation": VALIDATION,
         **options,
     }
-    return optimize_declared(study._life, function, **asked)
+    return study.optimize(function, **asked)
 
 
 def failure(study: Study) -> str:
@@ -175,7 +177,8 @@ def test_what_is_released_says_that_it_is_declared(storage: str) -> None:
     record = arm_record(study, study.plans[0], release, budget_view(study))
     assert record.tags["privtune.weakened"] == said
     assert "not enforced by PrivTune." in record.note
-    assert "declared by the statistics group; not enforced by PrivTune" in render_study(study)
+    for document in (render_study(study), to_markdown(study), registry_entry(study)):
+        assert "declared by the statistics group; not enforced by PrivTune" in str(document)
 
 
 def opacus_loop(

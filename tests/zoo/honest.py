@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from privtune.training.engine.opacus_adapter import layer_of_opacus
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import privtune
-from tests.zoo.trap import Net
+from tests.zoo.trap import Net, plain
 
 __all__ = ["HONEST", "RECORDS", "Honest"]
 
@@ -27,8 +26,8 @@ def ce(outputs: T, y: T, **options: Any) -> T:
     return functional.cross_entropy(outputs, y, reduction="none", **options)
 
 
-def plain(model: Any, x: T, y: T) -> T:
-    return ce(model(x), y)
+def bce(logits: T, y: T) -> T:
+    return functional.binary_cross_entropy_with_logits(logits, y, reduction="none")
 
 
 def sgd(parameters: Parameters) -> torch.optim.Optimizer:
@@ -37,19 +36,7 @@ def sgd(parameters: Parameters) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Honest:
-    """A model and a loss that nothing is wrong with.
-
-    Args:
-        name: What is special about it.
-        model: Makes the model.
-        data: Makes the records.
-        loss: The loss of a record.
-        optimizer: Makes the optimizer.
-        schedule: Makes a schedule.
-        draws: Whether it draws random numbers.
-        score: How a selection scores it; None: it is trained once.
-        trainable: Which part is trained.
-    """
+    """A model and a loss that nothing is wrong with."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -82,20 +69,8 @@ def floats(*shape: int) -> T:
     return torch.randn(RECORDS, *shape, generator=torch.Generator().manual_seed(7))
 
 
-def rows() -> Any:
-    return floats(FEATURES), whole(CLASSES)
-
-
-def images() -> Any:
-    return floats(2, 6, 6), whole(CLASSES)
-
-
-def series() -> Any:
-    return floats(2, 8), whole(CLASSES)
-
-
-def sequence() -> Any:
-    return floats(LENGTH, 4), whole(CLASSES)
+def of(*shape: int) -> Callable[[], Any]:
+    return lambda: (floats(*shape), whole(CLASSES))
 
 
 def text() -> T:
@@ -109,6 +84,8 @@ def tokens() -> Any:
 def numbers(*shape: int) -> Callable[[], Any]:
     return lambda: (floats(FEATURES), floats(*shape).sigmoid())
 
+
+rows, images, series, sequence = of(FEATURES), of(2, 6, 6), of(2, 8), of(LENGTH, 4)
 
 # Models.
 
@@ -204,12 +181,12 @@ def lora(layer: nn.Linear) -> nn.Module:
     return Net(lambda m, x: m.layer(x) + m.up(m.down(x)), layer=layer, down=down, up=up)
 
 
-def encoder(*, adapted: bool = False, two_axes: bool = False) -> nn.Module:
+def encoder(*, adapted: bool = False, two_axes: bool = False, seed: int = 0) -> nn.Module:
     """Return a tiny BERT of Hugging Face, made from its configuration; 0 is padding."""
     from transformers import BertConfig, BertModel
 
-    if adapted:
-        torch.manual_seed(0)
+    if adapted or seed:
+        torch.manual_seed(seed)  # what stays frozen
     body: Any = BertModel(
         BertConfig(
             vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
@@ -227,11 +204,6 @@ def encoder(*, adapted: bool = False, two_axes: bool = False) -> nn.Module:
         return m.head(m.body(x, attention_mask=mask).last_hidden_state[:, 0])
 
     return Net(run, body=body, head=nn.Linear(8, CLASSES))
-
-
-def adapted_anew() -> nn.Module:
-    torch.manual_seed(0)  # what stays frozen
-    return encoder()
 
 
 def language(kind: str) -> nn.Module:
@@ -260,17 +232,14 @@ def two_heads() -> nn.Module:
 
 
 def opacus(name: str, *sizes: int) -> nn.Module:
-    return layer_of_opacus(name)(*sizes, batch_first=True)
+    from opacus import layers
+
+    return getattr(layers, name)(*sizes, batch_first=True)
 
 
 # Losses.
 
 WEIGHT = torch.tensor([0.5, 1.0, 2.0])
-
-
-def focal(m: Any, x: T, y: T) -> T:
-    losses = plain(m, x, y)
-    return (1.0 - torch.exp(-losses)).square() * losses
 
 
 def both(m: Any, x: T, y: T) -> T:
@@ -296,18 +265,12 @@ def squared(m: Any, x: T, y: T) -> T:
     return (m(x).squeeze(-1) - y).square()
 
 
+def hits(m: Any, x: T, y: T) -> T:
+    return (m(x).argmax(dim=1) == y).float().flatten(1).mean(dim=1)
+
+
 def huber(m: Any, x: T, y: T) -> T:
     return functional.huber_loss(m(x), y, reduction="none").sum(dim=1)
-
-
-def binary(m: Any, x: T, y: T) -> T:
-    losses = functional.binary_cross_entropy_with_logits(m(x), y.round(), reduction="none")
-    return losses.mean(dim=1)
-
-
-def one_logit(m: Any, x: T, y: T) -> T:
-    logit = m(x).squeeze(-1)
-    return functional.binary_cross_entropy_with_logits(logit, y.float(), reduction="none")
 
 
 def rebuilt(m: Any, x: T, *_: T) -> T:
@@ -324,24 +287,12 @@ def places(m: Any, x: T, y: T) -> T:
     return ce(logits, y, ignore_index=-100).flatten(1).mean(dim=1)
 
 
-def hits(m: Any, x: T, y: T) -> T:
-    return (m(x).argmax(dim=1) == y).float().flatten(1).mean(dim=1)
-
-
-def of_dict(m: Any, record: dict[str, T]) -> T:
-    return ce(m(record["input_ids"], record["attention_mask"]), record["labels"])
-
-
 # Optimizers and schedules.
 
 
 def groups(parameters: Parameters) -> torch.optim.Optimizer:
     first, *others = parameters
     return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": others}], lr=0.1)
-
-
-def momentum(parameters: Parameters) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
 
 
 class Sign(torch.optim.Optimizer):
@@ -441,10 +392,10 @@ HONEST: tuple[Honest, ...] = (
     Honest("classes weighted", mlp, rows, lambda m, x, y: WEIGHT[y] * plain(m, x, y)),
     Honest("classes weighted by torch", mlp, rows, lambda m, x, y: ce(m(x), y, weight=WEIGHT)),
     Honest("label smoothing", mlp, rows, lambda m, x, y: ce(m(x), y, label_smoothing=0.1)),
-    Honest("focal loss", mlp, rows, focal),
+    Honest("focal loss", mlp, rows, lambda m, x, y: (1 - (-plain(m, x, y)).exp()) * plain(m, x, y)),
     Honest("regression", lambda: nn.Linear(FEATURES, 1), numbers(), squared),
     Honest("regression, several numbers", mlp, numbers(CLASSES), huber),
-    Honest("several labels", mlp, numbers(CLASSES), binary),
+    Honest("several labels", mlp, numbers(CLASSES), lambda m, x, y: bce(m(x), y.round()).mean(dim=1)),
     Honest("two tasks", two_heads, rows, both),
     Honest("augmentation", mlp, rows, augmented, draws=True),
     Honest("gradient penalty within a record", mlp, rows, penalised),
@@ -453,7 +404,7 @@ HONEST: tuple[Honest, ...] = (
     Honest("AdamW", mlp, rows, optimizer=rated(torch.optim.AdamW, weight_decay=0.1)),
     Honest("RMSprop", mlp, rows, optimizer=rated(torch.optim.RMSprop)),
     Honest(
-        "momentum, schedule by step", mlp, rows, optimizer=momentum,
+        "momentum, schedule by step", mlp, rows, optimizer=rated(torch.optim.SGD, momentum=0.9),
         schedule=lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=8),
     ),
     Honest("groups of parameters", mlp, rows, optimizer=groups),
@@ -467,9 +418,9 @@ HONEST: tuple[Honest, ...] = (
         score=privtune.Score("loss", bound=4.0),
     ),
     Honest(
-        "Hugging Face encoder, dict, lora:2", adapted_anew,
+        "Hugging Face encoder, dict, lora:2", lambda: encoder(seed=1),
         lambda: {"input_ids": text(), "attention_mask": whole(2, LENGTH), "labels": whole(CLASSES)},
-        of_dict, draws=True, trainable="lora:2",
+        lambda m, r: ce(m(r["input_ids"], r["attention_mask"]), r["labels"]), draws=True, trainable="lora:2",
     ),
     Honest(
         "segmentation",
@@ -488,7 +439,7 @@ HONEST: tuple[Honest, ...] = (
     Honest("vectors", mlp, numbers(CLASSES), huber, score=privtune.Score("loss", bound=2.0)),
     Honest("frozen BatchNorm, head trained", frozen_norm, images, score="accuracy"),
     Honest(
-        "one logit", lambda: nn.Linear(FEATURES, 1), lambda: (floats(FEATURES), whole(2)), one_logit,
-        score="accuracy",
+        "one logit", lambda: nn.Linear(FEATURES, 1), lambda: (floats(FEATURES), whole(2)),
+        lambda m, x, y: bce(m(x).squeeze(-1), y.float()), score="accuracy",
     ),
 )  # fmt: skip

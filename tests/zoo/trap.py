@@ -87,6 +87,16 @@ def entering(zoo: list[Trap], argument: str, *, selects: bool = False) -> Callab
     return enter
 
 
+def kept(argument: str, make: Callable[[Toy], Any], use: Callable[..., Any]) -> Make:
+    """Return a function that has something beside its arguments, and keeps it between calls."""
+
+    def arguments(toy: Toy) -> dict[str, Any]:
+        state = make(toy)
+        return {argument: lambda *given: use(state, *given)}
+
+    return arguments
+
+
 class Net(nn.Module):
     """A model of parts, by their names, and of what is done with them."""
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import random
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,41 +14,42 @@ import torch
 from torch import nn
 
 import privtune
-from tests.zoo.trap import CLASSES, FEATURES, Make, Net, T, Trap, candidate, entering, linear, plain
+from tests.zoo.trap import (
+    CLASSES,
+    FEATURES,
+    Make,
+    Net,
+    T,
+    Trap,
+    candidate,
+    entering,
+    kept,
+    linear,
+    plain,
+)
 
 BUILDS: list[Trap] = []
 _trap = entering(BUILDS, "build")
 SGD = torch.optim.SGD
 
 
-def kept(make: Callable[[], Any], use: Callable[[Any, Any], Any]) -> Make:
+def stays(make: Callable[[], Any], use: Callable[[Any, Any], Any]) -> Make:
     """Return a ``build`` that keeps something between trials."""
-
-    def arguments(toy: Any) -> dict[str, Any]:
-        state = make()
-        return {"build": lambda trial: use(trial, state)}
-
-    return arguments
+    return kept("build", lambda toy: make(), lambda state, trial: use(trial, state))
 
 
 def walk(values: list[Any], use: Callable[[Any, Any], Any]) -> Make:
     """Return a ``build`` that takes the next of some values each time."""
-    return kept(lambda: itertools.cycle(values), lambda trial, left: use(trial, next(left)))
+    return stays(lambda: itertools.cycle(values), lambda trial, left: use(trial, next(left)))
 
 
 def reading(use: Callable[[Any, T, T], Any]) -> Make:
     """Return a ``build`` that reads the training records."""
-    return lambda toy: {"build": lambda trial: use(trial, *toy.train)}
+    return kept("build", lambda toy: toy.train, lambda train, trial: use(trial, *train))
 
 
 def wide(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, CLASSES))
-
-
-def with_bias(value: Any) -> nn.Module:
-    model = linear()
-    nn.init.constant_(model.bias, value)
-    return model
 
 
 def with_weight(weight: nn.Parameter) -> nn.Module:
@@ -59,15 +58,13 @@ def with_weight(weight: nn.Parameter) -> nn.Module:
     return model
 
 
+def started(trial: Any, weight: T) -> Any:
+    return candidate(with_weight(nn.Parameter(weight)))
+
+
 def seeded(seed: int) -> Any:
     torch.manual_seed(seed)
     return candidate()
-
-
-def counted(trial: Any, folder: str) -> Any:
-    place = Path(folder) / "count"
-    place.write_text("x" + (place.read_text() if place.exists() else ""))
-    return candidate(rate=0.1 * len(place.read_text()))
 
 
 # Trials that hang on each other, under private selection.
@@ -77,7 +74,6 @@ _trap("refused", "a trial depends on the trials before it", {
     "a counter that chooses a width": walk([4, 8, 16], lambda t, v: candidate(wide(v))),
     "a seed that counts": walk(list(range(9)), lambda t, v: seeded(v)),
     "an iterator over clipping norms": walk([0.5, 1.0], lambda t, v: candidate(max_grad_norm=v)),
-    "an iterator over schedules": walk(["cosine", "linear"], lambda t, v: candidate(schedule=v)),
     "an iterator over dropout": walk(
         [0.1, 0.5], lambda t, v: candidate(nn.Sequential(nn.Dropout(v), linear()))
     ),
@@ -87,32 +83,28 @@ _trap("refused", "a trial depends on the trials before it", {
     "choices that are used up": walk(
         [[1, 2, 3], [2, 3], [3]], lambda t, v: candidate(wide(t.suggest_categorical("width", v)))
     ),
-    "a start from the best trial so far": walk([0.0, 0.5], lambda t, v: candidate(with_bias(v))),
+    "a start from the best trial so far": walk([torch.zeros(3, 6), torch.ones(3, 6)], started),
     "a parameter that is suggested now and then": walk(
         [True, False], lambda t, v: candidate(rate=t.suggest_float("rate", 0.1, 1.0) if v else 0.5)
     ),
-    "a counter in a file": kept(tempfile.mkdtemp, counted),
-    "NumPy's random numbers": kept(lambda: np.random, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
-    "Python's random numbers": kept(lambda: random, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
-    "entropy of the system's": kept(random.SystemRandom, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
+    "NumPy's random numbers": stays(lambda: np.random, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
+    "Python's random numbers": stays(lambda: random, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
+    "entropy of the system's": stays(random.SystemRandom, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
 }, selects=True, made=True)  # fmt: skip
-_trap("refused", "sampler", {
-    "a sampler of Optuna's that learns": lambda toy: {"sampler": optuna.samplers.TPESampler()},
-}, selects=True, made=True)  # fmt: skip
-_trap("refused", "pruner", {
+_trap("refused", "sampler|pruner", {
+    "a sampler that learns": lambda toy: {"sampler": optuna.samplers.TPESampler()},
     "a pruner on sealed scores": lambda toy: {"pruner": optuna.pruners.MedianPruner()},
 }, selects=True, made=True)  # fmt: skip
-_trap("refused", "atexit", {
-    "a handler for the program's end": lambda t: atexit.register(repr, t) and candidate(),
-}, selects=True)  # fmt: skip
+_trap(
+    "refused",
+    "atexit",
+    {"a handler left": lambda t: atexit.register(repr, t) and candidate()},
+    True,
+)
 _trap("harmless", "In a sealed selection the number is a draw of the trial's own.", {
     "the trial's number as the place in a grid": lambda t: candidate(rate=(0.1, 0.5, 1.0)[t.number % 3]),
     "a fixed seed of torch": lambda t: seeded(0),
 }, selects=True)  # fmt: skip
-_trap("harmless", "It stays inside the trust boundary.", {
-    "an attribute of the trial": lambda t: t.set_user_attr("mean", 3.0) or candidate(),
-    "params edited": lambda t: t.params.update(mean=3.0) or candidate(),
-})  # fmt: skip
 
 
 # Models that outlive their trial.
@@ -132,9 +124,9 @@ def from_table(trial: Any, table: T) -> Any:
 
 
 _trap("refused", "must make its model anew", {
-    "a model kept between trials": kept(linear, lambda t, kept: candidate(kept)),
-    "a trained body kept between trials": kept(lambda: nn.Linear(FEATURES, 4), lambda t, kept: headed(kept)),
-    "a weight kept between trials": kept(
+    "a model kept between trials": stays(linear, lambda t, kept: candidate(kept)),
+    "a trained body kept between trials": stays(lambda: nn.Linear(FEATURES, 4), lambda t, kept: headed(kept)),
+    "a weight kept between trials": stays(
         lambda: nn.Parameter(torch.zeros(CLASSES, FEATURES)), lambda t, kept: candidate(with_weight(kept))
     ),
 }, made=True)  # fmt: skip
@@ -144,8 +136,8 @@ _trap(
     {"a frozen part made anew": lambda t: headed(frozen())},
 )
 _trap("harmless", "What is trained is a copy; what is frozen is written by nobody.", {
-    "a frozen body kept between trials": kept(frozen, lambda t, kept: headed(kept)),
-    "a table that is trained further": kept(lambda: torch.zeros(CLASSES, FEATURES), from_table),
+    "a frozen body kept between trials": stays(frozen, lambda t, kept: headed(kept)),
+    "a table that is trained further": stays(lambda: torch.zeros(CLASSES, FEATURES), from_table),
 }, selects=True, made=True)  # fmt: skip
 
 
@@ -195,10 +187,7 @@ _trap(
 _trap(
     "refused", "without lazy layers", {"a lazy layer": lambda t: candidate(nn.LazyLinear(CLASSES))}
 )
-_trap("refused", "max_grad_norm", {
-    "no bound on gradients": lambda t: candidate(max_grad_norm=float("inf")),
-    "a negative bound": lambda t: candidate(max_grad_norm=-1.0),
-})  # fmt: skip
+_trap("refused", "max_grad_norm", {"no bound": lambda t: candidate(max_grad_norm=float("inf"))})
 _trap("refused", "method", {"another method": lambda t: candidate(method="hyfreedp")})
 _trap("refused", "must be", {"classes as choices": suggesting("layer", [nn.ReLU, nn.Tanh])})
 _trap("refused", "batch", {"a batch size that is suggested": suggesting("batch_size", [16, 32])})
@@ -248,15 +237,6 @@ def on_the_way_back() -> nn.Module:
     return Net(run, first=nn.Linear(FEATURES, 4), head=nn.Linear(4, CLASSES))
 
 
-def hooked(*, forward: bool) -> nn.Module:
-    model, seen = wide(4), list[Any]()
-    if forward:
-        model[0].register_forward_hook(lambda m, x, out: seen.append(x[0].detach()))
-    else:
-        model[0].register_full_backward_hook(lambda m, i, o: (None,))
-    return model
-
-
 def normed(**options: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, **options), nn.Linear(4, 3))
 
@@ -292,8 +272,6 @@ models(
 )
 models("refused", "write to its parameters", {"weights written in forward": writing})
 models("harmless", "Each record is computed by itself, on a copy of the model.", {
-    "forward hooks that keep records": lambda: hooked(forward=True),
-    "hooks on the way back": lambda: hooked(forward=False),
     "gradients changed by a hook": on_the_way_back,
     "InstanceNorm": lambda: instance(track=False),
     "DataParallel": lambda: nn.DataParallel(linear()),
@@ -304,12 +282,8 @@ models("harmless", "Each record is computed by itself, on a copy of the model.",
 # Optimizers and schedules.
 
 
-class Twice(SGD):
-    """Steps twice."""
-
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        super().step(closure)
-        return super().step(closure)
+class Own(SGD):
+    """Another class, which may step as it likes."""
 
 
 def changed(change: Callable[[Any], object]) -> Callable[[nn.Module], Any]:
@@ -346,20 +320,13 @@ def scheduled(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return build
 
 
-def stepped(optimizer: Any) -> Any:
-    schedule = rates.StepLR(optimizer, 2)
-    optimizer.step()
-    schedule.step()
-    return schedule
-
-
 rates = torch.optim.lr_scheduler
 optimizers("must have no hooks on its steps", {
     "a hook after the step": changed(lambda o: o.register_step_post_hook(lambda *_: None)),
     "a hook before the step": changed(lambda o: o.register_step_pre_hook(lambda *_: None)),
 })  # fmt: skip
 optimizers(
-    "must be one of torch's classes", {"a step of one's own": lambda m: Twice(m.parameters(), 0.5)}
+    "must be one of torch's classes", {"a step of one's own": lambda m: Own(m.parameters(), 0.5)}
 )
 optimizers(
     "must be that of SGD", {"a step replaced": changed(lambda o: setattr(o, "step", lambda: None))}
@@ -369,11 +336,10 @@ optimizers("must be new", {"an optimizer that has stepped": changed(lambda o: o.
 optimizers("must be one optimizer made", {"the optimizer's class": lambda m: SGD})
 optimizers("must hold exactly", {
     "an optimizer over another model": lambda m: SGD(linear().parameters(), 0.5),
-    "an optimizer over a part": lambda m: SGD([m.weight], 0.5),
-    "an optimizer over one parameter more": lambda m: SGD([*m.parameters(), nn.Parameter(torch.ones(1))], 0.5),
+    "an optimizer over one parameter more": lambda m: SGD([*m.parameters(), nn.Parameter(m.bias)], 0.5),
 })  # fmt: skip
 _trap("refused", "must hold exactly", {
-    "an optimizer kept between trials": kept(
+    "an optimizer kept between trials": stays(
         lambda: SGD(linear().parameters(), 0.5), lambda t, kept: privtune.Candidate(linear(), kept)
     ),
 }, made=True)  # fmt: skip
@@ -381,7 +347,6 @@ _trap("refused", "by no metric", {"ReduceLROnPlateau": scheduled(rates.ReduceLRO
 _trap("refused", "candidate's own optimizer", {
     "a schedule of another optimizer": scheduled(lambda o: rates.StepLR(SGD(linear().parameters(), 0.5), 2)),
 })  # fmt: skip
-_trap("refused", "must be new", {"a schedule that has been stepped": scheduled(stepped)})
 _trap("refused", "schedule", {"an unknown schedule": lambda t: candidate(schedule="plateau")})
 
 

@@ -12,7 +12,19 @@ from torch import nn
 from torch.nn import functional
 
 import privtune
-from tests.zoo.trap import FEATURES, Make, Net, T, Toy, Trap, candidate, entering, linear, plain
+from tests.zoo.trap import (
+    FEATURES,
+    Make,
+    Net,
+    T,
+    Toy,
+    Trap,
+    candidate,
+    entering,
+    kept,
+    linear,
+    plain,
+)
 
 LOSSES: list[Trap] = []
 SCORES: list[Trap] = []
@@ -23,34 +35,17 @@ def ce(outputs: T, y: T) -> T:
     return functional.cross_entropy(outputs, y, reduction="none")
 
 
-def kept(make: Callable[[Toy], Any], use: Callable[..., Any]) -> Make:
+def beside(make: Callable[[Toy], Any], use: Callable[..., Any]) -> Make:
     """Return a loss that has something beside the record."""
-
-    def arguments(toy: Toy) -> dict[str, Any]:
-        state = make(toy)
-        return {"loss": lambda m, x, y: use(state, m, x, y)}
-
-    return arguments
+    return kept("loss", make, use)
 
 
 # Habits of papers and of Kaggle that read the whole batch, one expression each.
 
 
-def triplets(m: Any, x: T, y: T) -> T:
-    z, same = m(x), y[:, None] == y[None]
-    apart = (z[:, None] - z[None]).square().sum(2)
-    far, near = torch.where(same, apart, 0.0).amax(1), torch.where(same, 9.0, apart).amin(1)
-    return functional.relu(1.0 + far - near) + plain(m, x, y)
-
-
 def smoothed(m: Any, x: T, y: T) -> T:
     one_hot = (y[:, None] == torch.arange(3)).to(x.dtype)
     return -((0.9 * one_hot + 0.1 * one_hot.mean(0)) * torch.log_softmax(m(x), 1)).sum(1)
-
-
-def hard(m: Any, x: T, y: T) -> T:
-    losses = plain(m, x, y)
-    return losses * (losses.detach() >= losses.detach().median())
 
 
 _loss("harmless", "A batch of one record has nothing to couple with.", {
@@ -59,8 +54,6 @@ _loss("harmless", "A batch of one record has nothing to couple with.", {
     ),
     "mixup": lambda m, x, y: ce(m(0.7 * x + 0.3 * x.flip(0)), y),
     "in-batch contrastive": lambda m, x, y: ce(m(x) @ m(x).T, torch.zeros_like(y)) + plain(m, x, y),
-    "triplets mined in the batch": triplets,
-    "hard examples above the median": hard,
     "losses over their largest": lambda m, x, y: plain(m, x, y).square() / plain(m, x, y).detach().max(),
     "label smoothing by the batch's labels": smoothed,
     "class weights from the batch": lambda m, x, y: (
@@ -169,19 +162,13 @@ def counting(calls: list[int], m: Any, x: T, y: T) -> T:
     return plain(m, x, y) / len(calls)
 
 
-def noting(m: Any, x: T, y: T) -> T:
-    m.seen = x.detach().mean() + getattr(m, "seen", 0.0)
-    return plain(m, x + 0.1 * m.seen, y)
+def scaled(source: Any, m: Any, x: T, y: T) -> T:
+    return plain(m, x * source.uniform(0.9, 1.1), y)
 
 
 def writing(m: Any, x: T, y: T) -> T:
     with torch.no_grad():
         m.weight.mul_(0.9)
-    return plain(m, x, y)
-
-
-def through_data(m: Any, x: T, y: T) -> T:
-    m.weight.data[0] += x[0].mean()
     return plain(m, x, y)
 
 
@@ -192,29 +179,22 @@ def logged(history: list[float], m: Any, x: T, y: T) -> T:
 
 
 _loss("refused", "must have a loss for one made-up record by itself", {
-    "a loss that remembers records": kept(lambda toy: [], remembering),
+    "a loss that remembers records": beside(lambda toy: [], remembering),
     "a loss with a queue of features": lambda toy: {
         "loss": Net(queued, queue=nn.Buffer(torch.zeros(4, FEATURES)))
     },
 }, made=True)  # fmt: skip
 _loss("refused", "changes from call to call", {
-    "a loss that counts its calls": kept(lambda toy: [], counting),
-    "a note on the model": kept(lambda toy: None, lambda _, *given: noting(*given)),
-    "random numbers of NumPy": kept(
-        lambda toy: np.random, lambda r, m, x, y: plain(m, x * r.uniform(0.9, 1.1), y)
-    ),
-    "random numbers of Python": kept(
-        lambda toy: random, lambda r, m, x, y: plain(m, x * r.uniform(0.9, 1.1), y)
-    ),
+    "a loss that counts its calls": beside(lambda toy: [], counting),
+    "random numbers of NumPy": beside(lambda toy: np.random, scaled),
+    "random numbers of Python": beside(lambda toy: random, scaled),
 }, made=True)  # fmt: skip
-_loss("refused", "write to its parameters", {
-    "weights written in the loss": writing, "weights written through .data": through_data,
-})  # fmt: skip
+_loss("refused", "write to its parameters", {"weights written in the loss": writing})
 _loss("harmless", "They are constants: nothing trains them.", {
-    "weights of another model in the loss": kept(
+    "weights of another model in the loss": beside(
         lambda toy: linear(), lambda other, m, x, y: ce(m(x) + 0.1 * other(x), y)
     ),
-    "a temperature beside the model": kept(
+    "a temperature beside the model": beside(
         lambda toy: nn.Parameter(torch.ones(())), lambda warmth, m, x, y: ce(m(x) * warmth, y)
     ),
 }, made=True)  # fmt: skip
@@ -244,16 +224,16 @@ def by_a_global(toy: Toy) -> dict[str, Any]:
 
 
 for _says, _make in {
-    "other records in the loss": kept(
+    "other records in the loss": beside(
         lambda toy: toy.train[0][:1], lambda other, m, x, y: ce(m(0.7 * x + 0.3 * other), y)
     ),
-    "class weights": kept(
+    "class weights": beside(
         lambda toy: 1.0 / toy.train[1].bincount(),
         lambda weights, m, x, y: plain(m, x, y) * weights[y],
     ),
-    "teacher": kept(taught, lambda teacher, m, x, y: (m(x) - teacher(x)).square().sum(1)),
+    "teacher": beside(taught, lambda teacher, m, x, y: (m(x) - teacher(x)).square().sum(1)),
     "a global that changes": by_a_global,
-    "training loss": kept(lambda toy: [], logged),
+    "training loss": beside(lambda toy: [], logged),
 }.items():
     _loss("on the page", _says, {_says: _make}, made=True)
 
@@ -268,7 +248,7 @@ def scores(outcome: Any, says: str, functions: dict[str, Callable[..., Any]]) ->
 
 def scoring(make: Callable[[Toy], Any], use: Callable[..., Any]) -> Make:
     """Return a score that has something beside the record."""
-    return lambda toy: {"score": privtune.Score(kept(make, use)(toy)["loss"], bound=1.0)}
+    return lambda toy: {"score": privtune.Score(kept("loss", make, use)(toy)["loss"], bound=1.0)}
 
 
 def two_faced(trial: Any) -> Any:

@@ -42,7 +42,6 @@ _KEEP_ZEROS = frozenset({
     "leaky_relu_backward", "mish_backward", "hardswish_backward", *_SUMS, *_VIEWS,
 })  # fmt: skip
 """Calls that give tensors filled up with zeros for tensors filled up with zeros, the same beside these."""
-_HOOKS = tuple(name for name in vars(nn.Module()) if "backward" in name and "hook" in name)
 
 
 class _UntoldError(Exception):
@@ -121,8 +120,7 @@ def program_of(
         y: Targets of some records, likewise.
 
     Returns:
-        The program; None for one that can be compared with no other: a pass that reads a value or raises,
-        a hook that autograd runs.
+        The program; None for one that can be compared with no other: a pass that reads a value or raises.
 
     Example:
         >>> from torch import nn
@@ -145,8 +143,6 @@ def program_of(
 
 
 def _captured(model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> Program:
-    if any(getattr(part, name, None) for part in model.modules() for name in _HOOKS):
-        raise _UntoldError("a hook on the way back")
     copied, _ = fresh(model)
     trained = [p for p in copied.parameters() if p.requires_grad]
     device = trained[0].device

@@ -278,7 +278,8 @@ def share_flat(module: nn.Module) -> torch.Tensor:
 def load_params(module: nn.Module, flat: torch.Tensor) -> None:
     """Give the trainable parameters of ``module`` the values of a vector of shape ``[P]``, in new memory.
 
-    What they were made of, such as a table of the user's own, stays as it is: a later trial may start from it.
+    What they were made of, such as a table of the user's own, stays as it is: a later trial may start
+    from it.
 
     Raises:
         InvalidInputError: If the vector has another length than the trainable parameters.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,9 +14,10 @@ from transformers import BatchEncoding, BertConfig, BertForSequenceClassificatio
 
 from privtune.errors import InvalidInputError
 from privtune.tasks import Packing
+from privtune.tasks._records import read_records
 from privtune.training.engine.candidates import Made, Outcome, train_made
 from privtune.training.engine.initialisation import Initialisation
-from privtune.training.mechanism.data import DatasetData, TensorData
+from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, flatten_params
 from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.schedule import Schedule
@@ -122,7 +122,7 @@ def packed(**options: Any) -> list[Outcome]:
 def test_a_tree_trains_what_its_packed_records_train(kind):
     tree, loss_of = TREES[kind]
     expected = packed(count=2)
-    for data in (in_memory(tree), DatasetData(Rows(tree))):
+    for data in (in_memory(tree), read_records(Rows(tree)).data):
         for one, other in zip(fitted(data, loss_of, count=2), expected, strict=True):
             torch.testing.assert_close(one.params, other.params, rtol=1e-4, atol=1e-6)
 
@@ -161,38 +161,6 @@ def test_a_token_of_no_table_counts_as_nothing():
     wrong["input_ids"][:10, 2] = TOKENS
     (found,) = fitted(in_memory(wrong), of_dict, steps=1, rate=1.0, noise=0.0)
     assert found.nonfinite == 10
-
-
-def test_a_record_of_another_shape_or_other_names_contributes_nothing():
-    class Ragged(Rows):
-        def __getitem__(self, number):
-            record = dict(super().__getitem__(number))
-            if number == 3:
-                record["input_ids"] = record["input_ids"][:-1]
-            if number == 4:
-                record["segments"] = record.pop("attention_mask")
-            if number == 5:
-                record["labels"] = "no number"
-            return dict(reversed(record.items())) if number == 6 else record
-
-    data = DatasetData(Ragged(DICT))
-    x, _, lost = data.fetch(torch.arange(RECORDS))
-    assert torch.equal(x[6], in_memory(DICT).x[6])
-    assert lost.nonzero().flatten().tolist() == [3, 4, 5]
-    (found,) = fitted(data, of_dict, steps=1, rate=1.0, noise=0.0)
-    assert found.nonfinite == 3
-
-
-def test_arrays_and_numbers_of_a_dataset_are_tensors():
-    class Arrays(Dataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, number):
-            return {"ids": np.arange(3), "label": number}
-
-    x, y, lost = DatasetData(Arrays()).fetch(torch.arange(2))
-    assert (x.tolist(), y.tolist(), lost) == ([[0, 1, 2], [0, 1, 2]], [0, 1], None)
 
 
 def test_a_loss_that_keeps_something_of_records_is_refused():
