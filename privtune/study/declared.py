@@ -619,3 +619,22 @@ class _Trainer:
         from privtune.training.engine.machine import versions
 
         return {**versions(), "device": "the function's own"}
+
+
+def of_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``study.optimize`` was given as arguments of :func:`optimize_declared`.
+
+    Args:
+        given: Arguments by name.
+
+    Raises:
+        InvalidInputError: If one would have no effect.
+    """
+    taken = ("score", "split", "validation", "public", "epsilon", "sampler", "timeout")
+    for name, value in given.items():
+        if name not in taken and value is not None and (name, value) != ("n_jobs", 1):
+            raise InvalidInputError(
+                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
+            )
+    found = {name: given[name] for name in taken if name != "split"}
+    return {**found, "validation_records": (given["split"] or {}).get("validation")}
