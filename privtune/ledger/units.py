@@ -61,7 +61,7 @@ def refuse_other_unit(unit: str, protected: str, who: str, budget: str) -> None:
         why = f"one {protected} may have many of them"
         remedy = (
             f"Group by {protected} (a table: group, max_per_group and unit: {protected}; a task or "
-            "a loop of your own: privtune.tasks.by_unit or unit_records), or draw on a budget of "
+            "data of your own: privtune.tasks.by_unit or unit_records), or draw on a budget of "
             f"unit: {unit}."
         )
     counts = "each record by itself" if unit == RECORD else f"all rows of one {unit} together"

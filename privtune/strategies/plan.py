@@ -87,7 +87,7 @@ class Plan:
         if "public" in self.details:
             facts: Mapping[str, str] = self.details["public"]
             return facts
-        # A training loop of the user's own, who declares no more than this.
+        # A plan without them declares no more than this.
         return PublicFacts(
             train_records=int(self.details.get("records", self.training.schedule.records)),
             validation_records=None if self.score is None else self.score.records,

@@ -179,7 +179,7 @@ def test_arms_that_differ_in_an_option_differ_in_what_a_tracker_logs() -> None:
         logged.append({k: v for k, v in params.items() if "noise_multiplier" not in k})
     for one, other in itertools.combinations(logged, 2):
         assert one != other
-    # A loop of one's own has no spec to tell: the plan alone tells its method's options apart.
+    # An open study has no spec to tell: the plan alone tells its method's options apart.
     for params in logged:
         assert any(name.startswith("method.") for name in params) or params["method"] == "dpsgd"
 
