@@ -34,7 +34,7 @@ __all__ = [
     "version",
 ]
 
-HEAD = "0005"
+HEAD = "1"
 """The newest migration: the schema that this program reads and writes."""
 
 VERSION_TABLE = "privtune_schema"
