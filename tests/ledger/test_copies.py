@@ -214,11 +214,12 @@ def test_a_backup_that_was_killed_leaves_nothing_for_good(
 ) -> None:
     code = (
         "import os, signal; from pathlib import Path\n"
-        "from privtune.ledger import backups\n"
+        "from privtune.ledger import Ledger, backups\n"
         "def killed(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
         "copy = backups._copy\n"
         "backups._copy = lambda *a: (copy(*a), killed())\n"
-        f"backups.backup_storage('sqlite:///{path}', Path({str(tmp_path / 'copy.db')!r}))"
+        f"storage = Ledger('sqlite:///{path}').log.storage\n"
+        f"backups.backup(storage, Path({str(tmp_path / 'copy.db')!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == -signal.SIGKILL

@@ -195,6 +195,7 @@ NEEDED: dict[str, Any] = {
 }
 OTHER: dict[str, Any] = {
     "schedule": "cosine",
+    "average": "tail",
     "clipping": "by-layer",
     "loss_batch": "separate",
     "loss_noise": "laplace",
