@@ -8,7 +8,7 @@ from privtune.errors import InvalidInputError
 from privtune.ledger.errors import UnitMismatchError
 from privtune.ledger.values import RECORD
 
-__all__ = ["check_unit", "refuse_other_unit", "show_adjacency", "unit_note"]
+__all__ = ["check_unit", "refuse_other_unit", "show_adjacency"]
 
 _UNIT_RULE = (
     "must be 1 to 40 letters, digits, spaces and hyphens, beginning with a letter, as person"
@@ -82,21 +82,3 @@ def show_adjacency(adjacency: str, unit: str) -> str:
         'add-remove of one person'
     """
     return str(adjacency) if unit == RECORD else f"{adjacency} of one {unit}"
-
-
-def unit_note(unit: str, protected: str) -> str:
-    """Return what to say of a budget whose unit nothing enforced; empty where it is kept.
-
-    Older versions let a budget name any unit, and charged records to it.
-
-    Args:
-        unit: The unit that a budget names.
-        protected: The unit that its charges count.
-
-    Example:
-        >>> unit_note("hospital", "record")
-        "unit 'hospital' was declared but is not enforced: the guarantee is per record"
-    """
-    if unit == protected:
-        return ""
-    return f"unit {unit!r} was declared but is not enforced: the guarantee is per {protected}"

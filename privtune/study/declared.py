@@ -268,8 +268,7 @@ def optimize_declared(
     check_strategy(strategy, epsilon)
     _check_kinds(objective, mechanism, epsilon)
     strategy = replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
-    if strategy.arm not in life.rows():
-        check_name(strategy.arm, "arm")
+    check_name(strategy.arm, "arm")
     score = score if isinstance(score, Score) else Score(score or "accuracy")
     data, is_public = _validation(validation, public)
     check_objective(
@@ -279,7 +278,7 @@ def optimize_declared(
         pruner=None,
         others=[s.name for s in STRATEGIES.values() if not s.needs.task],
     )
-    unit = life.ledger.unit(life.budget)
+    unit = life.ledger.budget(life.budget).unit
     records = validation_records or (1 if data is None else len(data))
     if data is not None and not is_public:
         _check_unit(data.unit or RECORD, unit)

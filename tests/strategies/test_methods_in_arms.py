@@ -128,9 +128,7 @@ def test_clipping_by_layer_is_reached_by_an_option(method: str, tmp_path: Any) -
     ]
     study = Study.create(toy_spec(arms=arms, seed=1, epochs=1), f"sqlite:///{tmp_path / 'p.db'}")
     flat, layers = study.plans
-    assert (
-        "clipping" not in flat.to_dict()["training"]["method"]
-    )  # plans of before keep their digests
+    assert flat.to_dict()["training"]["method"]["clipping"] == "flat"
     assert layers.to_dict()["training"]["method"]["clipping"] == "by-layer"
     assert Plan.from_dict(layers.to_dict()) == layers
     assert flat.event == layers.event
@@ -197,6 +195,7 @@ NEEDED: dict[str, Any] = {
 }
 OTHER: dict[str, Any] = {
     "schedule": "cosine",
+    "average": "tail",
     "clipping": "by-layer",
     "loss_batch": "separate",
     "loss_noise": "laplace",
