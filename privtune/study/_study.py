@@ -340,11 +340,11 @@ class Study:
             how |= self._listening(callbacks, observer)
             return optimize_declared(
                 self._life,
-                build,
+                build,  # type: ignore[arg-type]
                 mechanism=mechanism,
                 strategy=strategy,
                 arm=arm,
-                **how,  # type: ignore[arg-type]
+                **how,
             )
         from privtune.study._optimize import optimize
         from privtune.tasks.own import task_of
