@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -150,11 +151,13 @@ def plan(
         console().print(examples_table(drawn))
     neighbours = show_adjacency(planned.total.adjacency, parsed.budget.unit)
     what = "All stages and arms" if stages else "All arms"
+    # The first record of a user's own data was read for its shapes.
+    own = isinstance(parsed.task, Mapping) and parsed.task.get("type") == "own"
     console().print(
         f"{what} together: ε = {show_epsilon(planned.total.epsilon, 4)} at δ = "
         f"{planned.total.delta:g} ({neighbours}, by {planned.total.method}); "
         f"target {parsed.target_epsilon:g}. "
-        + ("No data was touched." if records is None else "Nothing was charged."),
+        + ("No data was touched." if records is None and not own else "Nothing was charged."),
         soft_wrap=True,
     )
     if records is not None:

@@ -25,7 +25,7 @@ from privtune.strategies import (
     Scoring,
     Strategy,
 )
-from privtune.strategies._check_needs import check_objective
+from privtune.strategies._check_needs import check_objective, needs_of
 from privtune.study._live import deadline_of
 from privtune.study._run import check_records
 from privtune.study._standing import Stage
@@ -85,7 +85,10 @@ def optimize(
     chosen = Executor.of(executor or life.spec.executor, n_jobs)
     _check_executor(chosen, task, sampler=sampler, timeout=timeout, device=compute.device)
     context = _context(life, task, epochs, expected_batch_size, noise)
-    with sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True):
+    quiet: AbstractContextManager[Any] = nullcontext()
+    if needs_of(strategy).independent:
+        quiet = sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True)
+    with quiet:
         strategy = _with_method(strategy, task, context.schedule)
     target = target_of(life, strategy.arm) if epsilon is None else epsilon
     plan = _plan(strategy, context, epsilon=target, sampler=sampler, pruner=pruner)

