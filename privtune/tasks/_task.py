@@ -489,7 +489,9 @@ def _one_by_one(
     for number in range(len(x)):
         try:
             found.append(
-                of(model, x[number : number + 1].to(device), y[number : number + 1].to(device))
+                torch.atleast_1d(
+                    of(model, x[number : number + 1].to(device), y[number : number + 1].to(device))
+                )
             )
         except Exception as error:
             if not blames_records(error):

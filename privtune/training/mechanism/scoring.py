@@ -391,11 +391,12 @@ def _check_shapes(
 
 def _check_losses(metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss) -> None:
     if (given := metric.parts(outputs, y, loss).shape) != (1, 1):
+        own = metric.name in ("cost", "value")
         raise InvalidInputError(
-            "loss",
+            "score" if own else "loss",
             tuple(given[:-1]),
             "must be one number a record: shape (1,) for one record",
-            'Use reduction="none".',
+            "Return it without a mean or sum over records." if own else 'Use reduction="none".',
         )
 
 
