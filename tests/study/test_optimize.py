@@ -612,7 +612,7 @@ SHARING: dict[str, Callable[[], Build]] = {
 def test_a_build_that_changes_an_earlier_trial_is_refused(storage: str, name: str) -> None:
     """Trials are trained after others were built: each would be trained as the last one is."""
     with pytest.raises(
-        DependentTrialsError, match="changes the .* of a trial that was built before"
+        DependentTrialsError, match=r"changes the .* of a trial that was built before"
     ):
         make(storage).optimize(SHARING[name](), strategy=PapernotSteinke(), **OWN)
     assert charges(storage) == 0
