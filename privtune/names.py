@@ -1,8 +1,7 @@
 """One rule for the names of studies, arms and budgets, and for any text that is stored.
 
-Names become folders, parts of ids and arguments of commands, so a new one is a single harmless
-component of a path. A store that an older version wrote may hold others: those are found as they
-are, never made anew.
+Names become folders, parts of ids and arguments of commands, so each is a single harmless component
+of a path.
 """
 
 from __future__ import annotations

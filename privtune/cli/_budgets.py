@@ -12,17 +12,13 @@ __all__ = ["document_of", "document_of_charge", "filter_line", "verify_log"]
 
 
 def document_of(ledger: Ledger, budget: Budget) -> dict[str, Any]:
-    from privtune.ledger import unit_note
-
     name = budget.name
-    found, protected = ledger.charges(name), ledger.unit(name)
+    found = ledger.charges(name)
     states: dict[str, int] = {}
     for one in found:
         states[str(one.state)] = states.get(str(one.state), 0) + 1
     return {
         **budget.to_dict(),
-        "protected": protected,
-        "unit_note": unit_note(budget.unit, protected),
         "closed": ledger.is_closed(name),
         "charges": len(found),
         "states": states,

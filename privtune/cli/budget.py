@@ -121,8 +121,7 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
     spent = document["spent"]
     rows = {
         "budget": f"ε = {document['epsilon']:g} at δ = {document['delta']:g}",
-        "adjacency": f"{document['adjacency']}, one {escape(document['protected'])}",
-        **({"unit": escape(note)} if (note := document["unit_note"]) else {}),
+        "adjacency": f"{document['adjacency']}, one {escape(document['unit'])}",
         "dataset": escape(document["dataset"]) or "not described",
         "admission": f"{document['admission']}{', closed' if document['closed'] else ''}",
         "charges": ", ".join(f"{n} {state}" for state, n in document["states"].items()) or "none",
@@ -345,9 +344,11 @@ def backup(
 
     The copy holds what the database holds: sealed trials and secrets. Keep it as you keep that.
     """
-    from privtune.ledger import backup_storage
+    from privtune.ledger import backup as copy
 
-    path, names = backup_storage(storage, file)
+    with _ledger(storage) as ledger:
+        names = ledger.log.names()
+        path = copy(ledger.log.storage, file)
     if as_json:
         emit_json({"file": str(path), "budgets": names})
         return
@@ -368,20 +369,6 @@ def close(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fals
         emit_json({"name": name, "closed": True})
     else:
         console().print(f"Budget {name} is closed for good.")
-
-
-@app.command()
-def upgrade(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
-    """Upgrade a ledger that an older version wrote, in one transaction. Make a copy first."""
-    from privtune.ledger import upgrade_storage
-
-    before, after = upgrade_storage(storage)
-    if as_json:
-        emit_json({"before": before, "after": after})
-    elif before == after:
-        console().print(f"The ledger is at schema {after} already.")
-    else:
-        console().print(f"Upgraded the ledger from schema {before} to {after}.")
 
 
 def _ledger(storage: str) -> Ledger:

@@ -117,7 +117,8 @@ def check_loaded(
     if not expected.requires_grad:
         raise AdapterError(
             "The loss of a record has no gradient, so nothing would be trained: torch.no_grad, detach, "
-            "NumPy or a count cut it off. Compute the loss with torch, from the model's outputs. Nothing was charged."
+            "NumPy or a count cut it off. Compute the loss with torch, from the model's outputs. Nothing was "
+            "charged."
         )
     if not torch.allclose(losses(trained), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise AdapterError(

@@ -8,8 +8,8 @@ from privtune.imports import lazily
 
 if TYPE_CHECKING:
     from privtune.ledger.admission import FilterState
-    from privtune.ledger.backups import backup, backup_storage
-    from privtune.ledger.certificate import enforced_unit, export_certificate, verify_certificate
+    from privtune.ledger.backups import backup
+    from privtune.ledger.certificate import export_certificate, verify_certificate
     from privtune.ledger.errors import (
         BudgetClosedError,
         BudgetExceededError,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         UnknownChargeError,
     )
     from privtune.ledger.ledger import Ledger
-    from privtune.ledger.migrate import upgrade_storage
     from privtune.ledger.page import render_certificate, write_file
     from privtune.ledger.round_values import (
         SKIPPED,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
         check_unit,
         refuse_other_unit,
         show_adjacency,
-        unit_note,
     )
     from privtune.ledger.values import (
         RECORD,
@@ -90,15 +88,11 @@ __all__ = [
     "UnknownChargeError",
     "Verification",
     "backup",
-    "backup_storage",
     "check_unit",
-    "enforced_unit",
     "export_certificate",
     "refuse_other_unit",
     "render_certificate",
     "show_adjacency",
-    "unit_note",
-    "upgrade_storage",
     "verify",
     "verify_certificate",
     "write_file",

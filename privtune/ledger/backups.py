@@ -10,47 +10,17 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import sqlalchemy as sa
-
 from privtune.errors import InvalidInputError
 from privtune.files import open_private
 from privtune.ledger.errors import LedgerCorruptedError, LedgerError
-from privtune.ledger.migrate import schema_version
 from privtune.ledger.places import STORE
-from privtune.ledger.schema import budgets
 from privtune.ledger.storage import Storage
 from privtune.ledger.witness import Witness, forget_heads
 
 _DRAFT = ".privtune-backup-"
 _DRAFT_NAME = re.compile(rf"{re.escape(_DRAFT)}[0-9a-f]{{32}}")
 
-__all__ = ["backup", "backup_storage", "drafts_in"]
-
-
-def backup_storage(url: str, path: Path) -> tuple[Path, list[str]]:
-    """Copy the database at a URL, of whatever version; see :func:`backup`.
-
-    Args:
-        url: The storage.
-        path: The new file.
-
-    Returns:
-        The file, and the names of its budgets.
-
-    Example:
-        >>> from privtune.ledger import Budget, Ledger
-        >>> with Ledger("sqlite:///privtune.db") as ledger:
-        ...     budget = ledger.create_budget(Budget(4.0, 1e-5, name="clinic"))
-        >>> path, names = backup_storage("sqlite:///privtune.db", Path("copy.db"))
-        >>> path.name, names
-        ('copy.db', ['clinic'])
-    """
-    with closing(Storage(url)) as storage:
-        path = backup(storage, path)
-        with storage.read() as connection:
-            return path, list(
-                connection.scalars(sa.select(budgets.c.name).order_by(budgets.c.name))
-            )
+__all__ = ["backup", "drafts_in"]
 
 
 def backup(storage: Storage, path: Path) -> Path:
@@ -65,7 +35,7 @@ def backup(storage: Storage, path: Path) -> Path:
 
     Raises:
         InvalidInputError: The storage is PostgreSQL's, the file is there, or its folder is not.
-        LedgerError: There is no ledger, the copy could not be written, or is not sound.
+        LedgerError: The copy could not be written, or is not sound.
 
     Example:
         >>> from privtune.ledger import Ledger
@@ -82,9 +52,6 @@ def backup(storage: Storage, path: Path) -> Path:
     if path.name.lower().endswith(STORE[1:]):
         allowed = f"must not end in {', '.join(STORE[1:])}, as files that belong to a database do"
         raise InvalidInputError("file", str(path), allowed)
-    with storage.read() as connection:
-        if schema_version(connection) is None:
-            raise LedgerError(f"{storage.safe_url} holds no ledger to copy.")
     try:
         forget_heads(path)
         _remove_drafts(path.parent)

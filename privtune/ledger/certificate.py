@@ -30,16 +30,14 @@ from privtune.ledger.history import History
 from privtune.ledger.log import stored_entry
 from privtune.ledger.schema import entries
 from privtune.ledger.storage import Storage
-from privtune.ledger.units import unit_note
-from privtune.ledger.values import RECORD, ChargeState
+from privtune.ledger.values import ChargeState
 from privtune.ledger.verification import Verification, is_within, replay, verified, verify
 from privtune.numbers import is_number
 
-__all__ = ["FORMAT", "enforced_unit", "export_certificate", "verify_certificate"]
+__all__ = ["FORMAT", "export_certificate", "verify_certificate"]
 
 FORMAT = "privtune-certificate"
-_VERSION = 4  # of which the entries note audits
-_READABLE = (1, 2, 3, _VERSION)
+_VERSION = 5
 _LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")
 _ROUNDING = 1e-6
 _VERSIONS = 0.02  # by what share the numbers of two versions of a witness may differ
@@ -85,10 +83,8 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
         "libraries": {library: _installed(library) for library in _LIBRARIES},
         "entry_version": ENTRY_VERSION,
         "entries": [_public(line) for line in lines],
-        **_summary(history, _VERSION, odometer(history)),
+        **_summary(history, odometer(history)),
     }
-    if note := enforced_unit(certificate)[1]:
-        certificate["unit_note"] = note
     if audits := audits_of(storage, history):
         certificate["audits"] = audits
     if witnessed:
@@ -139,13 +135,12 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
 
 
 def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
-    version = certificate.get("version")
-    if certificate.get("format") != FORMAT or version not in _READABLE:
-        raise LedgerCorruptedError(f"this is no {FORMAT} of version 1 to {_VERSION}.")
+    if (certificate.get("format"), certificate.get("version")) != (FORMAT, _VERSION):
+        raise LedgerCorruptedError(f"this is no {FORMAT} of version {_VERSION}.")
     name = certificate["budget"]["terms"]["name"]
     lines = [_entry(name, value) for value in certificate["entries"]]
     history = replay(name, ((line, None) for line in lines), head=head)
-    for key, value in _summary(history, version, odometer(history, allowed=DRIFT)).items():
+    for key, value in _summary(history, odometer(history, allowed=DRIFT)).items():
         if not _COMPARED.get(key, _same)(certificate.get(key), value):
             raise LedgerCorruptedError(
                 f"the certificate's {key!r} is not what its entries say: it was edited."
@@ -165,40 +160,14 @@ def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
     return replace(found, warnings=(*found.warnings, *said))
 
 
-def enforced_unit(certificate: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the unit that a certificate's charges really protect, and what to say of another.
-
-    Args:
-        certificate: The parsed file.
-
-    Returns:
-        The unit, in a word, and a sentence that is empty where the budget promises the same.
-
-    Example:
-        >>> from privtune.ledger import Budget, Ledger
-        >>> with Ledger() as ledger:
-        ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic", unit="patient"))
-        ...     enforced_unit(export_certificate(ledger.log.storage, "clinic"))
-        ('patient', '')
-    """
-    unit = str(certificate["budget"]["terms"]["unit"])
-    charges = certificate["charges"]
-    protected = str(charges[0].get("unit", RECORD)) if charges else unit
-    return protected, unit_note(unit, protected)
-
-
-def _summary(history: History, version: int, guarantee: Guarantee) -> dict[str, Any]:
-    """Return what follows from the entries, as certificates of a version have it."""
-    within = {} if version == 1 else {"within_budget": is_within(history, guarantee)}
-    # What the filter could admit takes a table of the block's profile, a second of every training:
-    # it is stated where it decided.
-    filtered = version < 3 or bool(history.later)
+def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
+    """Return what follows from the entries."""
     return {
-        **within,
+        "within_budget": is_within(history, guarantee),
         "head": history.head,
         "budget": {
             "terms": history.terms().to_dict(),
-            "created_at": history.created_at if version == 1 else history.created_at[:10],
+            "created_at": history.created_at,
             "closed": history.closed,
         },
         "charges": [
@@ -211,12 +180,14 @@ def _summary(history: History, version: int, guarantee: Guarantee) -> dict[str, 
                 "note": charge.note,
                 "plan_digest": charge.plan_digest,
                 "event": charge.event.to_dict(),
-                **({} if charge.unit == RECORD else {"unit": charge.unit}),
+                "unit": charge.unit,
             }
             for charge in history.charges.values()
         ],
         "guarantee": guarantee.to_dict(),
-        **({"filter": filter_state(history).to_dict()} if filtered else {}),
+        # What the filter could admit takes a table of the block's profile, a second of every training:
+        # it is stated where it decided.
+        **({"filter": filter_state(history).to_dict()} if history.later else {}),
     }
 
 

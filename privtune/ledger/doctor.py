@@ -128,7 +128,7 @@ def _database(storage: Storage) -> Iterator[Check]:
     if version is None:
         yield Check("schema", "warn", f"{storage.safe_url} holds no ledger yet.")
     elif version != HEAD:
-        says = f"The ledger has schema {version}, this program {HEAD}: privtune budget upgrade."
+        says = f"The ledger has schema {version}, and this program works on schema {HEAD} alone."
         yield Check("schema", "fail", says)
     else:
         yield Check("schema", "ok", f"{storage.safe_url} holds a ledger of schema {HEAD}.")

@@ -15,7 +15,7 @@ from privtune.accounting import Event, event_from_dict
 from privtune.errors import PrivTuneError
 from privtune.ledger.chain import GENESIS, Entry, Kind
 from privtune.ledger.errors import SENSELESS, LedgerCorruptedError
-from privtune.ledger.values import RECORD, Admission, Budget, Charge, ChargeState
+from privtune.ledger.values import Admission, Budget, Charge, ChargeState
 from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
 
 __all__ = [
@@ -49,8 +49,7 @@ class History:
         seq: The number of the last entry applied.
         head: Its hash.
         budget: The terms, once the first entry is applied.
-        created_at: When the budget was created, as its entry says: a day, or in logs of older
-            versions a time.
+        created_at: The day when the budget was created, as its entry says.
         last_at: The time of the last entry.
         backwards: The numbers of the entries that are dated well before their predecessors.
         closed: Whether the budget was closed for good.
@@ -172,7 +171,7 @@ class History:
             basis=body["basis"],
             state=ChargeState.RESERVED,
             created_at=at,
-            unit=body.get("unit", RECORD),
+            unit=body["unit"],
         )
         if body["basis"] == BASIS_FILTER:
             self.open.add(entry.charge)
@@ -187,10 +186,9 @@ class History:
 
     def _check_basis(self, entry: Entry, body: dict[str, Any]) -> None:
         """Refuse what no ledger admits, whatever it costs."""
-        unit = body.get("unit", RECORD)
-        # Older versions charged records to whatever a budget named; never may the two be mixed.
-        if unit not in ({self.unit} if self.charges else {self.unit, RECORD}):
-            raise self._wrong(entry.seq, f"it charges per {unit}, the budget is per {self.unit}")
+        unit = self.terms().unit
+        if body["unit"] != unit:
+            raise self._wrong(entry.seq, f"it charges per {body['unit']}, the budget is per {unit}")
         basis = body["basis"]
         filtered = basis in (BASIS_FILTER, BASIS_GAUSSIAN)
         if not filtered and basis not in (BASIS_DECLARED, BASIS_RECORDED):
@@ -241,11 +239,6 @@ class History:
             # Nobody has seen anything yet, so the declaration may still change. Once something was
             # seen, the choice to drop a declared charge may depend on it: it stays in the block.
             del self.block[entry.charge]
-
-    @property
-    def unit(self) -> str:
-        """What the charges protect: the budget's unit, or records, as older versions charged them."""
-        return self.charges[1].unit if self.charges else self.terms().unit
 
     @property
     def recorded(self) -> list[str]:

@@ -121,8 +121,11 @@ class Ledger(LedgerReading):
 
         Raises:
             BudgetExistsError: A budget of that name has other terms.
-            InvalidInputError: It is new, and its unit of privacy is no word.
+            InvalidInputError: Its name is reserved, or its unit of privacy is no word.
         """
+        check_name(budget.name, "budget")
+        check_unit(budget.unit)
+        check_text(budget.dataset, "dataset")
         if budget.order is None:
             order = best_order(budget.epsilon, FILTER_SHARE * budget.delta)
             budget = replace(budget, order=order)
@@ -132,10 +135,6 @@ class Ledger(LedgerReading):
             raise InvalidInputError("order", budget.order, allowed, f"The nearest is {near:g}.")
 
         def first(at: datetime) -> Line:
-            # What is new keeps to the rules of today; what is there stays as it is.
-            check_name(budget.name, "budget")
-            check_unit(budget.unit)
-            check_text(budget.dataset, "dataset")
             # The day alone: from one budget to the next the time tells how long a study took.
             body = {"terms": budget.to_dict(), "created_at": at.date().isoformat()}
             return Line(Kind.CREATED, body=body)

@@ -13,7 +13,6 @@ from privtune.accounting import event_from_dict
 from privtune.accounting.registry import formula
 from privtune.files import forget_times
 from privtune.ledger.audits import contradictions
-from privtune.ledger.certificate import enforced_unit
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.numbers import show_epsilon
 
@@ -50,14 +49,11 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
     terms = certificate["budget"]["terms"]
     guarantee = certificate["guarantee"]
     name = _text(terms["name"])
-    # Certificates of version 1 do not say it.
-    within = certificate.get("within_budget", float(guarantee["epsilon"]) <= terms["epsilon"])
     broken = (
         '<p class="broken">This budget is broken: what was charged to it costs more than the '
         f"ε = {_number(terms['epsilon'])} that it promises. It admits nothing more.</p>"
     )
     closed = "; it is closed for good" if certificate["budget"]["closed"] else ""
-    unit, note = enforced_unit(certificate)
     verify = f"privtune budget verify --certificate {name}.certificate.json"
     return "\n".join(
         [
@@ -70,15 +66,15 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
             f"{_text(certificate['libraries'].get('privtune'))}.</p>",
             f'<p class="lead">Everything charged to this budget is together '
             f"<b>(ε = {_up(guarantee['epsilon'])}, δ = {_number(guarantee['delta'])})</b>"
-            f"-differentially private per {_text(unit)}, under "
+            f"-differentially private per {_text(terms['unit'])}, under "
             f"{_text(terms['adjacency'])} adjacency. The budget is ε = "
             f"{_number(terms['epsilon'])}{closed}.</p>",
-            *([] if within else [broken]),
+            *([] if certificate["within_budget"] else [broken]),
             "<h2>Budget</h2>",
             _facts(
                 {
                     "Protected dataset": terms["dataset"] or "not described",
-                    "Unit of privacy": note or unit,
+                    "Unit of privacy": terms["unit"],
                     "Adjacency": terms["adjacency"],
                     "Admission": f"{terms['admission']} (filter of Rényi order {terms['order']})",
                     "Created": certificate["budget"]["created_at"],
@@ -135,7 +131,7 @@ def write_file(path: Path, text: str) -> None:
         raise LedgerReadOnlyError(f"{path} is no file that can be written.")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        # Half of a surrogate pair, in a note of an older ledger, is written as JSON escapes it.
+        # Half of a surrogate pair, as a text of YAML may hold, is written as JSON escapes it.
         file = draft.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise LedgerReadOnlyError(f"{path} cannot be written: {error.strerror}.") from error

@@ -36,21 +36,6 @@ class LedgerReading:
         """
         return self.log.current(name).terms()
 
-    def unit(self, name: str) -> str:
-        """Return what a budget protects: its unit, or records where older versions charged them.
-
-        Args:
-            name: The budget's name.
-
-        Example:
-            >>> from privtune.ledger import Ledger
-            >>> with Ledger() as ledger:
-            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic", unit="person"))
-            ...     ledger.unit("clinic")
-            'person'
-        """
-        return self.log.current(name).unit
-
     def budgets(self) -> tuple[Budget, ...]:
         """Return the terms of every budget, by name."""
         return tuple(self.budget(name) for name in self.log.names())

@@ -13,7 +13,7 @@ from privtune.ledger.errors import BudgetExceededError, BudgetExistsError, Charg
 from privtune.ledger.history import BASIS_RECORDED, History
 from privtune.ledger.log import Line
 from privtune.ledger.units import refuse_other_unit
-from privtune.ledger.values import RECORD, Budget, Charge, ChargeRequest, ChargeState
+from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState
 
 __all__ = ["ask", "check_requests", "check_same", "numbered", "reservations"]
 
@@ -22,7 +22,7 @@ def reservations(history: History, requests: Sequence[ChargeRequest], basis: str
     """Return the lines that reserve what was admitted on a basis."""
     for request in requests:
         who = f"Arm {request.arm!r}" if request.arm else "The event"
-        refuse_other_unit(request.unit, history.unit, who, history.name)
+        refuse_other_unit(request.unit, history.terms().unit, who, history.name)
     bodies: list[dict[str, Any]] = [
         {
             "event": request.event.to_dict(),
@@ -32,7 +32,7 @@ def reservations(history: History, requests: Sequence[ChargeRequest], basis: str
             "plan_digest": request.plan_digest,
             "basis": basis,
             **({"public": dict(request.public)} if request.public else {}),
-            **({} if request.unit == RECORD else {"unit": request.unit}),
+            "unit": request.unit,
         }
         for request in requests
     ]
@@ -79,8 +79,6 @@ def _check_plan(
     budget: str, number: int, known: Charge | ChargeRequest, request: ChargeRequest
 ) -> None:
     """Refuse the digest of a plan that was charged for something else: that would be all it pays for."""
-    if isinstance(known, Charge) and known.state is ChargeState.SETTLED:
-        return  # it lets nobody start any more, and an older version may have charged it
     if (known.unit, known.event.to_dict()) != (request.unit, request.event.to_dict()):
         raise ChargeStateError(
             f"plan {request.plan_digest!r} is what charge {budget}-{number} is for, which charges another "

@@ -34,7 +34,7 @@ __all__ = [
     "version",
 ]
 
-HEAD = "0005"
+HEAD = "1"
 """The newest migration: the schema that this program reads and writes."""
 
 VERSION_TABLE = "privtune_schema"
@@ -148,8 +148,8 @@ arms = Table(
     Column("announced", Integer, nullable=False),
     PrimaryKeyConstraint("study", "name", name="privtune_arms_pk"),
 )
-"""One row per arm, in the order of ``number``. ``digest`` is its charge's, from the plan as it was
-written first; the secret is empty once the arm is released."""
+"""One row per arm, in the order of ``number``. ``digest`` is its charge's, of the study's id and the plan;
+the secret is empty once the arm is released."""
 
 blobs = Table(
     "privtune_blobs",

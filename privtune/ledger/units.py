@@ -8,7 +8,7 @@ from privtune.errors import InvalidInputError
 from privtune.ledger.errors import UnitMismatchError
 from privtune.ledger.values import RECORD
 
-__all__ = ["check_unit", "refuse_other_unit", "show_adjacency", "unit_note"]
+__all__ = ["check_unit", "refuse_other_unit", "show_adjacency"]
 
 _UNIT_RULE = (
     "must be 1 to 40 letters, digits, spaces and hyphens, beginning with a letter, as person"
@@ -61,7 +61,7 @@ def refuse_other_unit(unit: str, protected: str, who: str, budget: str) -> None:
         why = f"one {protected} may have many of them"
         remedy = (
             f"Group by {protected} (a table: group, max_per_group and unit: {protected}; a task or "
-            "a loop of your own: privtune.tasks.by_unit or unit_records), or draw on a budget of "
+            "data of your own: privtune.tasks.by_unit or unit_records), or draw on a budget of "
             f"unit: {unit}."
         )
     counts = "each record by itself" if unit == RECORD else f"all rows of one {unit} together"
@@ -82,21 +82,3 @@ def show_adjacency(adjacency: str, unit: str) -> str:
         'add-remove of one person'
     """
     return str(adjacency) if unit == RECORD else f"{adjacency} of one {unit}"
-
-
-def unit_note(unit: str, protected: str) -> str:
-    """Return what to say of a budget whose unit nothing enforced; empty where it is kept.
-
-    Older versions let a budget name any unit, and charged records to it.
-
-    Args:
-        unit: The unit that a budget names.
-        protected: The unit that its charges count.
-
-    Example:
-        >>> unit_note("hospital", "record")
-        "unit 'hospital' was declared but is not enforced: the guarantee is per record"
-    """
-    if unit == protected:
-        return ""
-    return f"unit {unit!r} was declared but is not enforced: the guarantee is per {protected}"

@@ -120,7 +120,7 @@ class Everything(Drawing):
             sealed=("samples and their sizes", "un-noised gradients and losses"),
             search=SearchPlan(search.trainings, search.points, self.trials),
             final=False,
-            details={"sampler": self.sampler} | ({"batch": self.batch} if self.batch > 1 else {}),
+            details={"sampler": self.sampler, "batch": self.batch},
         )
 
     def _event(self, search: SearchPlan) -> Event:
@@ -130,7 +130,7 @@ class Everything(Drawing):
         """Ask, train, tell; release the best and every trial."""
         if plan.search is None:
             raise InvalidInputError("plan.search", None, "needs trials")
-        total, batch = plan.search.trials or 0, plan.details.get("batch", 1)
+        total, batch = plan.search.trials or 0, plan.details["batch"]
         # What is drawn without a look at scores can be drawn and trained as many at once as pays.
         together = trials.at_once if self.sampler in _INDEPENDENT else batch
         results: list[TrialResult] = []
@@ -167,7 +167,7 @@ def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) ->
     """
     name = plan.details["sampler"]
     seed = streams.seed("search", 0 if name == "grid" else number) % 2**32
-    liar = plan.details.get("batch", 1) > 1 and any(True for _ in space)
+    liar = plan.details["batch"] > 1 and any(True for _ in space)
     return make_sampler(name, space, seed, liar=liar)
 
 

@@ -18,10 +18,8 @@ from privtune.accounting import (
 )
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.ledger import RECORD
-from privtune.strategies._later import without
 from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
-from privtune.tasks import PublicFacts
 from privtune.training.mechanism.noise_options import NoiseOptions
 
 if TYPE_CHECKING:
@@ -84,16 +82,8 @@ class Plan:
     @property
     def public_facts(self) -> Mapping[str, str]:
         """What the plan rests on that is declared public, as people read it, in order."""
-        if "public" in self.details:
-            facts: Mapping[str, str] = self.details["public"]
-            return facts
-        # A training loop of the user's own, who declares no more than this.
-        return PublicFacts(
-            train_records=int(self.details.get("records", self.training.schedule.records)),
-            validation_records=None if self.score is None else self.score.records,
-            public_validation=self.score is not None and self.score.event is None,
-            unit="" if self.unit == RECORD else self.unit,
-        ).to_dict()
+        facts: Mapping[str, str] = self.details.get("public", {})
+        return facts
 
     def candidate(self, space: SearchSpace, streams: Streams, number: int) -> dict[str, Any]:
         """Draw a candidate of a round: a function of the streams and its number alone.
@@ -191,7 +181,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
-        fields = {
+        return {
             "arm": self.arm,
             "strategy": self.strategy,
             "event": self.event.to_dict(),
@@ -207,7 +197,6 @@ class Plan:
             "details": dict(self.details),
             "report": None if self.report is None else self.report.to_dict(),
         }
-        return without(fields, {"report": None})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
@@ -233,10 +222,14 @@ class Plan:
             final=data["final"],
             rate=data["rate"],
             details=data["details"],
-            report=None if data.get("report") is None else ScorePlan(**data["report"]),
+            report=None if data["report"] is None else ScorePlan(**data["report"]),
         )
 
     def digest(self) -> str:
-        """Return the SHA-256 of the plan's canonical JSON, kept with its charge."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        """Return the SHA-256 of the plan's canonical JSON, kept with its charge.
+
+        Numbers count to nine digits: calibrations on two machines may differ in the last ones.
+        """
+        rounded = json.loads(json.dumps(self.to_dict()), parse_float=lambda x: f"{float(x):.9g}")
+        text = json.dumps(rounded, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()

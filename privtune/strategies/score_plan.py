@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from privtune.accounting import Event, Gaussian, Laplace
-from privtune.strategies._later import without
 from privtune.training.mechanism.metrics import is_mean, label, lower_is_better
 
 __all__ = ["ScorePlan", "validation_metric"]
@@ -104,10 +103,10 @@ class ScorePlan:
 
         Example:
             >>> sorted(ScorePlan(100, 2.0).to_dict())
-            ['bound', 'mechanism', 'metric', 'noise_multiplier', 'records']
+            ['bound', 'mechanism', 'metric', 'moved', 'noise_multiplier', 'options', 'records']
         """
         options = json.loads(json.dumps(dict(self.options)))  # tuples are lists there
-        return without({**asdict(self), "options": options}, {"options": {}, "moved": None})
+        return {**asdict(self), "options": options}
 
 
 def validation_metric(

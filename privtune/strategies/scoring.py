@@ -182,7 +182,7 @@ class Scoring:
         metric = self.make(target_range)
         if isinstance(metric, OwnScore):
             metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
-        # A loop of one's own declares neither: what it scores by says what its targets are.
+        # Records of one's own may declare neither: what it scores by says what its targets are.
         numbers = (
             metric.takes == "numbers"
             if classes is None and target_range is None

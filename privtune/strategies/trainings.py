@@ -12,7 +12,6 @@ from privtune.accounting import (
 )
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
-from privtune.strategies._later import without
 from privtune.tasks._fine_tuning import PART
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
@@ -94,14 +93,13 @@ class TrainingPlan:
         """Return the plan as JSON-ready data."""
         method: Any = self.method
         own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-        fields = {
+        return {
             "schedule": dataclasses.asdict(self.schedule),
-            "method": {"name": method.name, **without(own, _later(method))},
+            "method": {"name": method.name, **own},
             "part": self.part,
             "noise": self.noise.to_dict(),
             "rate_factor": self.rate_factor,
         }
-        return without(fields, {"noise": NoiseOptions().to_dict(), "rate_factor": 1.0})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
@@ -112,24 +110,12 @@ class TrainingPlan:
 
         Returns:
             The plan.
-
-        Raises:
-            InvalidInputError: If the method no longer has an option of the plan.
         """
         fields = dict(data["method"])
         name = fields.pop("name")
         kind = Declared if name == Declared.name else METHODS[name]
-        if gone := sorted(fields.keys() - {f.name for f in dataclasses.fields(kind)}):  # type: ignore[arg-type]
-            raise InvalidInputError(
-                f"options of a stored plan of {kind.name}",
-                gone,
-                "are not in this version",
-                "Run the study with the version that planned it, or plan a new one.",
-            )
-        method = kind(**{**_later(kind), **fields})
-        noise = NoiseOptions.of(data.get("noise"))
-        factor = data.get("rate_factor", 1.0)
-        return cls(Schedule(**data["schedule"]), method, data["part"], noise, factor)
+        noise, factor = NoiseOptions(**data["noise"]), data["rate_factor"]
+        return cls(Schedule(**data["schedule"]), kind(**fields), data["part"], noise, factor)
 
 
 @dataclass(frozen=True)
@@ -248,12 +234,6 @@ class SearchPlan:
         """
         trainings = tuple(TrainingPlan.from_dict(d) for d in data["trainings"])
         return cls(trainings, tuple(data["points"]), data["trials"])
-
-
-def _later(method: Any) -> Mapping[str, Any]:
-    """Return the fields that plans of earlier versions lack, with what they stand for there."""
-    later: Mapping[str, Any] = getattr(method, "later", {})
-    return later
 
 
 CANDIDATE = "candidate"

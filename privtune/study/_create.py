@@ -15,7 +15,6 @@ from privtune.ledger.migrate import schema_version
 from privtune.ledger.places import artifact_root, checked_url, database_path
 from privtune.ledger.schema import HEAD
 from privtune.ledger.storage import Storage
-from privtune.names import check_name
 from privtune.study._rows import StudyRow
 from privtune.study._standing import AnyPlan
 from privtune.study._store import StudyStore
@@ -28,9 +27,6 @@ __all__ = ["check_studies", "delete_study", "store_study"]
 
 def store_study(spec: StudySpec, storage: str) -> None:
     """Plan a study and store it: see :meth:`privtune.Study.create`."""
-    check_name(spec.name, "study")
-    for arm in spec.arms:
-        check_name(arm.name, "arm")
     with Ledger(storage) as ledger:
         store = StudyStore(ledger.log.storage)
         store.check_new(
@@ -111,11 +107,10 @@ def check_studies(storage: str) -> Iterator[Check]:
 def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
     budget = ledger.budget(spec.budget.name)
     asked = (spec.budget.epsilon, spec.budget.delta, spec.budget.adjacency, spec.budget.unit)
-    unit = ledger.unit(budget.name)
-    if (budget.epsilon, budget.delta, budget.adjacency, unit) != asked:
+    if (budget.epsilon, budget.delta, budget.adjacency, budget.unit) != asked:
         raise PrivTuneError(
             f"Budget {budget.name!r} exists with epsilon = {budget.epsilon}, delta = "
-            f"{budget.delta}, {budget.adjacency} adjacency, unit {unit}, and cannot be changed; "
+            f"{budget.delta}, {budget.adjacency} adjacency, unit {budget.unit}, and cannot be changed; "
             f"the spec of study {spec.name!r} says epsilon = {asked[0]}, delta = {asked[1]}, {asked[2]}, "
             f"unit {asked[3]}. Write the "
             "budget's own terms, and the study's share as 'epsilon' of the study."

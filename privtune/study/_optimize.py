@@ -79,8 +79,7 @@ def optimize(
     check_open(life)
     check_strategy(strategy, epsilon)
     strategy = replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
-    if strategy.arm not in life.rows():
-        check_name(strategy.arm, "arm")
+    check_name(strategy.arm, "arm")
     compute = life.spec.compute
     check_device(compute.device)
     chosen = Executor.of(executor or life.spec.executor, n_jobs)
@@ -179,7 +178,9 @@ def _context(
                 "study.optimize(..., epochs=10, expected_batch_size=64) is one way.",
             )
     budget, spec = life.ledger.budget(life.budget), life.spec
-    refuse_other_unit(task.unit or RECORD, life.ledger.unit(life.budget), "The data", life.budget)
+    refuse_other_unit(
+        task.unit or RECORD, life.ledger.budget(life.budget).unit, "The data", life.budget
+    )
     return PlanningContext(
         task=task,
         schedule=Schedule.from_epochs(

@@ -237,15 +237,15 @@ def load_release(
         curves=result.curves,
         guarantee=guarantee,
         utility=document["utility"],
-        intervals={k: tuple(v) for k, v in document.get("intervals", {}).items()},
-        cost=_cost(plan, document["cost"]),
+        intervals={k: tuple(v) for k, v in document["intervals"].items()},
+        cost=Cost(**document["cost"]),
         sealed=plan.is_sealed,
         trials=tuple(sorted(trials, key=lambda trial: trial.index)),
         note=document["note"],
         shapes=result.shapes,
-        machine=document.get("machine", {}),
+        machine=document["machine"],
         shown=lambda: _shown(kept(), trials),
-        checked=document.get("checked", ""),
+        checked=document["checked"],
     )
 
 
@@ -276,11 +276,3 @@ def _shown(kept: Sequence[FrozenTrial], released: Sequence[TrialResult]) -> list
             )
         )
     return found
-
-
-def _cost(plan: Plan, stored: Mapping[str, Any]) -> Cost:
-    """Read what an arm took; what earlier versions measured of a private one stays where it is."""
-    cost = Cost(**stored)
-    if plan.is_private and not cost.expected:
-        return replace(cost, wall_seconds=None, expected=True)
-    return cost

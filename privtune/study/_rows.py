@@ -16,7 +16,6 @@ from sqlalchemy.engine import Connection
 from privtune.errors import PrivTuneError
 from privtune.files import OwnFolder
 from privtune.ledger.schema import blobs, studies
-from privtune.names import is_name
 
 __all__ = ["DELETING", "StudyRow", "check_there", "insert_new"]
 
@@ -52,8 +51,7 @@ class StudyRow:
 
     def folder_in(self, root: Path) -> Path:
         """Return the folder that the study has, or would have, below a root."""
-        name = f"{self.name}-{self.uid[:12]}" if is_name(self.name) else self.uid
-        return root.absolute() / name
+        return root.absolute() / f"{self.name}-{self.uid[:12]}"
 
 
 def check_there(connection: Connection, row: StudyRow, *, deleting: bool = False) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from privtune.accounting import Adjacency
 from privtune.ledger import RECORD, Budget, check_unit
@@ -12,17 +13,9 @@ from privtune.names import check_name
 from privtune.strategies import Strategy, make_strategy
 from privtune.study._spec_words import NUMBER, checked
 
-__all__ = ["STORED", "ArmSpec", "BudgetSpec", "Name"]
+__all__ = ["ArmSpec", "BudgetSpec", "Name"]
 
-STORED = {"stored": True}
-
-
-def _named(value: str, info: ValidationInfo) -> str:
-    """Hold the names of a new spec to the rule; those of a stored one are as they are."""
-    return value if info.context == STORED else checked(check_name, value)
-
-
-Name = Annotated[str, AfterValidator(_named)]
+Name = Annotated[str, AfterValidator(partial(checked, check_name))]
 
 
 class BudgetSpec(BaseModel):
@@ -46,12 +39,7 @@ class BudgetSpec(BaseModel):
     epsilon: Annotated[float, NUMBER] = Field(gt=0, allow_inf_nan=False)
     delta: Annotated[float, NUMBER] = Field(gt=0, lt=1)
     adjacency: Adjacency = Adjacency.ADD_REMOVE
-    unit: str = RECORD
-
-    @field_validator("unit")
-    @classmethod
-    def _word(cls, unit: str, info: ValidationInfo) -> str:
-        return unit if info.context == STORED else checked(check_unit, unit)
+    unit: Annotated[str, AfterValidator(partial(checked, check_unit))] = RECORD
 
     def to_budget(self) -> Budget:
         """Return the ledger's budget."""

@@ -13,7 +13,6 @@ from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
 from privtune.files import made_private
 from privtune.ledger import Charge, ChargeState, ChargeStateError, Ledger
-from privtune.ledger.admission import DRIFT
 from privtune.strategies import Plan, Release
 from privtune.strategies.stage_plan import StagePlan
 from privtune.study._release import load_release
@@ -31,9 +30,6 @@ __all__ = ["AnyPlan", "Stage", "Standing"]
 
 AnyPlan = Plan | StagePlan
 """Of an arm, or of a stage before the arms: both live alike."""
-
-
-_LAST_DIGITS = 1e-9  # by which a number of a plan may differ for being computed in another order
 
 
 class Stage(StrEnum):
@@ -246,14 +242,12 @@ class Standing:
         """Return the plan that an arm of this name exists with, which runs; or this one.
 
         Raises:
-            PrivTuneError: If it is another one. One that an earlier version planned, whose accounts
-                ask for a little more or less noise, is the same: it runs as it was charged.
+            PrivTuneError: If it is another one.
         """
         arm = self.row(plan.arm)
         if arm is None or not isinstance(arm.plan, Plan):
             return plan
-        if not _alike(plan.to_dict(), arm.plan.to_dict()):
-            self.check_same(plan, arm.plan)
+        self.check_same(plan, arm.plan)
         return arm.plan
 
     def check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
@@ -269,18 +263,3 @@ def _word(plan: AnyPlan, charges: Mapping[str, Charge]) -> str:
     if plan.arm in charges:
         return str(charges[plan.arm].state)
     return "planned" if plan.is_private else "not charged"
-
-
-def _alike(one: object, other: object, drift: float = _LAST_DIGITS) -> bool:
-    """Return whether two plans differ in noise alone, and there by what versions differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            _alike(value, other[name], DRIFT if "noise" in name else drift)
-            for name, value in one.items()
-        )
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_alike(a, b, drift) for a, b in pairs)
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=drift)
-    return type(one) is type(other) and one == other

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting import Guarantee
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import PrivTuneError
 from privtune.strategies import Plan, Release
 from privtune.study._familiar import answer, answers
 from privtune.study._release import MODEL
@@ -34,15 +34,17 @@ if TYPE_CHECKING:
 __all__ = ["Study"]
 
 
-def refuse_given(given: Mapping[str, Any], why: str) -> None:
-    """Refuse arguments that would have no effect.
+_RECORDS = (
+    "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",
+    "pad_to", "columns",
+)  # fmt: skip
+"""Arguments of ``optimize`` that say what a task is."""
 
-    Raises:
-        InvalidInputError: Naming the first that is given.
-    """
-    for name, value in given.items():
-        if value is not None:
-            raise InvalidInputError(name, "given", why, "Leave it out.")
+_HOW = (
+    "epochs", "expected_batch_size", "epsilon", "sampler", "pruner", "executor", "n_jobs", "timeout",
+    "show_progress_bar", "noise", "anyway",
+)  # fmt: skip
+"""Arguments that say how an arm is run."""
 
 
 class Study:
@@ -327,74 +329,42 @@ class Study:
             >>> release.params, round(release.guarantee.epsilon, 2), release.model(x).shape
             ({'rate': 2.0}, 8.0, torch.Size([200, 2]))
         """
-
-        def tell(release: Release) -> None:
-            for callback in callbacks:
-                callback(self, release)
-
-        common: dict[str, Any] = {
-            "strategy": strategy,
-            "arm": arm,
-            "epsilon": epsilon,
-            "sampler": sampler,
-            "timeout": timeout,
-            "tell": tell,
-            "observer": observer or self.observer,
-        }
-        records: dict[str, Any] = {
-            "loss": loss,
-            "score": score,
-            "data": data,
-            "split": split,
-            "train": train,
-            "validation": validation,
-            "test": test,
-            "public": public,
-            "classes": classes,
-            "target_range": target_range,
-            "pad_to": pad_to,
-            "columns": columns,
-        }
+        given = dict(locals())
+        records = {name: given[name] for name in _RECORDS}
+        how = {name: given[name] for name in _HOW}
         if mechanism is not None:
-            from privtune.study.declared import optimize_declared
+            from privtune.study.declared import of_arguments, optimize_declared
 
-            taken = ("score", "split", "validation", "public")
-            refused = {name: value for name, value in records.items() if name not in taken}
-            refused |= {"epochs": epochs, "expected_batch_size": expected_batch_size}
-            refused |= {"pruner": pruner, "executor": executor, "noise": noise}
-            refused |= {"n_jobs": None if n_jobs == 1 else n_jobs}
-            refuse_given(refused, "goes with a build, and a mechanism is declared")
+            del how["show_progress_bar"], how["anyway"]
+            how = of_arguments(records | how)
+            how |= self._listening(callbacks, observer)
             return optimize_declared(
                 self._life,
                 build,  # type: ignore[arg-type]
                 mechanism=mechanism,
-                score=score,
-                validation=validation,
-                validation_records=(split or {}).get("validation"),
-                public=public,
-                **common,
+                strategy=strategy,
+                arm=arm,
+                **how,
             )
         from privtune.study._optimize import optimize
         from privtune.tasks.own import task_of
 
         task = task_of(build, precision=precision, **records)
-
-        release = optimize(
-            self._life,
-            task,
-            epochs=epochs,
-            expected_batch_size=expected_batch_size,
-            pruner=pruner,
-            executor=executor,
-            n_jobs=n_jobs,
-            show_progress_bar=show_progress_bar,
-            noise=self.spec.noise if noise is None else noise,
-            anyway=anyway,
-            told=(lambda _: None) if self._curator else None,
-            **common,
-        )
+        how["noise"] = self.spec.noise if noise is None else noise
+        how |= self._listening(callbacks, observer)
+        told = (lambda _: None) if self._curator else None
+        release = optimize(self._life, task, strategy=strategy, arm=arm, told=told, **how)
         self._tasks[release.arm] = task
         return self._with_model(release)
+
+    def _listening(
+        self, callbacks: Sequence[Callable[[Study, Release], None]], observer: Observer | None
+    ) -> dict[str, Any]:
+        def tell(release: Release) -> None:
+            for callback in callbacks:
+                callback(self, release)
+
+        return {"tell": tell, "observer": observer or self.observer}
 
     @property
     def plans(self) -> tuple[Plan, ...]:

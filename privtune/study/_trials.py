@@ -82,10 +82,9 @@ class StudyTrials:
 
     def delete(self, arms: Sequence[str]) -> None:
         """Delete the trials of arms."""
-        for name in (*(f"{self._study}/{arm}" for arm in arms), self._study):
-            # No trial may ever have been kept; the last name is of older stores.
-            with self._home.lend(), suppress(KeyError):
-                optuna.delete_study(study_name=name, storage=self._storage)
+        for arm in arms:
+            with self._home.lend(), suppress(KeyError):  # no trial may ever have been kept
+                optuna.delete_study(study_name=f"{self._study}/{arm}", storage=self._storage)
 
     def close(self) -> None:
         """Close the connections."""

@@ -58,7 +58,7 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
                 f"must be at the budget's delta, adjacency and epsilon: {budget.delta:g}, "
                 f"{budget.adjacency}, published={budget.epsilon:g}",
             )
-        # The charge is found by the digest of the plan as it was written first.
+        # The charge is found by the digest that the study's id is a part of.
         kept = {**report, "study": study.name, "plan": arm.digest}
         try:  # what does not hold would spoil every certificate of the budget
             check_audit(kept, budget.to_budget())

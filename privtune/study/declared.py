@@ -268,8 +268,7 @@ def optimize_declared(
     check_strategy(strategy, epsilon)
     _check_kinds(objective, mechanism, epsilon)
     strategy = replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
-    if strategy.arm not in life.rows():
-        check_name(strategy.arm, "arm")
+    check_name(strategy.arm, "arm")
     score = score if isinstance(score, Score) else Score(score or "accuracy")
     data, is_public = _validation(validation, public)
     check_objective(
@@ -279,7 +278,7 @@ def optimize_declared(
         pruner=None,
         others=[s.name for s in STRATEGIES.values() if not s.needs.task],
     )
-    unit = life.ledger.unit(life.budget)
+    unit = life.ledger.budget(life.budget).unit
     records = validation_records or (1 if data is None else len(data))
     if data is not None and not is_public:
         _check_unit(data.unit or RECORD, unit)
@@ -619,3 +618,22 @@ class _Trainer:
         from privtune.training.engine.machine import versions
 
         return {**versions(), "device": "the function's own"}
+
+
+def of_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``study.optimize`` was given as arguments of :func:`optimize_declared`.
+
+    Args:
+        given: Arguments by name.
+
+    Raises:
+        InvalidInputError: If one would have no effect.
+    """
+    taken = ("score", "split", "validation", "public", "epsilon", "sampler", "timeout")
+    for name, value in given.items():
+        if name not in taken and value is not None and (name, value) != ("n_jobs", 1):
+            raise InvalidInputError(
+                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
+            )
+    found = {name: given[name] for name in taken if name != "split"}
+    return {**found, "validation_records": (given["split"] or {}).get("validation")}

@@ -309,7 +309,7 @@ class Life(Standing):
         else:
             digest = unpack_result(self.released(plan.arm).get(MODEL) or b"").transcript_digest
         # Public: whether a declared training was checked belongs into the certificate.
-        note = (self._there(plan).release or {}).get("checked", "")
+        note = (self._there(plan).release or {}).get("checked", "")  # a stage's has none
         told = {"sealed": {"transcript_digest": digest}, "note": note}
         self._move(charge, Kind.SETTLED, work=forget, **told)
 

@@ -24,7 +24,7 @@ from privtune.execution.executor import Executor
 from privtune.files import read_bounded
 from privtune.spaces import SearchSpace, without_numpy
 from privtune.study._objects import check_address
-from privtune.study._spec_parts import STORED, ArmSpec, BudgetSpec, Name
+from privtune.study._spec_parts import ArmSpec, BudgetSpec, Name
 from privtune.study._spec_words import NUMBER, Space, checked, sentence
 from privtune.study._yaml import read_yaml
 from privtune.tasks import Task, get_task
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from privtune.tasks.stages import TaskStage
 
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
+
+_STORED = {"stored": True}
 
 
 class SpecError(PrivTuneError):
@@ -134,8 +136,8 @@ class StudySpec(BaseModel):
     @field_validator("artifacts")
     @classmethod
     def _artifacts(cls, url: str | None, info: ValidationInfo) -> str | None:
-        if url is None or info.context == STORED:
-            return url  # another machine may lack what opens it, and need not open it
+        if url is None or info.context == _STORED:
+            return url  # this machine may lack what opens it, and need not open it
         return checked(check_address, url)
 
     @field_validator("executor")
@@ -173,7 +175,7 @@ class StudySpec(BaseModel):
     @classmethod
     def _within(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
         budget = info.data.get("budget")  # checked before; absent if it is wrong itself
-        if info.context != STORED and epsilon is not None and budget and epsilon > budget.epsilon:
+        if epsilon is not None and budget and epsilon > budget.epsilon:
             raise ValueError(
                 f"must be at most the budget's, {budget.epsilon:g}, of which it is a part, not "
                 f"{epsilon:g}"
@@ -183,20 +185,20 @@ class StudySpec(BaseModel):
     @field_validator("scoring", "report")
     @classmethod
     def _scores(cls, given: Mapping[str, Any] | None, info: ValidationInfo) -> Any:
-        if given is not None and info.context != STORED:
+        if given is not None:
             from privtune.strategies import Reporting, Scoring
 
             (Scoring if info.field_name == "scoring" else Reporting).from_dict(given)
         return given
 
     @model_validator(mode="after")
-    def _whole(self, info: ValidationInfo) -> StudySpec:
+    def _whole(self) -> StudySpec:
         declared = ("arms", "epochs", "expected_batch_size")
         given = [name for name in declared if getattr(self, name)]
         alone = [*given, *(name for name in ("space", "stages") if getattr(self, name))]
         if self.task is None and alone:
             raise ValueError(f"task is missing, but {', '.join(alone)} is given")
-        if self.task is None and self.scoring and info.context != STORED:
+        if self.task is None and self.scoring:
             raise ValueError(
                 "scoring is given, but an open study has no task: say study.optimize(..., score=...)"
             )
@@ -211,8 +213,7 @@ class StudySpec(BaseModel):
 
         Args:
             data: A mapping, as YAML or JSON have it.
-            stored: Whether it comes from a store; one that an older version wrote may hold names
-                that break the rule of today.
+            stored: Whether it comes from a store: another machine may open its object store.
 
         Returns:
             The spec.
@@ -222,7 +223,7 @@ class StudySpec(BaseModel):
             InvalidInputError: Likewise, of what it says of scores.
         """
         try:
-            return cls.model_validate(without_numpy(data), context=STORED if stored else None)
+            return cls.model_validate(without_numpy(data), context=_STORED if stored else None)
         except RecursionError:
             raise SpecError("The study spec is nested too deeply, or holds itself.") from None
         except ValidationError as error:

@@ -488,11 +488,9 @@ def _one_by_one(
     found, raised = [], None
     for number in range(len(x)):
         try:
-            found.append(
-                torch.atleast_1d(
-                    of(model, x[number : number + 1].to(device), y[number : number + 1].to(device))
-                )
-            )
+            record = x[number : number + 1].to(device), y[number : number + 1].to(device)
+            value = of(model, *record)
+            found.append(value.reshape(1) if value.ndim == 0 else value)  # a mean over one record
         except Exception as error:
             if not blames_records(error):
                 raise

@@ -2,7 +2,7 @@
 
 What a training samples, clips and scores is a record of its task. So the unit of privacy is made the
 record: the rows of a unit, at most a declared number of them, lie in one record, its loss is the sum of
-theirs, and its score their mean. Every kernel, method, strategy and own loop then protects units as it
+theirs, and its score their mean. Every kernel, method and strategy then protects units as it
 protects records, at the units' sampling rate, for the same event.
 """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import Adjacency, Guarantee, epsilon, event_from_dict
 from privtune.accounting.registry import formula
 from privtune.errors import PrivTuneError
-from privtune.ledger import ChargeState, enforced_unit
+from privtune.ledger import ChargeState
 from privtune.ledger.audits import contradictions
 from privtune.numbers import show_epsilon
 from privtune.tasks import MECHANISM
@@ -81,8 +81,8 @@ class Evidence:
 
     @property
     def unit(self) -> str:
-        """What is protected, in a word: what the charges count as one."""
-        return enforced_unit(self.certificate)[0]
+        """What is protected, in a word."""
+        return str(self.terms["unit"])
 
     @property
     def guarantee(self) -> Guarantee:
@@ -132,8 +132,6 @@ class Evidence:
             found.append(f"{self.weakened[:1].upper()}{self.weakened[1:]}.")
         if not self.certificate["within_budget"]:
             found.append("The budget is broken: what was charged costs more than it promises.")
-        if note := enforced_unit(self.certificate)[1]:
-            found.append(f"{note[:1].upper()}{note[1:]}.")
         return (*found, *contradictions(self.certificate.get("audits", ())))
 
     @property

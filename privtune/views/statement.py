@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency, epsilon
-from privtune.ledger import RECORD, enforced_unit
+from privtune.ledger import RECORD
 from privtune.numbers import ceil_to, show_epsilon
 from privtune.tasks import PRETRAINED, rows_note
 from privtune.views.page import Html, section, table, text
@@ -47,7 +47,7 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
     """
     budget = study.spec.budget
     terms = view.certificate["budget"]["terms"]
-    unit, note = enforced_unit(view.certificate)
+    unit = terms["unit"]
     dataset = terms["dataset"] or f"the private data of task {study.spec.task_name}"
     spent = ceil_to(view.spent.epsilon, 3)
     rows = [
@@ -64,11 +64,7 @@ def privacy_statement(study: Study, arms: tuple[ArmStatus, ...], view: BudgetVie
             f"<strong>ε = {show_epsilon(spent)} at δ = {budget.delta:g}</strong>; the limit that was set "
             f"beforehand is ε = {budget.epsilon:g}.</p>"
         ),
-        _paragraph(
-            "What is protected.",
-            f"Every {unit} of {dataset} ({budget.adjacency})."
-            + (f" {note[:1].upper()}{note[1:]}." if note else ""),
-        ),
+        _paragraph("What is protected.", f"Every {unit} of {dataset} ({budget.adjacency})."),
         _paragraph("What the number means.", meaning(spent, budget.delta, unit)),
         _paragraph(
             "Why there are two numbers.",

@@ -11,9 +11,7 @@ from typer.testing import CliRunner
 from privtune.accounting import Gaussian
 from privtune.cli._app import mount
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
-from privtune.ledger.schema import HEAD
 from tests.cli.conftest import Cli
-from tests.ledger.old import make_hospital, make_old
 
 TRAINING = {
     "type": "repeated",
@@ -114,14 +112,6 @@ def test_a_unit_is_stored_shown_and_asked_of_charges(cli: Cli, url: str, event: 
     )
     assert cli("budget", "charge", "b", event, "--note", "a table", "--unit", "person").code == 0
     assert [one["unit"] for one in document(cli, "budget", "charges", "b")] == ["person"]
-
-
-def test_show_says_that_an_old_unit_is_not_enforced(cli: Cli, url: str) -> None:
-    make_hospital(url)
-    out = " ".join(cli("budget", "show", "old").out.split())
-    assert "unit 'hospital' was declared but is not enforced: the guarantee is per record" in out
-    assert "one record" in out
-    assert "one hospital" not in out
 
 
 def test_list_and_show(cli: Cli, budget: str, event: str) -> None:
@@ -267,15 +257,6 @@ def test_close_is_for_good(cli: Cli, budget: str, event: str) -> None:
     assert document(cli, "budget", "show", "b")["closed"] is True
 
 
-def test_upgrade(cli: Cli, url: str) -> None:
-    make_old(url)
-    done = cli("budget", "list")
-    assert (done.code, "privtune budget upgrade" in done.err) == (1, True)
-    assert document(cli, "budget", "upgrade") == {"before": "0001", "after": HEAD}
-    assert "already" in cli("budget", "upgrade").out
-    assert [one["name"] for one in document(cli, "budget", "list")] == ["campaign"]
-
-
 @pytest.mark.parametrize(
     "args",
     [("show",), ("charges",), ("verify",), ("export",), ("close",)],
@@ -301,7 +282,6 @@ def test_help_and_the_storage_option(tmp_path: Path) -> None:
         "sign",
         "backup",
         "close",
-        "upgrade",
     ):
         assert command in result.stdout
     url = f"sqlite:///{tmp_path}/other.db"

@@ -19,7 +19,7 @@ from privtune.ledger.storage import Storage, _make_private
 from privtune.training.engine import machine
 from tests.cli.conftest import Cli
 from tests.ledger.conftest import postgres_url
-from tests.ledger.old import make_old
+from tests.ledger.other import make_other
 
 pytestmark = pytest.mark.quick
 
@@ -116,12 +116,12 @@ def test_this_file_system_is_known(tmp_path: Path) -> None:
     assert doctor.file_system(tmp_path)
 
 
-def test_an_old_schema_a_missing_folder_and_no_heads(cli: Cli, url: str, tmp_path: Path) -> None:
+def test_another_schema_a_missing_folder_and_no_heads(cli: Cli, url: str, tmp_path: Path) -> None:
     (tmp_path / "p.db-heads").unlink()
     assert states(cli, 0)["heads"][0] == "warn"
-    make_old(f"sqlite:///{tmp_path}/old.db")
-    done = cli("doctor", "--storage", f"sqlite:///{tmp_path}/old.db")
-    assert (done.code, "budget upgrade" in done.out) == (1, True)
+    make_other(f"sqlite:///{tmp_path}/other.db")
+    done = cli("doctor", "--storage", f"sqlite:///{tmp_path}/other.db")
+    assert (done.code, "has schema 0005" in done.out) == (1, True)
     done = cli("doctor", "--storage", "sqlite:////no/such/folder/x.db")
     assert (done.code, "does not exist" in done.out, done.err) == (1, True, "")
 

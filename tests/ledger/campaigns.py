@@ -31,14 +31,13 @@ from privtune.ledger import (
     Ledger,
     Rounds,
     export_certificate,
-    upgrade_storage,
     verify,
     verify_certificate,
     write_file,
 )
 from tests.ledger.one_task import complete_one, lease_one
 
-__all__ = ["CrashReport", "RaceReport", "crash", "crash_upgrade", "processes", "race"]
+__all__ = ["CrashReport", "RaceReport", "crash", "processes", "race"]
 
 _BUDGET = "campaign"
 _Results: TypeAlias = "mp.queues.Queue[tuple[list[str], int, float, str]]"
@@ -313,39 +312,3 @@ def _check(url: str, name: str, notes: Path, *, complete: bool) -> None:
         if complete:
             assert {str(charge.state) for charge in charges.values()} == {"settled"}
             verify_certificate(export_certificate(ledger.log.storage, name))
-
-
-def crash_upgrade(make_old: Callable[[], str], *, crashes: int, seed: int) -> dict[str, int]:
-    """Kill upgrades of an older ledger at random moments.
-
-    Args:
-        make_old: Gives the URL of a fresh ledger of an older schema, with budget ``campaign``.
-        crashes: How many kills.
-        seed: Of the random moments, counted in the time of one upgrade that nobody killed.
-
-    Returns:
-        How many were found old, and how many new, after the kill; both can be used at once.
-    """
-    rng = random.Random(seed)
-    context = processes()
-    found = {"old": 0, "new": 0}
-
-    def upgrade(url: str, seconds: float | None) -> float:
-        process = context.Process(target=upgrade_storage, args=(url,))
-        begin = time.monotonic()
-        process.start()
-        process.join(seconds)
-        _kill(process)
-        return time.monotonic() - begin
-
-    longest = upgrade(make_old(), None)
-    for _ in range(crashes):
-        url = make_old()
-        upgrade(url, rng.uniform(0.0, longest))
-        before, after = upgrade_storage(url)
-        found["new" if before == after else "old"] += 1
-        with Ledger(url) as ledger:
-            verify(ledger.log.storage, _BUDGET)
-            [charge, *_] = ledger.charges(_BUDGET)
-            Rounds(ledger).open(charge.id, count=2)
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from privtune.accounting import Gaussian
 from privtune.ledger import Admission, Budget, ChargeRequest, Ledger
 from privtune.ledger.admission import filter_room
 from privtune.ledger.privacy_filter import gaussian_room
-from tests.ledger.campaigns import RaceReport, crash, crash_upgrade, race
-from tests.ledger.conftest import PostgresSchemas
-from tests.ledger.old import make_old
+from tests.ledger.campaigns import RaceReport, crash, race
 from tests.tiers import FULL
 
 LOG = logging.getLogger("campaign")
@@ -86,27 +83,3 @@ def test_crashes(ledger_url: str, tmp_path: Path) -> None:
     LOG.info(f"{ledger_url.split(':', maxsplit=1)[0]} crashes: {report}")
     assert report.crashes == CRASHES
     assert len(report.where) >= 3, "the kills did not hit different moments"
-
-
-@pytest.mark.slow
-def test_crashes_while_upgrading_sqlite(tmp_path: Path) -> None:
-    files = iter(range(10**6))
-    found = crash_upgrade(
-        lambda: make_old(f"sqlite:///{tmp_path}/{next(files)}.db"),
-        crashes=CRASHES // 5,
-        seed=2,
-    )
-    LOG.info(f"sqlite upgrades: {found}")
-    assert sum(found.values()) == CRASHES // 5
-
-
-@pytest.mark.slow
-@pytest.mark.postgres
-@pytest.mark.skipif(
-    not os.environ.get("PRIVTUNE_TEST_POSTGRES_URL"), reason="PRIVTUNE_TEST_POSTGRES_URL is not set"
-)
-def test_crashes_while_upgrading_postgres() -> None:
-    with PostgresSchemas() as schemas:
-        found = crash_upgrade(lambda: make_old(schemas.fresh()), crashes=CRASHES // 5, seed=3)
-    LOG.info(f"postgres upgrades: {found}")
-    assert sum(found.values()) == CRASHES // 5

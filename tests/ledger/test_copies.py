@@ -1,4 +1,4 @@
-"""Copies of a SQLite ledger: whole ones, ones without the write-ahead log, and old ones."""
+"""Copies of a SQLite ledger: whole ones, and ones without the write-ahead log."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ from privtune.ledger import (
     Ledger,
     LedgerCorruptedError,
     LedgerError,
-    LedgerSchemaError,
     UnknownBudgetError,
     backup,
-    backup_storage,
-    upgrade_storage,
     verify,
 )
 from privtune.ledger.backups import drafts_in
-from tests.ledger.old import make_old
 
 ASKED = ChargeRequest(Gaussian(20.0))
 
@@ -169,23 +165,6 @@ def test_a_backup_is_whole_and_its_owners(ledger: Ledger, tmp_path: Path) -> Non
         backup(ledger.log.storage, tmp_path / "no" / "copy.db")
 
 
-def test_a_backup_of_an_older_version_is_made_before_it_is_upgraded(tmp_path: Path) -> None:
-    url, copy = (f"sqlite:///{tmp_path / name}.db" for name in ("old", "copy"))
-    make_old(url)
-    with pytest.raises(LedgerSchemaError, match="privtune budget backup FILE"):
-        Ledger(url)
-    assert backup_storage(url, tmp_path / "copy.db") == (tmp_path / "copy.db", ["campaign"])
-    upgrade_storage(url)
-    with pytest.raises(LedgerSchemaError, match="schema 0001"):
-        Ledger(copy)
-    upgrade_storage(copy)
-    with Ledger(url) as first, Ledger(copy) as second:
-        assert verify(second.log.storage, "campaign", head=first.head("campaign")).charges == 2
-    with pytest.raises(LedgerError, match="holds no ledger to copy"):
-        backup_storage(f"sqlite:///{tmp_path / 'none.db'}", tmp_path / "other.db")
-    assert not (tmp_path / "other.db").exists()
-
-
 @pytest.mark.postgres
 def test_postgres_has_its_own_tool(postgres_url: str, tmp_path: Path) -> None:
     with (
@@ -235,11 +214,12 @@ def test_a_backup_that_was_killed_leaves_nothing_for_good(
 ) -> None:
     code = (
         "import os, signal; from pathlib import Path\n"
-        "from privtune.ledger import backups\n"
+        "from privtune.ledger import Ledger, backups\n"
         "def killed(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
         "copy = backups._copy\n"
         "backups._copy = lambda *a: (copy(*a), killed())\n"
-        f"backups.backup_storage('sqlite:///{path}', Path({str(tmp_path / 'copy.db')!r}))"
+        f"storage = Ledger('sqlite:///{path}').log.storage\n"
+        f"backups.backup(storage, Path({str(tmp_path / 'copy.db')!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == -signal.SIGKILL

@@ -17,15 +17,12 @@ from privtune.ledger import (
     LedgerCorruptedError,
     UnitMismatchError,
     check_unit,
-    enforced_unit,
     export_certificate,
     render_certificate,
-    unit_note,
     verify,
     verify_certificate,
 )
 from privtune.ledger import requests as requests_module
-from tests.ledger.old import make_hospital
 
 pytestmark = pytest.mark.quick
 
@@ -61,8 +58,6 @@ def test_the_unit_is_under_the_chain(sqlite_url: str) -> None:
         assert verify(ledger.log.storage, "b").charges == 1
         certificate = json.loads(json.dumps(export_certificate(ledger.log.storage, "b")))
     assert verify_certificate(certificate).charges == 1
-    assert "unit_note" not in certificate
-    assert enforced_unit(certificate) == ("person", "")
     assert "differentially private per person" in render_certificate(certificate)
     for entry, change in (
         (0, {"terms": {**Budget(3.0, 1e-5).to_dict()}}),
@@ -89,24 +84,6 @@ def test_a_log_never_mixes_units(sqlite_url: str) -> None:
             ledger.reserve("b", [ChargeRequest(Gaussian(6.0))])
 
 
-def test_an_old_unit_opens_verifies_and_promises_nothing(sqlite_url: str) -> None:
-    with Ledger(make_hospital(sqlite_url)) as ledger:
-        terms = ledger.budget("old")
-        assert terms.unit == "hospital"
-        assert ledger.create_budget(terms) == terms, "what is there stays as it is"
-        assert verify(ledger.log.storage, "old").charges == 1
-        ledger.reserve("old", [ChargeRequest(Gaussian(9.0))])
-        with pytest.raises(UnitMismatchError, match="protects every record"):
-            ledger.reserve("old", [ChargeRequest(Gaussian(8.0), unit="hospital")])
-        certificate = json.loads(json.dumps(export_certificate(ledger.log.storage, "old")))
-    assert verify_certificate(certificate).charges == 2
-    assert certificate["unit_note"] == unit_note("hospital", "record")
-    page = render_certificate(certificate)
-    assert "differentially private per record" in page
-    assert "is not enforced: the guarantee is per record" in page
-    assert "per hospital" not in page
-
-
 def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:
     with Ledger(sqlite_url) as ledger:
         ledger.create_budget(Budget(3.0, 1e-5, name="b"))
@@ -119,12 +96,10 @@ def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:
     assert verify_certificate(certificate).charges == 3
     first, second, third = (entry["body"] for entry in certificate["entries"][1:])
     assert first["public"] == second["public"] == FACTS
-    # What an older version writes, and reads, is as it was.
-    keys = {"event", "study", "arm", "note", "plan_digest", "basis"}
+    keys = {"event", "study", "arm", "note", "plan_digest", "basis", "unit"}
     assert set(third) == keys
     for charge in certificate["charges"]:
         assert set(charge) == {*keys, "id", "state"}
-    assert "unit_note" not in certificate
 
     edited = copy.deepcopy(certificate)
     edited["entries"][1]["body"]["public"]["training records"] = "10,770, private"
@@ -140,3 +115,20 @@ def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:
 def test_public_facts_are_texts() -> None:
     with pytest.raises(InvalidInputError, match="texts by name"):
         ChargeRequest(Gaussian(1.0), public={"training records": 3})  # type: ignore[dict-item]
+
+
+def test_a_certificate_states_the_filter_that_decided_and_no_other(sqlite_url: str) -> None:
+    with Ledger(sqlite_url) as ledger:
+        ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        ledger.start(ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])[0].id)
+        quiet = export_certificate(ledger.log.storage, "clinic")
+        ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0))])
+        later = export_certificate(ledger.log.storage, "clinic")
+    assert "filter" not in quiet
+    assert later["filter"]["used"] > 0.0
+    assert [verify_certificate(certificate).charges for certificate in (quiet, later)] == [1, 2]
+    assert "nothing was admitted by it" in render_certificate(quiet)
+    with pytest.raises(LedgerCorruptedError):
+        verify_certificate({key: value for key, value in later.items() if key != "filter"})
+    with pytest.raises(LedgerCorruptedError, match="no privtune-certificate of version 5"):
+        verify_certificate({**later, "version": 4})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from privtune.ledger import (
 from privtune.ledger.certificate import _digest
 from tests.ledger.test_tampering import check, rewritten
 
-GOLDEN = Path(__file__).parent / "golden" / "v1-certificate.json"
 BLOCK = (Gaussian(4.0), Gaussian(5.0))
 COST = epsilon(Composed(BLOCK), 1e-5).epsilon
 
@@ -120,23 +117,20 @@ def test_nothing_is_forgiven_where_no_rule_admitted(sqlite_url: str) -> None:
     assert "THE BUDGET IS BROKEN" in found.warnings[0]
 
 
-def edited(**changes: Any) -> dict[str, Any]:
-    """The old certificate with other numbers, as its own version would have written them."""
-    certificate = {**json.loads(GOLDEN.read_text()), **changes}
-    rest = {key: value for key, value in certificate.items() if key != "digest"}
+def edited(certificate: dict[str, Any], part: str, **changes: Any) -> dict[str, Any]:
+    """A certificate with other numbers, as another version would have written them."""
+    rest = {**certificate, part: {**certificate[part], **changes}}
+    del rest["digest"]
     return {**rest, "digest": _digest(rest)}
 
 
-def altered(part: str, **changes: Any) -> dict[str, Any]:
-    return {part: {**json.loads(GOLDEN.read_text())[part], **changes}}
-
-
-def test_a_certificate_of_looser_accounts_with_other_bounds_verifies() -> None:
-    guarantee = json.loads(GOLDEN.read_text())["guarantee"]
-    loose = {"epsilon": 1.3 * guarantee["epsilon"], "method": "rdp", "bounds": {"rdp": 9.0}}
-    assert verify_certificate(edited(**altered("guarantee", **loose))).charges == 3
-    capacity = json.loads(GOLDEN.read_text())["filter"]["capacity"]
-    assert verify_certificate(edited(**altered("filter", capacity=0.7 * capacity))).charges == 3
+def test_a_certificate_of_looser_accounts_with_other_bounds_verifies(ledger: Ledger) -> None:
+    there = export_certificate(ledger.log.storage, "b")
+    more = 1.3 * there["guarantee"]["epsilon"]
+    loose = edited(there, "guarantee", epsilon=more, method="rdp", bounds={"rdp": 9.0})
+    assert verify_certificate(loose).charges == 3
+    less = 0.7 * there["filter"]["capacity"]
+    assert verify_certificate(edited(there, "filter", capacity=less)).charges == 3
 
 
 @pytest.mark.parametrize(
@@ -150,8 +144,8 @@ def test_a_certificate_of_looser_accounts_with_other_bounds_verifies() -> None:
     ],
 )
 def test_one_that_promises_more_than_its_entries_give_was_edited(
-    part: str, name: str, factor: float
+    ledger: Ledger, part: str, name: str, factor: float
 ) -> None:
-    there = json.loads(GOLDEN.read_text())[part][name]
+    there = export_certificate(ledger.log.storage, "b")
     with pytest.raises(LedgerCorruptedError, match=f"'{part}' is not what its entries say"):
-        verify_certificate(edited(**altered(part, **{name: factor * there})))
+        verify_certificate(edited(there, part, **{name: factor * there[part][name]}))

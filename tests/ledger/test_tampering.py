@@ -312,7 +312,7 @@ def forge(ledger: Ledger, line: Line) -> None:
 
 def test_a_closed_budget_admits_nothing_on_reading_either(ledger: Ledger) -> None:
     ledger.close_budget("b")
-    body = {"event": Gaussian(99.0).to_dict(), "basis": "recorded"}
+    body = {"event": Gaussian(99.0).to_dict(), "basis": "recorded", "unit": "record"}
     empty = dict.fromkeys(("study", "arm", "note", "plan_digest"), "")
     forge(ledger, Line(Kind.RESERVED, 5, body={**body, **empty}))
     assert "entry 10 of budget 'b' is wrong: the budget had been closed for good" in check(ledger)

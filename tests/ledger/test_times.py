@@ -61,7 +61,7 @@ def pipeline(
             now += timedelta(seconds=SECONDS * runs[-1])
             ledger.settle(charge.id)
             found = export_certificate(ledger.log.storage, name)
-            if exact:  # what older versions wrote
+            if exact:  # as no certificate should say it
                 found["exported_at"] = now.isoformat(timespec="seconds")
             times.append(max(public_times(json.dumps(found) + render_certificate(found))))
     return runs, times

@@ -1298,15 +1298,6 @@ _in(
     ),
 )
 _in(
-    "training/engine/coupled.py",
-    (
-        "a loss keeps something of the records that it sees",
-        "if not torch.equal(found[0].nan_to_num(), found[2].nan_to_num()):",
-        "if False:",
-        "tests/training/engine/test_trees.py::test_a_loss_that_keeps_something_of_records_is_refused",
-    ),
-)
-_in(
     "training/engine/optimizers.py",
     (
         "an optimizer that steps by itself takes any class's steps",

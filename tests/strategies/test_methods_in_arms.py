@@ -128,9 +128,7 @@ def test_clipping_by_layer_is_reached_by_an_option(method: str, tmp_path: Any) -
     ]
     study = Study.create(toy_spec(arms=arms, seed=1, epochs=1), f"sqlite:///{tmp_path / 'p.db'}")
     flat, layers = study.plans
-    assert (
-        "clipping" not in flat.to_dict()["training"]["method"]
-    )  # plans of before keep their digests
+    assert flat.to_dict()["training"]["method"]["clipping"] == "flat"
     assert layers.to_dict()["training"]["method"]["clipping"] == "by-layer"
     assert Plan.from_dict(layers.to_dict()) == layers
     assert flat.event == layers.event
@@ -179,7 +177,7 @@ def test_arms_that_differ_in_an_option_differ_in_what_a_tracker_logs() -> None:
         logged.append({k: v for k, v in params.items() if "noise_multiplier" not in k})
     for one, other in itertools.combinations(logged, 2):
         assert one != other
-    # A loop of one's own has no spec to tell: the plan alone tells its method's options apart.
+    # An open study has no spec to tell: the plan alone tells its method's options apart.
     for params in logged:
         assert any(name.startswith("method.") for name in params) or params["method"] == "dpsgd"
 
@@ -197,6 +195,7 @@ NEEDED: dict[str, Any] = {
 }
 OTHER: dict[str, Any] = {
     "schedule": "cosine",
+    "average": "tail",
     "clipping": "by-layer",
     "loss_batch": "separate",
     "loss_noise": "laplace",

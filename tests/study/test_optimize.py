@@ -12,7 +12,6 @@ import sys
 import traceback
 import types
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,6 @@ from privtune.study import (
     SealedError,
     Study,
     StudyInterruptedError,
-    _optimize,
 )
 from privtune.study.failures import ArmStoppedError
 from privtune.study.trial import Trial
@@ -401,36 +399,6 @@ def test_a_timeout_releases_nothing_and_can_go_on(storage: str) -> None:
     assert charges(storage) == 1
     with pytest.raises(PrivTuneError, match="exists with another plan"):
         study.optimize(conditional, strategy=PapernotSteinke(mean_runs=5), epsilon=6.0, **OWN)
-
-
-@pytest.mark.parametrize(
-    ("factor", "same"), [(1.0 + 1e-3, True), (1.0 - 1e-3, True), (1.03, False)]
-)
-def test_an_arm_of_another_version_s_accounts_runs_as_it_was_charged(
-    storage: str, monkeypatch: pytest.MonkeyPatch, factor: float, same: bool
-) -> None:
-    """Today's calibration asks for a little other noise than the one that was charged."""
-    study, strategy = make(storage), PapernotSteinke(mean_runs=2)
-    with pytest.raises(StudyInterruptedError):
-        study.optimize(conditional, strategy=strategy, timeout=1e-9, **OWN)
-    charged = study.status()[0].plan
-    real = _optimize.plan_arms
-
-    def drifted(*args: Any, **options: Any) -> Any:
-        planned = real(*args, **options)
-        (plan,) = planned.plans
-        search = replace(plan.search, trainings=(plan.search.trainings[0].scaled(factor),))
-        plan = replace(plan, training=plan.training.scaled(factor), search=search)
-        return replace(planned, plans=(plan,))
-
-    monkeypatch.setattr(_optimize, "plan_arms", drifted)
-    if not same:
-        with pytest.raises(PrivTuneError, match="exists with another plan"):
-            study.optimize(conditional, strategy=strategy, **OWN)
-        return
-    study.optimize(conditional, strategy=strategy, **OWN)
-    assert study.status()[0].plan == charged
-    assert charges(storage) == 1
 
 
 def test_a_second_arm_must_say_what_it_may_cost(storage: str) -> None:

@@ -16,7 +16,6 @@ from privtune.views.page import Html, document, figure, table, text
 from privtune.views.report import render_study
 from privtune.views.statement import meaning
 from tests.cli.conftest import Cli, cli
-from tests.ledger.old import make_hospital
 from tests.study.conftest import toy_spec
 from tests.toy import curated
 from tests.tracked import ARMS, Tracked
@@ -121,17 +120,6 @@ def test_what_is_declared_public_is_the_plans_list(page: Page, tracked: Tracked)
     bodies = [entry["body"] for entry in tracked.study.export()["certificate"]["entries"]]
     charged = [body["public"] for body in bodies if "event" in body]
     assert charged == [dict(facts)] * 3
-
-
-@pytest.mark.quick
-def test_a_unit_that_is_not_enforced_is_not_promised(tmp_path: Path) -> None:
-    storage = make_hospital(f"sqlite:///{tmp_path / 'privtune.db'}")
-    budget = {"name": "old", "epsilon": 3.0, "delta": 1e-5}
-    study = Study.create(toy_spec(arms=ARMS[:1], budget=budget, epsilon=1.0), storage)
-    text = Page(render_study(study)).text
-    assert "whether any single record is in the data or not" in text
-    assert "Unit 'hospital' was declared but is not enforced: the guarantee is per record." in text
-    assert "single hospital" not in text
 
 
 def test_a_fixed_seed_is_loud(page: Page) -> None:

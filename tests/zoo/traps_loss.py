@@ -131,7 +131,7 @@ def autocast(m: Any, x: T, y: T) -> T:
 _loss("harmless", "It looks at its own record alone; one that has no loss contributes nothing.", {
     "a loss that raises for an outlier": raising,
     "a loss that asserts": asserting,
-    "a logarithm below zero": lambda m, x, y: plain(m, x, y) + (x[:, 0] - 1.0).log() * m(x)[:, 0],
+    "a logarithm below zero": lambda m, x, y: plain(m, x, y) + (x[:, 0] + 2.0).log() * m(x)[:, 0],
     "a division by zero": lambda m, x, y: plain(m, x, y) / x.abs().sum(1),
     "a guard against spikes": guarded,
     "NaN replaced by zero": lambda m, x, y: plain(m, x, y).nan_to_num(),
@@ -178,18 +178,16 @@ def logged(history: list[float], m: Any, x: T, y: T) -> T:
     return losses
 
 
-_loss("refused", "must have a loss for one made-up record by itself", {
+_loss("refused", "must be a function of one record|changes from call to call", {
     "a loss that remembers records": beside(lambda toy: [], remembering),
     "a loss with a queue of features": lambda toy: {
         "loss": Net(queued, queue=nn.Buffer(torch.zeros(4, FEATURES)))
     },
-}, made=True)  # fmt: skip
-_loss("refused", "changes from call to call", {
     "a loss that counts its calls": beside(lambda toy: [], counting),
     "random numbers of NumPy": beside(lambda toy: np.random, scaled),
     "random numbers of Python": beside(lambda toy: random, scaled),
+    "weights written in the loss": lambda toy: {"loss": writing},
 }, made=True)  # fmt: skip
-_loss("refused", "write to its parameters", {"weights written in the loss": writing})
 _loss("harmless", "They are constants: nothing trains them.", {
     "weights of another model in the loss": beside(
         lambda toy: linear(), lambda other, m, x, y: ce(m(x) + 0.1 * other(x), y)
@@ -257,7 +255,7 @@ def two_faced(trial: Any) -> Any:
 
 scores("harmless", "Each record's score is clipped to the bound.", {
     "a score without a bound": lambda m, x, y: 1e9 * plain(m, x, y),
-    "a score that is no number": lambda m, x, y: plain(m, x, y) + (x[:, 0] - 1.0).log(),
+    "a score that is no number": lambda m, x, y: plain(m, x, y) + (x[:, 0] + 2.0).log(),
     "a score that raises for an outlier": raising,
     "a score that couples records": lambda m, x, y: ce(m(x - x.mean(0)), y) * len(x),
     "a score that looks at the mode": lambda m, x, y: plain(m, x, y) + (100.0 if m.training else 0.0),

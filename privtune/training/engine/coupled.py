@@ -1,60 +1,12 @@
-"""Layers that mix the records of a batch, and losses that keep something of the records that they see."""
+"""Layers that mix the records of a batch."""
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
-import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine.graph.intercept import Intercept
-from privtune.training.mechanism.data import synthetic
-from privtune.training.mechanism.fresh import fresh
-from privtune.training.mechanism.kernel import LossOf
-from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
-__all__ = ["refuse_coupling", "refuse_memory"]
-
-
-def refuse_memory(module: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Refuse a loss that gives another number when a record is evaluated again: it has kept something.
-
-    A model that keeps something is no concern: each record meets a copy that has met none.
-
-    Args:
-        module: The model.
-        loss_of: The loss of one record.
-        x: Inputs of some records, for shape and type alone; may be none.
-        y: Targets of some records, likewise.
-
-    Raises:
-        InvalidInputError: If it keeps something of the records that it sees.
-    """
-    device = next(p.device for p in module.parameters())
-    inputs, targets = synthetic(x, y, (1, 2), device)
-    found, drawn = [], (random.getstate(), np.random.get_state())
-    for record in (slice(0, 1), slice(1, 2), slice(0, 1)):
-        copied, _ = fresh(module)
-        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.random.manual_seed(0)
-            random.setstate(drawn[0])
-            np.random.set_state(drawn[1])
-            try:
-                with Intercept(None, deterministic=True):
-                    loss = loss_of(copied, inputs[0, record], targets[0, record])
-                found.append(loss.detach().clone())
-            except Exception:  # whatever a user's code raises: the kernel says what is wrong
-                return
-    if not torch.equal(found[0].nan_to_num(), found[2].nan_to_num()):
-        raise InvalidInputError(
-            "loss",
-            getattr(loss_of, "__name__", type(loss_of).__name__),
-            "must be a function of one record and the weights, but gives another number when the same "
-            "record is evaluated again: it keeps something of the records that it sees",
-            "Leave out running means and lists that it writes to.",
-        )
+__all__ = ["refuse_coupling"]
 
 
 def _is_fixed(norm: nn.Module) -> bool:

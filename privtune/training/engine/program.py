@@ -143,7 +143,9 @@ def program_of(
 
 
 def _captured(model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> Program:
-    copied, _ = fresh(model)
+    copied, _ = fresh(
+        model, trained=True
+    )  # a pass may write to its weights, which the kernel refuses
     trained = [p for p in copied.parameters() if p.requires_grad]
     device = trained[0].device
     inputs, targets = synthetic(x, y, (1, 1), device)

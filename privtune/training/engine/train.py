@@ -20,7 +20,6 @@ from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.checkpoint import Checkpoint, Keeper
 from privtune.training.engine.compiling import Shape
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
-from privtune.training.engine.coupled import refuse_memory
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.program import program_of
@@ -43,7 +42,6 @@ from privtune.training.mechanism.kernel import (
     Loss,
     LossOf,
     OfOutputs,
-    Rows,
     same_fixed,
     say_once,
 )
@@ -58,7 +56,7 @@ from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
 if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate, Method
 
-__all__ = ["Training", "TrainingResult", "choose_kernel", "held_to_facts", "losses_of", "train"]
+__all__ = ["Training", "TrainingResult", "choose_kernel", "held_to_facts", "train"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,27 +305,6 @@ def _check_transcripts(
         outcome.transcript.check_whole(events[count])
 
 
-def losses_of(
-    model: Callable[[], nn.Module], loss: Loss, data: TensorData, weights: torch.Tensor
-) -> torch.Tensor:
-    """Return the loss of every record as a training computes it, without dropout, shape ``[N]``.
-
-    Args:
-        model: Makes the model.
-        loss: Loss of each record.
-        data: A few records.
-        weights: Trained parameters, flat.
-    """
-    place = torch.device("cpu")
-    records = len(data)
-    kernel = choose_kernel(model(), OfOutputs(loss), data, place)
-    x, y, _ = data.fetch(torch.arange(records))
-    flat = weights.unsqueeze(0)
-    mask = flat.new_ones(1, records)
-    rows = Rows(x.unsqueeze(0), y.unsqueeze(0), [records], mask, [torch.Generator()])
-    return kernel.losses(flat, rows)[0]
-
-
 def _check_secrets(candidates: Sequence[Candidate], secrets: Sequence[bytes]) -> None:
     if len(candidates) != len(secrets) or not candidates:
         raise InvalidInputError(
@@ -393,7 +370,6 @@ def choose_kernel(
     known = _kernels.get(key)
     if known is not None and same_fixed(module, known.module):
         return known
-    refuse_memory(module, loss_of, x, y)
     try:
         kernel = BatchedKernel(
             lambda: fresh(module, trained=True)[0],

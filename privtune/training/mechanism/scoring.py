@@ -249,7 +249,6 @@ def _sums(
     """Return the sums of what each record adds, in float64, shape ``[d]``."""
     device = next((p.device for p in model.parameters()), data.x.device)
     order = 1 if plan.mechanism == "laplace" else 2
-
     made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
 
     def passed(x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:

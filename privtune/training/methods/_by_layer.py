@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from privtune.training.mechanism.clipping import (
     Automatic,
@@ -34,8 +33,6 @@ class LayerClipping(Scheduled):
     """
 
     clipping: str = field(default="flat", kw_only=True)
-
-    later: ClassVar[Mapping[str, Any]] = {**Scheduled.later, "clipping": "flat"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
@@ -191,9 +191,6 @@ class Scheduled:
 
     schedule: Mapping[str, Any] | str = field(default="constant", kw_only=True)
     average: str = field(default="last", kw_only=True)
-
-    later: ClassVar[Mapping[str, Any]] = {"schedule": "constant", "average": "last"}
-    """Fields that plans of earlier versions lack, and what they stand for there."""
 
     def __post_init__(self) -> None:
         RateSchedule.of(self.schedule)

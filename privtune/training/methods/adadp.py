@@ -13,9 +13,9 @@ What differs from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.training.methods._by_layer import LayerClipping
@@ -121,11 +121,6 @@ class ADADP(LayerClipping, SampledGradient):
     parameters: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     releases: ClassVar[str] = "one clipped noisy gradient; an iteration takes two steps"
     open_ended: ClassVar[bool] = False  # the tolerance follows from the number of steps
-    later: ClassVar[Mapping[str, Any]] = {
-        **LayerClipping.later,
-        "largest_tolerance": math.inf,
-        "adapt_share": 1.0,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

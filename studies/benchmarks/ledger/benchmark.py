@@ -43,7 +43,7 @@ def fill(ledger: Ledger, size: int) -> None:
             for number in range(first, first + batch):
                 asked = request(number)
                 body = {"event": asked.event.to_dict(), "study": "s", "arm": "a", "note": ""}
-                body |= {"plan_digest": "", "basis": "filter"}
+                body |= {"plan_digest": "", "basis": "filter", "unit": "record"}
                 made += [Line(Kind.RESERVED, number, body=body)]
                 made += [Line(Kind.STARTED, number), Line(Kind.SETTLED, number)]
             return made

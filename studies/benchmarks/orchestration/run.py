@@ -2,12 +2,11 @@
 
     python studies/benchmarks/orchestration/run.py [--trials 100 1000] [--repeats 3]
 
-Everything that a study does for a trial counts: drawing its hyperparameters, its row and its lease,
-sealing its result, recording it, telling it, tracking what is released. The training itself (one
-step of a tiny model, made by `build`) is timed apart and taken off, as is planning. All of it is
-on SQLite files, in wall time, of which durable commits are a part, and in CPU time. The status quo
-is what the same trials take with Optuna and MLflow alone: an Optuna trial and a nested MLflow run with the same
-parameters and the same one metric.
+Everything that a study does for a trial counts: its row and its lease, sealing its result, recording it,
+telling it, tracking what is released. The training itself (`build`, one step of a tiny model, its score) is
+timed apart and taken off, as is planning. All of it is on SQLite files, in wall time, of which durable
+commits are a part, and in CPU time. The status quo is what the same trials take with Optuna and MLflow
+alone: an Optuna trial and a nested MLflow run with the same parameters and the same one metric.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from torch import nn
 
 import privtune
 from privtune.strategies import Everything, PapernotSteinke
-from privtune.study import _optimize, _trainer
+from privtune.study import _optimize
+from privtune.study._files import TrialFiles
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri, open_client
 
@@ -98,11 +98,11 @@ def privtune_run(folder: Path, trials: int, strategy: str) -> tuple[Seconds, int
     uri = local_uri(study.storage)
     with open_client(study.storage, uri) as client:
         client.search_experiments()
-    plan, train = _optimize._plan, _trainer.train_built
+    plan, train = _optimize._plan, TrialFiles.train
 
     def trained(*arguments: Any, **options: Any) -> Any:
         clock.began.append(time.perf_counter())
-        return clock.time(lambda: list(train(*arguments, **options)))()
+        return clock.time(train)(*arguments, **options)
 
     def build(trial: privtune.Trial) -> privtune.Candidate:
         rate = trial.suggest_float("learning_rate", 0.01, 10.0, log=True)
@@ -116,7 +116,7 @@ def privtune_run(folder: Path, trials: int, strategy: str) -> tuple[Seconds, int
         if strategy == "selection"
         else Everything(trials=trials, sampler="random")
     )
-    _optimize._plan, _trainer.train_built = clock.time(plan), trained
+    _optimize._plan, TrialFiles.train = clock.time(plan), trained
     start = Seconds.now()
     try:
         study.optimize(
@@ -130,7 +130,7 @@ def privtune_run(folder: Path, trials: int, strategy: str) -> tuple[Seconds, int
             observer=MlflowObserver(study, uri=uri),
         )
     finally:
-        _optimize._plan, _trainer.train_built = plan, train
+        _optimize._plan, TrialFiles.train = plan, train
     return Seconds.now() - start - clock.apart, len(clock.began), clock.began
 
 

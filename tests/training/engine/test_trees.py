@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
-from privtune.errors import InvalidInputError
 from privtune.tasks import Packing
 from privtune.tasks._records import read_records
 from privtune.training.engine.candidates import Made, Outcome, train_made
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning, flatten_params
+from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
@@ -161,31 +159,3 @@ def test_a_token_of_no_table_counts_as_nothing():
     wrong["input_ids"][:10, 2] = TOKENS
     (found,) = fitted(in_memory(wrong), of_dict, steps=1, rate=1.0, noise=0.0)
     assert found.nonfinite == 10
-
-
-def test_a_loss_that_keeps_something_of_records_is_refused():
-    """A running mean reaches the records after it: no clipping bounds that."""
-    running = [torch.zeros(())]
-
-    def loss_of(model, x, y):
-        running[0] = 0.9 * running[0] + 0.1 * x.mean()
-        return cross_entropy(model(x), y, reduction="none") * (1.0 + running[0])
-
-    data = TensorData(IDS.float(), LABELS)
-    with pytest.raises(InvalidInputError, match="keeps something of the records"):
-        fitted(data, loss_of, build=lambda: nn.Linear(LENGTH, 2))
-
-
-def test_a_loss_that_draws_keeps_nothing():
-    def loss_of(model, x, y):
-        return cross_entropy(model(x + torch.randn_like(x)), y, reduction="none")
-
-    def filling(model, x, y):
-        return cross_entropy(model(x + torch.empty_like(x).normal_()), y, reduction="none")
-
-    data = TensorData(IDS.float(), LABELS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        for own in (loss_of, filling):
-            (found,) = fitted(data, own, build=lambda: nn.Linear(LENGTH, 2))
-            assert bool(found.params.isfinite().all())

@@ -230,6 +230,23 @@ def test_outputs_are_one_number_a_class() -> None:
         score(LOSS, MODEL, DATA, rng=rng(), loss=_mean)
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "auc", "f1"])
+def test_one_logit_scores_as_the_two_classes_of_its_sigmoid(metric: str) -> None:
+    torch.manual_seed(5)
+    one, data = nn.Linear(8, 1), TensorData(DATA.x, DATA.y % 2)
+    two = nn.Linear(8, 2)
+    with torch.no_grad():
+        for to, of in zip(two.parameters(), one.parameters(), strict=True):
+            to.copy_(torch.cat([torch.zeros_like(of), of]))
+    plan = replace(EXACT, metric=metric)
+    found = exact(plan, one, data)
+    assert found == exact(plan, two, data)
+    if metric == "accuracy":
+        with torch.no_grad():
+            right = (one(data.x).sigmoid() > 0.5).squeeze(1).long() == data.y
+        assert found == float(right.double().mean())
+
+
 def _mean(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(outputs, y) if not y.is_floating_point() else outputs.mean()
 

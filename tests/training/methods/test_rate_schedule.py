@@ -9,7 +9,6 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.strategies import make_strategy
-from privtune.strategies.trainings import TrainingPlan
 from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
@@ -142,34 +141,6 @@ def test_a_candidates_schedule_is_its_own_whatever_its_stack():
             device="cpu",
         )
         torch.testing.assert_close(mixed.params[k], alone.params[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.quick
-def test_plans_of_before_there_were_schedules_keep_their_meaning():
-    schedule = Schedule(100, 0.1, 10)
-    for method in (FixedDPSGD(1.0), HyFreeDP(1.0, 2.0)):
-        assert "schedule" not in TrainingPlan(schedule, method).to_dict()["method"]
-    old = {
-        "schedule": {"records": 100, "sample_rate": 0.1, "steps": 10},
-        "method": {
-            "name": "adadp",
-            "noise_multiplier": 1.0,
-            "tolerance": None,
-            "smallest_factor": 0.9,
-            "largest_factor": 1.1,
-            "acceptance": False,
-            "adapt_epochs": None,
-            "decay": 0.1,
-            "learning_rate": 0.1,
-        },
-        "part": "all",
-    }
-    plan = TrainingPlan.from_dict(old)
-    assert plan.method == ADADP(1.0, largest_tolerance=float("inf"), adapt_share=1.0)
-    assert plan.to_dict() == old
-    new = TrainingPlan(schedule, ADADP(1.0, schedule="cosine"))
-    assert TrainingPlan.from_dict(new.to_dict()) == new
-    assert new.to_dict()["method"]["schedule"] == "cosine"
 
 
 def context_of(space):
