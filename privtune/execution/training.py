@@ -480,10 +480,8 @@ def dry_run(
         # What a step costs hangs on its gradients, not on the method or the learning rate.
         values = {"learning_rate": 1e-3, "max_grad_norm": 1.0}
         # A schedule of torch's may end before as many steps as are timed.
-        others = (
-            replace(make(bytes([n]) * 32), values=values, scheduler=None) for n in range(stack)
-        )
-        trained(FixedDPSGD(noise_multiplier=1.0), others, steps, None)
+        few = (replace(make(bytes([n]) * 32), values=values, scheduler=None) for n in range(stack))
+        trained(FixedDPSGD(noise_multiplier=1.0), few, steps, None)
         timed[key] = seconds_per_step(clock, steps=steps, threads=threads) / stack
     expected = plan.expected_gradient_evaluations / schedule.expected_batch_size
     return result, expected * timed[key]

@@ -681,6 +681,47 @@ def test_a_loss_that_is_one_number_without_an_axis_is_trained(storage: str) -> N
     assert charges(storage) == 1
 
 
+class _Named(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"logits": super().forward(x)}
+
+
+def _logits(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(x)["logits"], y, reduction="none")
+
+
+def _mean_score(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (model(x).argmax(1) == y).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"callbacks": print}, "callbacks = .*: must be a list of functions"),
+        ({"callbacks": [1]}, "callbacks = .*: must be a list of functions"),
+        ({"epochs": "4"}, "epochs = '4': must be a finite number"),
+        ({"expected_batch_size": "4"}, "expected_batch_size = '4': must lie between"),
+        ({"score": privtune.Score(_mean_score)}, r"score = \(\): must be one number a record"),
+        (
+            {"build": lambda t: candidate(_Named(6, 3)), "loss": _logits, "score": "accuracy"},
+            "outputs = 'dict': must be a tensor",
+        ),
+    ],
+)
+def test_arguments_are_refused_by_their_names(
+    storage: str, options: dict[str, Any], said: str
+) -> None:
+    given = {**OWN, "build": linear, "strategy": PapernotSteinke(), **options}
+    with pytest.raises(InvalidInputError, match=said):
+        make(storage).optimize(given.pop("build"), **given)
+    assert charges(storage) == 0
+
+
+def test_the_bound_of_a_score_is_a_number() -> None:
+    with pytest.raises(InvalidInputError, match="finite number above 0"):
+        privtune.Score("loss", bound="1")  # type: ignore[arg-type]
+
+
 ONE = nn.Linear(6, 3)
 
 

@@ -256,6 +256,13 @@ def _sums(
         # the next record.
         copied, _ = fresh(model)
         outputs: torch.Tensor = functional_call(copied, weights, (x,)) if weights else copied(x)
+        if not isinstance(outputs, torch.Tensor):
+            raise InvalidInputError(
+                "outputs",
+                type(outputs).__name__,
+                f"must be a tensor for metric {metric.name}",
+                "Return the logits from forward, or score by a function: privtune.Score(function).",
+            )
         return outputs
 
     outputs_of: Callable[[torch.Tensor], torch.Tensor]
