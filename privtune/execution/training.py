@@ -414,6 +414,7 @@ def dry_run(
     reduce: Callable[[TensorData], TensorData] = lambda records: records,
     known: MutableMapping[object, float] | None = None,
     key: object = None,
+    others: Iterable[Made] = (),
 ) -> tuple[TrialResult, float]:
     """Train and score a candidate for two steps on made-up records; time a stack of others.
 
@@ -429,6 +430,7 @@ def dry_run(
         known: What was timed before, of this task and machine: arms that differ in other things than
             what a step costs are timed once.
         key: What tells candidates of other costs apart.
+        others: Candidates of other hyperparameters, which are trained and scored, too.
 
     Returns:
         The candidate's result, and how long the arm takes in expectation, in seconds: expected gradient
@@ -465,6 +467,7 @@ def dry_run(
     first = make(bytes(32))
     (result,) = trained(training.method, [first], 2, plan.score)
     check_loaded(task, first.model, make(bytes([255]) * 32).model, result, data)
+    trained(training.method, others, 2, plan.score)
     stack, threads = max(1, min(_TIMED, round(plan.expected_runs))), torch.get_num_threads()
     timed = {} if known is None else known
     key = (key, schedule, training.noise, stack, steps)
@@ -477,10 +480,8 @@ def dry_run(
         # What a step costs hangs on its gradients, not on the method or the learning rate.
         values = {"learning_rate": 1e-3, "max_grad_norm": 1.0}
         # A schedule of torch's may end before as many steps as are timed.
-        others = (
-            replace(make(bytes([n]) * 32), values=values, scheduler=None) for n in range(stack)
-        )
-        trained(FixedDPSGD(noise_multiplier=1.0), others, steps, None)
+        few = (replace(make(bytes([n]) * 32), values=values, scheduler=None) for n in range(stack))
+        trained(FixedDPSGD(noise_multiplier=1.0), few, steps, None)
         timed[key] = seconds_per_step(clock, steps=steps, threads=threads) / stack
     expected = plan.expected_gradient_evaluations / schedule.expected_batch_size
     return result, expected * timed[key]

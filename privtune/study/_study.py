@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting import Guarantee
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies import Plan, Release
 from privtune.study._familiar import answer, answers
 from privtune.study._release import MODEL
@@ -360,6 +360,11 @@ class Study:
     def _listening(
         self, callbacks: Sequence[Callable[[Study, Release], None]], observer: Observer | None
     ) -> dict[str, Any]:
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+            raise InvalidInputError(
+                "callbacks", callbacks, "must be a list of functions of the study and the release"
+            )
+
         def tell(release: Release) -> None:
             for callback in callbacks:
                 callback(self, release)

@@ -246,6 +246,21 @@ def _values(
                 "Leave it out.",
             )
         check_hyperparameter("Candidate.max_grad_norm", "max_grad_norm", norm)
+    scheduled = hasattr(getattr(candidate.optimizer, "step", None), "_wrapped_by_lr_sched")
+    if scheduled and (candidate.schedule is None or isinstance(candidate.schedule, str | Mapping)):
+        raise InvalidInputError(
+            "Candidate.schedule",
+            candidate.schedule,
+            "must be the scheduler that was made over the optimizer, which nobody would step",
+            "Return it: Candidate(model, optimizer, schedule=scheduler).",
+        )
+    if candidate.optimizer is not None and norm is None and "max_grad_norm" in suggested:
+        raise InvalidInputError(
+            "Candidate.max_grad_norm",
+            None,
+            "must be what was suggested under that name, which nothing would be clipped to",
+            "Return it: Candidate(model, optimizer, max_grad_norm=...).",
+        )
     schedule = {name: fixed[name] for name in SEARCHED if name in fixed}
     if isinstance(candidate.schedule, str | Mapping):
         schedule = {"schedule": candidate.schedule}

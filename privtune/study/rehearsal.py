@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from privtune.tasks._fine_tuning import PART, for_candidate
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from privtune.priors import IndependentSampler
@@ -33,6 +35,7 @@ T = TypeVar("T")
 
 _DRAWS = 10  # how many draws are tried before a value that none of them asked for is refused
 _ANY = 1e-3  # a value that every hyperparameter can have
+_SOME = 100  # steps of a schedule that are compared
 _SECRETS = tuple(bytes([number] * 32) for number in range(_DRAWS))
 
 
@@ -114,9 +117,12 @@ def _rehearse_build(
 ) -> float:
     def make(secret: bytes, given: Mapping[str, Any] = fixed) -> Built:
         try:
-            return build_candidate(
+            built = build_candidate(
                 task, training, secret=secret, fixed=given, sealed=plan.is_sealed, sampler=sampler
             )
+            if built.optimizer is not None:
+                _check_rates(built, built.optimizer, training.schedule.steps)
+            return built
         except Exception as error:
             error.add_note("This was a rehearsal, before the charge: nothing was spent.")
             raise
@@ -127,15 +133,44 @@ def _rehearse_build(
     known = {**fixed, **built.params}
 
     def trained() -> tuple[TrialResult, float]:
-        return dry_run(plan, task, lambda secret: make(secret, known).made, compute=compute)
+        others = (make(secret).made for secret in _SECRETS[2:])
+        return dry_run(
+            plan, task, lambda secret: make(secret, known).made, compute=compute, others=others
+        )
 
-    result, seconds = check_repeated(make, trained) if plan.is_sealed else trained()
+    def program(model: nn.Module) -> Any:
+        from privtune.training.engine.program import program_of
+
+        # A loss that remembers is another one each time; whoever trains it says so.
+        told = [program_of(model, task.record_loss, *made_up_records(task, 1).like) for _ in "ab"]
+        return told[0] if told[0] == told[1] else None
+
+    result, seconds = check_repeated(make, trained, program) if plan.is_sealed else trained()
     check_end(plan, replace(result, params=built.params))
     check_measured(plan, task, built.model.eval())
     return seconds
 
 
-def check_repeated(make: Callable[[bytes], Built], between: Callable[[], T]) -> T:
+def _check_rates(built: Built, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Refuse an optimizer that cannot step, or steps nowhere, in all of a training."""
+    from privtune.training.engine.optimizers import checked, walked
+
+    checked(optimizer, built.model, built.scheduler)
+    walk = [optimizer.param_groups] if built.scheduler is None else walked(built.scheduler, steps)
+    rates = [float(group.get("lr", 1.0)) for groups in walk for group in groups]
+    if not all(map(math.isfinite, rates)) or not any(rates):
+        raise InvalidInputError(
+            "optimizer",
+            f"learning rates like {rates[0]}",
+            "must have learning rates that are finite, and not all 0",
+        )
+
+
+def check_repeated(
+    make: Callable[[bytes], Built],
+    between: Callable[[], T],
+    program: Callable[[nn.Module], Any] = lambda _: None,
+) -> T:
     """Build two trials twice, in both orders, and refuse a ``build`` that gives another trial.
 
     Private selection covers trials that are drawn independently of each other. A ``build`` that walks
@@ -144,7 +179,8 @@ def check_repeated(make: Callable[[bytes], Built], between: Callable[[], T]) -> 
 
     Args:
         make: Builds the trial of a secret.
-        between: Called before the last comparison: trains a trial, so that a warm start is seen.
+        between: Called before the last comparison: trains trials, so that a warm start is seen.
+        program: Tells what a model and the loss do with a record; None where that cannot be told.
 
     Returns:
         What ``between`` returned.
@@ -153,18 +189,36 @@ def check_repeated(make: Callable[[bytes], Built], between: Callable[[], T]) -> 
         DependentTrialsError: Naming what differs.
     """
     one, other = _SECRETS[:2]
-    seen = {secret: _described(make(secret)) for secret in (one, other)}
+    seen: dict[bytes, dict[str, Any]] = {}
 
-    def check(secret: bytes) -> None:
-        now = _described(make(secret))
-        if differing := [what for what, value in seen[secret].items() if now[what] != value]:
-            raise DependentTrialsError(_SAID.format(differing[0]))
+    def check(secret: bytes, built: Built | None = None, said: str = _SAID) -> Built:
+        built = built or make(secret)
+        now, told = _described(built), program(built.model)
+        now |= {} if told is None else {"passes": told}
+        before = seen.setdefault(secret, now)
+        if differing := [what for what in before.keys() & now if now[what] != before[what]]:
+            raise DependentTrialsError(said.format(differing[0]))
+        return built
 
+    kept = check(one)
+    for secret in (other, *_SECRETS[2:]):  # a setting of few values may be the same in some
+        built = make(secret)
+        check(one, kept, _CHANGED)
+        if secret == other:
+            check(other, built)
     check(other)
     check(one)
     found = between()
     check(one)
     return found
+
+
+_CHANGED = (
+    "build changes the {} of a trial that was built before: models share a setting, a table or a global "
+    "variable that every call of build changes, and trials are trained after others were built. Private "
+    "selection covers independent trials alone: make what a trial reads anew in build, and hand it to the "
+    "model. Nothing was charged."
+)
 
 
 _SAID = (
@@ -183,7 +237,7 @@ def _described(built: Built) -> dict[str, Any]:
     groups = [] if optimizer is None else optimizer.param_groups
     settings = [{n: repr(v) for n, v in group.items() if n != "params"} for group in groups]
     schedule = candidate.schedule
-    told = schedule if isinstance(schedule, str | Mapping | None) else _rates(schedule)
+    told = schedule if isinstance(schedule, str | Mapping | None) else _rates(schedule, _SOME)
     return {
         "hyperparameters or ranges": [
             (name, repr(law), repr(trial.params[name])) for name, law in trial.distributions.items()
@@ -197,11 +251,11 @@ def _described(built: Built) -> dict[str, Any]:
     }
 
 
-def _rates(schedule: Any) -> str:
-    """Return the settings of a scheduler of torch's."""
-    plain = (int, float, str, bool, list, tuple)
-    own = {n: repr(v) for n, v in sorted(vars(schedule).items()) if isinstance(v, plain)}
-    return f"{type(schedule).__name__} {own}"
+def _rates(schedule: Any, steps: int) -> Any:
+    """Return what a scheduler of torch's sets its optimizer to, step by step."""
+    from privtune.training.engine.optimizers import walked
+
+    return walked(schedule, steps) if hasattr(schedule, "optimizer") else type(schedule).__name__
 
 
 def _attributes(model: nn.Module) -> list[tuple[str, str]]:
@@ -211,7 +265,9 @@ def _attributes(model: nn.Module) -> list[tuple[str, str]]:
         (f"{name}.{key}", repr(value))
         for name, part in model.named_modules()
         for key, value in sorted(vars(part).items())
-        if isinstance(value, plain) and " at 0x" not in repr(value)
+        if isinstance(value, plain)
+        and " at 0x" not in repr(value)
+        and not key.startswith("_torchdynamo")  # a number of each compiled model
     ]
 
 

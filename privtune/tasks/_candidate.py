@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ class Score:
     mechanism: str = "gaussian"
 
     def __post_init__(self) -> None:
-        if self.bound is not None and not 0.0 < self.bound < float("inf"):
+        if self.bound is not None and not (is_number(self.bound) and self.bound > 0.0):
             raise InvalidInputError("score.bound", self.bound, "must be a finite number above 0")
 
     @property

@@ -551,6 +551,177 @@ def test_trials_that_are_all_paid_for_may_depend_on_each_other(storage: str) -> 
     assert len(release.trials) == 2
 
 
+def _in_turn(setting: dict[str, Any]) -> Build:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
+        setting["scale"] = trial.suggest_categorical("scale", [1.0, 2.0])
+        model = Scaled(1.0)
+        model.register_forward_hook(lambda module, given, out: out * setting["scale"])
+        return candidate(model)
+
+    return build
+
+
+def _one_table(table: torch.Tensor) -> Build:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
+        model = nn.Linear(6, 3)
+        model.weight = nn.Parameter(nn.init.normal_(table))
+        return candidate(model)
+
+    return build
+
+
+SHARING: dict[str, Callable[[], Build]] = {
+    "a setting that each build changes": lambda: _in_turn({}),
+    "a table that each build fills": lambda: _one_table(torch.zeros(3, 6)),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_a_build_that_changes_an_earlier_trial_is_refused(storage: str, name: str) -> None:
+    """Trials are trained after others were built: each would be trained as the last one is."""
+    with pytest.raises(
+        DependentTrialsError, match=r"changes the .* of a trial that was built before"
+    ):
+        make(storage).optimize(SHARING[name](), strategy=PapernotSteinke(), **OWN)
+    assert charges(storage) == 0
+
+
+def test_a_setting_that_each_build_changes_for_the_loss_is_refused(storage: str) -> None:
+    setting = {"smoothing": 0.0}
+
+    def build(trial: privtune.Trial) -> privtune.Candidate:
+        setting["smoothing"] = trial.suggest_float("smoothing", 0.0, 0.5)
+        return candidate(nn.Linear(6, 3))
+
+    def smooth(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        given = setting["smoothing"]
+        return nn.functional.cross_entropy(model(x), y, reduction="none", label_smoothing=given)
+
+    with pytest.raises(DependentTrialsError, match="changes the passes"):
+        make(storage).optimize(build, strategy=PapernotSteinke(), **{**OWN, "loss": smooth})
+    assert charges(storage) == 0
+
+
+def _scheduled(of: Callable[[torch.optim.Optimizer], Any], returned: bool = True) -> Build:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        schedule = of(optimizer)
+        return privtune.Candidate(model, optimizer, schedule=schedule if returned else None)
+
+    return build
+
+
+def _rare(trial: privtune.Trial) -> privtune.Candidate:
+    kind = trial.suggest_categorical("norm", ["none", "tanh", "layer", "group", "batch"])
+    norms = {"layer": nn.LayerNorm(4), "group": nn.GroupNorm(2, 4), "batch": nn.BatchNorm1d(4)}
+    return candidate(nn.Sequential(nn.Linear(6, 4), norms.get(kind, nn.Tanh()), nn.Linear(4, 3)))
+
+
+def _clipped_to_one(trial: privtune.Trial) -> privtune.Candidate:
+    trial.suggest_float("max_grad_norm", 0.1, 1.0)
+    return candidate(nn.Linear(6, 3))
+
+
+rates = torch.optim.lr_scheduler
+LATE: dict[str, tuple[Build, str]] = {
+    "a schedule that ends too soon": (
+        _scheduled(lambda o: rates.OneCycleLR(o, 0.5, total_steps=17)),
+        "fails after 18",
+    ),
+    "a schedule that reads beyond a list": (
+        _scheduled(lambda o: rates.LambdaLR(o, lambda step: [1.0, 0.5, 0.25][step])),
+        "fails after 3",
+    ),
+    "a schedule that is not returned": (
+        _scheduled(lambda o: rates.LinearLR(o, 0.01), returned=False),
+        "nobody would step",
+    ),
+    "rates of zero": (_scheduled(lambda o: rates.LambdaLR(o, lambda step: 0.0)), "not all 0"),
+    "a rate that is none": (lambda t: candidate(nn.Linear(6, 3), math.nan), "finite"),
+    "an optimizer's class": (
+        lambda t: privtune.Candidate(nn.Linear(6, 3), torch.optim.SGD),  # type: ignore[arg-type]
+        "must be one optimizer",
+    ),
+    "a choice that cannot be trained": (_rare, "treat each record by itself"),
+    "a norm that nothing is clipped to": (_clipped_to_one, "suggested under that name"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_would_fail_or_do_nothing_later_is_refused_before_the_charge(
+    storage: str, name: str
+) -> None:
+    build, said = LATE[name]
+    with pytest.raises(InvalidInputError, match=said):
+        make(storage).optimize(build, strategy=PapernotSteinke(), **{**OWN, "epochs": 10})
+    assert charges(storage) == 0
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda o: rates.LambdaLR(o, lambda step: 1.0 / (step + 1)),
+        lambda o: rates.ChainedScheduler([rates.LinearLR(o, 0.1), rates.ExponentialLR(o, 0.8)]),
+    ],
+    ids=["made of a function in build", "of several"],
+)
+def test_schedules_that_are_made_anew_are_the_same(storage: str, of: Any) -> None:
+    make(storage).optimize(_scheduled(of), strategy=PapernotSteinke(mean_runs=2), **OWN)
+    assert charges(storage) == 1
+
+
+def test_a_loss_that_is_one_number_without_an_axis_is_trained(storage: str) -> None:
+    def mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(x), y)
+
+    make(storage).optimize(
+        lambda trial: candidate(nn.Linear(6, 3)), strategy=Fixed(), **{**OWN, "loss": mean}
+    )
+    assert charges(storage) == 1
+
+
+class _Named(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"logits": super().forward(x)}
+
+
+def _logits(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(x)["logits"], y, reduction="none")
+
+
+def _mean_score(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (model(x).argmax(1) == y).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"callbacks": print}, "callbacks = .*: must be a list of functions"),
+        ({"callbacks": [1]}, "callbacks = .*: must be a list of functions"),
+        ({"epochs": "4"}, "epochs = '4': must be a finite number"),
+        ({"expected_batch_size": "4"}, "expected_batch_size = '4': must lie between"),
+        ({"score": privtune.Score(_mean_score)}, r"score = \(\): must be one number a record"),
+        (
+            {"build": lambda t: candidate(_Named(6, 3)), "loss": _logits, "score": "accuracy"},
+            "outputs = 'dict': must be a tensor",
+        ),
+    ],
+)
+def test_arguments_are_refused_by_their_names(
+    storage: str, options: dict[str, Any], said: str
+) -> None:
+    given = {**OWN, "build": linear, "strategy": PapernotSteinke(), **options}
+    with pytest.raises(InvalidInputError, match=said):
+        make(storage).optimize(given.pop("build"), **given)
+    assert charges(storage) == 0
+
+
+def test_the_bound_of_a_score_is_a_number() -> None:
+    with pytest.raises(InvalidInputError, match="finite number above 0"):
+        privtune.Score("loss", bound="1")  # type: ignore[arg-type]
+
+
 ONE = nn.Linear(6, 3)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods import Candidate
 
-__all__ = ["OPTIMIZER", "Optimized", "Own", "checked"]
+__all__ = ["OPTIMIZER", "Optimized", "Own", "checked", "walked"]
 
 OPTIMIZER = "optimizer"
 """Under which name a candidate's values hold its :class:`Own`."""
@@ -114,7 +114,8 @@ def _check_scheduler(scheduler: LRScheduler, optimizer: torch.optim.Optimizer) -
         )
     if scheduler.optimizer is not optimizer:
         raise InvalidInputError("schedule", name, "must be made over the candidate's own optimizer")
-    if scheduler.last_epoch > 0:
+    parts = getattr(scheduler, "_schedulers", [scheduler])  # one that chains others has no position
+    if any(part.last_epoch > 0 for part in parts[:1]):
         raise InvalidInputError("schedule", name, "must be new: it has been stepped")
 
 
@@ -239,20 +240,46 @@ def _as_one(optimizer: torch.optim.Optimizer) -> bool:
 def _paces(scheduler: LRScheduler, steps: int) -> tuple[float, ...] | None:
     """Return a schedule's factors, one a step; None where groups differ, or more than rates changes."""
     groups = scheduler.optimizer.param_groups
-    tried = deepcopy(scheduler, {id(p): p for group in groups for p in group["params"]})
-    own, base = tried.optimizer.param_groups, [float(group["initial_lr"]) for group in groups]
+    base = [float(group["initial_lr"]) for group in groups]
     before, found = [_others(group) for group in groups], []
+    for own in walked(scheduler, steps) if all(base) else ():
+        rates = [float(group["lr"]) for group in own]
+        factors = [rate / first for rate, first in zip(rates, base, strict=True)]
+        apart = any(abs(factor - factors[0]) > _SAME * abs(factors[0]) for factor in factors)
+        if apart or [_others(group) for group in own] != before:
+            return None
+        found.append(factors[0])
+    return tuple(found) if found else None
+
+
+def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
+    """Return what a schedule sets the groups of its optimizer to, step by step; it stays where it is.
+
+    Args:
+        scheduler: One of torch's.
+        steps: How many steps a training takes.
+
+    Raises:
+        InvalidInputError: If it fails in one of them.
+    """
+    groups, found = scheduler.optimizer.param_groups, []
+    tried = deepcopy(scheduler, {id(p): p for group in groups for p in group["params"]})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step was taken before the schedule's
-        for _ in range(steps if all(base) else 0):
-            rates = [float(group["lr"]) for group in own]
-            factors = [rate / first for rate, first in zip(rates, base, strict=True)]
-            apart = any(abs(factor - factors[0]) > _SAME * abs(factors[0]) for factor in factors)
-            if apart or [_others(group) for group in own] != before:
-                return None
-            found.append(factors[0])
-            tried.step()
-    return tuple(found) if found else None
+        for step in range(steps):
+            own = tried.optimizer.param_groups
+            found.append([{n: v for n, v in g.items() if n != "params"} for g in own])
+            try:
+                tried.step()
+            except Exception as error:
+                raise InvalidInputError(
+                    "schedule",
+                    type(scheduler).__name__,
+                    f"must have a rate for each of the {steps} steps of a training, and fails after "
+                    f"{step + 1}: {error}",
+                    "It is stepped once after every step, not every epoch: trial.steps is their number.",
+                ) from error
+    return found
 
 
 def _others(group: Mapping[str, Any]) -> dict[str, Any]:

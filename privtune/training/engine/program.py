@@ -177,12 +177,16 @@ def _parts_of(model: nn.Module) -> Iterator[tuple[Any, Any]]:
     """Yield of every part its class, mode and plain attributes; then its whole numbers."""
     for name, part in model.named_modules(remove_duplicate=False):
         kind = type(part)
-        plain = [(n, v) for n, v in sorted(vars(part).items()) if isinstance(v, _PLAIN)]
+        plain = [(n, v) for n, v in sorted(vars(part).items()) if _told(n, v)]
         sizes = [(n, v) for n, v in plain if type(v) is int]
         yield (
             (name, kind.__module__, kind.__qualname__, *(p for p in plain if p not in sizes)),
             sizes,
         )
+
+
+def _told(name: str, value: Any) -> bool:
+    return isinstance(value, _PLAIN) and not name.startswith("_torchdynamo")  # of one model each
 
 
 class _Leaving(TorchFunctionMode):
@@ -207,6 +211,15 @@ class _Leaving(TorchFunctionMode):
 def _name(func: Any) -> str:
     name: str = func._schema.name.removeprefix("aten::")
     return name if func._overloadname == "default" else f"{name}.{func._overloadname}"
+
+
+def _shape_is_data(func: Any, args: Sequence[Any]) -> bool:
+    """Say whether the shape of a result tells values: code that looks at it may branch by the record."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func is not torch.ops.aten.index.Tensor:
+        return True
+    return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -267,6 +280,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tell(name, own, named, sizes=args[len(own) :])
         shapes = self._shapes
         made = func(*args, **named)
+        self.left |= _shape_is_data(func, args)
         for part in made if isinstance(made, tuple | list) else (made,):
             if isinstance(part, torch.Tensor):
                 shapes.append(tuple(part.shape))

@@ -257,7 +257,8 @@ class Training:
         own = [{n: v for n, v in self.values[k].items() if n not in SEARCHED} for k in members]
         state = self.method.init(torch.stack(flats).to(self.device), own)
         checkpoint = None
-        if self.keeper is not None and len(members) == 1:
+        # Of noise that is placed in longer vectors no position is kept: it would be drawn twice.
+        if self.keeper is not None and len(members) == 1 and self.places is None:
             checkpoint = self._checkpoint(self.keeper, members[0], oracle, state)
         return partial(
             run_stack,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 from privtune.errors import InvalidInputError
 
@@ -51,13 +52,13 @@ class Schedule:
         Raises:
             InvalidInputError: If an argument is outside its domain.
         """
-        if not 1 <= expected_batch_size <= records:
+        if not isinstance(expected_batch_size, Real) or not 1 <= expected_batch_size <= records:
             raise InvalidInputError(
                 "expected_batch_size",
                 expected_batch_size,
                 f"must lie between 1 and the number of training records, {records}",
             )
-        if not (math.isfinite(epochs) and epochs > 0):
+        if not isinstance(epochs, Real) or not (math.isfinite(epochs) and epochs > 0):
             raise InvalidInputError("epochs", epochs, "must be a finite number above 0")
         # The tiny slack keeps 20 epochs at rate 64/1024 at 320 steps whatever the rounding.
         steps = math.ceil(epochs * records / expected_batch_size - 1e-9)

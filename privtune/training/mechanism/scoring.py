@@ -256,6 +256,13 @@ def _sums(
         # the next record.
         copied, _ = fresh(model)
         outputs: torch.Tensor = functional_call(copied, weights, (x,)) if weights else copied(x)
+        if not isinstance(outputs, torch.Tensor):
+            raise InvalidInputError(
+                "outputs",
+                type(outputs).__name__,
+                f"must be a tensor for metric {metric.name}",
+                "Return the logits from forward, or score by a function: privtune.Score(function).",
+            )
         return outputs
 
     outputs_of: Callable[[torch.Tensor], torch.Tensor]
@@ -390,11 +397,12 @@ def _check_shapes(
 
 def _check_losses(metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss) -> None:
     if (given := metric.parts(outputs, y, loss).shape) != (1, 1):
+        own = metric.name in ("cost", "value")
         raise InvalidInputError(
-            "loss",
+            "score" if own else "loss",
             tuple(given[:-1]),
             "must be one number a record: shape (1,) for one record",
-            'Use reduction="none".',
+            "Return it without a mean or sum over records." if own else 'Use reduction="none".',
         )
 
 

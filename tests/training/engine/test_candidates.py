@@ -538,6 +538,38 @@ def test_a_model_that_reads_a_value_is_trained_by_itself(stacked: list[int]) -> 
 
 
 @pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
+@pytest.mark.parametrize(
+    "few",
+    [
+        lambda x: len((x > 0).nonzero()) < 3,
+        lambda x: x[x > 0].numel() < 3,
+        lambda x: x.masked_select(x > 0).numel() < 3,
+    ],
+    ids=["nonzero", "a mask", "selected"],
+)
+def test_a_model_that_counts_values_is_trained_by_itself(few: Any, stacked: list[int]) -> None:
+    """How many there are is a shape, which the model reads without reading a value."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.factor = mlp(), 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * (self.factor if few(x) else 1.0)
+
+    def made(k: int) -> Made:
+        each = make(k, Counting)
+        each.model.factor = 1.0 + k
+        return each
+
+    together = run([made(0), made(1)])
+    assert stacked == [1, 1]
+    (alone,) = run([made(1)])
+    torch.testing.assert_close(together[1].params, alone.params, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
 def test_a_hook_on_the_way_back_is_another_program(stacked: list[int]) -> None:
     """It is run for each record by itself, and for the candidates that have it alone."""
 
