@@ -13,20 +13,6 @@ from typing import IO, Any
 
 from privtune.errors import InvalidInputError
 
-__all__ = [
-    "OwnFolder",
-    "cache_folder",
-    "create_private",
-    "forget_times",
-    "made_private",
-    "midnight",
-    "open_private",
-    "private_folder",
-    "read_bounded",
-    "read_private",
-    "regular_file",
-]
-
 _DAY = 86_400
 _READ = 16 << 20  # bytes of a spec, an event, a certificate, a key
 _KINDS = (

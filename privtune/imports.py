@@ -15,20 +15,6 @@ from typing import Any, TypeVar
 
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = [
-    "OWN_PROCESS",
-    "ByName",
-    "described",
-    "find_extra",
-    "find_function",
-    "lazily",
-    "libraries",
-    "path_of",
-    "source_digest",
-    "unsearched",
-    "users_code",
-]
-
 T = TypeVar("T")
 _LONGEST = 300  # characters of what somebody else's code says
 

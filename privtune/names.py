@@ -10,8 +10,6 @@ import re
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["NAME_RULE", "check_name", "check_text", "is_name", "is_reserved"]
-
 NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -8,17 +8,6 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, TypeGuard
 
-__all__ = [
-    "ceil_digits",
-    "ceil_to",
-    "floor_to",
-    "is_number",
-    "json_ready",
-    "show_epsilon",
-    "show_left",
-    "show_seconds",
-]
-
 _LARGE = 1e9  # from here on six digits are shown
 _WHOLE = 1000  # digits: more than a float has before and after its point
 

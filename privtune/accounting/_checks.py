@@ -7,9 +7,6 @@ from numbers import Integral, Real
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["check_delta", "check_epsilon", "check_integer", "check_noise", "check_number"]
-
-
 LARGEST = 1e100  # of what is squared or counted: no product of such numbers overflows
 
 

@@ -23,8 +23,6 @@ from privtune.accounting.registry import entry, under
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.numbers import ceil_digits
 
-__all__ = ["Guarantee", "delta", "epsilon", "group_privacy", "lower_bound"]
-
 _METHODS = ("best", "rdp", "pld")
 _MARGIN = 1e-9  # of Rényi divergences; their sums and quadratures are known to about 1e-12
 

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from privtune.accounting.lower import Outcomes
 
-__all__ = ["Stages"]
-
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 _POINTS = 1500  # of the lattice of all losses together, about

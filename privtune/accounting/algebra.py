@@ -13,17 +13,6 @@ from typing import Any, ClassVar, Self
 from privtune.accounting.run_law import RunLaw
 from privtune.errors import InvalidInputError
 
-__all__ = [
-    "MAX_DEPTH",
-    "SCHEMA_VERSION",
-    "Adjacency",
-    "Event",
-    "check_event",
-    "check_events",
-    "flatten",
-    "set_field",
-]
-
 SCHEMA_VERSION = 1
 _MAX_TOTAL = 10**18  # of one part, multiplied out
 MAX_DEPTH = 64  # as text

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from privtune.accounting.depths import Cells, Items, divided
 from privtune.accounting.selection import ROUNDING, Tuner
 
-__all__ = ["Blocks", "Ranked"]
-
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 _TOLERANCE = 5e-4  # of an ε that is searched for

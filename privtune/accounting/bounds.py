@@ -23,8 +23,6 @@ from privtune.accounting.runs import NegativeBinomial
 from privtune.accounting.selection import Tuner, profile_shift
 from privtune.errors import PrivTuneError
 
-__all__ = ["Bounds", "add_basic", "add_numerical", "choice_of", "quick_epsilon"]
-
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
 _MANY = 64  # different sampled Gaussians
 _FEW_RUNS, _MOST_RUNS, _MOST_STEPS = 64, 10_000, 10**9  # of the composition of all runs

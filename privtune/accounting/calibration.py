@@ -24,17 +24,6 @@ from privtune.accounting.registry import entry, scaled
 from privtune.accounting.solving import LARGEST, SMALLEST, solve_decreasing
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = [
-    "Calibration",
-    "CalibrationError",
-    "SharedBudget",
-    "calibrate",
-    "scale_noise",
-    "searches_learn",
-    "share_budget",
-    "sketch",
-]
-
 _FIRST, _SECOND = 0.5, 2.0  # fineness of the lattices of a search
 _NEAR = 1e-2  # how close, in log ε, the first lattice must come
 _GUESSES, _FINER = 12, 3  # on the first lattice, and on the second

@@ -22,8 +22,6 @@ from privtune.accounting.mechanisms.entry import UnknownEventError
 from privtune.accounting.registry import entry, looks
 from privtune.accounting.runs import RunLaw
 
-__all__ = ["TOOLS", "Answer", "Comparison", "compare", "proved_by_dp_accounting"]
-
 _ALIKE = 5e-3  # relative difference that is not worth a reason
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 _ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))  # those of Opacus

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from privtune.accounting.pmf import MAX_SIZE, GridError, LossPmf, inner, lattice_cells
 
-__all__ = ["chernoff", "compose", "log_moment", "transform", "variance"]
-
 Floats = NDArray[np.float64]
 _TAIL = 60.0  # windows leave out a probability below exp(-60); it is charged, not forgotten
 _TILT = 30.0  # the saddle point of the third tilt sits where the tail is about exp(-30)

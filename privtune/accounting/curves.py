@@ -11,16 +11,6 @@ from numpy.typing import NDArray
 from privtune.accounting.joint import joint_curve, log_moments
 from privtune.accounting.runs import Binomial, NegativeBinomial, Poisson, RunLaw
 
-__all__ = [
-    "ORDERS",
-    "mixture_curve",
-    "pure_curve",
-    "rdp_delta",
-    "rdp_epsilon",
-    "sampled_laplace_curve",
-    "selection_curve",
-]
-
 Floats = NDArray[np.float64]
 
 ORDERS: Floats = np.unique(

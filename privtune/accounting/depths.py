@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from privtune.accounting.pmf import inner
 from privtune.accounting.selection import Tuner, tangents
 
-__all__ = ["Cells", "Items", "divided"]
-
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 _LEAST_LEVEL = 1e-9  # what φ' is at levels that are not told apart

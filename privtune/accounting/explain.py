@@ -15,8 +15,6 @@ from privtune.accounting.leaving import epsilons_on_one_lattice
 from privtune.accounting.pmf import GridError
 from privtune.accounting.registry import entry, text, under
 
-__all__ = ["Explanation", "explain"]
-
 _KNOWN = 1e-3  # of ε, that the common lattice may add to the whole
 
 

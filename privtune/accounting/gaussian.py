@@ -15,8 +15,6 @@ import scipy as sp
 from privtune.accounting.algebra import Event
 from privtune.accounting.registry import entry
 
-__all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_mu"]
-
 _MARGIN = 1e-12  # relative; covers the rounding of the distribution function and of the root
 
 

@@ -25,8 +25,6 @@ from privtune.accounting.events import Composed, Gaussian, Joint, Laplace, Poiss
 from privtune.accounting.solving import solve_decreasing
 from privtune.errors import InvalidInputError
 
-__all__ = ["HyFreeNoise", "hyfreedp_event", "hyfreedp_loss_steps", "hyfreedp_noise"]
-
 _LOSSES = 3
 _LOSS_BATCHES = ("same", "separate")
 _MECHANISMS: dict[str, type[Gaussian | Laplace]] = {"gaussian": Gaussian, "laplace": Laplace}

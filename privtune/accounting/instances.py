@@ -14,8 +14,6 @@ from privtune.accounting.algebra import Event, flatten
 from privtune.accounting.lower import Outcomes, Scores, composition
 from privtune.accounting.registry import entry
 
-__all__ = ["instance_epsilon", "outcomes_of"]
-
 _COARSE, _FINER = 6, 3  # δ tried in proportion, and how often the gaps around the best are halved
 _FAR = 0.9  # of the other direction's ε: below that a direction is not looked at more closely
 _NESTED = np.geomspace(0.97, 1e-5, 10)

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from privtune.accounting.subsampled import interpolated
 
-__all__ = ["joint_curve", "joint_deviation", "log_moments"]
-
 Floats = NDArray[np.float64]
 _LEAST = 1e-200  # of a deviation, by which one may divide
 

@@ -26,8 +26,6 @@ from privtune.accounting.convolution import chernoff, log_moment, transform, var
 from privtune.accounting.pld import pairs_on_one_lattice
 from privtune.accounting.pmf import MAX_SIZE, GridError, LossPmf, lattice_cells
 
-__all__ = ["epsilons_on_one_lattice"]
-
 Floats = NDArray[np.float64]
 _FINENESS = 2.0  # of the lattice, which then adds about a thousandth of ε to each, alike
 _OUTSIDE = 60.0  # of the tilted whole a mass of at most exp(-60) is outside the window,

@@ -27,21 +27,6 @@ from privtune.accounting.orders import ROUNDING, Instance
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.runs import RunLaw
 
-__all__ = [
-    "Outcomes",
-    "Scores",
-    "best_of_runs",
-    "composition",
-    "first_to_pass",
-    "gaussian_outcomes",
-    "laplace_outcomes",
-    "mixed",
-    "sampled",
-    "split",
-    "two_sided",
-    "worst_order",
-]
-
 Floats = NDArray[np.float64]
 _SUMS = 1e-9  # of sums of masses, relative
 _CELL = 1e-12  # of the masses of the cells of one release, relative

@@ -14,8 +14,6 @@ import numpy as np
 import scipy as sp
 from numpy.typing import NDArray
 
-__all__ = ["sampled_gaussian_curve", "sampled_gaussian_curves"]
-
 Floats = NDArray[np.float64]
 
 _LEAST_NOISE = 0.05  # below it the grid gets long; whole orders alone are still an upper bound

@@ -11,8 +11,6 @@ from privtune.accounting.pmf import LossPmf
 from privtune.accounting.runs import RunLaw
 from privtune.accounting.selection import Tuner
 
-__all__ = ["Instance"]
-
 Floats = NDArray[np.float64]
 Kinds = NDArray[np.bool_]
 ROUNDING = 1e-6  # of tuned masses, relative

@@ -21,21 +21,6 @@ from privtune.accounting.releases import Direction
 from privtune.accounting.runs import NegativeBinomial
 from privtune.accounting.selection import Table, Threshold, Tuner
 
-__all__ = [
-    "THIN",
-    "Gains",
-    "Pair",
-    "approximate_pair",
-    "laplace_pair",
-    "on_lattice",
-    "shape",
-    "thinned",
-    "tuner_pair",
-    "under_chords",
-    "worst_pair",
-    "zcdp_pair",
-]
-
 Floats = NDArray[np.float64]
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only

@@ -29,8 +29,6 @@ from privtune.accounting.registry import entry
 from privtune.accounting.releases import Direction, loss_range
 from privtune.accounting.stages import composed_in_stages, release_count
 
-__all__ = ["default_step", "event_pair", "fine_pair", "no_pair", "pairs_on_one_lattice", "tuners"]
-
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
 _MANY = 64  # different parts beyond which only the Rényi account is computed; sampled Gaussians are
 # composed in stages and do not count

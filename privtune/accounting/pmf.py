@@ -18,17 +18,6 @@ from numpy.typing import NDArray
 
 from privtune.errors import PrivTuneError
 
-__all__ = [
-    "MAX_SIZE",
-    "GridError",
-    "LossPmf",
-    "from_cells",
-    "inner",
-    "lattice_cells",
-    "mixture",
-    "nothing",
-]
-
 Floats = NDArray[np.float64]
 MAX_SIZE = 2**23
 _WIDEST = 300.0  # lattice step; wider ones hold e^loss of two points only

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from privtune.accounting.pmf import GridError, LossPmf
 
-__all__ = ["from_profile"]
-
 Floats = NDArray[np.float64]
 _MAX_PROFILE = 2**19
 

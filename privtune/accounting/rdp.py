@@ -20,8 +20,6 @@ from privtune.accounting.moments import sampled_gaussian_curves
 from privtune.accounting.registry import entry, under
 from privtune.errors import PrivTuneError
 
-__all__ = ["composed_by_autodp", "composed_curve", "confirm_composition", "rdp_curve"]
-
 Floats = NDArray[np.float64]
 
 _MANY = 64  # sampled Gaussians from which on their curves are computed together, and not kept

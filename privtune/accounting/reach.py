@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from privtune.accounting.algebra import Event
 from privtune.accounting.registry import entry
 
-__all__ = ["GAUSSIAN_REACH", "LAPLACE_REACH", "mass_beyond_reach"]
-
 GAUSSIAN_REACH = 34.0
 """Standard deviations that this library's Gaussian noise reaches, on every device."""
 

@@ -12,8 +12,6 @@ from privtune.accounting.algebra import MAX_DEPTH, SCHEMA_VERSION, Event
 from privtune.accounting.runs import run_law_from_dict
 from privtune.errors import InvalidInputError
 
-__all__ = ["event_from_dict", "event_from_json"]
-
 _TYPES: dict[str, type[Event]] = {
     kind.type: kind
     for module in (events, choices)

@@ -23,8 +23,6 @@ from privtune.accounting.depths import Cells, divided
 from privtune.accounting.pmf import inner
 from privtune.accounting.selection import Tuner
 
-__all__ = ["Rearranged"]
-
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 # P-mass of what may pay more than a level.

@@ -14,17 +14,6 @@ from privtune.accounting.mechanisms import choices, compositions, releases
 from privtune.accounting.mechanisms.entry import Entry, Look, UnknownEventError
 from privtune.errors import InvalidInputError
 
-__all__ = [
-    "ENTRIES",
-    "entry",
-    "formula",
-    "looks",
-    "scaled",
-    "text",
-    "training",
-    "under",
-]
-
 ENTRIES: dict[type[Event], Entry[Any]] = {
     **releases.ENTRIES,
     **compositions.ENTRIES,

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from privtune.accounting.pmf import GridError, LossPmf, from_cells, lattice_cells
 
-__all__ = ["Direction", "cell_masses", "loss_deviation", "loss_range", "sampled_gaussian"]
-
 Floats = NDArray[np.float64]
 _REACH = 11.0  # standard deviations; what lies beyond, 2e-28, is charged at infinity
 _MAX_CELLS = 2**22

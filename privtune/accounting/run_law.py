@@ -21,8 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 from privtune.accounting._checks import check_integer, check_number
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = ["RunLaw"]
-
 Floats = NDArray[np.float64]
 _MAX_CAP = 100_000
 _MAX_SURE = 1000  # runs that are sure to happen

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from privtune.accounting.pmf import LossPmf, inner, lattice_cells
 from privtune.accounting.runs import Geometric, NegativeBinomial, RunLaw
 
-__all__ = ["Table", "Threshold", "Tuner", "invert", "profile_shift", "tangents"]
-
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
 _SWEEPS = 4

@@ -19,8 +19,6 @@ from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.accounting.solving import solve_decreasing
 from privtune.errors import PrivTuneError
 
-__all__ = ["Change", "Sensitivity", "Share", "sensitivity", "shares_of_scores"]
-
 _CAP = 3.0  # of the mean number of runs, as an example of a cap
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.9, 1.0)
 _SAME = 1e-3  # relative

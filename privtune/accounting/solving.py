@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from privtune.errors import PrivTuneError
 
-__all__ = ["LARGEST", "SMALLEST", "solve_decreasing"]
-
 LARGEST = 1e6
 SMALLEST = 1e-4
 _ROUNDS = 60

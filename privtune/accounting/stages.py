@@ -18,8 +18,6 @@ from privtune.accounting.convolution import compose
 from privtune.accounting.pmf import GridError, LossPmf, lattice_cells
 from privtune.accounting.releases import Direction, cell_masses, loss_range
 
-__all__ = ["composed_in_stages", "gathered", "release_count", "split_step"]
-
 Floats = NDArray[np.float64]
 Step = tuple[float, float]  # rate, noise multiplier
 _REACH = (4, 8, 16, 32, 64)  # cells of the coarse lattice on each side of 0 with usual losses

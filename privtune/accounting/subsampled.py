@@ -20,15 +20,6 @@ from numpy.typing import NDArray
 from privtune.accounting.pmf import GridError, LossPmf, inner, lattice_cells
 from privtune.accounting.profiles import from_profile
 
-__all__ = [
-    "amplified",
-    "amplified_curve",
-    "split_curve",
-    "split_delta",
-    "split_reverse_delta",
-    "tabulate",
-]
-
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
 _TOP_DELTA = 1e-16

@@ -19,8 +19,6 @@ from privtune.accounting.rdp import composed_by_autodp
 from privtune.accounting.registry import under
 from privtune.errors import PrivTuneError
 
-__all__ = ["AUTODP", "DisputedAccountError", "Witnessed", "ask_witnesses", "autodp_epsilon"]
-
 AUTODP = "autodp RDP"
 _WITNESSES = (AUTODP, "dp-accounting PLD", "dp-accounting RDP")
 

@@ -33,8 +33,6 @@ from privtune.strategies import Plan, Strategy, TrainingPlan
 from privtune.tasks import Task
 from privtune.training.methods.declared import Declared
 
-__all__ = ["AuditReport", "Audited", "audit", "estimate"]
-
 _SCORES = 2000
 _MANY = 2000  # canaries of the one run
 _FEWEST = 100

@@ -23,8 +23,6 @@ from scipy import stats
 from privtune.audit.claims import WIDEST, Claim, Floats
 from privtune.errors import InvalidInputError
 
-__all__ = ["Claim", "Floats", "LowerBound", "lower_bound", "one_run_bound"]
-
 _THRESHOLDS = 400  # that are tried on the held-out part
 _ABOVE = 1.2  # factor of the noise
 _CELLS = 100  # in which a false positive rate may lie

@@ -25,8 +25,6 @@ from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import Candidate, Method
 
-__all__ = ["LONG", "Seen", "canaries", "hyperparameters", "secrets_of", "train_canaries"]
-
 Floats = npt.NDArray[np.float64]
 
 LONG = 1e4

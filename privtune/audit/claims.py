@@ -14,8 +14,6 @@ from privtune.accounting import Adjacency, Event, scale_noise
 from privtune.accounting import delta as delta_of
 from privtune.accounting import epsilon as account
 
-__all__ = ["WIDEST", "Claim", "Floats"]
-
 Floats = npt.NDArray[np.float64]
 
 WIDEST = 16.0

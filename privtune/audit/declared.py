@@ -13,8 +13,6 @@ from privtune.strategies import Plan, TrainingPlan
 from privtune.study._declared_trial import DeclaredTrial, own_generators
 from privtune.training.mechanism.streams import Streams
 
-__all__ = ["Canary", "run_declared"]
-
 Canary = Callable[[DeclaredTrial, bool], float]
 """Trains as the objective does, on made-up records with a canary (True) or without it (False), and returns a
 number of what would be released that tells the two apart."""

@@ -18,8 +18,6 @@ from privtune.accounting.registry import looks
 from privtune.audit.claims import Claim, Floats
 from privtune.audit.scores import WorstScore
 
-__all__ = ["InstanceClaim"]
-
 _SLOPES = 200  # at which the trade-off curve is held against the rates
 _STEEP = 12.0  # ε of the steepest
 _CELLS = 4000  # of one release

@@ -31,16 +31,6 @@ from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 
-__all__ = [
-    "LEVEL",
-    "Check",
-    "check_noise",
-    "check_releases",
-    "check_rounds",
-    "check_runs",
-    "check_sampler",
-]
-
 LEVEL = 1e-4
 """A check fails below this p-value; there are ten at most."""
 

@@ -21,8 +21,6 @@ from privtune.accounting.lower import Outcomes, Scores, worst_order
 if TYPE_CHECKING:
     from privtune.audit.claims import Claim
 
-__all__ = ["WorstScore", "worst_score", "worst_threshold"]
-
 Floats = npt.NDArray[np.float64]
 _AIMS = (1e-3, 1e-2, 0.05, 0.2)  # δ at which scores pay most: what happens often is known best
 

@@ -9,8 +9,6 @@ import typer
 
 from privtune import __version__
 
-__all__ = ["mount"]
-
 _GROUPS = {
     "account": "What an event costs: epsilon, delta, calibration.",
     "budget": "Budgets and their charges.",

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from privtune.ledger import Budget, Charge, Ledger, Verification
 
-__all__ = ["document_of", "document_of_charge", "filter_line", "verify_log"]
-
 
 def document_of(ledger: Ledger, budget: Budget) -> dict[str, Any]:
     name = budget.name

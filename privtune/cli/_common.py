@@ -26,22 +26,6 @@ if TYPE_CHECKING:
     from privtune.accounting.sensitivity import Sensitivity
     from privtune.study import Study
 
-__all__ = [
-    "DEFAULT_STORAGE",
-    "AsJson",
-    "Storage",
-    "changes_table",
-    "console",
-    "emit_json",
-    "patience",
-    "program",
-    "read_bytes",
-    "read_json",
-    "write_chart",
-    "write_page",
-    "write_report",
-]
-
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 
 

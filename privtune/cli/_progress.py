@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from privtune.study import Observer, Study
     from privtune.tasks._usable import RecordCheck
 
-__all__ = ["run_study"]
-
 
 def run_study(
     study: Study,

@@ -14,8 +14,6 @@ from privtune.cli._common import AsJson, console, emit_json, read_bytes, read_js
 if TYPE_CHECKING:
     from privtune.ledger.signature import Signed
 
-__all__ = ["check", "sign"]
-
 
 def sign(
     certificate: Annotated[Path, typer.Argument(help="The certificate, a file that was exported.")],

@@ -14,8 +14,6 @@ from privtune.cli._common import patience
 if TYPE_CHECKING:
     from privtune.study import Study, StudySpec
 
-__all__ = ["made", "opened", "planning"]
-
 
 @contextmanager
 def planning(spec: StudySpec) -> Iterator[None]:

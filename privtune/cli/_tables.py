@@ -40,22 +40,6 @@ if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study, StudySpec
     from privtune.tasks._usable import RecordCheck
 
-__all__ = [
-    "arm_view",
-    "comparison_document",
-    "examples",
-    "examples_table",
-    "plan_document",
-    "plan_view",
-    "print_comparison",
-    "print_failures",
-    "print_records",
-    "print_sealed",
-    "public_view",
-    "show_value",
-    "stage_view",
-]
-
 
 def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[str, Any]:
     """Return an arm's plan as JSON-ready data, with what a fewest number of runs would cost."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from privtune.accounting import Adjacency, Event, Explanation, Guarantee
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 

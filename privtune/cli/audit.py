@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from privtune.audit import AuditReport, Canary
     from privtune.study import Study
 
-__all__ = ["audit"]
-
 
 def audit(  # noqa: PLR0917 (the command line passes them by name)
     name: Annotated[str, typer.Argument(help="Name of the study.")],

@@ -24,8 +24,6 @@ from privtune.numbers import show_epsilon, show_left
 if TYPE_CHECKING:
     from privtune.ledger import Ledger
 
-__all__ = ["app"]
-
 app = typer.Typer()
 
 Name = Annotated[str, typer.Argument(help="Name of the budget.")]

@@ -8,9 +8,6 @@ import typer
 
 from privtune.cli._common import AsJson, console, emit_json
 
-__all__ = ["strategies", "tasks"]
-
-
 Which = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="A strategy or method: its options.")
 ]

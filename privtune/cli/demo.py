@@ -11,8 +11,6 @@ import typer
 from privtune.cli._common import console
 from privtune.files import private_folder
 
-__all__ = ["demo"]
-
 
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("demo-output"),

@@ -8,8 +8,6 @@ import typer
 
 from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
 
-__all__ = ["doctor"]
-
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from privtune.study import Study, StudySpec
     from privtune.tasks._usable import RecordCheck
 
-__all__ = ["app"]
-
 app = typer.Typer()
 app.command()(sync)
 

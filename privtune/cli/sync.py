@@ -9,8 +9,6 @@ import typer
 
 from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
 
-__all__ = ["sync"]
-
 
 def sync(
     name: Annotated[str, typer.Argument(help="Name of the study.")],

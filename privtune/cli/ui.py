@@ -15,8 +15,6 @@ import typer
 from privtune.cli._common import DEFAULT_STORAGE, Storage, console
 from privtune.errors import PrivTuneError
 
-__all__ = ["ui"]
-
 _PATIENCE = 60.0  # seconds that MLflow's server may take to answer
 
 

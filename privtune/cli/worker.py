@@ -9,8 +9,6 @@ import typer
 
 from privtune.cli._common import DEFAULT_STORAGE, Storage, console
 
-__all__ = ["worker"]
-
 
 def worker(  # noqa: PLR0917 (the command line passes them by name)
     study: Annotated[str | None, typer.Argument(help="Work for this study alone.")] = None,

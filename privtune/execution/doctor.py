@@ -14,8 +14,6 @@ from privtune.errors import PrivTuneError
 from privtune.ledger.doctor import Check
 from privtune.training.engine.compute import check_device
 
-__all__ = ["check_engines"]
-
 _OFF = {"0", "false"}
 
 

@@ -12,8 +12,6 @@ from typing import Any, Literal, get_args
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
 
-__all__ = ["Executor"]
-
 ExecutorName = Literal["inline", "processes", "external", "ray", "slurm"]
 
 

@@ -14,8 +14,6 @@ from privtune.strategies.release import split
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["pack_result", "request_of", "unpack_result"]
-
 
 def pack_result(
     result: TrialResult, *, certificate: Mapping[str, Any] | None = None, request: str = ""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from privtune.training.engine.fine_tuning import FrozenPart
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["AdapterError", "check_loaded", "reduced"]
-
 _RECORDS = 4  # made-up records that a check looks at
 
 

@@ -6,8 +6,6 @@ import os
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["gpu_slots"]
-
 
 def gpu_slots(jobs: int, *, gpus: float, device: str) -> list[str | None]:
     """Return what ``CUDA_VISIBLE_DEVICES`` shall be for each of some processes.

@@ -11,8 +11,6 @@ from typing import Any
 
 from privtune.execution.supervise import keep_workers
 
-__all__ = ["run_in_processes"]
-
 _GRACE = 5.0  # seconds for a worker to see that no row is open, and leave
 
 

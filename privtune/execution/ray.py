@@ -16,8 +16,6 @@ from privtune.errors import PrivTuneError
 from privtune.execution.supervise import keep_workers
 from privtune.imports import find_extra
 
-__all__ = ["run_on_ray"]
-
 _DIED = 1
 
 

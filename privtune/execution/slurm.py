@@ -16,8 +16,6 @@ from privtune.execution.supervise import keep_workers
 from privtune.files import private_folder
 from privtune.imports import find_extra
 
-__all__ = ["run_on_slurm"]
-
 _DIED = 1
 
 

@@ -8,15 +8,6 @@ from typing import Protocol
 
 from privtune.errors import InvalidInputError, PrivTuneError
 
-__all__ = [
-    "STOPPED",
-    "Worker",
-    "WorkerStoppedError",
-    "WorkersDiedError",
-    "keep_workers",
-    "wait_for",
-]
-
 STOPPED = 70
 """How a worker ends that an error stopped, which it kept for the curator."""
 

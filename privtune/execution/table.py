@@ -21,8 +21,6 @@ from privtune.ledger import (
     Rounds,
 )
 
-__all__ = ["LEASE_SECONDS", "Handed", "make_rounds", "patiently", "work_through"]
-
 LEASE_SECONDS = 15.0
 """How long a row stays with a worker that has died. Living workers renew three times as often."""
 

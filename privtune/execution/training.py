@@ -31,22 +31,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.scoring import OfRecords
     from privtune.training.methods import Method
 
-__all__ = [
-    "accuracy",
-    "dry_run",
-    "held_to_classes",
-    "made_of",
-    "made_up_records",
-    "model_of",
-    "part_of",
-    "pruned",
-    "score_model",
-    "scored_as",
-    "seconds_per_step",
-    "train_built",
-    "train_trials",
-]
-
 _TIMED = 8  # candidates in the stack that a dry run times
 _LONG, _FEW = 0.5, 3  # seconds that its steps may take, and how many of longer ones it times
 

@@ -34,20 +34,6 @@ from privtune.ledger.privacy_filter import (
 from privtune.ledger.values import Admission, Budget
 from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
 
-__all__ = [
-    "DRIFT",
-    "FilterState",
-    "admission_of",
-    "admit",
-    "block_epsilon",
-    "filter_excess",
-    "filter_room",
-    "filter_state",
-    "fits",
-    "odometer",
-    "weights_of",
-]
-
 DRIFT = 0.01
 """By what share another version's account of an admission may lie above the one it rested on.
 

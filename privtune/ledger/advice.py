@@ -18,8 +18,6 @@ from privtune.accounting.registry import training
 from privtune.ledger.admission import block_epsilon, fits
 from privtune.ledger.history import History
 
-__all__ = ["suggestions"]
-
 _MEAN = 10
 _LARGEST = 1e4
 _DIGITS = 3

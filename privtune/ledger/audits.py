@@ -26,17 +26,6 @@ from privtune.ledger.storage import Storage
 from privtune.ledger.values import Budget, ChargeState
 from privtune.numbers import is_number
 
-__all__ = [
-    "AUDITS",
-    "audits_of",
-    "check_audit",
-    "check_audits",
-    "contradictions",
-    "kept_audits",
-    "note_audit",
-    "note_deleted",
-]
-
 AUDITS = "_audits/"
 """Where a study keeps them among its results: no arm has this name."""
 

@@ -20,8 +20,6 @@ from privtune.ledger.witness import Witness, forget_heads
 _DRAFT = ".privtune-backup-"
 _DRAFT_NAME = re.compile(rf"{re.escape(_DRAFT)}[0-9a-f]{{32}}")
 
-__all__ = ["backup", "drafts_in"]
-
 
 def backup(storage: Storage, path: Path) -> Path:
     """Copy a SQLite database with everything committed to it, while others work on it.

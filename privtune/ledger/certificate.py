@@ -34,8 +34,6 @@ from privtune.ledger.values import ChargeState
 from privtune.ledger.verification import Verification, is_within, replay, verified, verify
 from privtune.numbers import is_number
 
-__all__ = ["FORMAT", "export_certificate", "verify_certificate"]
-
 FORMAT = "privtune-certificate"
 _VERSION = 5
 _LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["ENTRY_VERSION", "GENESIS", "Entry", "Kind", "canonical", "new_entry", "sealed_digest"]
-
 ENTRY_VERSION = 1
 """Version of the entry's layout; it is hashed with every entry."""
 

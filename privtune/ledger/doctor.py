@@ -24,8 +24,6 @@ from privtune.ledger.places import STORE, checked_url, database_path
 from privtune.ledger.schema import HEAD, arms, blobs, entries, failures, rounds, tasks
 from privtune.ledger.storage import Storage
 
-__all__ = ["Check", "check_artifacts", "check_machine", "check_storage"]
-
 # SQLite's locks do not hold there, or nobody knows; and what the next start forgets.
 _REMOTE = ("nfs", "cifs", "smb", "afs", "lustre", "gluster", "ceph", "fuse.sshfs", "fuse.s3")
 _UNSURE = ("9p", "fuse", "vboxsf", "drvfs", "virtiofs")

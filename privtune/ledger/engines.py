@@ -12,8 +12,6 @@ from sqlalchemy.engine import URL, Connection, Engine
 from privtune.ledger.errors import LedgerError
 from privtune.ledger.turn import pause
 
-__all__ = ["WRITE", "SecureConnection", "connect_patiently", "open_engine", "open_session"]
-
 WRITE, QUICK = "privtune_write", "privtune_quick"
 
 

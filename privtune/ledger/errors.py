@@ -11,26 +11,6 @@ from privtune.numbers import show_epsilon, show_left
 if TYPE_CHECKING:
     from privtune.ledger.values import Budget
 
-__all__ = [
-    "SENSELESS",
-    "BudgetClosedError",
-    "BudgetExceededError",
-    "BudgetExistsError",
-    "ChargeStateError",
-    "DeclarationClosedError",
-    "LedgerBusyError",
-    "LedgerConnectionError",
-    "LedgerCorruptedError",
-    "LedgerError",
-    "LedgerFullError",
-    "LedgerReadOnlyError",
-    "LedgerSchemaError",
-    "UnitMismatchError",
-    "UnknownBudgetError",
-    "UnknownChargeError",
-]
-
-
 SENSELESS = (
     ArithmeticError,
     AttributeError,

@@ -17,8 +17,6 @@ from privtune.ledger.errors import (
 )
 from privtune.ledger.urls import masked
 
-__all__ = ["LOCK_TIMEOUT", "sqlstate", "translated"]
-
 LOCK_TIMEOUT = "55P03"
 """How PostgreSQL calls a lock that was waited for too long."""
 

@@ -18,14 +18,6 @@ from privtune.ledger.errors import SENSELESS, LedgerCorruptedError
 from privtune.ledger.values import Admission, Budget, Charge, ChargeState
 from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
 
-__all__ = [
-    "BASIS_DECLARED",
-    "BASIS_FILTER",
-    "BASIS_GAUSSIAN",
-    "BASIS_RECORDED",
-    "History",
-]
-
 BASIS_DECLARED = "declared"
 BASIS_FILTER = "filter"
 BASIS_GAUSSIAN = "gaussian"

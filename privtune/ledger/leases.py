@@ -21,8 +21,6 @@ from privtune.ledger.round_values import Lease, OpenRound, RoundStuckError
 from privtune.ledger.schema import tasks
 from privtune.ledger.storage import Storage
 
-__all__ = ["Leases", "leased"]
-
 _STEP = 64  # how many tasks a lease may look at in vain before it is found out where the open ones begin
 _WINDOW = 256
 """Open tasks that are looked at to share them; where there are as many, there are enough for all."""

@@ -34,8 +34,6 @@ from privtune.ledger.values import (
 )
 from privtune.names import check_name, check_text
 
-__all__ = ["Ledger"]
-
 
 class Ledger(LedgerReading):
     """Opens, or creates, the ledger in a database.

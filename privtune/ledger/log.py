@@ -20,8 +20,6 @@ from privtune.ledger.schema import budgets, entries
 from privtune.ledger.storage import Storage
 from privtune.names import check_text
 
-__all__ = ["Line", "Log", "stored_entry"]
-
 # Statements that every charge runs, built once.
 _HEAD = sa.select(budgets).where(budgets.c.name == sa.bindparam("budget"))
 _TAIL = (

@@ -9,8 +9,6 @@ from privtune.ledger.errors import LedgerSchemaError
 from privtune.ledger.schema import HEAD, VERSION_TABLE, metadata, version
 from privtune.ledger.storage import Storage
 
-__all__ = ["prepare", "schema_version"]
-
 # One advisory lock for all who create the schema of a PostgreSQL database.
 _LOCK = 0x707269767475
 

@@ -16,8 +16,6 @@ from privtune.ledger.audits import contradictions
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.numbers import show_epsilon
 
-__all__ = ["render_certificate", "write_file"]
-
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1c2430;max-width:62rem;margin:2.5rem auto;padding:0 1rem}
 h1{font-size:1.6rem;margin:0 0 .2rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}

@@ -15,15 +15,6 @@ from privtune.ledger.urls import masked_url
 from privtune.ledger.witness import forget_heads
 from privtune.names import check_text
 
-__all__ = [
-    "STORE",
-    "artifact_root",
-    "checked_url",
-    "create_database",
-    "database_path",
-    "read_only_url",
-]
-
 
 def checked_url(url: str) -> URL:
     """Return a storage's URL with its driver.

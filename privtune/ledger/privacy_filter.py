@@ -108,28 +108,6 @@ import numpy as np
 import scipy as sp
 from numpy.typing import NDArray
 
-__all__ = [
-    "APPROXIMATE_SHARE",
-    "BLOCK_SHARE",
-    "FAILING_SHARE",
-    "FILTER_SHARE",
-    "ODOMETER_SHARE",
-    "ORDERS",
-    "Profile",
-    "below_tabulated",
-    "best_order",
-    "capacity",
-    "empty_profile",
-    "gaussian_delta",
-    "gaussian_divergence",
-    "gaussian_room",
-    "lines",
-    "odometer_epsilon",
-    "start",
-    "tabulate",
-    "total_delta",
-]
-
 FILTER_SHARE = 0.8
 """The part of δ behind the filter itself."""
 

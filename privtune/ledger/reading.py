@@ -10,8 +10,6 @@ from privtune.ledger.history import History
 from privtune.ledger.log import Log
 from privtune.ledger.values import Budget, Charge
 
-__all__ = ["LedgerReading", "charge_of"]
-
 
 class LedgerReading:
     """The half of a ledger that writes nothing.

@@ -15,8 +15,6 @@ from privtune.ledger.log import Line
 from privtune.ledger.units import refuse_other_unit
 from privtune.ledger.values import Budget, Charge, ChargeRequest, ChargeState
 
-__all__ = ["ask", "check_requests", "check_same", "numbered", "reservations"]
-
 
 def reservations(history: History, requests: Sequence[ChargeRequest], basis: str) -> list[Line]:
     """Return the lines that reserve what was admitted on a basis."""

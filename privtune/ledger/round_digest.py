@@ -10,8 +10,6 @@ from sqlalchemy.engine import Connection
 
 from privtune.ledger.schema import tasks
 
-__all__ = ["round_digest"]
-
 
 def round_digest(connection: Connection, budget: str, charge: int) -> str | None:
     """Return the digest of a finished round's results; None where none is, or some are missing.

@@ -17,19 +17,6 @@ from privtune.ledger.round_values import OpenRound
 from privtune.ledger.schema import rounds, tasks
 from privtune.ledger.storage import Storage
 
-__all__ = [
-    "close_after",
-    "count_open",
-    "find_round",
-    "finish_task",
-    "forget_secret",
-    "insert_round",
-    "lock_round",
-    "of_round",
-    "of_task",
-    "open_tasks",
-]
-
 # Run for every task, built once.
 _FINISH = (
     sa.update(tasks)

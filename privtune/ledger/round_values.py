@@ -12,16 +12,6 @@ from privtune.training.mechanism.streams import Streams
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-__all__ = [
-    "SKIPPED",
-    "Finished",
-    "Lease",
-    "OpenRound",
-    "RoundNotFinishedError",
-    "RoundStuckError",
-    "TaskResult",
-]
-
 
 class RoundNotFinishedError(LedgerError):
     """Not every task of the round has a result yet, so none may be looked at."""

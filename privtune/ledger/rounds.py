@@ -59,8 +59,6 @@ from privtune.ledger.round_values import (
 from privtune.ledger.schema import tasks
 from privtune.ledger.values import ChargeState
 
-__all__ = ["Rounds"]
-
 
 class Rounds:
     """The rounds in a ledger's storage.

@@ -19,21 +19,6 @@ from sqlalchemy import (
     event,
 )
 
-__all__ = [
-    "HEAD",
-    "VERSION_TABLE",
-    "arms",
-    "blobs",
-    "budgets",
-    "entries",
-    "failures",
-    "metadata",
-    "rounds",
-    "studies",
-    "tasks",
-    "version",
-]
-
 HEAD = "1"
 """The newest migration: the schema that this program reads and writes."""
 

@@ -26,17 +26,6 @@ from cryptography.hazmat.primitives.serialization import (
 from privtune.ledger.chain import canonical
 from privtune.ledger.errors import LedgerError
 
-__all__ = [
-    "FORMAT",
-    "SignatureError",
-    "Signed",
-    "check_signature",
-    "fingerprint",
-    "private_key",
-    "public_key",
-    "sign_certificate",
-]
-
 FORMAT = "privtune-signature"
 _FIXED = {"format": FORMAT, "version": 1, "algorithm": "ed25519"}
 _SAID = ("certificate", "key", "signed_on")

@@ -38,8 +38,6 @@ from privtune.ledger.turn import Turn, pause
 from privtune.ledger.urls import masked_url
 from privtune.ledger.witness import Witness
 
-__all__ = ["Storage"]
-
 _log = logging.getLogger(__name__)
 
 # The one row that all to whom PostgreSQL's database is lent lock.

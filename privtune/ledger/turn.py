@@ -21,8 +21,6 @@ from pathlib import Path
 
 from privtune.ledger.errors import LedgerBusyError
 
-__all__ = ["Turn", "pause"]
-
 
 def pause() -> None:
     """Sleep for a few random milliseconds, before asking for a lock again."""

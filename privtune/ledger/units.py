@@ -8,8 +8,6 @@ from privtune.errors import InvalidInputError
 from privtune.ledger.errors import UnitMismatchError
 from privtune.ledger.values import RECORD
 
-__all__ = ["check_unit", "refuse_other_unit", "show_adjacency"]
-
 _UNIT_RULE = (
     "must be 1 to 40 letters, digits, spaces and hyphens, beginning with a letter, as person"
 )

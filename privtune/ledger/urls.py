@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["masked", "masked_url"]
-
 _SECRET = "password|passwd|pwd|secret|token|key|options"  # noqa: S105  what secrets are called
 _SHOWN = frozenset({
     "application_name", "cache", "charset", "check_same_thread", "connect_timeout", "dbname", "driver",

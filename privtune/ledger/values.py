@@ -15,16 +15,6 @@ from privtune.errors import InvalidInputError
 from privtune.names import NAME_RULE, check_text, is_name
 from privtune.numbers import is_number
 
-__all__ = [
-    "RECORD",
-    "Admission",
-    "Budget",
-    "Charge",
-    "ChargeRequest",
-    "ChargeState",
-    "member",
-]
-
 E = TypeVar("E", bound=StrEnum)
 
 

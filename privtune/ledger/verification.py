@@ -28,8 +28,6 @@ from privtune.ledger.weights import weigh_as_gaussian
 from privtune.names import check_text
 from privtune.numbers import show_epsilon
 
-__all__ = ["Verification", "is_within", "replay", "verified", "verify"]
-
 # Another version of a numerical library may move a composed ε by its rounding; that is no news.
 _ROUNDING = 1e-6
 

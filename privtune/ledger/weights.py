@@ -21,8 +21,6 @@ from privtune.accounting.releases import Direction
 from privtune.errors import PrivTuneError
 from privtune.ledger.privacy_filter import FloatArray, gaussian_delta
 
-__all__ = ["Weight", "slack_of", "weigh", "weigh_as_gaussian"]
-
 _NODES = 2000
 _LEAST = 1e-12  # of a variance: what d alone covers weighs this, and not nothing
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from privtune.ledger.errors import LedgerCorruptedError, LedgerError
 
-__all__ = ["Witness", "forget_heads"]
-
 Seen = Mapping[int, str]
 _LINE = re.compile(rb".+ [0-9]+ [0-9a-f]{64}")
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from privtune.audit import AuditReport
 
-__all__ = ["plot_audit", "plot_audits"]
-
 
 def plot_audit(report: AuditReport) -> go.Figure:
     """Plot the chain audited ≤ lower ≤ reported ≤ published, a line for each mechanism.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from privtune.study import Study
 
-__all__ = ["plot_budget", "plot_epsilon_spent", "shares"]
-
 
 def shares(study: Study) -> list[tuple[str, float, float]]:
     """Return what each charge of a study's budget added, in the order of charging.

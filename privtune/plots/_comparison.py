@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from privtune.study import ArmStatus, Study
 
-__all__ = ["plot_cost", "plot_utility", "wilson_interval"]
-
 _Z95 = 1.959963984540054
 
 

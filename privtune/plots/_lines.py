@@ -14,8 +14,6 @@ from privtune.plots._style import COLOURS, apply_style, colours
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["plot_lines"]
-
 _COLUMNS = 2
 _SYMBOLS = ("circle", "diamond", "square", "x")
 _GIVEN = ", paper"

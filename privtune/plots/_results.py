@@ -12,8 +12,6 @@ from privtune.plots._lines import plot_lines
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["plot_results"]
-
 
 def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy") -> go.Figure:
     """Plot a metric of released models against ε, a panel a task and a line an arm.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.study import Study
 
-__all__ = ["costs_at_other_means", "plot_runs"]
-
 _FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["COLOURS", "MOST_TRACES", "colours", "in_one", "new_figure"]
-
 MOST_TRACES = 24
 """Arms with a trace each; of more no legend can be read, and Plotly takes seconds to make them."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from privtune.study import ArmStatus, Study
 
-__all__ = ["plot_trajectories"]
-
 _FIRST = ("learning_rate", "max_grad_norm")
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from privtune.strategies.trainings import TrainingPlan
     from privtune.training.mechanism.streams import Streams
 
-__all__ = ["PRUNED", "Outcome", "Round", "Strategy", "StrategyError", "TrialResult", "best_of"]
-
 PRUNED = "TrialPruned"
 """What :attr:`TrialResult.failed` says of a trial that a pruner stopped."""
 

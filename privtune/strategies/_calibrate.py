@@ -12,8 +12,6 @@ from privtune.strategies.context import PlanningContext
 from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 
-__all__ = ["SearchThenFinal", "factor_for", "meet"]
-
 
 @dataclass(frozen=True)
 class SearchThenFinal:

@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from privtune.strategies.context import PlanningContext
     from privtune.strategies.plan import Plan
 
-__all__ = [
-    "check_given",
-    "check_needs",
-    "check_objective",
-    "needed_parameters",
-    "needs_of",
-    "require_independent",
-]
-
 
 def needed_parameters(strategy: Strategy) -> tuple[str, ...]:
     """Return the names of the hyperparameters that a strategy needs, with the options it has."""

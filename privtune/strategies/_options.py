@@ -11,8 +11,6 @@ from typing import Any, Literal
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
 
-__all__ = ["check_types", "reject_unknown_options", "words_of"]
-
 _WORDS: Mapping[Any, str] = {
     float: "a number",
     int: "a whole number",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from privtune.strategies.plan import Plan
     from privtune.strategies.score_plan import ScorePlan
 
-__all__ = ["plan_arm", "with_report"]
-
 _NEGLIGIBLE = 1e-3  # of δ
 _TOO_MUCH = 0.1
 

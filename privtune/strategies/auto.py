@@ -27,8 +27,6 @@ from privtune.strategies.selection import PapernotSteinke
 from privtune.strategies.subsampled import SubsampledTuningStrategy
 from privtune.training.methods import METHODS
 
-__all__ = ["Auto"]
-
 _SMALL = 0.25  # of d/2T: ADADP would aim at an error below half of what it may
 _MANY = 25_000  # records: a tenth of 27,000 was enough, of 4,000 it was not
 _ENOUGH = 1.0  # of ε from scratch; of public weights the most at which extrapolated rates hold

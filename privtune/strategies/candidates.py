@@ -23,8 +23,6 @@ from privtune.tasks._fine_tuning import PART
 from privtune.training.methods import METHODS
 from privtune.training.methods._rate_schedule import SEARCHED
 
-__all__ = ["Listed", "check_listed", "listed_plan"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:

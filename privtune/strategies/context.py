@@ -17,8 +17,6 @@ from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods.declared import Declared
 
-__all__ = ["SHARES", "PlanningContext"]
-
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 """Shares of an arm's ε that its report may take, where none is given: the first that costs nothing."""
 

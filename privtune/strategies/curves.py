@@ -8,8 +8,6 @@ from functools import lru_cache
 from privtune.accounting import Adjacency, Event, epsilon
 from privtune.strategies import TrainingPlan
 
-__all__ = ["epsilon_spent"]
-
 
 def epsilon_spent(
     training: TrainingPlan, *, delta: float, adjacency: Adjacency, points: int = 12

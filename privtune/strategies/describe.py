@@ -13,8 +13,6 @@ from privtune.strategies._options import words_of
 from privtune.strategies.registry import STRATEGIES, registered
 from privtune.training.methods import METHODS
 
-__all__ = ["arguments", "describe", "options_of"]
-
 _ARGUMENT = re.compile(r"^    (\w+): (.*)$")
 
 

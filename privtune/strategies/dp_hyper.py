@@ -23,8 +23,6 @@ from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
 from privtune.strategies.searching import IndependentDrawing, select_then
 
-__all__ = ["DPHyper"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DPHyper(OptionsOfLaw, IndependentDrawing):

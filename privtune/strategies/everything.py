@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.training.mechanism.streams import Streams
 
-__all__ = ["SAMPLERS", "Everything", "grid_of", "make_sampler", "sampler_of", "selection_instead"]
-
 SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
 _INDEPENDENT = ("random", "grid")
 

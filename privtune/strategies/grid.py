@@ -21,8 +21,6 @@ from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods._base import scale_noise_of
 
-__all__ = ["CHANGING", "search_event", "search_plan"]
-
 CHANGING = ("noise_multiplier", "epochs", "expected_batch_size")
 """Hyperparameters that change what a candidate costs."""
 

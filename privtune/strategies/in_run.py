@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Method
 
-__all__ = [
-    "Fixed",
-    "InRun",
-    "budgeted",
-    "method_class",
-    "require_parameters",
-    "require_suited",
-    "trained_parameters",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class InRun:

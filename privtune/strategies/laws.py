@@ -25,21 +25,6 @@ from privtune.accounting import (
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 
-__all__ = [
-    "NOTHING",
-    "MeanRuns",
-    "OptionsOfLaw",
-    "choose_law",
-    "few_runs",
-    "finding_probability",
-    "largest_mean",
-    "law_of_runs",
-    "price_of_minimums",
-    "say_few_runs",
-    "unused_price",
-    "with_law",
-]
-
 MeanRuns = float | Literal["auto"] | None
 
 NOTHING = (

@@ -19,8 +19,6 @@ from privtune.strategies.plan import Plan
 from privtune.strategies.searching import Searching
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 
-__all__ = ["LinearScaling"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling(Searching):

@@ -13,8 +13,6 @@ from privtune.strategies.laws import MeanRuns, law_of_runs, unused_price
 from privtune.strategies.plan import Plan
 from privtune.strategies.selection import Selection
 
-__all__ = ["LiuTalwar"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LiuTalwar(Selection):

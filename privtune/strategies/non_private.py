@@ -18,8 +18,6 @@ from privtune.strategies.searching import Searching
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.methods._base import scale_noise_of
 
-__all__ = ["NonPrivateError", "NonPrivateGrid"]
-
 
 class NonPrivateError(PrivTuneError):
     """A study holds an arm without any guarantee and was not told to run it."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.training.mechanism.streams import Streams
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:

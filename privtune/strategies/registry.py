@@ -22,8 +22,6 @@ from privtune.training.methods import METHODS
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "STRATEGIES", "EntryPointError", "Registered", "make_strategy", "registered"]
-
 GROUP = "privtune.strategies"
 
 STRATEGIES: Mapping[str, type[Any]] = ByName(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies._base import TrialResult
 
-__all__ = ["Cost", "Release", "split"]
-
 
 @dataclass(frozen=True)
 class Cost:

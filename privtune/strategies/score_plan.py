@@ -11,8 +11,6 @@ from typing import Any
 from privtune.accounting import Event, Gaussian, Laplace
 from privtune.training.mechanism.metrics import is_mean, label, lower_is_better
 
-__all__ = ["ScorePlan", "validation_metric"]
-
 
 @dataclass(frozen=True)
 class ScorePlan:

@@ -21,11 +21,6 @@ from privtune.training.mechanism.metrics import (
 if TYPE_CHECKING:
     from privtune.tasks import Score
 
-__all__ = [
-    "Reporting",
-    "Scoring",
-]
-
 _OF_NUMBERS = tuple(metric.name for metric in METRICS.values() if metric.takes == "numbers")
 
 

@@ -20,8 +20,6 @@ from privtune.strategies.trainings import SearchPlan
 from privtune.tasks._fine_tuning import PART, check_part
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
-__all__ = ["Drawing", "IndependentDrawing", "Searching", "check_space", "parts_of", "select_then"]
-
 
 def parts_of(strategy: object, space: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
     """Return which parts of the task's model an arm's candidates may train; none for the task's own.

@@ -27,8 +27,6 @@ from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.searching import IndependentDrawing
 from privtune.strategies.trainings import SearchPlan
 
-__all__ = ["NoRunFitsError", "PapernotSteinke", "Selection"]
-
 _RELEASED = ("the best model", "its hyperparameters", "its noised validation score")
 _SEALED = (
     "every other candidate: hyperparameters, score, model",

@@ -17,8 +17,6 @@ from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.statistics import noised
 from privtune.training.mechanism.streams import Streams
 
-__all__ = ["StagePlan", "plan_stage", "release_stage"]
-
 _NEGLIGIBLE = 1e-3  # of δ
 
 

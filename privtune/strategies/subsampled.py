@@ -21,8 +21,6 @@ from privtune.strategies.searching import IndependentDrawing, select_then
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
 from privtune.training.methods import METHODS
 
-__all__ = ["SubsampledTuningStrategy"]
-
 _RULES = ("scale-learning-rate", "keep")
 _FEW = 2000  # records: the best rate of fewer says little about that of all
 

@@ -23,8 +23,6 @@ from privtune.training.methods.declared import Declared
 if TYPE_CHECKING:
     from privtune.training.mechanism.streams import Streams
 
-__all__ = ["CANDIDATE", "SearchPlan", "TrainingPlan"]
-
 
 @dataclass(frozen=True)
 class TrainingPlan:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Weights"]
-
 
 class Weights:
     """A field that holds weights, or a function that reads them when they are first asked for.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from privtune.study.observer import ArmStatus
 
-__all__ = ["comparison"]
-
 
 def comparison(arms: Sequence[ArmStatus]) -> pd.DataFrame:
     """Return one row an arm: public facts and releases only.

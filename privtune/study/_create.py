@@ -22,8 +22,6 @@ from privtune.study.lifecycle import Life, new_arm
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 
-__all__ = ["check_studies", "delete_study", "store_study"]
-
 
 def store_study(spec: StudySpec, storage: str) -> None:
     """Plan a study and store it: see :meth:`privtune.Study.create`."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["DeclaredError", "DeclaredPlan", "DeclaredResult", "DeclaredTrial", "PlanRead"]
-
 _NUMBERS = 2**31  # of a sealed trial
 _SEED_PYTHON = random.seed  # as it is where no trial runs
 OPACUS = "checked against Opacus' accountant"

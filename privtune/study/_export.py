@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from privtune.study.observer import ArmStatus, StageStatus
     from privtune.study.spec import StudySpec
 
-__all__ = ["export"]
-
 
 def export(
     spec: StudySpec,

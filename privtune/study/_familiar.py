@@ -9,8 +9,6 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 from privtune.errors import PrivTuneError
 
-__all__ = ["SAID", "FamiliarNameError", "answer", "answers", "unknown"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

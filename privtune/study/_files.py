@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from privtune.training.engine.candidates import Made
     from privtune.training.engine.checkpoint import Keeper
 
-__all__ = ["TrialFiles"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFiles(LiveFiles):

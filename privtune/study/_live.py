@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.study._shown import ShownTrial, ShownTrials
 
-__all__ = ["LiveFiles", "LiveRound", "deadline_of", "in_threads"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LiveFiles(Files):

@@ -25,8 +25,6 @@ from typing import Any, cast
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.files import private_folder
 
-__all__ = ["DamagedResultError", "ObjectStore", "check_address"]
-
 _OURS = re.compile(
     r"/([0-9a-f]{16}|check)/[0-9a-f]{32}\Z"
 )  # how objects are named below the study's id

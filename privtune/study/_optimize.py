@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from privtune.tasks import Task
     from privtune.tasks._usable import RecordCheck
 
-__all__ = ["check_open", "check_strategy", "optimize", "target_of"]
-
 _log = logging.getLogger(__name__)
 _RELEASED = (
     "Arm %r of study %r has been released: its release is returned, nothing was run or spent."

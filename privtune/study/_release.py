@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.scoring import Measured
     from privtune.training.mechanism.streams import Streams
 
-__all__ = [
-    "MODEL",
-    "ReleaseError",
-    "check_end",
-    "check_measured",
-    "load_release",
-    "make_release",
-    "shaped",
-    "utility_of",
-]
-
 MODEL = "model.safetensors"
 """Name of the released model in its arm's folder."""
 

@@ -20,8 +20,6 @@ from privtune.ledger.storage import Storage
 from privtune.study._objects import DamagedResultError, ObjectStore
 from privtune.study._rows import StudyRow, check_there, insert_new
 
-__all__ = ["Results", "Staged"]
-
 _LARGE = 2**24
 """Bytes above which a result is a file in the study's folder, and its row says so."""
 _ASKED = 500  # names that are asked for in one statement

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from privtune.study._shown import ShownTrials
     from privtune.study._trials import StudyTrials
 
-__all__ = ["STACK", "Asked", "Files", "StudyRound", "work_on_rows"]
-
 STACK = 16  # candidates that are trained together
 _SMALL = 2**18  # bytes of a result below which those of a stack are handed in together
 _CAUTIOUS = 4  # likewise, where a known score ends the round: what is trained after it is wasted

@@ -17,8 +17,6 @@ from privtune.errors import PrivTuneError
 from privtune.files import OwnFolder
 from privtune.ledger.schema import blobs, studies
 
-__all__ = ["DELETING", "StudyRow", "check_there", "insert_new"]
-
 DELETING = "deleting"
 """The result that says that a study's deletion has begun: from then on nothing else is written to it."""
 

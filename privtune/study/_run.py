@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from privtune.tasks import Task
     from privtune.tasks._usable import RecordCheck
 
-__all__ = ["check_records", "run_study"]
-
 
 def run_study(
     life: Life,

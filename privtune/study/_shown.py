@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 Kept = dict[str, tuple[Any, "BaseDistribution"]]
 
-__all__ = ["INDEX", "ShownTrial", "ShownTrials", "from_storage", "suggested"]
-
 INDEX = "privtune:index"
 """Attribute of a trial: its number in its round."""
 

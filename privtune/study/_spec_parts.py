@@ -13,8 +13,6 @@ from privtune.names import check_name
 from privtune.strategies import Strategy, make_strategy
 from privtune.study._spec_words import NUMBER, checked
 
-__all__ = ["ArmSpec", "BudgetSpec", "Name"]
-
 Name = Annotated[str, AfterValidator(partial(checked, check_name))]
 
 

@@ -13,8 +13,6 @@ from pydantic_core import ErrorDetails
 from privtune.errors import InvalidInputError
 from privtune.priors import with_public_priors
 
-__all__ = ["NUMBER", "Space", "checked", "sentence"]
-
 T = TypeVar("T")
 
 

@@ -25,9 +25,6 @@ from privtune.study.spec import StudySpec
 if TYPE_CHECKING:
     from privtune.tasks import Task
 
-__all__ = ["AnyPlan", "Stage", "Standing"]
-
-
 AnyPlan = Plan | StagePlan
 """Of an arm, or of a stage before the arms: both live alike."""
 

@@ -30,15 +30,6 @@ from privtune.strategies.stage_plan import StagePlan
 from privtune.study._objects import ObjectStore
 from privtune.study._rows import DELETING, StudyRow, check_there, insert_new
 
-__all__ = [
-    "Arm",
-    "StudyExistsError",
-    "StudyNotFoundError",
-    "StudyRow",
-    "StudyStore",
-]
-
-
 _PLACES = "places/"
 
 

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.noise_options import NoiseOptions
 
-__all__ = ["Study"]
-
-
 _RECORDS = (
     "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",
     "pad_to", "columns",

@@ -21,8 +21,6 @@ from privtune.training.mechanism.streams import Streams
 if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial
 
-__all__ = ["Suggestions"]
-
 _PLANNED = frozenset(
     {"batchsize", "expectedbatchsize", "lotsize", "epoch", "epochs", "nepoch", "nepochs"}
     | {"numepochs", "maxepochs", "steps", "nsteps", "numsteps", "maxsteps"}

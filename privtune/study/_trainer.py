@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from privtune.training.engine.compute import Compute
     from privtune.training.mechanism.scoring import Measured
 
-__all__ = ["TaskTrainer"]
-
 
 @dataclass(frozen=True)
 class TaskTrainer:

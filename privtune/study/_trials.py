@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from privtune.strategies import TrialResult
     from privtune.study._results import Results
 
-__all__ = ["StudyTrials"]
-
 _OUTSIDE = "params:"
 
 

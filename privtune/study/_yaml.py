@@ -7,8 +7,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["read_yaml"]
-
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's, which itself takes the last of two values, and 1e-3 for text."""

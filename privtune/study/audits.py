@@ -16,8 +16,6 @@ from privtune.study._store import StudyStore
 if TYPE_CHECKING:
     from privtune.study._study import Study
 
-__all__ = ["audits_of", "keep_audit"]
-
 
 def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
     """Keep what an audit of an arm found, so that certificate and report say it.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial
     from privtune.training.engine.candidates import Made
 
-__all__ = ["Built", "build_candidate", "model_for"]
-
 
 @cache
 def _used() -> MutableMapping[Any, bool]:

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured
 
-__all__ = ["DeclaredObjective", "Mechanism", "optimize_declared", "plan_declared"]
-
 DeclaredObjective = Callable[[DeclaredTrial], Any]
 """Suggests hyperparameters, reads ``trial.plan``, trains, returns ``trial.result(artifact, score=...)``."""
 

@@ -19,16 +19,6 @@ from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.study._objects import DamagedResultError
 from privtune.tasks._task import TaskChangedError
 
-__all__ = [
-    "ArmStoppedError",
-    "NotLoadedError",
-    "StageRefusedError",
-    "StudyInterruptedError",
-    "UnreadableRecordsError",
-    "UnusableRecordsError",
-    "stopping",
-]
-
 
 class StudyInterruptedError(PrivTuneError):
     """The time was over before the arm was; its charge stays, nothing was released."""

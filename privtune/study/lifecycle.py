@@ -43,14 +43,6 @@ if TYPE_CHECKING:
     from privtune.study.observer import Observer
     from privtune.training.mechanism.scoring import Measured
 
-__all__ = [
-    "Life",
-    "StudyBusyError",
-    "Trainer",
-    "carry_on",
-    "new_arm",
-]
-
 
 class StudyBusyError(PrivTuneError):
     """Another process is running the study, or the arm, at this moment."""

@@ -10,8 +10,6 @@ from privtune.accounting import Guarantee
 from privtune.strategies import Plan, Release
 from privtune.strategies.stage_plan import StagePlan
 
-__all__ = ["ArmStatus", "NullObserver", "Observer", "StageStatus"]
-
 
 class Observer(Protocol):
     """Hears of a running study. A sealed arm tells it when it begins and ends, and nothing else.

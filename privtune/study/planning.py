@@ -36,8 +36,6 @@ from privtune.tasks import TRAINED
 if TYPE_CHECKING:
     from privtune.accounting.sensitivity import Sensitivity
 
-__all__ = ["StudyPlan", "advice", "plan_arms", "plan_study"]
-
 _LEFT, _LEFT_REPLACED = 1e-3, 2e-2  # of a study's ε, to reports whose share is not given
 
 

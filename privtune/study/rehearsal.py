@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from privtune.tasks import Task
     from privtune.training.engine.compute import Compute
 
-__all__ = ["DependentTrialsError", "check_repeated", "rehearse"]
-
 T = TypeVar("T")
 
 _DRAWS = 10  # how many draws are tried before a value that none of them asked for is refused

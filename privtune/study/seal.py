@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["SealedError", "SealedTrialsError", "open_stream", "round_ran", "sealed"]
-
 _MLFLOW = {
     "mlflow.tracking._tracking_service.registry": ("TrackingStoreRegistry", "get_store"),
     "mlflow.tracking._model_registry.registry": ("ModelRegistryStoreRegistry", "get_store"),

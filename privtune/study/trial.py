@@ -14,8 +14,6 @@ from privtune.training.mechanism.streams import Streams
 if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial
 
-__all__ = ["Trial"]
-
 _NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
 
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
 
-__all__ = ["TASK", "assist", "give_out", "make_files", "serve", "storage_here", "telling", "work"]
-
 TASK = "task.json"
 """Name of the sealed result that says where workers find an arm's functions and data."""
 

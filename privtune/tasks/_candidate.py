@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import torch
     from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["Build", "Candidate", "RecordLoss", "Score"]
-
 RecordLoss = Callable[..., "torch.Tensor"]
 """A function ``(model, *record) -> [1]`` of one record, whose tensors have a leading axis of 1."""
 

@@ -10,18 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "MISSING",
-    "Floats",
-    "coded",
-    "is_missing",
-    "label_of",
-    "missing_of",
-    "moment_of",
-    "number_of",
-    "numbers_of",
-]
-
 Floats = npt.NDArray[np.float64]
 
 MISSING = frozenset({"", "na", "n/a", "nan", "nat", "null", "none"})

@@ -29,15 +29,6 @@ from privtune.tasks._cells import (
 )
 from privtune.tasks._usable import CLIPPED, MISSING, NO_NUMBER, OTHER, Fault, fault_of
 
-__all__ = [
-    "PAID",
-    "Category",
-    "Column",
-    "Number",
-    "Paid",
-    "read_columns",
-]
-
 Encoded = tuple[Floats, npt.NDArray[np.bool_]]
 """Features of shape ``[N, width]``, and which records are not as declared, ``[N]``.
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-__all__ = ["of_softmax", "of_squared_error", "summed"]
-
 
 def of_softmax(square: float, classes: int, *, weight: float = 1.0) -> Mapping[str, float]:
     """Return the constants of the cross-entropy of a linear model with a bias, from zero weights.

@@ -13,8 +13,6 @@ from privtune.tasks._task import Task, TaskData
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["classification_loss", "linear", "logistic"]
-
 
 def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each record."""

@@ -6,11 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "A_RECORD", "MECHANISM", "PARTITIONS", "PARTS", "PRECISION", "PRETRAINED", "ROWS", "SPLITS", "TRAINED",
-    "PublicFacts", "declared_note", "rows_note",
-]  # fmt: skip
-
 PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
 """Names of the facts of a fine-tuning, and of what a record is where it is more than a row."""
 PARTS = "parts of a record"

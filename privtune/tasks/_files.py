@@ -16,17 +16,6 @@ from privtune.tasks._task import TaskAbsentError, TaskDataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ON_READ",
-    "Batch",
-    "TableFile",
-    "check_columns",
-    "check_file",
-    "counted",
-    "header_of",
-    "open_table",
-]
-
 ON_READ: ContextVar[Callable[[float], None] | None] = ContextVar("ON_READ", default=None)
 """Hears how much of a table has been read, as a share; None where nobody wants to know."""
 

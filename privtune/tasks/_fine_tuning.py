@@ -16,16 +16,6 @@ from privtune.tasks._task import Task, TaskDataError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "FIELDS",
-    "PART",
-    "check_part",
-    "fine_tuned",
-    "for_candidate",
-    "from_spec",
-    "weights_at",
-]
-
 FIELDS = ("type", "task", "pretrained", "trainable", "target_modules", "precision")
 """Fields of ``task: {type: fine-tuning, ...}`` in a spec."""
 

@@ -12,17 +12,6 @@ from torch.nn import functional
 from privtune.errors import InvalidInputError
 from privtune.imports import users_code
 
-__all__ = [
-    "InRange",
-    "linear",
-    "mlp",
-    "own_model",
-    "resnet_gn",
-    "small_cnn",
-    "squared_error",
-    "weighted_cross_entropy",
-]
-
 
 class InRange(nn.Module):
     """Takes outputs from units of half a range to the range: -1 is its low end, 1 its high end."""

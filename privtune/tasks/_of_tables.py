@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["constants_of", "loss_of", "model_of"]
-
 _HIDDEN = (64,)
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["KEY", "Sizes", "part_drawn", "places", "split", "split_read"]
-
 KEY = "privtune"
 """The public key of the hash, unless a task says another."""
 

@@ -17,8 +17,6 @@ from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.packing import TARGETS, RecordTree
 from privtune.training.mechanism.records import blames_records
 
-__all__ = ["Records", "read_records"]
-
 _TWICE = 3  # first records that are read twice
 _KINDS = (
     "must be a pair of tensors or arrays, a dict or tuple of such, one tensor alone, TensorData, a "

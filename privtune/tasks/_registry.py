@@ -10,8 +10,6 @@ from privtune.imports import ByName, find_function, users_code
 from privtune.tasks._fine_tuning import from_spec
 from privtune.tasks._task import Task
 
-__all__ = ["TASKS", "get_task"]
-
 TASKS: Mapping[str, Callable[[], Task]] = ByName(
     {
         "digits-mlp": "privtune.tasks.digits:digits_mlp",

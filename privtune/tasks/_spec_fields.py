@@ -15,8 +15,6 @@ from privtune.tasks._partition import Sizes
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["SPLIT_FIELDS", "check_fields", "own_model", "read_classes", "read_flag", "read_sizes"]
-
 SPLIT_FIELDS = (*SPLITS, "public_test", "key")
 """Fields that say how records come into splits."""
 

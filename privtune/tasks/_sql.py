@@ -29,8 +29,6 @@ from privtune.tasks._task import TaskDataError
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-__all__ = ["RowError", "SqlTable", "check_query", "check_url"]
-
 _BATCH = 2**15  # records that are read at once
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _DIALECTS = {

@@ -13,8 +13,6 @@ from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
 from privtune.training.mechanism.statistics import Floats
 
-__all__ = ["TaskSpec", "TaskStage", "as_number"]
-
 TaskSpec = Mapping[str, Any]
 """A task as a spec describes it."""
 

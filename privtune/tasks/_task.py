@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.kernel import LossOf
     from privtune.training.mechanism.packing import RecordTree
 
-__all__ = [
-    "Task",
-    "TaskAbsentError",
-    "TaskChangedError",
-    "TaskData",
-    "TaskDataError",
-    "made_up_inputs",
-]
-
-
 IGNORED = -100
 """The class of a place that is none, as losses of torch's skip it."""
 

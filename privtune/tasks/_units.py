@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.data import TensorData
 
-__all__ = ["by_unit", "unit_records"]
-
 Groups = Callable[[], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"]
 _MOST = 4096
 

@@ -24,23 +24,6 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.data import TensorData
 
-__all__ = [
-    "CLIPPED",
-    "LABEL",
-    "MISSING",
-    "NO_NUMBER",
-    "OTHER",
-    "Fault",
-    "Finding",
-    "RecordCheck",
-    "SplitCheck",
-    "Tally",
-    "contents",
-    "fault_of",
-    "label_faults",
-    "shared_records",
-]
-
 MISSING, CLIPPED, OTHER = "missing", "clipped to a bound", "not declared"
 NO_NUMBER, LABEL = "not a number", "with a label that is not declared"
 """Why a record is not as declared."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["digits_cnn", "digits_mlp"]
-
 _SIZES = Sizes(1_077, 360, 360)
 _MAX_PIXEL = 16.0  # the format's bound, not the data's maximum
 

@@ -30,8 +30,6 @@ from privtune.tasks._usable import CLIPPED, Fault, RecordCheck, Tally, label_fau
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["images"]
-
 _FIELDS = ("type", "name", "path", "classes", "shape", "model", *SPLIT_FIELDS)
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _BATCH = 1024  # pictures that are read at once

@@ -18,8 +18,6 @@ from privtune.tasks._task import Task, TaskData, TaskDataError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DATA_VARIABLE", "mnist_cnn", "mnist_logistic", "mnist_mlp"]
-
 DATA_VARIABLE = "PRIVTUNE_DATA"
 """Environment variable with the path of the data; ``--data PATH`` sets it."""
 

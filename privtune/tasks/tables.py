@@ -13,8 +13,6 @@ from privtune.tasks._data import logistic
 from privtune.tasks._partition import Sizes, split
 from privtune.tasks._task import Task, TaskData
 
-__all__ = ["breast_cancer_logistic", "iris_logistic", "synthetic_logistic"]
-
 # Upper bounds of the ten measured quantities of a cell nucleus.
 _NUCLEUS = (40.0, 50.0, 260.0, 4500.0, 0.25, 1.2, 1.4, 0.4, 0.8, 0.3)
 # Their standard errors are smaller; the largest values are bounded like the means.

@@ -47,8 +47,6 @@ from privtune.tasks._usable import (
 if TYPE_CHECKING:
     from privtune.tasks._sql import SqlTable
 
-__all__ = ["Table", "read_table", "tabular"]
-
 _FIELDS = {
     "type", "name", "path", "url", "query", "target", "classes", "target_range", "bounds", "columns", "model",
     "hidden", "class_weights", "train", "validation", "test", "public_test", "id", "key", "projection",

@@ -29,8 +29,6 @@ from privtune.tasks._spec_fields import (
 from privtune.tasks._task import Task, TaskData, TaskDataError
 from privtune.tasks._usable import RecordCheck, Tally, fault_of, label_faults
 
-__all__ = ["text"]
-
 _FIELDS = (
     "type", "name", "path", "text", "label", "classes", "tokenizer", "encoder", "length", "model",
     *SPLIT_FIELDS,

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from privtune.files import cache_folder, open_private, private_folder
 
-__all__ = ["begin_at_copy"]
-
 _OTHERS = {"alembic_version", "secrets", "spans", "workspaces"}  # tables that hold nothing of a run
 _BESIDE = ("-journal", "-wal", "-shm")  # what SQLite would play back into a copy
 

@@ -19,8 +19,6 @@ from privtune.files import open_private, private_folder
 from privtune.training.engine.compute import check_device
 from privtune.training.engine.machine import uuid_of
 
-__all__ = ["SWITCH", "MachineSampler", "machine_state"]
-
 Sample = tuple[float, dict[str, float]]
 
 SEALED_STATE = "off: they would show how long a sealed round took"

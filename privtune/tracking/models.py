@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
     from privtune.study import Study
 
-__all__ = ["log_model"]
-
 
 def log_model(
     study: Study, arm: str, *, register: str | None = None, uri: str | None = None

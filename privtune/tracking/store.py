@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import RunInfo
 
-__all__ = [
-    "TrackingUnavailableError",
-    "local_uri",
-    "open_client",
-    "published",
-    "tracking_uri",
-    "write_record",
-]
-
 _BATCH = 1_000  # MLflow's limit on metrics a call
 _DIGEST = "privtune.plan_digest"
 _MILLIS = "get_current_time_millis"

@@ -13,8 +13,6 @@ from typing import Any
 
 from privtune.files import midnight
 
-__all__ = ["VIEW_KEY", "VIEW_VERSIONS", "experiment_url", "knows_view", "saved_view"]
-
 VIEW_KEY = "privtune"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
 

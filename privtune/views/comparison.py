@@ -13,8 +13,6 @@ from privtune.views.text import show_params, stage_line, utility_column
 if TYPE_CHECKING:
     from privtune.study import Study
 
-__all__ = ["to_csv", "to_markdown"]
-
 _COLUMNS = (
     "arm", "strategy", "state", "epsilon", "delta", "bound", "sealed", "score", "score_of",
     "score_metric", "gradient_evaluations", "wall_seconds", "wall_seconds_expected",

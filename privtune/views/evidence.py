@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.study import Study
 
-__all__ = ["OPEN", "Evidence", "Line", "evidence"]
-
 OPEN = "To be answered by you"
 """Marks what no tool can know."""
 

@@ -23,8 +23,6 @@ from privtune.views.text import public_facts
 if TYPE_CHECKING:
     from privtune.study import Study
 
-__all__ = ["Answer", "Layer", "answers", "grouped", "to_html", "to_markdown", "whose"]
-
 
 @dataclass(frozen=True)
 class Answer:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["Html", "details", "document", "facts", "figure", "section", "table", "text"]
-
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1c2430;--quiet:#56606f;--line:#d9dee7;--paper:#fff;
 --panel:#f5f7fb;--accent:#2f6fdd}

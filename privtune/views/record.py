@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan, Release, TrialResult
     from privtune.study import Study
 
-__all__ = [
-    "CURVE_NAMES",
-    "ArmRecord",
-    "BudgetView",
-    "arm_record",
-    "budget_view",
-    "ledger_table",
-    "short_name",
-    "study_note",
-]
-
 CURVE_NAMES = {"learning_rate": "lr", "max_grad_norm": "clip", "val_accuracy": "acc/val"}
 """Short names of curves: MLflow cuts its columns at about thirteen characters."""
 

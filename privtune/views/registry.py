@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.study import Study
 
-__all__ = ["SCHEMA", "registry_entry", "to_yaml"]
-
 SCHEMA = (
     "https://github.com/opendp/deployments-registry-data/blob/"
     "3e9c812a924cf01d228f26f6c462c59c391c3f2a/schemas/deployments-schema.yaml"

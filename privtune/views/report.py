@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
     from privtune.views.record import ArmRecord, BudgetView
 
-__all__ = ["render_arm", "render_study"]
-
 
 def render_arm(record: ArmRecord, view: BudgetView) -> str:
     """Return the page of one arm, without scripts: MLflow shows it among the run's artifacts.

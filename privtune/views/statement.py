@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
     from privtune.views.record import BudgetView
 
-__all__ = ["meaning", "privacy_statement", "run_and_procedure"]
-
 _NEIGHBOURS = {
     Adjacency.ADD_REMOVE: "is in the data or not",
     Adjacency.REPLACE_ONE: "is what it is or is replaced by any other",

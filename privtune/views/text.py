@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from privtune.study.observer import StageStatus
     from privtune.study.spec import BudgetSpec
 
-__all__ = [
-    "EXPECTED",
-    "NOT_MEASURED",
-    "budget_line",
-    "declared_trainings",
-    "explain_utility",
-    "metric_of",
-    "public_facts",
-    "show_metric",
-    "show_params",
-    "stage_line",
-    "together",
-    "utility_column",
-    "utility_name",
-]
-
 
 def show_params(params: Mapping[str, Any]) -> str:
     """Return hyperparameters in one line."""

@@ -23,8 +23,6 @@ from privtune.accounting.mechanisms.entry import (
 )
 from privtune.accounting.pairs import Pair, on_lattice
 
-__all__ = ["Composition", "Compound", "NoLook"]
-
 _OWN = 2.0  # fineness of a lattice of its own
 
 

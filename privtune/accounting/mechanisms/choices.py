@@ -37,8 +37,6 @@ from privtune.accounting.runs import Geometric
 from privtune.accounting.selection import Threshold, Tuner
 from privtune.accounting.subsampled import amplified, amplified_curve, split_curve, tabulate
 
-__all__ = ["ENTRIES"]
-
 _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
 _THRESHOLD_SIZE = 400
 

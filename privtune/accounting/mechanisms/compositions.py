@@ -37,8 +37,6 @@ from privtune.accounting.mechanisms.entry import (
 from privtune.accounting.pairs import Pair, worst_pair
 from privtune.accounting.pmf import mixture
 
-__all__ = ["ENTRIES"]
-
 _MOST_PARTS = 6  # of which every two are composed; of more, the dearest twice
 
 

@@ -18,25 +18,6 @@ from privtune.accounting.pairs import Gains, Pair
 from privtune.accounting.selection import Threshold, Tuner
 from privtune.errors import PrivTuneError
 
-__all__ = [
-    "Atom",
-    "Choice",
-    "CurveOf",
-    "E",
-    "Edges",
-    "Entry",
-    "Floats",
-    "Instances",
-    "Look",
-    "LooksOf",
-    "MassOf",
-    "Pairs",
-    "TextOf",
-    "TrainingOf",
-    "Tuners",
-    "UnknownEventError",
-]
-
 Floats = NDArray[np.float64]
 E = TypeVar("E", bound=Event)
 CurveOf = Callable[[Event], Floats]

@@ -49,8 +49,6 @@ from privtune.accounting.pairs import Pair, approximate_pair, laplace_pair, zcdp
 from privtune.accounting.releases import Direction, loss_deviation, sampled_gaussian
 from privtune.accounting.subsampled import amplified
 
-__all__ = ["ENTRIES"]
-
 
 class _Known(NoLook[E]):
     """A release of which only a guarantee is known."""

@@ -46,8 +46,6 @@ from privtune.training.mechanism.kernel import Layout, LossOf, Rows
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
 
-__all__ = ["BatchedKernel", "NotBatchableError"]
-
 _ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fewer digits
 _RARE = 4  # a capture costs as much as some 20 runs without one, but sizes are few: most come again
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from privtune.training.methods import Method
 
-__all__ = ["Made", "Outcome", "train_made"]
-
 _NARROW = 2**15  # weights of a model whose steps take as long as those of a narrower one
 _HELD_BYTES = 512 * 2**20  # of models that wait to be trained together
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from privtune.training.engine.compiling import Shape
     from privtune.training.mechanism.stack_oracle import StackOracle
 
-__all__ = ["Checkpoint", "Keeper", "Middle"]
-
 _SECONDS = 10.0
 """Least time between two checkpoints: what a death costs at most, beside the next number."""
 

@@ -20,8 +20,6 @@ from privtune.training.mechanism.clipping import Clipping
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import FallbackWarning, Layout, LossOf, Rows
 
-__all__ = ["CompiledSums"]
-
 Tensors = tuple[torch.Tensor, ...]
 Shape = tuple[int, int, bool, str]
 Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

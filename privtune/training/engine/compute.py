@@ -22,16 +22,6 @@ from privtune.errors import InvalidInputError, PrivTuneError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "CompileError",
-    "Compute",
-    "check_device",
-    "check_stack",
-    "full_precision",
-    "require_compiler",
-    "sums_in_float32",
-]
-
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,3}))?")
 
 

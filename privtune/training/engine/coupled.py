@@ -6,8 +6,6 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["refuse_coupling"]
-
 
 def _is_fixed(norm: nn.Module) -> bool:
     """Say whether a normalisation works by numbers that no record changes: those of evaluation mode."""

@@ -21,8 +21,6 @@ from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.fresh import fresh, unwritten
 from privtune.training.mechanism.records import find_facts, find_raising
 
-__all__ = ["FrozenPart", "Lora", "load_public", "part_of_model", "set_trainable"]
-
 _PASS = 256  # records whose features are computed at once
 
 

@@ -8,8 +8,6 @@ import torch
 
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 
-__all__ = ["Initialisation"]
-
 
 class Initialisation:
     """Seeds torch's global generator for one trial until its model is made.

@@ -12,8 +12,6 @@ import torch
 
 from privtune.training.engine.compute import check_device
 
-__all__ = ["driver", "hardware", "uuid_of", "versions"]
-
 
 def hardware(device: str | torch.device) -> str:
     """Return the class of hardware: on the same, the same program repeats its results.

@@ -21,8 +21,6 @@ from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
 
-__all__ = ["OneByOneKernel"]
-
 
 class OneByOneKernel:
     """Plain autograd on batches of one record: for what no transform takes.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods import Candidate
 
-__all__ = ["OPTIMIZER", "Optimized", "Own", "checked", "walked"]
-
 OPTIMIZER = "optimizer"
 """Under which name a candidate's values hold its :class:`Own`."""
 

@@ -28,8 +28,6 @@ from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import LossOf
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
-__all__ = ["Program", "program_of"]
-
 _PLAIN = (int, float, complex, str, bool, type(None))
 _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _LEAVE = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})

@@ -14,8 +14,6 @@ from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows
 from privtune.training.mechanism.streams import Streams
 
-__all__ = ["KernelMismatchError", "check_kernel"]
-
 _TOLERANCE = 1e-4
 
 

@@ -22,20 +22,6 @@ from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods._rate_schedule import average_weights
 
-__all__ = [
-    "STACK_BYTES",
-    "Memory",
-    "Split",
-    "Trained",
-    "granule",
-    "longest_sample",
-    "memory_model",
-    "run_stack",
-    "split",
-    "stack_sizes",
-    "threads_for",
-]
-
 STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and stacking gains nothing
 _ABREAST_BYTES = 512 * 2**20  # of all stacks that are trained side by side: memory, not caches
 _TURN_BYTES = 4 * 2**20  # a step on these takes about as long as threads wait for the interpreter

@@ -12,8 +12,6 @@ from typing import Protocol, TypeVar
 
 import torch
 
-__all__ = ["Job", "OnStep", "side_by_side"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

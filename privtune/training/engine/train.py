@@ -56,8 +56,6 @@ from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
 if TYPE_CHECKING:
     from privtune.training.methods._base import Candidate, Method
 
-__all__ = ["Training", "TrainingResult", "choose_kernel", "held_to_facts", "train"]
-
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:

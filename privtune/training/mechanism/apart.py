@@ -10,8 +10,6 @@ from torch._functorch.autograd_function import custom_function_call
 from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Apart", "by_record"]
-
 
 class Apart(TorchFunctionMode):
     """Refuses rules for ``vmap`` that are not torch's own, and would be handed all records.

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-__all__ = ["channels_last"]
-
 Weights = dict[str, torch.Tensor]
 
 

@@ -18,16 +18,6 @@ from privtune.training.mechanism.device import looks_freely, sent
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Automatic",
-    "AutomaticByLayer",
-    "Clipping",
-    "CoordinateTransform",
-    "EqualByLayer",
-    "Flat",
-]
-
-
 _SMALLEST = 1e-15  # of bounds: float32 sees no norm below 1e-19
 
 

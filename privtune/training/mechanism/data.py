@@ -12,14 +12,6 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.records import RecordFacts
 
-__all__ = [
-    "Fetched",
-    "TensorData",
-    "fingerprint",
-    "synthetic",
-    "targets_are_classes",
-]
-
 Fetched = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Inputs, targets, and which of the records cannot be used; None for none of them."""
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["looks_freely", "sent"]
-
 
 def looks_freely(device: torch.device) -> bool:
     """Say whether looking at a number that lies on a device makes nobody wait."""

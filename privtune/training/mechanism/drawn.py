@@ -11,8 +11,6 @@ import torch
 
 from privtune.training.mechanism.kernel import Rows
 
-__all__ = ["Drawn", "loss_sums", "rewind", "same_bits", "where"]
-
 
 @dataclass(frozen=True, eq=False)
 class Drawn:

@@ -13,8 +13,6 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["fresh", "unwritten"]
-
 _EMPTY = (OrderedDict, dict, list, set)
 
 

@@ -20,20 +20,6 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
 
-__all__ = [
-    "FallbackWarning",
-    "Kernel",
-    "Layout",
-    "Loss",
-    "LossOf",
-    "OfOutputs",
-    "Rows",
-    "flatten_params",
-    "load_params",
-    "same_fixed",
-    "say_once",
-]
-
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
 

@@ -23,8 +23,6 @@ from privtune.training.mechanism.device import looks_freely, sent
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
 
-__all__ = ["VALUES", "NoiseSource", "PlacedNoise", "add_noise", "noise_scale"]
-
 VALUES = 2
 """Which values a secret gives: where that is another number, no training goes on in its middle."""
 

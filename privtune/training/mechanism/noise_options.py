@@ -9,8 +9,6 @@ from typing import Any, Literal, get_args
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["NoiseOptions"]
-
 Source = Literal["fast", "chacha20"]
 FloatingPoint = Literal["plain", "grid", "four-draws"]
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.mechanism.transcript import Transcript
 
-__all__ = ["Oracle", "Sample"]
-
 
 class Sample(Protocol):
     """One drawn sample for each of the K candidates: a handle with nothing to look into."""

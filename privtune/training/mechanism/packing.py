@@ -12,8 +12,6 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TARGETS", "Packing", "RecordTree"]
-
 TARGETS = ("labels", "label")
 
 

@@ -19,8 +19,6 @@ from torch.overrides import TorchFunctionMode
 from privtune.errors import PrivTuneError
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
-__all__ = ["NO_FACTS", "Lookups", "RecordFacts", "blames_records", "find_facts", "find_raising"]
-
 _ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a table: it has no range
 
 

@@ -18,8 +18,6 @@ import torch
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.streams import Tensors, set_state, state_of
 
-__all__ = ["GRANULE", "PoissonSampler", "padded"]
-
 Indices = npt.NDArray[np.int64]
 Masks = npt.NDArray[np.float32]
 

@@ -8,8 +8,6 @@ from numbers import Real
 
 from privtune.errors import InvalidInputError
 
-__all__ = ["Schedule"]
-
 
 @dataclass(frozen=True)
 class Schedule:

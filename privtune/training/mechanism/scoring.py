@@ -30,16 +30,6 @@ from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval,
 from privtune.training.mechanism.records import blames_records, find_facts, find_raising
 from privtune.training.mechanism.units import rows_of
 
-__all__ = [
-    "Measured",
-    "OfRecords",
-    "ScoreTerms",
-    "cross_entropy",
-    "measure",
-    "measure_each",
-    "score",
-]
-
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -26,8 +26,6 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
 from privtune.training.mechanism.transcript import StackTranscript, Transcript
 
-__all__ = ["StackOracle"]
-
 T = TypeVar("T")
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.noise_options import NoiseOptions
     from privtune.training.mechanism.streams import Streams
 
-__all__ = ["count_sensitivity", "counts", "moment_sensitivity", "moments", "noised", "symmetric"]
-
 Floats = npt.NDArray[np.float64]
 
 _ROWS = 2**14  # records whose products are summed at once

@@ -24,16 +24,6 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "GLOBAL_GENERATOR",
-    "Streams",
-    "Tensors",
-    "of_prefix",
-    "prefixed",
-    "set_state",
-    "state_of",
-]
-
 GLOBAL_GENERATOR = threading.RLock()
 """Held by whoever seeds, forks or puts back torch's global generator, of which a process has one: a
 trial in another thread would draw its first weights from what is left of it."""

@@ -18,17 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-__all__ = [
-    "EDGE",
-    "TOGETHER",
-    "Floats",
-    "beyond",
-    "gaussian",
-    "gaussian_tail",
-    "laplace",
-    "most_beyond",
-]
-
 Floats = npt.NDArray[np.float64]
 
 Uniform = Callable[[int], Floats]

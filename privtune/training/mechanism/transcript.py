@@ -20,8 +20,6 @@ from privtune.accounting.mechanisms.entry import Atom, Look, UnknownEventError
 from privtune.accounting.registry import looks
 from privtune.errors import PrivTuneError
 
-__all__ = ["Atom", "Look", "StackTranscript", "Transcript", "TranscriptMismatchError", "looks_of"]
-
 if TYPE_CHECKING:
     from privtune.training.mechanism.streams import Tensors
 

@@ -9,8 +9,6 @@ from torch import nn
 
 from privtune.training.mechanism.kernel import LossOf
 
-__all__ = ["FILLER", "OfUnits", "mean_of_rows", "rows_of", "sum_of_rows", "there_are"]
-
 FILLER = {False: -1.0, True: math.nan}
 """Target of a row that is none, by whether targets are floating."""
 

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Unpacking"]
-
 
 class Unpacking(nn.Module):
     """A model of several tensors, on records that are packed into one.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.mechanism.schedule import Schedule
 
-__all__ = ["Candidate", "Method", "MethodState", "scale_noise_of"]
-
 Candidate = Mapping[str, Any]
 """The hyperparameters of one candidate, by their field names (``learning_rate``, ...): numbers, but
 for the type of a schedule."""

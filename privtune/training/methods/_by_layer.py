@@ -18,8 +18,6 @@ from privtune.training.methods._rate_schedule import Scheduled
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LayerClipping"]
-
 _CLIPPINGS = ("flat", "by-layer")
 
 

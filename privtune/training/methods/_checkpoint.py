@@ -15,8 +15,6 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["restore_state", "state_tensors"]
-
 T = TypeVar("T")
 
 

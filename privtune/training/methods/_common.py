@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = [
-    "build",
-    "candidate_column",
-    "check_choice",
-    "check_fraction",
-    "check_hyperparameter",
-    "check_nonnegative",
-    "check_positive",
-    "descend",
-    "expect_nothing",
-    "first_size",
-    "noise_scale_for",
-    "rows",
-]
-
-
 M = TypeVar("M")
 
 

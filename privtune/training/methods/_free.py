@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.clipping import Clipping
 
-__all__ = ["DistanceAdam", "FreeGradient", "farther"]
-
 _FARTHEST = 1e12
 """Largest distance over the first: far beyond what any training needs, and squares of it are numbers."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
-__all__ = ["FullBatchDescent", "PURState"]
-
 _ADJACENCIES = ("replace-one", "add-remove")
 
 

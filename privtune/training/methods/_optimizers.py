@@ -14,8 +14,6 @@ from privtune.training.methods._common import check_fraction, check_nonnegative,
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SGD", "AdamW", "InnerOptimizer", "Moments"]
-
 
 @dataclass(frozen=True, eq=False)
 class Moments:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Fit", "fit_paper", "fit_robust", "paper_bound", "places", "robust_bound"]
-
 WINDOW = 20
 """Steps that the robust fit looks back. The rate grows 16-fold at most in as many: what it sees lags
 behind by them, and a faster rate is beyond the best one before the losses say so."""

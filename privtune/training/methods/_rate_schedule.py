@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
-__all__ = [
-    "AVERAGES",
-    "SEARCHED",
-    "RateSchedule",
-    "Scheduled",
-    "average_weights",
-    "check_given",
-    "check_searched",
-    "epoch_decay",
-    "rate_factors",
-]
-
 SEARCHED = ("schedule", "warmup")
 """What a candidate may say of its schedule: the type, and the share of its steps to warm up in."""
 

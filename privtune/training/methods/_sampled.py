@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.mechanism.schedule import Schedule
 
-__all__ = ["SampledGradient"]
-
 
 @dataclass(frozen=True)
 class SampledGradient(Scheduled):

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = ["AdaCliP", "AdaCliPState"]
-
 
 @dataclass(frozen=True, eq=False)
 class AdaCliPState:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
-__all__ = ["ADADP", "ADADPState", "default_tolerance"]
-
 _FAR = 10.0  # d/2T beyond this, or below its inverse, is far from what the rule is meant for
 _WIDEST = 1e12  # largest rate over the first one: beyond, float32 has no squares of steps
 

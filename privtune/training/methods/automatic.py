@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = ["AutomaticClipping", "LearningRateState"]
-
 
 @dataclass(frozen=True, eq=False)
 class LearningRateState:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from privtune.accounting import Adjacency, Event
     from privtune.training.mechanism.schedule import Schedule
 
-__all__ = ["Declared"]
-
 
 @dataclass(frozen=True)
 class Declared:

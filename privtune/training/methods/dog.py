@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = ["DoG", "DoGState"]
-
 
 @dataclass(frozen=True, eq=False)
 class DoGState:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = ["DoWG", "DoWGState"]
-
 
 @dataclass(frozen=True, eq=False)
 class DoWGState:

@@ -8,8 +8,6 @@ from typing import ClassVar
 from privtune.training.methods._optimizers import AdamW
 from privtune.training.methods.dpsgd import FixedRates
 
-__all__ = ["DPAdam"]
-
 
 @dataclass(frozen=True)
 class DPAdam(FixedRates):

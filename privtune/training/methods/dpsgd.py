@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = ["DPSGDState", "FixedDPSGD", "FixedRates"]
-
 
 @dataclass(frozen=True, eq=False)
 class DPSGDState:

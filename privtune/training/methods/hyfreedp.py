@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
-__all__ = ["HyFreeDP", "HyFreeDPState"]
-
 _LOSS_BATCHES = ("same", "separate")
 _DEVIATIONS: Mapping[str, float] = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
 _FITS = ("robust", "paper")

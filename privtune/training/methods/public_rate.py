@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.methods._base import Candidate
 
-__all__ = ["PublicRate"]
-
 
 @dataclass(frozen=True)
 class PublicRate(FreeGradient):

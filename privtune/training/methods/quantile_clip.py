@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
     from privtune.training.methods._base import Candidate
 
-__all__ = ["QuantileClipping"]
-
 _BATCH_PER_COUNT_NOISE = 10.0  # the paper's σ_b = B/20 on the count, over its sensitivity of 1/2
 _LEAST_RATIO = 3.0  # of count noise to joint noise: the count takes at most 6% more gradient noise
 _NORM_RANGE = (1e-6, 1e6)  # a norm at 0 or infinity could not be noised

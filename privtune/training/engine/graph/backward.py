@@ -21,8 +21,6 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from privtune.training.engine.graph.traced import traced
 from privtune.training.mechanism.apart import Apart
 
-__all__ = ["apart", "refuse_batched_backward"]
-
 _OURS = "privtune."
 
 

@@ -28,18 +28,6 @@ from privtune.training.engine.graph.tape import Entry, Levels, Site
 from privtune.training.engine.layers.uses import CopyUse, Use
 from privtune.training.mechanism.kernel import Layout, LossOf
 
-__all__ = [
-    "Lowered",
-    "PassPlan",
-    "Program",
-    "Tape",
-    "capture_losses",
-    "capture_tape",
-    "plan_model",
-    "run_one",
-    "tape_of",
-]
-
 Tensors = tuple[torch.Tensor, ...]
 Program = Callable[..., Tensors]
 Tape = tuple[Program, Sequence[Use]]  # and the uses that it gives (a, g) of, in order

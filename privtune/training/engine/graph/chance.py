@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 
-__all__ = ["drawn_with_torch"]
-
 _T = TypeVar("_T")
 _TRIES = 3  # another thread may draw meanwhile: only what is seen each time is the pass
 

@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from privtune.training.engine.graph.tape import Handler, Law, Site, Watching, bind
 
-__all__ = ["DRAWS"]
-
 
 def _dropout(
     mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any], *, channels: bool = False

@@ -20,8 +20,6 @@ from privtune.training.engine.graph.draws import DRAWS
 from privtune.training.engine.graph.operations import OPERATIONS
 from privtune.training.engine.graph.tape import Watching
 
-__all__ = ["Intercept"]
-
 # What reads values without a call that a recording would see.
 _READ = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 

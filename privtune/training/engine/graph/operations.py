@@ -23,8 +23,6 @@ from privtune.training.engine.layers.uses import (
     cheaper_form,
 )
 
-__all__ = ["OPERATIONS"]
-
 
 def _linear(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     x, weight, bias = bind(args, kwargs, ("input", "weight", "bias"), (None,))

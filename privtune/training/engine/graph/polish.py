@@ -17,8 +17,6 @@ from torch import fx, nn
 
 from privtune.training.engine.graph.record import ONES, Recorded
 
-__all__ = ["HELD", "PEAK", "Captured", "polish"]
-
 PEAK = "peak_bytes"
 """Key in a polished graph's ``meta``: the most bytes that one run holds, inputs included."""
 

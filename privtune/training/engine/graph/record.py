@@ -15,8 +15,6 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["ONES", "NotRecordedError", "Recorded", "record"]
-
 ONES = "_ones"
 """Begins the name of a constant that a pass made of ones: that of a model's may come to hold others."""
 

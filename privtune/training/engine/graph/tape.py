@@ -13,8 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from privtune.training.engine.layers.uses import Use
 
-__all__ = ["Entry", "Handler", "Law", "Levels", "Site", "Watching", "bind"]
-
 Law = Literal["keep", "uniform", "normal", "integers", "permutation"]
 
 

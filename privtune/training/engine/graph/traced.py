@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["traced"]
-
 _LOCK = threading.Lock()
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["cross_entropy", "multiplied", "stacked_conv2d", "stacked_linear", "turns"]
-
 _SMALL_CLASSES = 64  # up to here, softmax over the leading axis beats softmax over the last
 _FEW_OUTPUTS = 32  # up to here, whole vectors of outputs are what a product on CPU is fast at
 _VECTOR = 16  # numbers of float32 in one

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
-__all__ = ["run_gru", "run_lstm", "run_simple"]
-
 Tensors = tuple[torch.Tensor, ...]
 Cell = Callable[[torch.Tensor, Tensors, Tensors], Tensors]
 Drop = Callable[[torch.Tensor, float], torch.Tensor]

@@ -14,8 +14,6 @@ from privtune.training.mechanism.kernel import Layout, Rows
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
 
-__all__ = ["Pairs", "add_sums", "count", "emptied", "nonfinite", "norms_of", "pairs_of"]
-
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """``(a, g)`` of every use: what went in, and the gradient of what came out."""
 

@@ -25,8 +25,6 @@ from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.device import looks_freely
 from privtune.training.mechanism.kernel import Layout, Rows
 
-__all__ = ["Transformed", "held_by_norms", "with_norms"]
-
 Program = Callable[..., tuple[torch.Tensor, ...]]
 
 _FAR = 16.0

@@ -27,19 +27,6 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-__all__ = [
-    "LOST",
-    "ConvUse",
-    "CopyUse",
-    "EmbeddingUse",
-    "LinearUse",
-    "Saved",
-    "Use",
-    "bands_of",
-    "cheaper_form",
-    "longest",
-]
-
 Saved = tuple[torch.Tensor, ...]
 """What a use keeps between its norms and its sum."""
 

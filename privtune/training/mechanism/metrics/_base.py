@@ -12,8 +12,6 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Floats", "Loss", "Metric", "clipped", "ratio", "side_by_side"]
-
 Floats = npt.NDArray[np.float64]
 Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.metrics._base import Loss
 
-__all__ = ["AUC", "F1", "Accuracy", "BalancedAccuracy", "MacroF1", "TopK"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(OneSum):

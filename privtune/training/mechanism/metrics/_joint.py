@@ -13,8 +13,6 @@ from privtune.training.mechanism.metrics._make import make_metric
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Joint"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Joint(Metric):

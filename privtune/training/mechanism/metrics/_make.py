@@ -29,16 +29,6 @@ from privtune.training.mechanism.metrics._numbers import (
     Value,
 )
 
-__all__ = [
-    "METRICS",
-    "interval",
-    "is_mean",
-    "is_share",
-    "label",
-    "lower_is_better",
-    "make_metric",
-]
-
 _DRAWS = 1000  # of an interval
 _SEED = 20_140_611  # public: an interval is a function of what was released
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from privtune.training.mechanism.metrics._base import Loss
 
-__all__ = ["MAE", "MSE", "R2", "ClippedLoss", "Cost", "OwnScore", "Value"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedLoss(OneSum):
