@@ -10,6 +10,8 @@ from privtune.accounting.algebra import Event, check_event, set_field
 from privtune.accounting.run_law import RunLaw
 from privtune.errors import InvalidInputError
 
+__all__ = ["PrivateSelection", "SubsampledTuning", "ThresholdSelection"]
+
 
 @dataclass(frozen=True)
 class PrivateSelection(Event):
