@@ -82,6 +82,12 @@ def _records(spec: StudySpec) -> RecordCheck:
         return spec.load_task().check_records()
 
 
+def _touched(spec: StudySpec, records: RecordCheck | None) -> str:
+    """Say what a plan has touched: of a user's own data the first record was read for its shapes."""
+    own = isinstance(spec.task, Mapping) and spec.task.get("type") == "own"
+    return "No data was touched." if records is None and not own else "Nothing was charged."
+
+
 @app.command()
 def plan(
     spec: SpecFile,
@@ -149,13 +155,10 @@ def plan(
         console().print(examples_table(drawn))
     neighbours = show_adjacency(planned.total.adjacency, parsed.budget.unit)
     what = "All stages and arms" if stages else "All arms"
-    # The first record of a user's own data was read for its shapes.
-    own = isinstance(parsed.task, Mapping) and parsed.task.get("type") == "own"
     console().print(
         f"{what} together: ε = {show_epsilon(planned.total.epsilon, 4)} at δ = "
         f"{planned.total.delta:g} ({neighbours}, by {planned.total.method}); "
-        f"target {parsed.target_epsilon:g}. "
-        + ("No data was touched." if records is None and not own else "Nothing was charged."),
+        f"target {parsed.target_epsilon:g}. {_touched(parsed, records)}",
         soft_wrap=True,
     )
     if records is not None:

@@ -241,43 +241,7 @@ def _sums(
     order = 1 if plan.mechanism == "laplace" else 2
     made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
 
-    def passed(x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        # On a copy: what a forward pass writes (running statistics, a largest value) must not reach
-        # the next record.
-        copied, _ = fresh(model)
-        outputs: torch.Tensor = functional_call(copied, weights, (x,)) if weights else copied(x)
-        if not isinstance(outputs, torch.Tensor):
-            raise InvalidInputError(
-                "outputs",
-                type(outputs).__name__,
-                f"must be a tensor for metric {metric.name}",
-                "Return the logits from forward, or score by a function: privtune.Score(function).",
-            )
-        return outputs
-
-    outputs_of: Callable[[torch.Tensor], torch.Tensor]
-    loss_of: Loss
-    if isinstance(loss, OfRecords):
-        given = loss.loss_of
-
-        def of_record(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            copied, own = fresh(model, given)
-            value: torch.Tensor = own(copied, x, y)
-            if not isinstance(value, torch.Tensor):
-                raise InvalidInputError(
-                    "score",
-                    type(value).__name__,
-                    "must return a tensor of shape (1,) for one record",
-                )
-            return value
-
-        # The inputs stand for outputs: the loss passes them through the model by itself.
-        outputs_of, loss_of = torch.Tensor.clone, of_record
-    else:
-        fast = channels_last(model, partial(passed, made_up[0][:1]))
-        outputs_of, loss_of = partial(passed, weights=fast), loss
-        if metric.takes in ("classes", "two"):
-            outputs_of = partial(_two_classes, outputs_of)
+    outputs_of, loss_of = _passes(metric, model, loss, made_up[0][:1])
 
     def mean(outputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         # Of rows that are each held to the bound, so it is held to it, too.
@@ -321,6 +285,47 @@ def _sums(
         total += found.sum(dim=0)
     sums: Floats = total.cpu().numpy()
     return sums
+
+
+def _passes(
+    metric: Metric, model: nn.Module, loss: Loss | OfRecords, x: torch.Tensor
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], Loss]:
+    """Return what gives the outputs of records, and the loss of these; each sees a copy of the model."""
+
+    def passed(x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        # On a copy: what a forward pass writes (running statistics, a largest value) must not reach
+        # the next record.
+        copied, _ = fresh(model)
+        outputs: torch.Tensor = functional_call(copied, weights, (x,)) if weights else copied(x)
+        if not isinstance(outputs, torch.Tensor):
+            raise InvalidInputError(
+                "outputs",
+                type(outputs).__name__,
+                f"must be a tensor for metric {metric.name}",
+                "Return the logits from forward, or score by a function: privtune.Score(function).",
+            )
+        return outputs
+
+    if isinstance(loss, OfRecords):
+        given = loss.loss_of
+
+        def of_record(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            copied, own = fresh(model, given)
+            value: torch.Tensor = own(copied, x, y)
+            if not isinstance(value, torch.Tensor):
+                raise InvalidInputError(
+                    "score",
+                    type(value).__name__,
+                    "must return a tensor of shape (1,) for one record",
+                )
+            return value
+
+        # The inputs stand for outputs: the loss passes them through the model by itself.
+        return torch.Tensor.clone, of_record
+    outputs_of = partial(passed, weights=channels_last(model, partial(passed, x)))
+    if metric.takes in ("classes", "two"):
+        return partial(_two_classes, outputs_of), loss
+    return outputs_of, loss
 
 
 def _parts(
