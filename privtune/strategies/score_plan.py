@@ -88,7 +88,11 @@ class ScorePlan:
             >>> ScorePlan(100, 2.0).held(1.219), ScorePlan(100, 2.0, metric="loss").held(0.1)
             (1.0, 0.0)
         """
-        if score is None or not math.isfinite(score) or not is_mean(self.metric):
+        if score is None or not math.isfinite(score):
+            return score
+        if self.metric in ("cost", "value"):
+            return min(max(score, -self.bound), self.bound)
+        if not is_mean(self.metric):
             return score
         low, high = (-self.bound, 0.0) if lower_is_better(self.metric) else (0.0, self.bound)
         return min(max(score, low), high)

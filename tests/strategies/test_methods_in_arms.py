@@ -195,6 +195,7 @@ NEEDED: dict[str, Any] = {
 }
 OTHER: dict[str, Any] = {
     "schedule": "cosine",
+    "average": "ema",
     "average": "tail",
     "clipping": "by-layer",
     "loss_batch": "separate",

@@ -186,7 +186,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "task.shape = None: is required",
     ),
     (images(Path("p.npz"), public_test="yes"), "task.public_test = 'yes': must be true or false"),
-    ({"type": "video"}, "task.type = 'video': must be one of tabular, images, text, fine-tuning"),
+    (
+        {"type": "video"},
+        "task.type = 'video': must be one of tabular, images, text, own, fine-tuning",
+    ),
     ({"type": "text", "path": "t.csv", "classes": [0, 1], **SIZES}, "task.encoder = None"),
     (
         {"type": "text", "path": "t.csv", "classes": [0, 1], "encoder": "nowhere", **SIZES},

@@ -166,7 +166,9 @@ def test_a_task_that_trains_biases_alone_gives_the_rate_more_room_at_the_same_pr
     assert letter.schedule == "constant"
     for part, spread in (("biases", 100.0), ("head", 100.0), ("all", None), ("lora:2", None)):
         task = fine_tuned(get_task("digits-mlp"), trainable=part)
-        context = SimpleNamespace(define_by_run=False, task=task, schedule=SCHEDULE, delta=1e-5)
+        context = SimpleNamespace(
+            define_by_run=False, declared=None, task=task, schedule=SCHEDULE, delta=1e-5
+        )
         made = budgeted(context, "hyfreedp", {}, epsilon=2.0)
         assert (made.spread, made.schedule == "constant") == (spread, part == "lora:2")
         found = budgeted(context, "hyfreedp", {}, epsilon=2.0, trainable="head")
