@@ -245,15 +245,7 @@ def _sums(
         # On a copy: what a forward pass writes (running statistics, a largest value) must not reach
         # the next record.
         copied, _ = fresh(model)
-        outputs: torch.Tensor = functional_call(copied, weights, (x,)) if weights else copied(x)
-        if not isinstance(outputs, torch.Tensor):
-            raise InvalidInputError(
-                "outputs",
-                type(outputs).__name__,
-                f"must be a tensor for metric {metric.name}",
-                "Return the logits from forward, or score by a function: privtune.Score(function).",
-            )
-        return outputs
+        return _tensor(functional_call(copied, weights, (x,)) if weights else copied(x), metric)
 
     outputs_of: Callable[[torch.Tensor], torch.Tensor]
     loss_of: Loss
@@ -321,6 +313,18 @@ def _sums(
         total += found.sum(dim=0)
     sums: Floats = total.cpu().numpy()
     return sums
+
+
+def _tensor(outputs: Any, metric: Metric) -> torch.Tensor:
+    """Return what a model gave, if a metric can take it."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    raise InvalidInputError(
+        "outputs",
+        type(outputs).__name__,
+        f"must be a tensor for metric {metric.name}",
+        "Return the logits from forward, or score by a function: privtune.Score(function).",
+    )
 
 
 def _parts(
