@@ -91,21 +91,14 @@ def check_loaded(
 
     from privtune.strategies.release import split
     from privtune.training.mechanism.kernel import load_params
-    from privtune.training.mechanism.scoring import evaluating
-    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
     if not bool(result.weights.isfinite().all()):
         return
     device = next(trained.parameters()).device
     few = data.part(torch.arange(min(_RECORDS, len(data))), sealed_size=True).to(device)
-    forked = [device] if device.type == "cuda" else []
 
     def losses(model: torch.nn.Module) -> torch.Tensor:
-        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=forked), evaluating(model):
-            torch.manual_seed(0)
-            pairs = zip(torch.split(few.x, 1), torch.split(few.y, 1), strict=True)
-            each = [task.record_loss(model, x, y).reshape(1) for x, y in pairs]
-        return torch.cat(each)
+        return _losses(task, model, few)
 
     anew = anew.to(device)
     for tensor in (*anew.parameters(), *anew.buffers()):
@@ -118,11 +111,7 @@ def check_loaded(
             "NumPy or a count cut it off. Compute the loss with torch, from the model's outputs. Nothing was "
             "charged."
         )
-    if not torch.allclose(losses(trained), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise AdapterError(
-            "The loss of the same record changes from call to call. Draw random numbers with torch, "
-            "inside the loss or the model, and keep nothing between calls. Nothing was charged."
-        )
+    _check_steady(losses(trained), expected)
     try:
         left = anew.load_state_dict(split(result.weights, result.shapes), strict=False)
         same = not left.unexpected_keys and torch.allclose(
@@ -142,4 +131,50 @@ def check_loaded(
         raise AdapterError(
             "What is trained of the model does not reach its loss, so no training changes what it says. "
             "Train other parts of it. Nothing was charged."
+        )
+
+
+def check_remembers_nothing(task: Task, model: torch.nn.Module, data: TensorData) -> None:
+    """Refuse a loss that is another number the second time; one that raises is for others to explain.
+
+    Args:
+        task: The task.
+        model: A new model.
+        data: Made-up records.
+
+    Raises:
+        AdapterError: If it is.
+    """
+    from privtune.training.mechanism.fresh import fresh
+
+    try:
+        # Of copies: what a model keeps in buffers of its own has a refusal of its own.
+        once, again = (_losses(task, fresh(model)[0], data) for _ in range(2))
+    except Exception:
+        return
+    _check_steady(once, again)
+
+
+def _losses(task: Task, model: torch.nn.Module, data: TensorData) -> torch.Tensor:
+    """Return the loss of each record, each time with the same random numbers."""
+    import torch
+
+    from privtune.training.mechanism.scoring import evaluating
+    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+
+    device = next(model.parameters()).device
+    forked = [device] if device.type == "cuda" else []
+    with GLOBAL_GENERATOR, torch.random.fork_rng(devices=forked), evaluating(model):
+        torch.manual_seed(0)
+        pairs = zip(torch.split(data.x, 1), torch.split(data.y, 1), strict=True)
+        return torch.cat([task.record_loss(model, x, y).reshape(1) for x, y in pairs])
+
+
+def _check_steady(once: torch.Tensor, again: torch.Tensor) -> None:
+    import torch
+
+    if not torch.allclose(once, again, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise AdapterError(
+            "The loss of the same record changes from call to call. Draw random numbers with torch, "
+            "inside the loss or the model, and keep nothing between calls. Nothing was charged."
         )

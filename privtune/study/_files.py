@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.exceptions import TrialPruned
 
 from privtune.execution.training import OnStep, part_of, pruned, train_built, train_trials
-from privtune.strategies import TrainingPlan, TrialResult
+from privtune.strategies import StrategyError, TrainingPlan, TrialResult
 from privtune.study._live import LiveFiles
 from privtune.study._round import STACK
 from privtune.study.build import Built, build_candidate
@@ -146,7 +146,12 @@ class TrialFiles(LiveFiles):
                     look=None if reporting is None else look,
                 )
             ]
-        except TrialPruned:
+        except TrialPruned as error:
+            if reporting is None:
+                raise StrategyError(
+                    "A trial raised TrialPruned, and nothing that was paid for asked it to end. The engine "
+                    "reports and prunes: study.optimize(..., strategy=Everything(), pruner=...)."
+                ) from error
             ((number, each),) = built.items()
             return [pruned(number, each.params)]
         return sorted(results, key=lambda result: list(trials).index(result.index))

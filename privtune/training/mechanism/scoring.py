@@ -296,15 +296,7 @@ def _passes(
         # On a copy: what a forward pass writes (running statistics, a largest value) must not reach
         # the next record.
         copied, _ = fresh(model)
-        outputs: torch.Tensor = functional_call(copied, weights, (x,)) if weights else copied(x)
-        if not isinstance(outputs, torch.Tensor):
-            raise InvalidInputError(
-                "outputs",
-                type(outputs).__name__,
-                f"must be a tensor for metric {metric.name}",
-                "Return the logits from forward, or score by a function: privtune.Score(function).",
-            )
-        return outputs
+        return _tensor(functional_call(copied, weights, (x,)) if weights else copied(x), metric)
 
     if isinstance(loss, OfRecords):
         given = loss.loss_of
@@ -326,6 +318,18 @@ def _passes(
     if metric.takes in ("classes", "two"):
         return partial(_two_classes, outputs_of), loss
     return outputs_of, loss
+
+
+def _tensor(outputs: Any, metric: Metric) -> torch.Tensor:
+    """Return what a model gave, if a metric can take it."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    raise InvalidInputError(
+        "outputs",
+        type(outputs).__name__,
+        f"must be a tensor for metric {metric.name}",
+        "Return the logits from forward, or score by a function: privtune.Score(function).",
+    )
 
 
 def _parts(

@@ -411,11 +411,3 @@ def test_a_function_of_one_s_own_is_tried_on_a_record_like_the_task_s(
     like = (1,) if rows is None else (1, rows)
     known = terms["classes"] or (terms["target_range"] and 1)
     assert seen == ([((*like, known), like)] if known else [])
-
-
-def test_plans_of_before_keep_their_digests() -> None:
-    assert set(plan_of("accuracy", 5).to_dict()) == {
-        "records", "noise_multiplier", "mechanism", "metric", "bound"
-    }  # fmt: skip
-    data = plan_of("r2", 5).to_dict()
-    assert ScorePlan(**data).to_dict() == data
