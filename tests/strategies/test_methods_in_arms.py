@@ -196,7 +196,6 @@ NEEDED: dict[str, Any] = {
 OTHER: dict[str, Any] = {
     "schedule": "cosine",
     "average": "ema",
-    "average": "tail",
     "clipping": "by-layer",
     "loss_batch": "separate",
     "loss_noise": "laplace",
