@@ -33,7 +33,7 @@ class NormBound(SampledGradient):
     Example:
         >>> import math  # logistic loss on inputs of norm 1 and a constant: a gradient's norm is below √2
         >>> NormBound(1.1, gradient_bound=round(math.sqrt(2), 4))
-        NormBound(schedule='constant', noise_multiplier=1.1, gradient_bound=1.4142)
+        NormBound(schedule='constant', average='last', noise_multiplier=1.1, gradient_bound=1.4142)
     """
 
     gradient_bound: float = 1.0
