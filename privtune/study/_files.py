@@ -14,6 +14,7 @@ from privtune.strategies import StrategyError, TrainingPlan, TrialResult
 from privtune.study._live import LiveFiles
 from privtune.study._round import STACK
 from privtune.study.build import Built, build_candidate
+from privtune.study.rehearsal import DependentTrialsError, described
 from privtune.training.engine.compute import Compute
 
 if TYPE_CHECKING:
@@ -107,20 +108,26 @@ class TrialFiles(LiveFiles):
     ) -> list[TrialResult]:
         """Build candidates one after the other, train those that are alike together."""
         built: dict[int, Built] = {}
+        told: list[object] = []
+
+        def build(number: int) -> Built:
+            return build_candidate(
+                self.task,
+                training,
+                secret=secrets[number],
+                fixed=trials[number],
+                sealed=self.plan.is_sealed,
+                number=number,
+                sampler=self.sampler,
+                live=live.get(number),
+            )
 
         def made() -> Iterator[tuple[int, Made]]:
-            for number, fixed in trials.items():
-                each = built[number] = build_candidate(
-                    self.task,
-                    training,
-                    secret=secrets[number],
-                    fixed=fixed,
-                    sealed=self.plan.is_sealed,
-                    number=number,
-                    sampler=self.sampler,
-                    live=live.get(number),
-                )
-                yield number, each.made
+            for number in trials:
+                built[number] = build(number)
+                if self.plan.is_sealed and not told:
+                    told.append(described(built[number]))
+                yield number, built[number].made
 
         reporting = live.get(next(iter(trials))) if self.prunes and len(trials) == 1 else None
 
@@ -154,4 +161,10 @@ class TrialFiles(LiveFiles):
                 ) from error
             ((number, each),) = built.items()
             return [pruned(number, each.params)]
+        # State that changes late passes a rehearsal: a counter, a list that a score function fills.
+        if told and described(build(next(iter(trials)))) != told[0]:
+            raise DependentTrialsError(
+                "build gives another trial from the same random numbers once trials have been trained and "
+                "scored, so later trials depend on earlier ones. Let build read nothing but its trial."
+            )
         return sorted(results, key=lambda result: list(trials).index(result.index))

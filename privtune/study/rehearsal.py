@@ -191,7 +191,7 @@ def check_repeated(
 
     def check(secret: bytes, built: Built | None = None, said: str = _SAID) -> Built:
         built = built or make(secret)
-        now, told = _described(built), program(built.model)
+        now, told = described(built), program(built.model)
         now |= {} if told is None else {"passes": told}
         before = seen.setdefault(secret, now)
         if differing := [what for what in before.keys() & now if now[what] != before[what]]:
@@ -228,7 +228,7 @@ _SAID = (
 )
 
 
-def _described(built: Built) -> dict[str, Any]:
+def described(built: Built) -> dict[str, Any]:
     """Return what must be the same whenever a trial is built from the same random numbers."""
     candidate, trial = built.candidate, built.trial
     optimizer = built.optimizer

@@ -546,6 +546,33 @@ def test_a_trial_that_depends_on_others_is_refused_before_the_charge(
     assert charges(storage) == 0
 
 
+def test_state_that_a_score_changes_stops_the_arm(storage: str) -> None:
+    """What comes late, from sealed records, is no part of a rehearsal."""
+    kept: list[float] = []
+    begun: list[bool] = []
+
+    def score(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if begun:
+            kept.append(1.0)
+        return squared(model, x, y)
+
+    def build(trial: privtune.Trial) -> privtune.Candidate:
+        return candidate(nn.Linear(6, 3), trial.suggest_float("rate", 0.5 if kept else 0.1, 1.0))
+
+    study = make(storage)
+    with pytest.raises(ArmStoppedError):
+        study.optimize(
+            build,
+            score=privtune.Score(score, bound=3.0),
+            strategy=PapernotSteinke(),
+            observer=started(begun),
+            **OWN,
+        )
+    curated = privtune.load_study("loop", storage=storage, curator=True)
+    assert "once trials have been trained" in curated.failures("papernot-steinke")[0]["traceback"]
+    assert not study.releases()
+
+
 def test_trials_that_are_all_paid_for_may_depend_on_each_other(storage: str) -> None:
     release = make(storage).optimize(_warm([]), strategy=Everything(trials=2), **OWN)
     assert len(release.trials) == 2
