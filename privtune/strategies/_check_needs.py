@@ -103,8 +103,7 @@ def check_objective(
     if needs.score and not scored:
         raise StrategyError(
             f"Strategy {strategy.name!r} chooses by a score, but no validation split was declared. "
-            'Pass validation=(x, y), or split={"train": ..., "validation": ...}; for a mechanism of your own '
-            "validation=privtune.Validation(records=..., public=...)."
+            'Pass validation=(x, y), or split={"train": ..., "validation": ...} of data.'
         )
     if needs.independent:
         if sampler is not None:
