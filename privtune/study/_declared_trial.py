@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privtune.accounting import Event, Gaussian, Laplace, PoissonSampled, Repeated
+from privtune.accounting import Event
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.priors import IndependentSampler, Prior
 from privtune.strategies import Plan, TrainingPlan, TrialResult
@@ -70,13 +70,13 @@ class DeclaredPlan:
         return self._parts()[2]
 
     def _parts(self) -> tuple[float, float, int]:
-        event, steps, rate = self.event, 1, 1.0
-        if isinstance(event, Repeated):
-            steps, event = event.count, event.event
-        if isinstance(event, PoissonSampled):
-            rate, event = event.rate, event.event
-        if isinstance(event, Gaussian | Laplace):
-            return event.noise_multiplier, rate, steps
+        event, steps, rate = self.event.to_dict(), 1, 1.0
+        if event["type"] == "repeated":
+            steps, event = event["count"], event["event"]
+        if event["type"] == "poisson_sampled":
+            rate, event = event["rate"], event["event"]
+        if event["type"] in ("gaussian", "laplace"):
+            return event["noise_multiplier"], rate, steps
         raise InvalidInputError(
             "trial.plan",
             self.event.type,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from privtune.study import Study
-from privtune.training.engine import train as engine
+from privtune.training.engine import candidates as engine
 from tests.study.conftest import toy_spec
 
 RATE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
@@ -15,14 +15,19 @@ NORM = {"parameters": {"max_grad_norm": 1.0}}
 
 @pytest.fixture
 def secrets(monkeypatch):
-    """The secret of each training that the engine runs. Those of a dry run are small numbers."""
-    seen, real = [], engine.train
+    """The secret of each training that the engine runs. Those of a rehearsal repeat one byte."""
+    seen, real = [], engine.train_made
 
-    def train(*args, **options):
-        seen.extend(s for s in options["secrets"] if any(s[:24]))
-        return real(*args, **options)
+    def train_made(method, schedule, made, **options):
+        def noted():
+            for each in made:
+                if len(set(each.secret)) > 1:
+                    seen.append(each.secret)
+                yield each
 
-    monkeypatch.setattr(engine, "train", train)
+        return real(method, schedule, noted(), **options)
+
+    monkeypatch.setattr(engine, "train_made", train_made)
     return seen
 
 
