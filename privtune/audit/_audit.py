@@ -215,7 +215,7 @@ def audit(
     if not 0 <= seed < 2**63:
         raise InvalidInputError("seed", seed, "must be a whole number from 0 to 2^63 - 1")
     terms = _Terms(delta, adjacency, runs, confidence, seed, progress)
-    first = plan.training if plan.search is None else plan.search.trainings[0]
+    first = plan.first_training
     declared = isinstance(first.method, Declared)
     if declared is not (canary is not None):
         raise InvalidInputError(

@@ -430,7 +430,7 @@ def dry_run(
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
     rate = min(1.0, schedule.expected_batch_size / records)
     data = reduce(replace(made_up_records(task, records), unit=task.unit))
-    training = plan.training if plan.search is None else plan.search.trainings[0]
+    training = plan.first_training
     clock = [time.perf_counter()]
 
     def trained(

@@ -111,6 +111,16 @@ class Plan:
         return self.search.training_of(params)
 
     @property
+    def first_training(self) -> TrainingPlan:
+        """What its first trial runs: of a search the first training, else the plan's own."""
+        return self.training if self.search is None else self.search.trainings[0]
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Hyperparameters that its first trial does not draw."""
+        return {**self.params, **({} if self.search is None else self.search.points[0])}
+
+    @property
     def unit(self) -> str:
         """What its event counts as one: what is sampled, clipped and scored."""
         return str(self.details.get("unit", RECORD))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial
     from privtune.training.mechanism.data import TensorData
 
-_NUMBERS = 2**31  # of a sealed trial
 _SEED_PYTHON = random.seed  # as it is where no trial runs
 OPACUS = "checked against Opacus' accountant"
 
@@ -47,6 +46,7 @@ class DeclaredPlan:
         event: The event of the training.
 
     Example:
+        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
         >>> plan = DeclaredPlan(Repeated(100, PoissonSampled(0.1, Gaussian(1.5))))
         >>> plan.noise_multiplier, plan.sample_rate, plan.steps
         (1.5, 0.1, 100)
@@ -158,20 +158,21 @@ class DeclaredTrial(Suggestions):
         score_of: Callable[..., Any] | None = None,
         rehearsal: bool = False,
     ) -> None:
-        super().__init__(streams, given, sampler, live, training.as_trained)
-        # A position would let a function walk through a grid, by which it is no independent draw.
-        self._number = streams.seed("number") % _NUMBERS if plan.is_sealed else number
-        self._arm, self._training = plan, training
+        super().__init__(
+            training,
+            sealed=plan.is_sealed,
+            number=number,
+            streams=streams,
+            given=given,
+            sampler=sampler,
+            live=live,
+        )
+        self._arm = plan
         self._validation, self._score_of, self._rehearsal = validation, score_of, rehearsal
         self._scores: list[float] = []
         self._result: DeclaredResult | None = None
         self._checked = ""
         self.plan_read = False
-
-    @property
-    def number(self) -> int:
-        """Optuna's number under ``everything``; in a sealed selection a random one below 2**31."""
-        return self._number
 
     @property
     def seed(self) -> int:

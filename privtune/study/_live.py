@@ -79,10 +79,10 @@ class LiveRound(StudyRound):
     Args:
         sampler: Optuna's sampler, where every trial is paid for.
         pruner: Optuna's pruner, likewise.
-        own: The same object as ``files``, under its own type: ``ask`` hands it Optuna's trials.
+        files: Trains and keeps results; ``ask`` hands it Optuna's trials.
     """
 
-    own: LiveFiles
+    files: LiveFiles
     sampler: BaseSampler | None = None
     pruner: BasePruner | None = None
 
@@ -93,8 +93,15 @@ class LiveRound(StudyRound):
         self._check_kind(sealed=False)
         sampler = make(self.space) if self.sampler is None else self.sampler
         trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
-        self.own.live[number] = trial
+        self.files.live[number] = trial
         return {}
+
+
+def own_sampler(sampler: Any) -> Any:
+    """Return a sampler of the user's own; None for one of Optuna's."""
+    import optuna
+
+    return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler
 
 
 def in_threads(files: LiveFiles, charge_id: str, jobs: int) -> Callable[[Rounds], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import (
@@ -19,7 +19,10 @@ from privtune.spaces import SearchSpace, categorical, check_hyperparameter, plai
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
+    from privtune.strategies import TrainingPlan
     from privtune.study._shown import ShownTrial
+
+_NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
 
 _PLANNED = frozenset(
     {"batchsize", "expectedbatchsize", "lotsize", "epoch", "epochs", "nepoch", "nepochs"}
@@ -35,27 +38,46 @@ class Suggestions:
     """The hyperparameters of one trial, each drawn when it is first asked for.
 
     Args:
+        training: What the trial is charged for. It records and releases what was drawn, and is handed
+            what the training makes of that.
+        sealed: Whether it is one of a sealed selection.
+        number: Position in its round, or Optuna's number: see :attr:`number`.
         streams: The trial's random streams.
         given: Hyperparameters that are fixed for this trial: suggestions return them.
         sampler: A sampler of the user's own that declares independence.
         live: Optuna's trial, where every trial is paid for.
-        as_trained: What a training makes of its hyperparameters: the trial records and releases what
-            was drawn, and is handed what this makes of it.
     """
 
     def __init__(
         self,
+        training: TrainingPlan,
+        *,
+        sealed: bool,
+        number: int,
         streams: Streams,
         given: Mapping[str, Any],
-        sampler: IndependentSampler | None,
-        live: ShownTrial | None,
-        as_trained: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+        sampler: IndependentSampler | None = None,
+        live: ShownTrial | None = None,
     ) -> None:
-        self._as_trained = as_trained
+        self._training = training
+        # The position of a sealed trial is kept from its function: see the property.
+        self._number = streams.seed("number") % _NUMBERS if sealed else number
         self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
         self._streams, self._given, self._live = streams, dict(given), live
         if sampler is not None and not given:
             self._given = dict(sampler.draw(streams.numpy("search")))
+
+    @property
+    def number(self) -> int:
+        """Optuna's number under ``everything``; in a sealed selection a random one below 2**31.
+
+        Private selection covers candidates that are drawn independently. With positions, a function that
+        computes ``GRID[trial.number % len(GRID)]`` would walk through its grid: how many of it are tried
+        would then be the secret number of runs. With a number from the trial's own stream it draws from the
+        grid. The number is no suggestion: it is not released, and a final training on what was suggested
+        has another one. What a release shall name is suggested: ``trial.suggest_categorical``.
+        """
+        return self._number
 
     @property
     def params(self) -> dict[str, Any]:
@@ -161,7 +183,7 @@ class Suggestions:
 
     def _used(self, name: str, value: Any) -> Any:
         """Return a value as the training uses it."""
-        return self._as_trained({name: value})[name]
+        return self._training.as_trained({name: value})[name]
 
 
 def _same_values(law: BaseDistribution, other: BaseDistribution) -> bool:

@@ -12,7 +12,7 @@ from privtune.execution.executor import Executor
 from privtune.strategies import Outcome, Plan
 from privtune.strategies.stage_plan import StagePlan, release_stage
 from privtune.study._files import TrialFiles
-from privtune.study._live import LiveRound, in_threads
+from privtune.study._live import LiveRound, in_threads, own_sampler
 from privtune.study._release import shaped, utility_of
 from privtune.study.build import build_candidate, model_for
 from privtune.study.lifecycle import Life
@@ -81,13 +81,6 @@ class TaskTrainer:
             task = stage.applied(task, before[stage.name])
         return release_stage(plan, task, Streams(self.life.secret(plan)))
 
-    @property
-    def independent(self) -> Any:
-        """A sampler of the user's own, which is not Optuna's."""
-        import optuna
-
-        return None if isinstance(self.sampler, optuna.samplers.BaseSampler) else self.sampler
-
     def rehearse(self, plan: Plan) -> float:
         """Train a few steps on made-up records; an unknown strategy is found before the charge."""
         return rehearse(
@@ -96,7 +89,7 @@ class TaskTrainer:
             self._strategy(plan),
             space=self.life.spec.search_space(),
             compute=self.compute,
-            sampler=self.independent,
+            sampler=own_sampler(self.sampler),
             known=self.timed,
         )
 
@@ -104,16 +97,15 @@ class TaskTrainer:
         """Return a model that a ``build`` makes, for records to be tried on; None without one."""
         if self.task.build is None:
             return None
-        training = plan.training if plan.search is None else plan.search.trainings[0]
-        point = {} if plan.search is None else plan.search.points[0]
-        fixed = {**plan.params, **point}
-        return build_candidate(self.task, training, secret=bytes(32), fixed=fixed).model
+        return build_candidate(
+            self.task, plan.first_training, secret=bytes(32), fixed=plan.fixed
+        ).model
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""
         life, charge = self.life, self.life.charge_of(plan)
         files = make_files(life, plan, task=self.staged, data=self.data, compute=self.compute)
-        files = replace(files, sampler=self.independent, deadline=self.deadline)
+        files = replace(files, sampler=own_sampler(self.sampler), deadline=self.deadline)
         if not plan.is_sealed:
             public = plan.score is not None and plan.score.event is None
             files = replace(
@@ -126,9 +118,8 @@ class TaskTrainer:
             ledger=life.ledger,
             charge_id=None if charge is None else charge.id,
             files=files,
-            own=files,
             give_out=self._give_out(plan, files),
-            sampler=self.sampler if self.independent is None else None,
+            sampler=self.sampler if files.sampler is None else None,
             pruner=self.pruner,
         )
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from optuna.samplers import BaseSampler
-
 from privtune.accounting import CalibrationError, Event, Gaussian, PoissonSampled, Repeated
 from privtune.accounting import epsilon as account
 from privtune.accounting._checks import check_integer, check_number
@@ -35,11 +33,12 @@ from privtune.study._declared_trial import (
     PlanRead,
     own_generators,
 )
-from privtune.study._live import LiveFiles, LiveRound, deadline_of
+from privtune.study._live import LiveFiles, LiveRound, deadline_of, own_sampler
 from privtune.study._optimize import check_open, check_strategy, target_of
 from privtune.study._standing import Stage
 from privtune.study.lifecycle import Life, carry_on
 from privtune.study.observer import NullObserver, Observer
+from privtune.study.rehearsal import refuse_unasked
 from privtune.tasks import MECHANISM, PublicFacts, Score, Task
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
@@ -56,7 +55,6 @@ DeclaredObjective = Callable[[DeclaredTrial], Any]
 """Suggests hyperparameters, reads ``trial.plan``, trains, returns ``trial.result(artifact, score=...)``."""
 
 _MOST = 10**12  # records: more than anybody has
-_DRAWS = 10  # rehearsals that are tried before a value is refused that none of them asks for
 _TRIES = 20
 _KEPT = "validation.sha256"
 
@@ -391,7 +389,7 @@ def _scoring(score: Score) -> Scoring:
             "score", "loss", "is that which is trained on, which a declared mechanism does not tell",
             "Use privtune.Score(function of a model and one record, bound=...).",
         )  # fmt: skip
-    return Scoring(metric=score.name, bound=score.bound, mechanism=score.mechanism)
+    return Scoring.of(score)
 
 
 def _function(score: Score) -> Callable[..., Any] | None:
@@ -496,8 +494,7 @@ def rehearse_declared(
         DeclaredError: If it never reads its plan, or suggests something else the second time.
         InvalidInputError: If a value is fixed under a name that it does not suggest.
     """
-    training = plan.training if plan.search is None else plan.search.trainings[0]
-    asked: set[str] = set()
+    training = plan.first_training
 
     def suggest(draw: int) -> DeclaredTrial:
         streams = Streams(bytes([draw] * 32))
@@ -514,7 +511,6 @@ def rehearse_declared(
             with own_generators(streams):
                 objective(trial)
         except PlanRead:
-            asked.update(trial.params)
             return trial
         except Exception as error:
             error.add_note("This was a rehearsal, which ends at trial.plan: nothing was charged.")
@@ -540,18 +536,12 @@ def rehearse_declared(
                     "charged."
                 )
     check_given(strategy, first.params)
-    for draw in range(2, _DRAWS):
-        if not plan.params.keys() <= asked:
-            suggest(draw)
-    if unasked := sorted(set(plan.params) - asked):
-        raise InvalidInputError(
-            f"parameters of arm {plan.arm!r}",
-            unasked,
-            f"were suggested in none of {_DRAWS} rehearsals, which asked for "
-            f"{', '.join(sorted(asked)) or 'nothing'}",
-            "Give values under the names that the function suggests before it reads trial.plan. Nothing "
-            "was charged.",
-        )
+    refuse_unasked(
+        plan,
+        {**first.params, **second.params},
+        lambda draw: suggest(draw).params,
+        "the function suggests before it reads trial.plan",
+    )
 
 
 def _said(trial: DeclaredTrial) -> str:
@@ -575,14 +565,9 @@ class _Trainer:
     validation: TensorData | None
     score_of: Callable[..., Any] | None
 
-    @property
-    def independent(self) -> Any:
-        """A sampler of the user's own, which is not Optuna's."""
-        return None if isinstance(self.sampler, BaseSampler) else self.sampler
-
     def rehearse(self, plan: Plan) -> None:
         """Run the objective until it reads its plan."""
-        rehearse_declared(self.objective, plan, self.strategy, sampler=self.independent)
+        rehearse_declared(self.objective, plan, self.strategy, sampler=own_sampler(self.sampler))
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the strategy as it was given, and its round."""
@@ -595,7 +580,7 @@ class _Trainer:
             objective=self.objective,
             validation=self.validation,
             score_of=self.score_of,
-            sampler=self.independent,
+            sampler=own_sampler(self.sampler),
             deadline=self.deadline,
         )
         return self.strategy, LiveRound(
@@ -603,8 +588,7 @@ class _Trainer:
             ledger=life.ledger,
             charge_id=None if charge is None else charge.id,
             files=files,
-            own=files,
-            sampler=self.sampler if self.independent is None else None,
+            sampler=self.sampler if files.sampler is None else None,
         )
 
     def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from privtune.errors import InvalidInputError
 from privtune.execution.fine_tuned import check_remembers_nothing, reduced
 from privtune.execution.training import dry_run, made_of, made_up_records
-from privtune.strategies import Plan, Strategy, StrategyError, TrainingPlan, TrialResult
+from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
 from privtune.strategies._check_needs import check_given
 from privtune.strategies.searching import parts_of
 from privtune.study._release import check_end, check_measured
@@ -68,18 +68,9 @@ def rehearse(
     Raises:
         PrivTuneError: If a trial would be refused, fails, or hangs on trials before it.
     """
-    training = plan.training if plan.search is None else plan.search.trainings[0]
     if task.build is not None:
-        point = {} if plan.search is None else plan.search.points[0]
-        return _rehearse_build(
-            plan,
-            task,
-            strategy,
-            training,
-            fixed={**plan.params, **point},
-            compute=compute,
-            sampler=sampler,
-        )
+        return _rehearse_build(plan, task, strategy, compute=compute, sampler=sampler)
+    training = plan.first_training
     drawn = plan.candidate(space, Streams(_SECRETS[0]), 0)
     each = []
     for part in parts_of(strategy, space, plan) or (None,):
@@ -107,12 +98,12 @@ def _rehearse_build(
     plan: Plan,
     task: Task,
     strategy: Strategy,
-    training: TrainingPlan,
     *,
-    fixed: Mapping[str, Any],
     compute: Compute,
     sampler: IndependentSampler | None,
 ) -> float:
+    training, fixed = plan.first_training, plan.fixed
+
     def make(secret: bytes, given: Mapping[str, Any] = fixed) -> Built:
         try:
             built = build_candidate(
@@ -127,7 +118,7 @@ def _rehearse_build(
 
     built = make(_SECRETS[0])
     check_given(strategy, built.params)
-    _refuse_unasked(plan, built, make)
+    refuse_unasked(plan, built.params, lambda draw: make(_SECRETS[draw]).params, "build suggests")
     known = {**fixed, **built.params}
 
     def trained() -> tuple[TrialResult, float]:
@@ -280,23 +271,29 @@ def _digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def _refuse_unasked(plan: Plan, built: Built, make: Callable[[bytes], Built]) -> None:
-    """Refuse values for names that ``build`` does not use: others would be drawn, and charged.
+def refuse_unasked(
+    plan: Plan, suggested: Iterable[str], again: Callable[[int], Iterable[str]], how: str
+) -> None:
+    """Refuse values for names that a function does not use: others would be drawn, and charged.
 
     Args:
         plan: The arm's plan.
-        built: A trial.
-        make: Builds others, which may take another branch.
+        suggested: Names that the function suggested in its first rehearsals.
+        again: Returns the names of another draw, from 2 on, which may take another branch.
+        how: What suggests names, and when, in words.
+
+    Raises:
+        InvalidInputError: If a value is fixed under a name that no draw asked for.
     """
-    asked = set(built.params)
-    for secret in _SECRETS[2:]:
+    asked = set(suggested)
+    for draw in range(2, _DRAWS):
         if not plan.params.keys() <= asked:
-            asked |= set(make(secret).params)
+            asked |= set(again(draw))
     if unasked := sorted(set(plan.params) - asked):
         raise InvalidInputError(
             f"parameters of arm {plan.arm!r}",
             unasked,
             f"were suggested in none of {_DRAWS} rehearsals, which asked for "
             f"{', '.join(sorted(asked)) or 'nothing'}",
-            "Give values under the names that build suggests, or leave these out. Nothing was charged.",
+            f"Give values under the names that {how}, or leave these out. Nothing was charged.",
         )

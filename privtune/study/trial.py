@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from privtune.priors import IndependentSampler
 from privtune.strategies import TrainingPlan
 from privtune.study._familiar import answer
 from privtune.study._suggestions import Suggestions
-from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
-    from privtune.study._shown import ShownTrial
-
-_NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
+    pass
 
 
 class Trial(Suggestions):
@@ -22,12 +17,7 @@ class Trial(Suggestions):
 
     Args:
         training: What this trial is charged for.
-        sealed: Whether the trial is one of a sealed selection.
-        number: Position in its round, or Optuna's number: see :attr:`number`.
-        streams: The trial's random streams.
-        given: Hyperparameters that are fixed for this trial: suggestions return them.
-        sampler: A sampler of the user's own that declares independence.
-        live: Optuna's trial, where every trial is paid for.
+        **given: What ``Suggestions`` takes.
 
     Example:
         >>> import torch
@@ -65,34 +55,9 @@ class Trial(Suggestions):
     if not TYPE_CHECKING:
         __getattr__ = answer
 
-    def __init__(
-        self,
-        training: TrainingPlan,
-        *,
-        sealed: bool,
-        number: int,
-        streams: Streams,
-        given: Mapping[str, Any],
-        sampler: IndependentSampler | None = None,
-        live: ShownTrial | None = None,
-    ) -> None:
-        super().__init__(streams, given, sampler, live, training.as_trained)
-        # The position of a sealed trial is kept from its function: see the property.
-        self._number = streams.seed("number") % _NUMBERS if sealed else number
-        self._training = training
+    def __init__(self, training: TrainingPlan, **given: Any) -> None:
+        super().__init__(training, **given)
         self.user_attrs: dict[str, Any] = {}
-
-    @property
-    def number(self) -> int:
-        """Optuna's number under ``everything``; in a sealed selection a random one below 2**31.
-
-        Private selection covers candidates that are drawn independently. With positions, a function that
-        computes ``GRID[trial.number % len(GRID)]`` would walk through its grid: how many of it are tried
-        would then be the secret number of runs. With a number from the trial's own stream it draws from the
-        grid. The number is no suggestion: it is not released, and a final training on what was suggested
-        has another one. What a release shall name is suggested: ``trial.suggest_categorical``.
-        """
-        return self._number
 
     @property
     def steps(self) -> int:

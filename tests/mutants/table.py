@@ -581,7 +581,7 @@ _in(
 )
 
 _in(
-    "study/trial.py",
+    "study/_suggestions.py",
     (
         "a sealed trial tells its position",
         'streams.seed("number") % _NUMBERS if sealed else number',

@@ -52,7 +52,6 @@ class Made:
             ``warmup`` where they are used.
         optimizer: One of torch's over the trainable parameters; None where the method steps by itself.
         scheduler: One of torch's over the optimizer, stepped once after every step.
-        program: Candidates of equal keys are known to run the same program; None: it is captured.
     """
 
     model: nn.Module
@@ -60,7 +59,6 @@ class Made:
     values: Mapping[str, Any]
     optimizer: torch.optim.Optimizer | None = None
     scheduler: LRScheduler | None = None
-    program: Hashable = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +109,7 @@ class _Group:
 
     Args:
         key: What they have in common: program, and kind of optimizer.
-        program: What the first one's pass does; None where it is known by its key, or cannot be captured.
+        program: What the first one's pass does; None where it cannot be captured.
         members: They; the kernel is that of the first.
     """
 
@@ -219,7 +217,7 @@ def train_made(
     """
     place = torch.device(check_device(device))
     local, size = data.to(place), check_stack(stack)
-    waiting, held, position = list[_Group](), 0, 0
+    waiting, held = list[_Group](), 0
 
     def program(model: nn.Module) -> Program | None:
         return program_of(model, loss_of, *local.like)
@@ -270,9 +268,8 @@ def _put(
         Optimized(method)
         checked(made.optimizer, made.model, made.scheduler)
         own = Own.of(made.optimizer, made.model, made.scheduler, schedule.steps)
-    told = program(made.model) if made.program is None else None
-    known = made.program if told is None else told.digest
-    key = (known, own is None, None if own is None else own.kind)
+    told = program(made.model)
+    key = (None if told is None else told.digest, own is None, None if own is None else own.kind)
     group = next((group for group in groups if group.takes(key, made.model)), None)
     if group is None:
         groups.append(group := _Group(key, told))

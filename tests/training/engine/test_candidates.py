@@ -603,15 +603,6 @@ def test_dropout_is_drawn_from_each_candidates_own_stream() -> None:
         torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
 
 
-def test_known_programs_are_not_captured(
-    stacked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(candidates, "program_of", lambda *_: pytest.fail("captured"))
-    own = {"learning_rate": 0.1, "max_grad_norm": 1.0}
-    run([Made(mlp(), secret(k), own, program="mine") for k in range(3)])
-    assert stacked == [3]
-
-
 def test_what_waits_is_bounded(stacked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are taken one after the other, and trained before memory holds too many."""
     size = flatten_params(mlp()).nbytes
