@@ -239,9 +239,13 @@ class PlacedNoise(NoiseSource):
         self._index = torch.cat([place + k * size for k, place in enumerate(places)]).to(device)
 
     def gaussian(self, size: int) -> torch.Tensor:
-        """Return standard normal values, shape ``[K, size]``; for whole vectors at their places."""
+        """Return standard normal values at the candidates' places, shape ``[K, size]``.
+
+        Raises:
+            RuntimeError: For another length: its draws would begin where those of whole vectors began.
+        """
         if size != self._size:
-            return super().gaussian(size)
+            raise RuntimeError(f"noise of {size} values beside that of vectors of {self._size}")
         pairs = zip(self._own, self._lengths, strict=True)
         drawn = torch.cat([own.gaussian(length)[0] for own, length in pairs])
         out = drawn.new_zeros(len(self._own) * size)
