@@ -21,7 +21,7 @@ from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_nois
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.oracle import Sample
 from privtune.training.mechanism.records import find_raising
-from privtune.training.mechanism.sampling import GRANULE, PoissonSampler, padded
+from privtune.training.mechanism.sampling import PoissonSampler, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
 from privtune.training.mechanism.transcript import StackTranscript, Transcript
@@ -294,8 +294,8 @@ class StackOracle:
     def _fetch(self, drawn: Drawn, start: int, stop: int) -> Rows:
         index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
         width = index.shape[1]
-        if width % GRANULE:  # the last piece of all records: filled up to a common size
-            missing = (0, padded(width) - width)
+        if missed := -width % self._sampler.granule:  # the last piece of all records
+            missing = (0, missed)
             index = torch.nn.functional.pad(index, missing)
             mask = torch.nn.functional.pad(mask, missing)
         x, y, lost = self._data.fetch(index.reshape(-1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -25,7 +25,7 @@ from privtune.training.engine.graph.intercept import Intercept
 from privtune.training.engine.graph.polish import polish
 from privtune.training.engine.graph.record import NotRecordedError, record
 from privtune.training.engine.graph.tape import Entry, Levels, Site
-from privtune.training.engine.layers.uses import CopyUse, Use
+from privtune.training.engine.layers.uses import CopyUse, Use, cheaper_form
 from privtune.training.mechanism.kernel import Layout, LossOf
 
 Tensors = tuple[torch.Tensor, ...]
@@ -138,12 +138,14 @@ def plan_model(
         if done.losses.requires_grad
         else [None] * len(leaves)
     )
-    counts = Counter(name for entry in done.entries for name in entry.use.names)
-    copied = {n for n, g in zip(leaves, reached, strict=True) if g is not None or counts[n] > 1}
-    for entry in done.entries:  # its weight and its bias are caught together or not at all
-        if copied & set(entry.use.names):
-            copied |= set(entry.use.names)
-    uses = [e.use for e in done.entries if not copied & set(e.use.names)]
+    copied = {n for n, g in zip(leaves, reached, strict=True) if g is not None}
+    groups = grouped(done.entries)
+    counts = Counter(name for group in groups for name in group[0].use.names)
+    copied |= {name for name, count in counts.items() if count > 1}
+    for group in groups:  # its weight and its bias are caught together or not at all
+        if copied & set(group[0].use.names) or not group[0].use.merges(group):
+            copied |= set(group[0].use.names)
+    uses = [g[0].use for g in groups if not copied & set(g[0].use.names)]
     ordered = tuple(name for name in layout.shapes if name in copied)
     return PassPlan(
         ordered, tuple(done.sites), (*uses, *(CopyUse(n, None) for n in ordered)), all_classes
@@ -205,14 +207,38 @@ def tape_of(
             grads = torch.autograd.grad(
                 done.losses.sum(), outs, allow_unused=True, materialize_grads=True
             )
-        uses[:] = [e.use for e in done.entries] + [CopyUse(name, None) for name in copies]
-        inputs = [e.a for e in done.entries] + [copy.detach() for copy in copies.values()]
-        found = [t for u, a, g in zip(uses, inputs, grads, strict=True) for t in u.compact(a, g)]
+        back = dict(zip(map(id, done.entries), grads, strict=False))
+        uses[:], found = [], []
+        for group in grouped(done.entries):
+            use, pair = merged(group, [back[id(entry)] for entry in group])
+            uses.append(use)
+            found += pair
+        for (name, copy), g in zip(copies.items(), grads[len(done.entries):], strict=True):
+            uses.append(CopyUse(name, None))
+            found += [copy.detach(), g]
         if losses:
             found.append(done.losses.detach())
         return tuple(t.to(params.dtype) if t.is_floating_point() else t for t in found)
 
     return program, uses
+
+
+def grouped(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Return the uses of each weight together, in the order of the first."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.use.names, []).append(entry)
+    return list(found.values())
+
+
+def merged(group, grads):
+    if len(group) == 1:
+        return group[0].use, group[0].use.compact(group[0].a, grads[0])
+    a = torch.cat([entry.a for entry in group], dim=2)
+    g = torch.cat(list(grads), dim=2)
+    use = group[0].use
+    use = replace(use, form=cheaper_form(a.shape[2], a.shape[-1], g.shape[-1], rows=a.shape[0] * a.shape[1]))
+    return use, use.compact(a, g)
 
 
 def capture_tape(

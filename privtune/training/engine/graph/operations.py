@@ -188,10 +188,13 @@ def _attention(mode: Watching, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if mask is not None:
         barred = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, float("-inf")) if barred else scores + mask
-    # As torch has it, a place that sees no other, a padded one, gets zeros: not NaN, for which its
-    # record would count as none.
-    blind = (scores == float("-inf")).all(dim=-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+    if mask is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        # As torch has it, a place that sees no other, a padded one, gets zeros: not NaN, for which its
+        # record would count as none.
+        blind = (scores == float("-inf")).all(dim=-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
     return torch.matmul(mode.drop(weights, p, weights.shape), v)
 
 

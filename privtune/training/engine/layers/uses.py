@@ -60,6 +60,9 @@ class Use(ABC):
         """Lay out both as the other methods take them; captured with the pass itself."""
         return a, g
 
+    def merges(self, group):
+        return len(group) == 1 or type(self) is LinearUse
+
     @abstractmethod
     def squared_norms(self, a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, Saved]:
         """Return the squared norms, shape ``[K, B]``, and what ``accumulate`` needs."""
