@@ -1,4 +1,4 @@
-"""Clipped sums of many candidates in one pass: see ``capture`` and ``uses`` for how."""
+"""Clipped sums of many candidates in one pass, planned, run and captured by the rules of layers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,14 @@ import torch
 from torch import nn
 
 from privtune.errors import PrivTuneError
-from privtune.training.engine.compiling import CompiledSums, Shape
-from privtune.training.engine.compute import CompileError, full_precision, require_compiler
+from privtune.training.engine.compute import full_precision
 from privtune.training.engine.coupled import refuse_coupling
-from privtune.training.engine.graph.capture import (
-    Lowered,
-    PassPlan,
-    Program,
-    Tape,
-    capture_losses,
-    capture_tape,
-    plan_model,
-    tape_of,
-)
-from privtune.training.engine.graph.polish import HELD, PEAK, Captured
-from privtune.training.engine.graph.record import NotRecordedError
-from privtune.training.engine.layers.sums import (
-    add_sums,
-    count,
-    emptied,
-    nonfinite,
-    norms_of,
-    pairs_of,
-)
-from privtune.training.engine.layers.transforms import Transformed, held_by_norms, with_norms
-from privtune.training.engine.layers.uses import ConvUse
+from privtune.training.engine.operations import with_rules
+from privtune.training.engine.passes import Lowered, PassPlan, Program, Tape, losses_of, plan_model, tape_of
+from privtune.training.engine.record import Captured, NotCapturedError, capture
+from privtune.training.engine.rules import ProductUse, add_sums, count, emptied, nonfinite, norms_of, split
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
+from privtune.training.engine.transforms import Transformed, held_by_norms, with_norms
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.device import looks_freely
@@ -49,7 +31,6 @@ if TYPE_CHECKING:
 _ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fewer digits
 _RARE = 4  # a capture costs as much as some 20 runs without one, but sizes are few: most come again
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
-_CAPTURED = 2**28  # bytes of a pass, held at once by a capture, that such a model is captured for
 _FEW_BYTES = 2**23  # of transformed norms in a capture: the memory model has room for them
 
 
@@ -70,12 +51,10 @@ class BatchedKernel:
         y: Targets of a few records, likewise.
         device: Where to compute.
         all_classes: Whether no target is negative, so that none can be an index to ignore.
-        compiled: Whether to compile passes of common shapes; the check then covers that, too.
         low: In what numbers passes are run, if not those of the parameters; norms, sums, and losses
-            that are released stay in those. Not compiled.
+            that are released stay in those.
 
     Raises:
-        CompileError: If passes are to be compiled, and cannot be.
         InvalidInputError: If layers couple the records of a batch, or the loss couples them.
         NotBatchableError: If the model cannot run under ``vmap``, or the check fails: norms and
             clipped sums of a few synthetic records must equal those of records taken one by one.
@@ -90,12 +69,9 @@ class BatchedKernel:
         y: torch.Tensor,
         device: torch.device,
         all_classes: bool = False,
-        compiled: bool = False,
         low: torch.dtype | None = None,
     ) -> None:
-        if compiled:
-            require_compiler()
-        self.module = model().to(device)
+        self.module = with_rules(model().to(device))
         self._device = device
         self._x, self._y = synthetic(x, y, (1, 1), device)
         self._x, self._y = self._x[0], self._y[0]
@@ -108,7 +84,6 @@ class BatchedKernel:
         self._rare: dict[tuple[int, ...], Tape] = {}
         self._programs: dict[tuple[int, ...], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
-        self._compiled: CompiledSums | None = None
         self._low: Lowered | None = None
         example = synthetic(x, y, (2, 3), device)
         try:
@@ -118,8 +93,6 @@ class BatchedKernel:
                 self.plan = self._planned(example, all_classes, copy_all=True)
             except NotBatchableError:
                 raise error from None
-        if compiled:
-            self._compile(*example)
         if low is not None:
             self._lower(low, *example)
 
@@ -159,17 +132,6 @@ class BatchedKernel:
         except Exception as error:
             raise NotBatchableError(f"{type(error).__name__}: {error}") from error
 
-    def _compile(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compile the pass of the check and check that, too."""
-        self._compiled = CompiledSums(
-            self.module, self._loss_of, layout=self.layout, plan=self.plan, x=self._x, y=self._y
-        )
-        try:
-            check_kernel(self, self.module, self._loss_of, x, y, sites=self.plan.sites)
-        except KernelMismatchError as error:
-            raise CompileError(f"compile: {error}; leave compile off.") from error
-        self._compiled.settle()
-
     def accumulate(
         self,
         params: torch.Tensor,
@@ -181,43 +143,6 @@ class BatchedKernel:
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         masks = self._masks(rows)
-        if self._compiled is None or isinstance(clipping, CoordinateTransform):
-            return self._add(params, rows, masks, clipping, out=out, halves=halves)
-        done = self._compiled(_plain(params), rows, masks, clipping)
-        if done is None:
-            return self._add(params, rows, masks, clipping, out=out, halves=halves)
-        sums, norms = done
-        with torch.inference_mode():
-            bad = nonfinite(norms)
-            if bad is None:
-                out += sums
-                return count(clipping, norms, rows, None, halves)
-        # Candidates with such records are computed again by book-keeping, which can leave records
-        # out. All others keep the sums that they have: no record of one candidate changes a bit of
-        # another's.
-        lost = bad.any(dim=1)
-        again = torch.zeros_like(out)
-        counted = None if halves is None else torch.zeros_like(halves)
-        counts = self._add(params, rows, masks, clipping, out=again, halves=counted)
-        with torch.inference_mode():
-            out += torch.where(lost.unsqueeze(1), again, sums)
-            if halves is not None and counted is not None:
-                kept = torch.zeros_like(halves)
-                count(clipping, norms, rows, bad, kept)
-                halves += torch.where(lost, counted, kept)
-        return counts
-
-    def _add(
-        self,
-        params: torch.Tensor,
-        rows: Rows,
-        masks: tuple[torch.Tensor, ...],
-        clipping: Clipping,
-        *,
-        out: torch.Tensor,
-        halves: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """Add the clipped sums by the captured pass, and by book-keeping on its tape."""
         inputs = (_plain(params), rows.x, rows.y, *masks)
         normed = self._norms_too(rows, clipping)
         with self._running:
@@ -225,24 +150,24 @@ class BatchedKernel:
             early = None if isinstance(program, Captured) else program(*inputs)
             uses = tuple(uses)
         with torch.inference_mode():
-            known: tuple[torch.Tensor, ...] = ()
             if early is not None:
-                tape = early
+                tape, early = early, None
             elif normed and isinstance(clipping, CoordinateTransform):
                 tape = program(_plain(clipping.center), _plain(clipping.scale), *inputs)
-                tape, known = tape[: 2 * len(uses)], tape[2 * len(uses) :]
             else:
                 tape = program(*inputs)
             beside = self._beside(rows)
             if beside is not None:
                 beside.append((params, params.clone(), tape[-1]))
                 tape = tape[:-1]
-            pairs = pairs_of(tape)
+            parts = split(uses, tape)
             if isinstance(clipping, CoordinateTransform):
+                known = tape[2 * len(uses) :] if isinstance(program, Captured) and normed else ()
                 sums = Transformed(uses, self.layout, clipping, known)
-                return sums.accumulate(pairs, rows, out=out, halves=halves)
+                return sums.accumulate(parts, rows, out=out, halves=halves)
+            del tape  # norms let go of what they have read
             layout, by_layer = self.layout, clipping.by_layer
-            norms, saved = norms_of(uses, pairs, layout=layout, by_layer=by_layer)
+            norms, saved = norms_of(uses, parts, layout=layout, by_layer=by_layer)
             bad = nonfinite(norms, look=looks_freely(norms.device))
             if bad is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
@@ -257,43 +182,37 @@ class BatchedKernel:
     def row_bytes(self) -> tuple[float, float]:
         """Return the bytes of work space that a record takes in a step, and while it is captured.
 
-        The pass itself is followed tensor by tensor; what norms and sums add is the cache of the
-        layers in the direct form, and the scaled copy of the largest output gradient. A capture
-        holds every tensor of a pass, and its results once more to compare them.
+        The pass itself is followed tensor by tensor; what norms and sums add is what they keep, and the
+        scaled copy of the largest output gradient. A capture holds the results of a pass twice to compare
+        them.
         """
-        rows = 4 if self._large else 32
+        rows = 32 if self.captures else 4
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
         x, y = synthetic(self._x, self._y, (1, rows), self._device)
-        every = (self.module, self._loss_of, self.layout, self.plan)
+        program, uses = tape_of(self.module, self._loss_of, self.layout, self.plan)
         try:
-            program, uses = capture_tape(*every, (example, x, y, *masks))
-            peak, whole = (int(program.meta[name]) for name in (PEAK, HELD))  # type: ignore[attr-defined]
-        except NotRecordedError as error:
-            program, uses = tape_of(*every)
-            peak = whole = error.held
-        tape = program(example, x, y, *masks)
-        with torch.inference_mode():
-            _, saved = norms_of(uses, pairs_of(tape), layout=self.layout, by_layer=False)
+            captured = capture(program, (example, x, y, *masks))
+            peak, tape = captured.peak_bytes, captured(example, x, y, *masks)
+        except NotCapturedError as error:
+            peak, tape = error.held, program(example, x, y, *masks)
         held = {t.untyped_storage().data_ptr() for t in tape}
+        scaled, results = max(t.nbytes for t in tape), sum(t.nbytes for t in tape)
+        with torch.inference_mode():
+            _, saved = norms_of(uses, split(uses, tape), layout=self.layout, by_layer=False)
         extra = sum(
             t.untyped_storage().nbytes()
             for kept in saved
             for t in kept
             if t.untyped_storage().data_ptr() not in held
         )
-        scaled = max(g.nbytes for g in tape[1::2])
         working = (peak + extra + scaled - example.nbytes) / rows
-        captured = (whole + 2 * sum(t.nbytes for t in tape) - example.nbytes) / rows
-        return working, max(working, captured)
+        return working, working + results / rows
 
     @cached_property
-    def _large(self) -> bool:
-        return sum(p.numel() for p in self.module.parameters()) > _LARGE
-
-    def _heavy(self, shape: tuple[int, int]) -> bool:
-        """Say whether capturing a pass would take much memory, to save a tenth of its time."""
-        return self._large and shape[0] * shape[1] * self.row_bytes[1] > _CAPTURED
+    def captures(self) -> bool:
+        """Whether passes are captured: for a large model, which is bound by its products, that gains nothing."""
+        return sum(p.numel() for p in self.module.parameters()) <= _LARGE
 
     @property
     def drops(self) -> bool:
@@ -301,19 +220,9 @@ class BatchedKernel:
         return bool(self.plan.sites)
 
     @property
-    def seen(self) -> Counter[Shape]:
-        """How often each shape was seen by what compiles passes; empty where nothing does."""
-        return Counter() if self._compiled is None else self._compiled.seen
-
-    @property
-    def threads_safely(self) -> bool:
-        """Whether stacks run side by side: passes soon are programs, and each takes one core."""
-        return self._compiled is None and not self._large
-
-    @property
     def convolves(self) -> bool:
         """Whether the model has convolutions, which run candidate by candidate."""
-        return any(isinstance(use, ConvUse) for use in self.plan.uses)
+        return any(isinstance(use, ProductUse) and use.taps > 1 for use in self.plan.uses)
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every row, shape ``[K, M]``."""
@@ -323,9 +232,8 @@ class BatchedKernel:
             with self._running:
                 if key not in self._loss_programs:
                     example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
-                    self._loss_programs[key] = capture_losses(
-                        self.module, self._loss_of, self.layout, self.plan, example
-                    )
+                    plain = losses_of(self.module, self._loss_of, self.layout, self.plan)
+                    self._loss_programs[key] = self._captured(plain, example)
                 program = self._loss_programs[key]
                 if not isinstance(program, Captured):
                     return program(params, rows.x, rows.y)[0]
@@ -353,9 +261,10 @@ class BatchedKernel:
         key = (*shape, 2) if normed else (*shape, 1) if losses else shape
         self._seen[key] += 1
         every = (self.module, self._loss_of, self.layout, self.plan)
-        if self._seen[key] <= _RARE or self._heavy(shape):
+        how: dict[str, Any] = {"low": self._low, "losses": losses}
+        if self._seen[key] <= _RARE or not self.captures:
             if key not in self._rare:
-                self._rare[key] = tape_of(*every, low=self._low, losses=losses)
+                self._rare[key] = tape_of(*every, **how)
             return self._rare[key]
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], shape, params.device)
@@ -366,15 +275,21 @@ class BatchedKernel:
                 params.shape, dtype=params.dtype, device=params.device, generator=own
             )
             example = (made_up, x, y, *drawn)
-            how: dict[str, Any] = {"low": self._low, "losses": losses}
-            then = partial(with_norms, layout=self.layout) if normed else None
+            plain, uses = tape_of(*every, **how)
+            whole = plain
             if normed:
                 example = (0.1 * made_up, made_up.square() + 1.0, *example)
-            try:
-                self._programs[key] = capture_tape(*every, example, **how, then=then)
-            except NotRecordedError:
-                self._programs[key] = tape_of(*every, **how)
+                whole = with_norms(plain, uses, layout=self.layout)
+            program = self._captured(whole, example)
+            self._programs[key] = (program if isinstance(program, Captured) else plain), uses
         return self._programs[key]
+
+    def _captured(self, program: Program, example: tuple[torch.Tensor, ...]) -> Program:
+        """Return a program as a graph; one that reads a value, or that is not worth it, as it is."""
+        try:
+            return capture(program, example) if self.captures else program
+        except NotCapturedError:
+            return program
 
     def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """Draw a mask for every place of dropout, each candidate's from its own stream."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.coupled import refuse_coupling
-from privtune.training.engine.graph.traced import traced
+from privtune.training.engine.traced import traced
 from privtune.training.mechanism.apart import by_record
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.fresh import fresh, unwritten

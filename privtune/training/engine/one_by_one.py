@@ -11,7 +11,7 @@ from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.engine.coupled import refuse_coupling
-from privtune.training.engine.graph.intercept import Intercept
+from privtune.training.engine.operations import Intercept
 from privtune.training.mechanism.clipping import CoordinateTransform, Flat
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.fresh import fresh, unwritten

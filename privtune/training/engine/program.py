@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from privtune.training.engine.compute import sums_in_float32
-from privtune.training.engine.graph.traced import traced
+from privtune.training.engine.traced import traced
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import LossOf

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from privtune.errors import PrivTuneError
-from privtune.training.engine.graph.capture import run_one
-from privtune.training.engine.graph.tape import Site
+from privtune.training.engine.passes import run_one
+from privtune.training.engine.watch import Site
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows
 from privtune.training.mechanism.streams import Streams

@@ -18,9 +18,7 @@ from functools import cache
 import torch
 
 from privtune.training.engine.compute import full_precision
-from privtune.training.engine.layers.fastops import multiplied, turns
-from privtune.training.engine.layers.sums import Pairs, count, emptied, nonfinite, pairs_of
-from privtune.training.engine.layers.uses import LOST, LinearUse, Saved, Use
+from privtune.training.engine.rules import LOST, ProductUse, Tensors, Use, count, emptied, nonfinite, split
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.device import looks_freely
 from privtune.training.mechanism.kernel import Layout, Rows
@@ -59,7 +57,7 @@ def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program
     ) -> tuple[torch.Tensor, ...]:
         tape = program(*inputs)
         products = _Products(uses, layout, center, scale)
-        norms, _ = products.norms(pairs_of(tape))
+        norms, _ = products.norms(split(uses, tape))
         return (*tape, norms[0], products.length, products.inverse)
 
     return run
@@ -96,18 +94,18 @@ class Transformed:
             self._far = far
         self._ways.append(_Products(uses, layout, center.double(), scale.double()))
 
-    def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[list[Saved]]]:
+    def norms(self, parts: Sequence[Tensors]) -> tuple[torch.Tensor, list[list[Tensors]]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
-        norms, saved = zip(*(way.norms(pairs) for way in self._ways), strict=True)
+        norms, saved = zip(*(way.norms(parts) for way in self._ways), strict=True)
         if self._far is None:
             return norms[0], list(saved)
         return torch.where(self._far.unsqueeze(0), norms[1], norms[0]), list(saved)
 
     def accumulate(
-        self, pairs: Pairs, rows: Rows, *, out: torch.Tensor, halves: torch.Tensor | None
+        self, parts: Sequence[Tensors], rows: Rows, *, out: torch.Tensor, halves: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
-        norms, saved = self.norms(pairs)
+        norms, saved = self.norms(parts)
         bad = nonfinite(norms, look=looks_freely(norms.device))
         if bad is None:
             coefficients = self._clipping.factors(norms)
@@ -119,7 +117,7 @@ class Transformed:
         return count(self._clipping, norms, rows, bad, halves)
 
     def _add(
-        self, coefficients: torch.Tensor, saved: Sequence[list[Saved]], out: torch.Tensor
+        self, coefficients: torch.Tensor, saved: Sequence[list[Tensors]], out: torch.Tensor
     ) -> None:
         """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
         if self._far is None:
@@ -179,21 +177,22 @@ class _Products:
             return None
         return ~(self.length <= _FAR)
 
-    def norms(self, pairs: Pairs) -> tuple[torch.Tensor, list[Saved]]:
+    def norms(self, parts: Sequence[Tensors]) -> tuple[torch.Tensor, list[Tensors]]:
         """Return the norms, ``[1, K, B]``, and what ``add`` needs."""
         if self.known:
-            return self.known[0].unsqueeze(0), list(pairs)
-        dtype, width, roundings = self.center.dtype, pairs[0][1].shape[1], 0
+            return self.known[0].unsqueeze(0), list(parts)
+        dtype, width, roundings = self.center.dtype, parts[0][0].shape[1], 0
         halves: list[torch.Tensor] = []  # of the first term and the second, with the sign turned
         formed: list[torch.Tensor] = []
-        saved: list[Saved] = []
-        for use, outer, (a, g) in zip(self.uses, self._outer, pairs, strict=True):
+        saved: list[Tensors] = []
+        for use, outer, own in zip(self.uses, self._outer, parts, strict=True):
             if outer:
+                a, g = own
                 saved.append((a, g) if a.dtype == dtype else (a.to(dtype), g.to(dtype)))
                 halves.append(self._half(use, *saved[-1]))
                 roundings = max(roundings, a.shape[-1] + g.shape[-1])
             else:
-                saved.append(self._formed(use, a, g))
+                saved.append(self._formed(use, own))
                 formed += [torch.linalg.vector_norm(v, dim=-1).square_() for v in saved[-1]]
         # The three terms may nearly cancel: add the most that rounding can have taken away, with all
         # its errors of one sign. No way to a result has more roundings than both sides, four for each
@@ -218,26 +217,24 @@ class _Products:
 
     def _half(self, use: Use, a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         """Return ``Σ g a c / s² - Σ g² a² / 2 s²`` over a matrix and its bias, shape ``[K, B]``."""
-        outputs = g.shape[-1]
-        turned = turns(outputs, a.device)
         matrix, pull = (
-            self._of(part, use.weight).view(len(a), outputs, a.shape[-1])
+            self._of(part, use.weight).view(len(a), g.shape[-1], a.shape[-1])
             for part in (self._weight, self._pull)
         )
         square = torch.addcmul(_lost(a.dtype, a.device), a, a)
         if use.bias is None:
-            half = multiplied(square, matrix, None, turned=turned) * g * -0.5
+            half = torch.bmm(square, matrix.mT) * g * -0.5
         else:
-            half = multiplied(square, matrix, self._of(self._weight, use.bias), turned=turned)
+            own = self._of(self._weight, use.bias).unsqueeze(1)
             pulled = self._of(self._pull, use.bias).unsqueeze(1)
-            half = torch.addcmul(pulled, half, g, value=-0.5)
-        half = torch.baddbmm(half.mT, pull, a.mT).mT if turned else torch.baddbmm(half, a, pull.mT)
+            half = torch.addcmul(pulled, torch.baddbmm(own, square, matrix.mT), g, value=-0.5)
+        half = torch.baddbmm(half, a, pull.mT)
         found: torch.Tensor = (half * g).sum(dim=-1)
         return found
 
-    def _formed(self, use: Use, a: torch.Tensor, g: torch.Tensor) -> Saved:
+    def _formed(self, use: Use, parts: Tensors) -> Tensors:
         """Return the transformed gradients of a use, ``[K, B, n]``, in the order of its names."""
-        own = use.instantiate(a, g)
+        own = use.instantiate(*parts)
         return tuple(
             (own[name] - self._of(self.center, name).unsqueeze(1)).mul_(
                 self._of(self.inverse, name).unsqueeze(1)
@@ -245,7 +242,7 @@ class _Products:
             for name in use.names
         )
 
-    def add(self, coefficients: torch.Tensor, saved: Sequence[Saved], out: torch.Tensor) -> None:
+    def add(self, coefficients: torch.Tensor, saved: Sequence[Tensors], out: torch.Tensor) -> None:
         """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, P]``."""
         dtype = self.center.dtype
         weights = coefficients if coefficients.dtype == dtype else coefficients.to(dtype)
@@ -268,4 +265,4 @@ def _lost(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 def _is_outer(use: Use) -> bool:
     """Whether each record's gradient is one outer product in the order of the parameter."""
-    return type(use) is LinearUse and use.form == "outer"
+    return isinstance(use, ProductUse) and use.taps == 1 and use.form == "outer"

@@ -1,36 +1,46 @@
-"""One pass over many candidates and records: planned once, captured as a flat graph.
+"""One pass over many candidates and records: planned once, then run, or captured as a flat graph.
 
-Planning runs the model once with every parameter a leaf of autograd. A parameter that autograd
-still reaches was used in a way that was not caught; it, and any parameter that is used twice, is
-copied for every record from then on, which is exact for any use. So no use is missed silently.
+Planning runs the model once with every parameter a leaf of autograd. A parameter that autograd still reaches
+was used in a way that no rule covers; it is copied for every record from then on, which is exact for any use.
+So no use is missed silently.
+
+The way forward sees one record. The way back is run on tensors of all candidates and records, by formulas of
+torch's that treat each by itself. A hook, or the ``backward`` of an autograd function of the user's, would be
+handed all of them, and what it makes of one may hang on the others: it is refused.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch._C import _functorch as functorch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine.graph.backward import apart, refuse_batched_backward
-from privtune.training.engine.graph.chance import drawn_with_torch
-from privtune.training.engine.graph.intercept import Intercept
-from privtune.training.engine.graph.polish import polish
-from privtune.training.engine.graph.record import NotRecordedError, record
-from privtune.training.engine.graph.tape import Entry, Levels, Site
-from privtune.training.engine.layers.uses import CopyUse, Use, cheaper_form
+from privtune.training.engine.operations import Intercept
+from privtune.training.engine.rules import DirectUse, Tensors, Use, merged
+from privtune.training.engine.traced import traced
+from privtune.training.engine.watch import Levels, Site
+from privtune.training.mechanism.apart import Apart
 from privtune.training.mechanism.kernel import Layout, LossOf
 
-Tensors = tuple[torch.Tensor, ...]
+T = TypeVar("T")
 Program = Callable[..., Tensors]
-Tape = tuple[Program, Sequence[Use]]  # and the uses that it gives (a, g) of, in order
+Tape = tuple[Program, list[Use]]  # and the uses that it gives the parts of, in order
+
+_OURS = "privtune."
+_TRIES = 3  # another thread may draw meanwhile: only what is seen each time is the pass
 
 
 @dataclass(frozen=True)
@@ -38,13 +48,15 @@ class PassPlan:
     """How a model's parameters are used.
 
     Args:
-        copied: Parameters that are copied for every record.
-        sites: Places of dropout.
-        uses: Every use, in the order of the tape; for copies, after the others.
+        copied: Parameters that no rule covers: each record has its own leaf of autograd.
+        multiplied: Those of them that are used by more than element by element: copying them costs time.
+        sites: Places of draws.
+        uses: Every use, in the order of the tape.
         all_classes: Whether every target is a class, none of them an index to ignore.
     """
 
     copied: tuple[str, ...]
+    multiplied: tuple[str, ...]
     sites: tuple[Site, ...]
     uses: tuple[Use, ...]
     all_classes: bool
@@ -81,11 +93,10 @@ class Lowered:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One run of the model on all rows: losses ``[K, B]``, the tape, dropout places."""
+    """One run of the model on all rows: losses ``[K, B]``, and what its watch noted."""
 
     losses: torch.Tensor
-    entries: list[Entry]
-    sites: list[Site]
+    watch: Intercept
 
 
 def plan_model(
@@ -114,42 +125,47 @@ def plan_model(
         RuntimeError: If the model cannot run under ``vmap``.
     """
     draws = torch.Generator(x.device).manual_seed(0)  # another thread may use the global one
-    leaves = {
-        name: torch.randn(
-            len(x), *shape, dtype=layout.dtype, device=x.device, generator=draws
-        ).requires_grad_()
-        for name, shape in layout.shapes.items()
-    }
+    params = torch.randn(len(x), layout.size, dtype=layout.dtype, device=x.device, generator=draws)
+    leaves = {n: leaf.detach().requires_grad_() for n, leaf in layout.unflatten(params).items()}
+    stacked, copies = leaves, dict[str, torch.Tensor]()
     if copy_all:
-        own = {
-            n: leaf.unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[n])
-            for n, leaf in leaves.items()
-        }
-        done = drawn_with_torch(lambda: _run(module, loss_of, {}, copies=own, x=x, y=y, masks=None))
-        refuse_batched_backward(module, done.losses)
-        copies = tuple(CopyUse(name, None) for name in layout.shapes)
-        return PassPlan(tuple(layout.shapes), tuple(done.sites), copies, all_classes)
-    done = drawn_with_torch(lambda: _run(module, loss_of, leaves, copies={}, x=x, y=y, masks=None))
+        stacked, copies = {}, _copies(leaves, tuple(leaves), x.shape[1])
+    done = drawn_with_torch(
+        lambda: _run(module, loss_of, stacked, copies=copies, x=x, y=y, masks=None)
+    )
     refuse_batched_backward(module, done.losses)
-    reached = (
-        torch.autograd.grad(
-            done.losses.sum(), list(leaves.values()), allow_unused=True, retain_graph=True
-        )
-        if done.losses.requires_grad
-        else [None] * len(leaves)
-    )
-    copied = {n for n, g in zip(leaves, reached, strict=True) if g is not None}
-    groups = grouped(done.entries)
-    counts = Counter(name for group in groups for name in group[0].use.names)
-    copied |= {name for name, count in counts.items() if count > 1}
-    for group in groups:  # its weight and its bias are caught together or not at all
-        if copied & set(group[0].use.names) or not group[0].use.merges(group):
-            copied |= set(group[0].use.names)
-    uses = [g[0].use for g in groups if not copied & set(g[0].use.names)]
-    ordered = tuple(name for name in layout.shapes if name in copied)
-    return PassPlan(
-        ordered, tuple(done.sites), (*uses, *(CopyUse(n, None) for n in ordered)), all_classes
-    )
+    copied = set(leaves)
+    if not copy_all:
+        reached: Sequence[torch.Tensor | None] = [None] * len(leaves)
+        if done.losses.requires_grad:
+            reached = torch.autograd.grad(done.losses.sum(), list(leaves.values()), allow_unused=True)
+        copied = {name for name, g in zip(leaves, reached, strict=True) if g is not None}
+    sites, multiplied = tuple(done.watch.sites), copied & done.watch.multiplied
+    drawn = tuple(site.empty(x.shape[:2], params) for site in sites)
+    while True:
+        ordered = tuple(name for name in leaves if name in copied)
+        slow = tuple(name for name in ordered if name in multiplied)
+        plan = PassPlan(ordered, slow, sites, (), all_classes)
+        program, uses = tape_of(module, loss_of, layout, plan)
+        program(params, x, y, *drawn)
+        counts = Counter(name for use in uses for name in use.names)
+        # What several rules, or a rule and autograd, give a part of the gradient of, is copied whole.
+        again = {n for use in uses for n in use.names if any(counts[m] > 1 for m in use.names)}
+        again |= {n for e in done.watch.entries for n in e.names if copied & set(e.names)}
+        if again <= copied:
+            return replace(plan, uses=tuple(uses))
+        copied |= again
+        multiplied |= again
+
+
+def _copies(
+    named: Mapping[str, torch.Tensor], names: Sequence[str], records: int
+) -> dict[str, torch.Tensor]:
+    """Return a leaf of autograd for every record of each parameter: views of one memory."""
+    own = {n: named[n].detach().unsqueeze(1) for n in names}
+    return {
+        n: p.expand(-1, records, *p.shape[2:]).detach().requires_grad_() for n, p in own.items()
+    }
 
 
 def tape_of(
@@ -172,9 +188,8 @@ def tape_of(
         losses: Whether the program gives the losses, too.
 
     Returns:
-        A program from ``(params [K, P], x, y, *masks)`` to ``(a, g)`` of every use, one after the
-        other, and then the losses ``[K, B]``, if asked for; run as it is. And the list of uses,
-        filled by its first run.
+        A program from ``(params [K, P], x, y, *masks)`` to the parts of every use, one after the other, and
+        then the losses ``[K, B]``, if asked for; run as it is. And the list of uses, filled by each run.
     """
     uses: list[Use] = []
 
@@ -186,15 +201,12 @@ def tape_of(
             if low is not None:
                 flat, x, masks = low.down(flat), low.down(x), tuple(map(low.down, masks))
             named = layout.unflatten(flat)
-            copies = {
-                name: named.pop(name).unsqueeze(1).expand(-1, x.shape[1], *layout.shapes[name])
-                for name in plan.copied
-            }
-            copies = {name: copy.detach().requires_grad_() for name, copy in copies.items()}
+            copies = _copies(named, plan.copied, x.shape[1])
+            stacked = {n: p for n, p in named.items() if n not in copies}
             done = _run(
                 module,
                 loss_of,
-                named,
+                stacked,
                 copies=copies,
                 x=x,
                 y=y,
@@ -202,90 +214,36 @@ def tape_of(
                 all_classes=plan.all_classes,
                 low=low,
             )
-            outs = [entry.out for entry in done.entries] + list(copies.values())
+            entries = done.watch.entries
+            outs = [entry.out for entry in entries] + list(copies.values())
             # The sum of losses of records; a gradient to start from would import an algebra system.
             grads = torch.autograd.grad(
                 done.losses.sum(), outs, allow_unused=True, materialize_grads=True
             )
-        back = dict(zip(map(id, done.entries), grads, strict=False))
-        uses[:], found = [], []
-        for group in grouped(done.entries):
-            use, pair = merged(group, [back[id(entry)] for entry in group])
-            uses.append(use)
-            found += pair
-        for (name, copy), g in zip(copies.items(), grads[len(done.entries):], strict=True):
-            uses.append(CopyUse(name, None))
-            found += [copy.detach(), g]
+        found = [part for entry, g in zip(entries, grads, strict=False) for part in entry.back(g)]
+        found += [(DirectUse(n), (g,)) for n, g in zip(copies, grads[len(entries) :], strict=True)]
+        by_weight: dict[str, list[tuple[Use, Tensors]]] = {}
+        for use, parts in found:
+            by_weight.setdefault(use.weight, []).append((use, parts))
+        whole = [one for group in by_weight.values() for one in merged(group)]
+        uses[:] = [use for use, _ in whole]
+        tape = [part for _, parts in whole for part in parts]
         if losses:
-            found.append(done.losses.detach())
-        return tuple(t.to(params.dtype) if t.is_floating_point() else t for t in found)
+            tape.append(done.losses.detach())
+        return tuple(t.to(params.dtype) if t.is_floating_point() else t for t in tape)
 
     return program, uses
 
 
-def grouped(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Return the uses of each weight together, in the order of the first."""
-    found: dict[tuple[str, ...], list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(entry.use.names, []).append(entry)
-    return list(found.values())
-
-
-def merged(group, grads):
-    if len(group) == 1:
-        return group[0].use, group[0].use.compact(group[0].a, grads[0])
-    a = torch.cat([entry.a for entry in group], dim=2)
-    g = torch.cat(list(grads), dim=2)
-    use = group[0].use
-    use = replace(use, form=cheaper_form(a.shape[2], a.shape[-1], g.shape[-1], rows=a.shape[0] * a.shape[1]))
-    return use, use.compact(a, g)
-
-
-def capture_tape(
-    module: nn.Module,
-    loss_of: LossOf,
-    layout: Layout,
-    plan: PassPlan,
-    example: Tensors,
-    *,
-    low: Lowered | None = None,
-    losses: bool = False,
-    then: Callable[[Program, Sequence[Use]], Program] | None = None,
-) -> Tape:
-    """Capture the program of ``tape_of``, or what is made of it, for tensors like the example."""
-    program, uses = tape_of(module, loss_of, layout, plan, low=low, losses=losses)
-    program = program if then is None else then(program, uses)
-    return polish(record(program, example), example), uses
-
-
-def capture_losses(
-    module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan, example: Tensors
-) -> Program:
-    """Capture the forward pass alone, without dropout: ``(params, x, y)`` to losses ``[K, B]``.
-
-    One that reads a value is returned as it is.
-    """
+def losses_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) -> Program:
+    """Return the forward pass alone, without draws: ``(params, x, y)`` to losses ``[K, B]``."""
 
     def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        named = layout.unflatten(params)
-        return (
-            _run(
-                module,
-                loss_of,
-                named,
-                copies={},
-                x=x,
-                y=y,
-                masks=None,
-                deterministic=True,
-                all_classes=plan.all_classes,
-            ).losses.detach(),
-        )
+        how: dict[str, Any] = {"masks": None, "deterministic": True, "all_classes": plan.all_classes}
+        done = _run(module, loss_of, layout.unflatten(params), copies={}, x=x, y=y, **how)
+        return (done.losses.detach(),)
 
-    try:
-        return polish(record(program, example), example)
-    except NotRecordedError:
-        return program
+    return program
 
 
 def run_one(
@@ -322,7 +280,7 @@ def _run(
 
     ``stacked`` parameters are ``[K, ...]``, ``copies`` and masks ``[K, B, ...]``.
     """
-    found: list[_Pass] = []
+    watches: list[Intercept] = []
     sizes = (x.shape[0], x.shape[1])
     masked = masks is not None
 
@@ -352,16 +310,16 @@ def _run(
             )
             with mode:
                 value = _one(module, loss_of, {**named, **own}, x, y, low=low)
-            found.append(_Pass(value, mode.entries, mode.sites))
+            watches.append(mode)
             return value
 
         return torch.vmap(record, in_dims=(0, 0, 0, 0))(copied, xs, ys, drops)
 
     with apart():
         losses = torch.vmap(candidate)(stacked, copies, x, y, tuple(masks or ()))
-    if any(entry.out._version != entry.version for entry in found[0].entries):
+    if any(entry.out._version != entry.version for entry in watches[0].entries):
         raise RuntimeError("the model changes the output of a layer in place")
-    return _Pass(losses, found[0].entries, found[0].sites)
+    return _Pass(losses, watches[0])
 
 
 def _one(
@@ -411,3 +369,72 @@ class _Whole(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.loss_of(self.model, x, y)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Run a model under ``vmap`` where nothing but torch's own code may see all records at once.
+
+    Hooks on saved tensors, which are handed what autograd keeps for the way back, raise.
+    """
+    with traced(), Apart(), disable_saved_tensors_hooks("what is saved holds all records"):
+        yield
+
+
+def refuse_batched_backward(module: nn.Module, losses: torch.Tensor) -> None:
+    """Refuse what a user has put on the way back, unless torch takes it record by record.
+
+    Hooks on tensors are refused where they are put, as the pass is watched.
+
+    Args:
+        module: The model.
+        losses: What its pass came to, with the graph behind it.
+
+    Raises:
+        RuntimeError: Says what was found.
+    """
+    tables = vars(nn.modules.module)
+    hooked = [tables["_global_backward_hooks"], tables["_global_backward_pre_hooks"]]
+    hooked += [t for m in module.modules() for t in (m._backward_hooks, m._backward_pre_hooks)]
+    if any(hooked):
+        raise RuntimeError("a module's backward hook would see all records at once")
+    waiting, seen = [losses.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            made: Any = type(node)._forward_cls
+            by_record = made.__module__.startswith(_OURS) or made.generate_vmap_rule
+            if not by_record:
+                raise RuntimeError(
+                    f"the backward of {made.__name__} would see all records at once; "
+                    "generate_vmap_rule = True has torch take them one by one"
+                )
+        waiting += [following for following, _ in node.next_functions]
+
+
+def drawn_with_torch(run: Callable[[], T]) -> T:
+    """Return what a pass returns, if it moves neither Python's generator nor NumPy's.
+
+    Args:
+        run: The pass.
+
+    Raises:
+        RuntimeError: If it draws from one of them.
+    """
+    for _ in range(_TRIES):
+        before = _states()
+        found = run()
+        if _states() == before:
+            return found
+    raise RuntimeError(
+        "it draws from Python's random or NumPy, which would be once for all records; torch's own "
+        "random numbers are drawn for each"
+    )
+
+
+def _states() -> tuple[object, ...]:
+    kind, words, *place = np.random.get_state(legacy=True)
+    return random.getstate(), kind, np.asarray(words).tobytes(), *place

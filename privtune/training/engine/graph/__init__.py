@@ -1,1 +1,0 @@
-"""A model's pass over one record, watched, captured and made cheaper."""

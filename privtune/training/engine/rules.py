@@ -1,0 +1,423 @@
+"""Rules: the norms and the weighted sum of per-record gradients, from what layers saw and sent back.
+
+A *use* is how a pass uses one parameter. From what went in (``a``) and the gradient of what came out (``g``),
+both with axes ``[K, B, ...]``, a rule gives the squared norm of every record's gradient and adds the weighted
+sum of those gradients to a buffer. The per-record gradients of a large layer are never held at once (Bu et al.
+2023, arXiv 2210.00038).
+
+A matrix that a record uses at T places has the gradient ``g^T a``, a sum of T outer products. Its norm comes
+from two Gram matrices of T by T (*ghost*), or from the gradient itself: kept for the sum (*direct*) or formed a
+few records at a time, for its norm alone (*twice*). Norms whose sum is formed anew are rounded up by what
+float32 may lose in that sum: where its terms cancel, the sum would else be up to 1.35 times the bound.
+
+A squared norm may underflow where it is that of a whole gradient (then the gradient is shorter than 1e-18 and
+no bound is), but not where it is a factor: the other one may be 1e38. So what squares can lose is added to
+factors. A gradient, or what a matrix is multiplied with, that is longer than 1.8e19 counts as not finite: its
+coefficient, or its part of the sum, would lose its digits.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from privtune.training.mechanism.kernel import Layout, Rows
+
+if TYPE_CHECKING:
+    from privtune.training.mechanism.clipping import Clipping
+
+Tensors = tuple[torch.Tensor, ...]
+
+LOST = 2.0**-100
+"""More than a sum of squares in float32 loses below 1e-38, up to 60 million of them; 1e-15 squared."""
+
+Form = Literal["outer", "ghost", "direct", "twice"]
+"""``outer``: one place a record, so the gradient is one outer product; else see the module."""
+
+_DIRECT_BYTES = 64 * 2**20  # of the per-record gradients of a layer that are kept for the sum
+_PIECE_BYTES = 8 * 2**20  # of those that are formed at once for their norms alone
+
+
+@dataclass(frozen=True)
+class Use(ABC):
+    """How a pass uses a weight, and a bias that the same operation adds.
+
+    Args:
+        weight: Name of the weight.
+        bias: Name of the bias, if any.
+    """
+
+    weight: str
+    bias: str | None = None
+
+    parts: ClassVar[int] = 2
+    """How many tensors of a tape belong to it."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters whose gradients come from this use."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    @abstractmethod
+    def squared_norms(self, *parts: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+        """Return the squared norms, shape ``[K, B]``, and what ``accumulate`` needs."""
+
+    @abstractmethod
+    def accumulate(
+        self, coefficients: torch.Tensor, saved: Tensors, out: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Add the sums weighted by ``coefficients``, ``[K, B]``, to ``out``, ``[K, n]`` each."""
+
+    @abstractmethod
+    def instantiate(self, *parts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the per-record gradients, shape ``[K, B, n]`` each."""
+
+
+@dataclass(frozen=True)
+class ProductUse(Use):
+    """A weight that is multiplied with: ``a`` is ``[K, B, T, d]`` and ``g`` is ``[K, B, T, p]``.
+
+    In the outer form both lack the axis T.
+
+    Args:
+        form: How norms are taken.
+        taps: Places of a convolution's kernel; its patches hold them before the channels.
+        depth: Input channels of one of its groups.
+        groups: How many groups of channels it has.
+    """
+
+    form: Form = "outer"
+    taps: int = 1
+    depth: int = 1
+    groups: int = 1
+
+    def laid_out(self, a: torch.Tensor, g: torch.Tensor) -> tuple[ProductUse, Tensors]:
+        """Choose the form by what it costs; return that use, and its parts ``[K, B, T, features]`` laid out.
+
+        Gram matrices take ``T^2 (d + p)`` operations in float64, a gradient ``T d p`` in float32, which is
+        reused for the sum where it is kept.
+        """
+        rows, places, inputs, outputs = a.shape[0] * a.shape[1], a.shape[2], a.shape[3], g.shape[3]
+        form: Form = "twice" if 4 * rows * inputs * outputs > _DIRECT_BYTES else "direct"
+        if self.groups > 1:
+            form = "direct"
+        elif places == 1:
+            form, a, g = "outer", a.squeeze(2), g.squeeze(2)
+        elif places**2 * (inputs + outputs) < 8 * inputs * outputs:
+            form = "ghost"
+        return replace(self, form=form), (a, g)
+
+    def squared_norms(self, *parts: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+        """Return norms in the chosen form."""
+        a, g = parts
+        if self.form == "direct":
+            saved = self._gradients(a, g)
+            squared = _square(saved[0])
+            return (squared if self.bias is None else squared.add_(_square(saved[1]))), saved
+        if self.form == "outer":
+            squared = _square(a).add_(LOST if self.bias is None else 1.0)
+            return squared.mul_(_square(g).add_(LOST)), (a, g)
+        biased = self.bias is not None
+        formed = _gram_norms(a, g, biased=biased) if self.form == "ghost" else self._piecewise(a, g)
+        return _rounded(formed, a, g, biased=biased), (a.flatten(1, 2), g.flatten(1, 2))
+
+    def accumulate(
+        self, coefficients: torch.Tensor, saved: Tensors, out: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Contract scaled output gradients with inputs, or weigh the gradients that were kept."""
+        if self.form == "direct":
+            row = coefficients.unsqueeze(1)
+            for name, kept in zip(self.names, saved, strict=True):
+                total = torch.bmm(row, kept).squeeze(1)
+                out[name].add_(self._in_order(total) if name == self.weight else total)
+            return
+        a, g = saved
+        if self.form != "outer":
+            coefficients = coefficients.repeat_interleave(g.shape[1] // coefficients.shape[1], 1)
+        scaled = g * coefficients.unsqueeze(-1)
+        place = out[self.weight].view(len(a), g.shape[-1], a.shape[-1])
+        if self.taps == 1 and place.is_contiguous():
+            place.baddbmm_(scaled.mT, a)
+        else:  # parts of long rows: a product that is added in place would be copied there and back
+            total = torch.bmm(scaled.mT, a)
+            out[self.weight].add_(self._in_order(total.flatten(1)))
+        if self.bias is not None:
+            out[self.bias].add_(scaled.sum(dim=1))
+
+    def instantiate(self, *parts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the per-record gradients by the direct form."""
+        a, g = parts
+        if self.form == "outer":
+            a, g = a.unsqueeze(2), g.unsqueeze(2)
+        gradients = dict(zip(self.names, self._gradients(a, g), strict=True))
+        gradients[self.weight] = self._in_order(gradients[self.weight])
+        return gradients
+
+    def _gradients(self, a: torch.Tensor, g: torch.Tensor) -> Tensors:
+        """Return the per-record gradients of weight and bias, from matrices."""
+        if self.groups > 1:
+            by_tap = a.unflatten(-1, (self.taps, self.groups, -1)).permute(0, 1, 4, 2, 3, 5)
+            left, right = g.unflatten(-1, (self.groups, -1)).transpose(2, 3), by_tap.flatten(4)
+        else:
+            left, right = g, a
+        weight = torch.matmul(left.mT, right).flatten(2)
+        return (weight,) if self.bias is None else (weight, g.sum(dim=2))
+
+    def _in_order(self, weight: torch.Tensor) -> torch.Tensor:
+        """Bring flat weight gradients ``[..., p * d]`` into the order of the parameter."""
+        if self.taps == 1:
+            return weight
+        last = weight.view(*weight.shape[:-1], -1, self.taps, self.depth)
+        return last.transpose(-1, -2).flatten(-3)
+
+    def _piecewise(self, a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """Return the squared norms in float64, of gradients that are formed a few records at a time."""
+        size = max(1, _PIECE_BYTES // (4 * a.shape[0] * a.shape[-1] * g.shape[-1]))
+        found = []
+        for one, other in zip(a.split(size, dim=1), g.split(size, dim=1), strict=True):
+            norms = [torch.linalg.vector_norm(v, dim=-1).double() for v in self._gradients(one, other)]
+            found.append(sum(norm.square_() for norm in norms))
+        return torch.cat(found, dim=1)
+
+
+@dataclass(frozen=True)
+class EmbeddingUse(Use):
+    """A table looked up: ``a`` holds indices ``[K, B, T]`` and ``g`` is ``[K, B, T, d]``.
+
+    Two places of a record share a row of the gradient where their indices agree.
+
+    Args:
+        rows: Rows of the table.
+    """
+
+    rows: int = 1
+
+    def squared_norms(self, *parts: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+        """Return the sum of inner products over places that look up the same row."""
+        a, g = parts
+        if g.shape[2] == 1:
+            return _square(g.squeeze(2)), (a, g)
+        wide = g.double()
+        same = a.unsqueeze(-1) == a.unsqueeze(-2)
+        gram = torch.matmul(wide, wide.mT).masked_fill_(~same, 0.0).sum(dim=(-1, -2))
+        lengths = torch.linalg.vector_norm(wide, dim=-1).sum(dim=-1)
+        return _rounded_up(gram, lengths, g.shape[2], g.dtype), (a, g)
+
+    def accumulate(
+        self, coefficients: torch.Tensor, saved: Tensors, out: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Add scaled output gradients to the rows that were looked up."""
+        a, g = saved
+        scaled = g * coefficients[..., None, None]
+        for k in range(len(a)):
+            table = out[self.weight][k].view(self.rows, -1)
+            table.index_add_(0, a[k].flatten(), scaled[k].flatten(0, 1))
+
+    def instantiate(self, *parts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return dense per-record gradients of the table."""
+        a, g = parts
+        dense = g.new_zeros(*a.shape[:2], self.rows, g.shape[-1])
+        return {self.weight: dense.scatter_add_(2, a.unsqueeze(-1).expand_as(g), g).flatten(2)}
+
+
+@dataclass(frozen=True)
+class DirectUse(Use):
+    """A parameter whose per-record gradient ``[K, B, *shape]`` a pass gives as it is.
+
+    Autograd sums it over the places where the parameter was added or multiplied element by element (biases,
+    scales and shifts of normalisation); the rule of a layer forms it; or the parameter was copied for every
+    record, which is exact for any use and slow where the copies are multiplied.
+    """
+
+    parts: ClassVar[int] = 1
+
+    def squared_norms(self, *parts: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+        """Return the squared norms of the gradients."""
+        flat = self.instantiate(*parts)[self.weight]
+        return _square(flat), (flat,)
+
+    def accumulate(
+        self, coefficients: torch.Tensor, saved: Tensors, out: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Add the weighted sum of the gradients."""
+        out[self.weight].add_(torch.bmm(coefficients.unsqueeze(1), saved[0]).squeeze(1))
+
+    def instantiate(self, *parts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the gradients, flat; that of a single number has no dimensions of its own."""
+        (g,) = parts
+        return {self.weight: g.reshape(*g.shape[:2], -1)}
+
+
+def merged(found: Sequence[tuple[Use, Tensors]]) -> list[tuple[Use, Tensors]]:
+    """Make one use of all uses of a weight, so that its gradient is the sum of theirs.
+
+    Products of one weight are laid side by side along the places T. A table that is looked up and multiplied
+    with (tied embeddings) is a product in both: of its output gradients and rows of the identity.
+
+    Args:
+        found: Every use of a weight and its parts; products with parts ``[K, B, T, features]``.
+
+    Returns:
+        One use of the weight, and one of each bias that only some of its uses add.
+    """
+    uses = [use for use, _ in found]
+    first = uses[0]
+    if len(found) == 1:
+        return [first.laid_out(*found[0][1]) if isinstance(first, ProductUse) else found[0]]
+    if all(isinstance(use, EmbeddingUse) for use in uses):
+        return [(first, tuple(torch.cat(parts, dim=2) for parts in zip(*(p for _, p in found), strict=True)))]
+    shared = first.bias if len({use.bias for use in uses}) == 1 else None
+    own, sides, biases = ProductUse(first.weight, shared), [], dict[str, torch.Tensor]()
+    for use, (a, g) in found:
+        if isinstance(use, EmbeddingUse):
+            known = torch.arange(use.rows, device=a.device)
+            a, g = g, (a.unsqueeze(-1) == known).to(g.dtype)  # noqa: PLW2901
+        elif isinstance(use, ProductUse):
+            own = replace(own, taps=use.taps, depth=use.depth, groups=use.groups)
+        if use.bias is not None and shared is None:
+            part = g.sum(dim=2)
+            biases[use.bias] = biases[use.bias] + part if use.bias in biases else part
+        sides.append((a, g))
+    a, g = (torch.cat(parts, dim=2) for parts in zip(*sides, strict=True))
+    return [own.laid_out(a, g), *((DirectUse(name), (part,)) for name, part in biases.items())]
+
+
+def split(uses: Sequence[Use], tape: Sequence[torch.Tensor]) -> list[Tensors]:
+    """Return the parts of every use of a tape, which holds them one after the other."""
+    left = iter(tape)
+    return [tuple(islice(left, use.parts)) for use in uses]
+
+
+def norms_of(
+    uses: Sequence[Use], parts: list[Tensors], *, layout: Layout, by_layer: bool
+) -> tuple[torch.Tensor, list[Tensors]]:
+    """Return norms ``[G, K, B]``, over everything or by layer, and what the sums need.
+
+    ``parts`` is emptied on the way: what a use keeps for its sum often takes the place of a larger pair.
+    """
+    squares: list[torch.Tensor] = [None] * (len(layout.layers) if by_layer else 1)  # type: ignore[list-item]
+    saved = []
+    for place, use in enumerate(uses):
+        own, parts[place] = parts[place], ()
+        squared, kept = use.squared_norms(*own)
+        del own
+        saved.append(kept)
+        group = layout.layer_of[use.weight] if by_layer else 0
+        squares[group] = squared if squares[group] is None else squares[group].add_(squared)
+    missing = torch.zeros_like(next(square for square in squares if square is not None))
+    return torch.stack([missing if s is None else s for s in squares]).sqrt_(), saved
+
+
+def add_sums(
+    uses: Sequence[Use],
+    saved: Sequence[Tensors],
+    coefficients: torch.Tensor,
+    targets: Mapping[str, torch.Tensor],
+    *,
+    layout: Layout,
+) -> None:
+    """Add the sums weighted by ``coefficients``, ``[G, K, B]``, to ``[K, n]`` of each parameter."""
+    groups = coefficients.unbind()
+    for use, kept in zip(uses, saved, strict=True):
+        use.accumulate(groups[layout.layer_of[use.weight] if len(groups) > 1 else 0], kept, targets)
+
+
+def nonfinite(norms: torch.Tensor, *, look: bool = True) -> torch.Tensor | None:
+    """Return which records have a norm that is not finite, ``[K, B]``, or None for none.
+
+    Args:
+        norms: Shape ``[G, K, B]``.
+        look: Whether to look if there are any; otherwise the answer is never None.
+    """
+    if look and math.isfinite(norms.sum().item()):
+        return None
+    bad = ~norms.isfinite().all(dim=0)
+    return bad if not look or bool(bad.any()) else None
+
+
+def emptied(saved: Sequence[Tensors], bad: torch.Tensor) -> list[Tensors]:
+    """Put zeros in place of what bad records, ``[K, B]``, left for the sums.
+
+    Copies keep their layout, and so every other record its bits.
+    """
+
+    def clean(kept: torch.Tensor) -> torch.Tensor:
+        if not kept.is_floating_point():
+            return kept  # indices: what is looked up there is weighted by zero
+        places = kept.shape[1] // bad.shape[1]  # each record has one, or all of its places in a row
+        rows = bad.repeat_interleave(places, dim=1) if places > 1 else bad
+        where = rows.view(*rows.shape, *(1 for _ in kept.shape[2:]))
+        return kept.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
+
+    return [tuple(map(clean, each)) for each in saved]
+
+
+def count(
+    clipping: Clipping,
+    norms: torch.Tensor,
+    rows: Rows,
+    bad: torch.Tensor | None,
+    halves: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Count unclipped records into ``halves``; return the number of bad records, if any."""
+    if halves is not None:
+        counted = (clipping.unclipped(norms).to(rows.mask) - 0.5) * rows.mask
+        halves += (counted if bad is None else counted.masked_fill(bad, 0.0)).sum(dim=1)
+    return None if bad is None else (bad & (rows.mask > 0)).sum(dim=1)
+
+
+def longest(dtype: torch.dtype) -> float:
+    """Return the largest norm whose square is finite."""
+    return math.sqrt(torch.finfo(dtype).max)
+
+
+def _square(rows: torch.Tensor) -> torch.Tensor:
+    """Return squared norms over the last axis.
+
+    ``vector_norm`` beats a sum of squares, but not (50 times slower) where that axis is not the
+    one that lies together in memory.
+    """
+    if rows.stride(-1) != 1:
+        return (rows * rows).sum(dim=-1)
+    squares: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1).square_()
+    return squares
+
+
+def _gram_norms(a: torch.Tensor, g: torch.Tensor, *, biased: bool) -> torch.Tensor:
+    """Return ``|g^T a|^2`` (and ``|g^T 1|^2`` with a bias) from the Gram matrices, in float64."""
+    wide_a, wide_g = a.double(), g.double()
+    gram = torch.matmul(wide_a, wide_a.mT)
+    if biased:
+        gram.add_(1.0)
+    return gram.mul_(torch.matmul(wide_g, wide_g.mT)).sum(dim=(-1, -2))
+
+
+def _rounded(
+    squared: torch.Tensor, a: torch.Tensor, g: torch.Tensor, *, biased: bool
+) -> torch.Tensor:
+    """Round squared norms of sums of outer products up; infinite where an ``a`` is too long to be multiplied."""
+    lengths = torch.linalg.vector_norm(a.double(), dim=-1)
+    if biased:
+        lengths = lengths.square().add_(1.0).sqrt_()
+    squared.masked_fill_((lengths > longest(a.dtype)).any(dim=-1), math.inf)
+    total = lengths.mul_(torch.linalg.vector_norm(g.double(), dim=-1)).sum(dim=-1)
+    return _rounded_up(squared, total, a.shape[2], a.dtype)
+
+
+def _rounded_up(
+    squared: torch.Tensor, lengths: torch.Tensor, places: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Add to a norm what ``dtype`` may lose when the released sum over the places is formed.
+
+    ``lengths`` is the sum of the lengths of the terms: where they nearly cancel, the sum that is
+    released carries a rounding error that its exact norm does not show.
+    """
+    slack = lengths * (2.0 * torch.finfo(dtype).eps * math.sqrt(places))
+    rounded: torch.Tensor = squared.clamp_(min=0.0).sqrt_().add_(slack).square_()
+    return rounded.to(dtype)

@@ -1,0 +1,439 @@
+"""Watching a model run on one record: what it does with parameters, and where it draws random numbers.
+
+The model runs under two nested ``vmap``: over candidates and over records. That is its meaning: it sees one
+record, as a batch of one, so that records cannot touch each other. A :class:`Watch` catches operations that use
+a parameter in a known way and computes them on the physical tensors of all candidates and records, with the
+parameter cut off from autograd; how to make its gradient of what comes back is noted. Everything else runs as
+it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from privtune.training.engine.rules import Tensors, Use
+
+Law = Literal["keep", "uniform", "normal", "integers", "permutation"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a model or a loss draws: dropout, and the random numbers of augmentation.
+
+    Args:
+        shape: Shape of what is drawn for a record.
+        law: ``keep`` draws 1 with probability ``kept`` and 0 else; ``uniform`` in [0, 1);
+            ``normal``; ``integers`` from ``low`` to ``high - 1``; ``permutation`` of ``shape[0]``.
+        kept: See ``law``.
+        low: See ``law``.
+        high: See ``law``.
+    """
+
+    shape: tuple[int, ...]
+    law: Law = "keep"
+    kept: float = 1.0
+    low: int = 0
+    high: int = 1
+
+    def empty(self, lead: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """Return fixed values in place of drawn ones, shape ``[*lead, *shape]``: the mean, or the like."""
+        shape = (*lead, *self.shape)
+        if self.law == "permutation":
+            return torch.arange(self.shape[0], device=like.device).expand(shape).clone()
+        if self.law == "integers":
+            return torch.full(shape, self.low, device=like.device)
+        mean = {"keep": 1.0, "uniform": 0.5, "normal": 0.0}[self.law]
+        return torch.full(shape, mean, dtype=like.dtype, device=like.device)
+
+    def fill(self, out: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Draw into ``out``, shape ``[n, *shape]``, and return it."""
+        if self.law == "keep":
+            return out.bernoulli_(self.kept, generator=generator)
+        if self.law == "uniform":
+            return out.uniform_(generator=generator)
+        if self.law == "normal":
+            return out.normal_(generator=generator)
+        if self.law == "integers":
+            return out.random_(self.low, self.high, generator=generator)
+        keys = torch.empty(out.shape, device=out.device).uniform_(generator=generator)
+        return out.copy_(keys.argsort(dim=-1))
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One use of parameters: what came out, and what to make of the gradient of that.
+
+    Args:
+        names: The parameters.
+        out: What came out, with axes ``[K, B, ...]``.
+        version: Of ``out`` when it was noted: a model must not write to it.
+        back: Returns uses and their parts, given the gradient of ``out``.
+    """
+
+    names: tuple[str, ...]
+    out: torch.Tensor
+    version: int
+    back: Callable[[torch.Tensor], list[tuple[Use, Tensors]]]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Where the two batch axes live: functorch levels of candidates and records; their sizes."""
+
+    candidates: int
+    records: int
+    sizes: tuple[int, int]
+
+    def physical(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor behind both levels, shape ``[K, B, ...]``."""
+        return self._unwrap(tensor, (self.records, self.candidates))
+
+    def by_candidate(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor behind the level of candidates, shape ``[K, ...]``: a parameter."""
+        return self._unwrap(tensor, (self.candidates,))
+
+    def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Hide the axes ``[K, B]`` of a physical tensor again."""
+        inner = functorch._add_batch_dim(tensor, 0, self.candidates)
+        return functorch._add_batch_dim(inner, 0, self.records)
+
+    def of_record(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor differs by record."""
+        batched = functorch.is_batchedtensor(tensor)
+        return batched and functorch.maybe_get_level(tensor) == self.records
+
+    def _unwrap(self, tensor: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
+        places: list[int | None] = []
+        for level in levels:
+            if functorch.is_batchedtensor(tensor) and functorch.maybe_get_level(tensor) == level:
+                places.append(functorch.maybe_get_bdim(tensor))
+                tensor = functorch.get_unwrapped(tensor)
+            else:
+                places.append(None)
+        for done, place in enumerate(reversed(places)):
+            if place is None:
+                tensor = tensor.unsqueeze(done)
+                tensor = tensor.expand(
+                    [self.sizes[done] if d == done else -1 for d in range(tensor.ndim)]
+                )
+            else:
+                tensor = tensor.movedim(place + done, done)
+        return tensor
+
+
+# What reads values without a call that a recording would see.
+_READ = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
+
+_TRAINED, _MADE_BY = torch.Tensor.requires_grad, torch.Tensor.grad_fn
+
+# Activations, and where their argument ``inplace`` stands.
+_IN_PLACE: Mapping[Any, int] = {
+    functional.relu: 1,
+    functional.relu6: 1,
+    functional.selu: 1,
+    functional.silu: 1,
+    functional.mish: 1,
+    functional.hardswish: 1,
+    functional.hardsigmoid: 1,
+    functional.elu: 2,
+    functional.celu: 2,
+    functional.leaky_relu: 2,
+    functional.hardtanh: 3,
+    functional.threshold: 3,
+}
+
+
+# Calls that use a parameter element by element: its gradient is a sum over places, and a copy of it for every
+# record is a view. "radd" and the like are calls by operators.
+_ELEMENT_BY_ELEMENT = frozenset({
+    "add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "imul", "div", "truediv", "rtruediv", "true_divide",
+    "where", "lerp", "cat", "concat", "concatenate", "stack", "layer_norm", "rms_norm", "group_norm",
+    "instance_norm", "batch_norm", "prelu", "minimum", "maximum", "masked_fill", "copy",
+})  # fmt: skip
+
+Handler = Callable[["Watch", Sequence[Any], Mapping[str, Any]], Any]
+"""Computes a call of torch, or returns ``NotImplemented`` to let it run as it is."""
+
+
+class _Active(threading.local):
+    """The watch of this thread: a layer that has a rule of its own notes its use there."""
+
+    watch: Watch | None = None
+
+
+ACTIVE = _Active()
+
+
+@dataclass(eq=False)
+class Watch(TorchFunctionMode):
+    """Catches uses of parameters and draws while a model runs on one record.
+
+    Args:
+        levels: Where the batch axes live; None outside of ``vmap``, where only draws are caught.
+        names: Name of each parameter, by the ``id`` of the tensor that stands for it.
+        masks: What was drawn for each place; None to note the places in ``sites``.
+        deterministic: Whether dropout passes its input on, as in evaluation, and whatever else is
+            drawn is its mean.
+        generator: Draws at every place, where there are no masks: for code that runs as it is.
+        classes: The targets ``[K, B, ...]``, if each is a class: at least 0.
+
+    Attributes:
+        entries: Every use that was caught.
+        sites: Every place of a draw.
+        multiplied: Parameters that meet what is made of records by more than element by element, uncaught.
+    """
+
+    levels: Levels | None
+    names: Mapping[int, str] = field(default_factory=dict)
+    masks: Sequence[torch.Tensor] | None = None
+    deterministic: bool = False
+    generator: torch.Generator | None = None
+    classes: torch.Tensor | None = None
+    entries: list[Entry] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    multiplied: set[str] = field(default_factory=set)
+    _made_of: dict[int, tuple[torch.Tensor, set[str]]] = field(default_factory=dict)
+
+    handlers: ClassVar[Mapping[Any, Handler]] = {}
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __enter__(self) -> Watch:
+        self._before, ACTIVE.watch = ACTIVE.watch, self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        ACTIVE.watch = self._before
+        super().__exit__(*error)
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Route one call; anything without a handler, or not in a known form, runs as it is."""
+        kwargs = kwargs or {}
+        if self.levels is not None:
+            if func is torch.Tensor.register_hook:
+                raise RuntimeError("a hook on a gradient would see all records at once")
+            read = getattr(func, "__self__", None)
+            if read is _MADE_BY:  # under vmap there is none, and a hook on it would be left out
+                raise RuntimeError("what reads grad_fn would see all records at once")
+            if read is _TRAINED and len(args) == 1:
+                # Under vmap no tensor says so, and what a model does only if it is would be left out.
+                return id(args[0]) in self.names or self.levels.physical(args[0]).requires_grad
+            if func in _READ:
+                torch.equal(args[0], args[0])  # tells a recording that a value is read
+        if func in _IN_PLACE and self.generator is None:
+            args, kwargs = _out_of_place(args, kwargs, _IN_PLACE[func])
+        handler = self.handlers.get(func)
+        if handler is not None:
+            result = handler(self, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if self.levels is not None and torch.is_tensor(result):
+            self._follow(func, (*args, *kwargs.values()), result)
+        return result
+
+    def _follow(self, func: Any, given: Sequence[Any], result: torch.Tensor) -> None:
+        """Note which parameters a result is made of, or how they met what is made of records."""
+        held = set[str]()
+        for part in given:
+            for tensor in part if isinstance(part, tuple | list) else (part,):
+                if id(tensor) in self.names:
+                    held.add(self.names[id(tensor)])
+                elif id(tensor) in self._made_of:
+                    held |= self._made_of[id(tensor)][1]
+        if held and self.levels is not None:
+            if not self.levels.of_record(result):
+                self._made_of[id(result)] = result, held
+            elif getattr(func, "__name__", "").strip("_") not in _ELEMENT_BY_ELEMENT:
+                self.multiplied |= held
+
+    def names_of(self, *tensors: Any) -> tuple[str | None, ...] | None:
+        """Return the names of a weight and its bias, or None if this is not a use to catch."""
+        if self.levels is None:
+            return None
+        found = tuple(None if t is None else self.names.get(id(t)) for t in tensors)
+        if found[0] is None or any(
+            t is not None and n is None for t, n in zip(tensors, found, strict=True)
+        ):
+            return None
+        owners = {name.rpartition(".")[0] for name in found if name is not None}
+        return found if len(owners) == 1 else None
+
+    def all_classes(self, targets: torch.Tensor) -> bool:
+        """Say whether physical targets are those that are known to be classes, not made from them."""
+        known = self.classes
+        return (
+            known is not None and known.untyped_storage()._cdata == targets.untyped_storage()._cdata
+        )
+
+    def put(
+        self,
+        names: Sequence[str | None],
+        out: torch.Tensor,
+        back: Callable[[torch.Tensor], list[tuple[Use, Tensors]]],
+    ) -> torch.Tensor:
+        """Note a use of parameters and return its output for the model to go on with."""
+        if self.levels is None:
+            raise RuntimeError("a use of a parameter was caught outside of vmap")
+        with temporarily_clear_interpreter_stack():
+            if not out.requires_grad:
+                out.requires_grad_()
+            known = tuple(name for name in names if name is not None)
+            self.entries.append(Entry(known, out, out._version, back))
+        return self.levels.wrap(out)
+
+    def drop(self, x: torch.Tensor, p: float, shape: Sequence[int]) -> torch.Tensor:
+        """Drop entries of ``x`` by the next mask, of a shape that broadcasts over ``x``."""
+        if p == 0.0 or self.deterministic:
+            return x
+        if p >= 1.0:
+            return x * 0.0
+        kept = self.drawn(Site(tuple(shape), kept=1.0 - p), x)
+        return x * kept * (1.0 / (1.0 - p))
+
+    def drawn(self, site: Site, like: torch.Tensor) -> torch.Tensor:
+        """Return what is drawn at the next place, of a floating type and device like ``like``."""
+        if self.generator is not None:
+            return site.fill(site.empty((1,), like), self.generator).squeeze(0)
+        if self.deterministic:
+            return site.empty((), like)
+        number = len(self.sites)
+        self.sites.append(site)
+        return site.empty((), like) if self.masks is None else self.masks[number]
+
+
+def bind(
+    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str], defaults: Sequence[Any]
+) -> Iterator[Any]:
+    """Yield the arguments of a call by name, with the defaults of the last ones."""
+    required = len(names) - len(defaults)
+    for i, name in enumerate(names):
+        if i < len(args):
+            yield args[i]
+        elif i < required:
+            yield kwargs[name]
+        else:
+            yield kwargs.get(name, defaults[i - required])
+
+
+def _out_of_place(
+    args: Sequence[Any], kwargs: Mapping[str, Any], place: int
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Turn ``inplace`` off: an output on the tape must stay what the operation gave."""
+    if len(args) > place:
+        return (*args[:place], False, *args[place + 1 :]), kwargs
+    return args, {**kwargs, "inplace": False}
+
+
+def _dropout(
+    mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, channels: bool = False
+) -> Any:
+    x, p, training, _ = bind(
+        args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False)
+    )
+    shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if channels else x.shape
+    return mode.drop(x, p, shape) if training else x
+
+
+def _size_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    size = kwargs.get("size", args[0] if len(args) == 1 else args)
+    return (int(size),) if isinstance(size, int) else tuple(int(n) for n in size)
+
+
+def _made(
+    mode: Watch, site: Site, kwargs: Mapping[str, Any], like: torch.Tensor | None = None
+) -> Any:
+    """Draw a new tensor, of the type and device that a call asks for, or of those of ``like``."""
+    if kwargs.get("generator") is not None or kwargs.get("out") is not None:
+        return NotImplemented  # a generator or a tensor of the caller's own
+    idle = mode.masks is None and mode.generator is None and not mode.deterministic
+    if mode.levels is None and idle:
+        return NotImplemented
+    whole = site.law in ("integers", "permutation")
+    dtype = kwargs.get("dtype") or (None if like is None else like.dtype)
+    device = kwargs.get("device") or (None if like is None else like.device)
+    if mode.generator is not None and torch.device(device or "cpu") != mode.generator.device:
+        return NotImplemented
+    floating = dtype if dtype is not None and dtype.is_floating_point else None
+    value = mode.drawn(site, torch.empty((), dtype=floating, device=device))
+    return value if dtype is None or (whole and dtype == torch.int64) else value.to(dtype)
+
+
+def _new(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, law: Law) -> Any:
+    return _made(mode, Site(_size_of(args, kwargs), law), kwargs)
+
+
+def _like(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, law: Law) -> Any:
+    (x,) = bind(args, kwargs, ("input",), ())
+    return _made(mode, Site(tuple(x.shape), law), kwargs, x)
+
+
+def _randint(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    given = [a for a in args if isinstance(a, int)]
+    low, high = (given[0], given[1]) if len(given) == 2 else (kwargs.get("low", 0), None)
+    high = high or kwargs.get("high") or given[0]
+    sizes = [a for a in args if not isinstance(a, int)]
+    size = _size_of(sizes, kwargs)
+    return _made(mode, Site(size, "integers", low=int(low), high=int(high)), kwargs)
+
+
+def _randperm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    (n,) = bind(args, kwargs, ("n",), ())
+    return _made(mode, Site((int(n),), "permutation"), kwargs)
+
+
+def _bernoulli(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    p, chance = bind(args, kwargs, ("input", "p"), (None,))
+    value = _made(mode, Site(tuple(p.shape), "uniform"), kwargs, p)
+    if value is NotImplemented:
+        return value
+    return (value < (p if chance is None else chance)).to(p.dtype)
+
+
+def _in_place(
+    mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: str
+) -> Any:
+    """Handle a method that fills its tensor with random numbers."""
+    own = mode.generator
+    x = args[0]
+    if own is None or kwargs.get("generator") is not None or x.device != own.device:
+        return NotImplemented
+    return getattr(x, method)(*args[1:], **{**kwargs, "generator": own})
+
+
+_FILLING = (
+    "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_",
+    "uniform_",
+)  # fmt: skip
+
+DRAWS: Mapping[Any, Handler] = {
+    functional.dropout: _dropout,
+    functional.dropout1d: partial(_dropout, channels=True),
+    functional.dropout2d: partial(_dropout, channels=True),
+    torch.rand: partial(_new, law="uniform"),
+    torch.randn: partial(_new, law="normal"),
+    torch.rand_like: partial(_like, law="uniform"),
+    torch.randn_like: partial(_like, law="normal"),
+    torch.randint: _randint,
+    torch.randperm: _randperm,
+    torch.bernoulli: _bernoulli,
+    **{getattr(torch.Tensor, method): partial(_in_place, method=method) for method in _FILLING},
+}
