@@ -75,7 +75,7 @@ def train_trials(
         score: How to score, or None.
         trials: Hyperparameters by the trial's index in the round.
         secrets: The secret of each trial, by index: everything random in it derives from it.
-        compute: Where, how many at once, compiled or not.
+        compute: Where, and how many at once.
         on_step: Progress.
         validated: Whether to note the validation accuracy by step, in the curve ``val_accuracy``,
             NaN where it was not looked at. Only for a public validation split and trials that are
@@ -89,7 +89,6 @@ def train_trials(
     Raises:
         PrivTuneError: If a private validation split is to be shown.
         TranscriptMismatchError: If more was released than was charged: that is a defect.
-        CompileError: If this machine cannot compile what is to be compiled.
         Exception: Whatever else stops the program: no memory, a mistake. It is no result, and no
             record's doing: records that cannot be used contribute nothing.
     """
@@ -166,7 +165,7 @@ def train_built(
         records: The training records that it may see.
         score: How to score, or None.
         made: The candidates by number; each is asked for when it is needed.
-        compute: Where, how many at once, compiled or not.
+        compute: Where, and how many at once.
         on_step: Progress.
         keeper: Where a trial that is trained alone keeps its checkpoint, and finds it.
         validated: Whether to note the validation accuracy by step: see :func:`train_trials`.
@@ -206,7 +205,6 @@ def train_built(
         data=held_to_classes(records, task.classes),
         device=compute.device,
         stack=compute.stack,
-        compiled=compute.compiled,
         precision=task.precision,
         noise=training.noise,
         on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
@@ -408,7 +406,7 @@ def dry_run(
         plan: The arm's plan.
         task: The task.
         make: Makes a candidate of a trial's secret, of the same hyperparameters each time.
-        compute: Where, how many at once. Compiling is only tried: it does not pay in a few steps.
+        compute: Where, and how many at once.
         steps: How many steps to time at most.
         reduce: What makes the inputs of what is trained of records.
         known: What was timed before, of this task and machine: arms that differ in other things than

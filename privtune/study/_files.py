@@ -31,7 +31,7 @@ class TrialFiles(LiveFiles):
     Args:
         task: The task.
         data: Its data; the arm's charge has been started.
-        compute: Where, how many at once, compiled or not.
+        compute: Where, and how many at once.
         on_step: Progress.
         prunes: Whether trials that are shown report their public scores to a pruner as they go.
     """

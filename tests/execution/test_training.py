@@ -15,7 +15,7 @@ from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
 from privtune.training.engine import candidates as engine
-from privtune.training.engine.compute import CompileError, Compute
+from privtune.training.engine.compute import Compute
 from privtune.training.engine.train import train
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.data import TensorData
@@ -101,12 +101,6 @@ def test_the_metric_loss_is_the_tasks_own_clipped(
     else:
         losses = factor * (np.log(np.exp(outputs).sum(axis=1)) - outputs[np.arange(60), y])
     assert found.score == pytest.approx(-np.clip(losses, 0.0, bound).mean(), rel=1e-5)
-
-
-def test_a_machine_without_a_compiler_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(CompileError, match="leave compile off"):
-        run({0: PARAMS}, compute=Compute("cpu", compiled=True))
 
 
 def test_what_stops_the_program_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

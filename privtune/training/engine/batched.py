@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from privtune.errors import PrivTuneError
-from privtune.training.engine.compiling import CompiledSums, Shape
-from privtune.training.engine.compute import CompileError, full_precision, require_compiler
+from privtune.training.engine.compute import full_precision
 from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.graph.capture import (
     Lowered,
@@ -70,12 +69,10 @@ class BatchedKernel:
         y: Targets of a few records, likewise.
         device: Where to compute.
         all_classes: Whether no target is negative, so that none can be an index to ignore.
-        compiled: Whether to compile passes of common shapes; the check then covers that, too.
         low: In what numbers passes are run, if not those of the parameters; norms, sums, and losses
-            that are released stay in those. Not compiled.
+            that are released stay in those.
 
     Raises:
-        CompileError: If passes are to be compiled, and cannot be.
         InvalidInputError: If layers couple the records of a batch, or the loss couples them.
         NotBatchableError: If the model cannot run under ``vmap``, or the check fails: norms and
             clipped sums of a few synthetic records must equal those of records taken one by one.
@@ -90,11 +87,8 @@ class BatchedKernel:
         y: torch.Tensor,
         device: torch.device,
         all_classes: bool = False,
-        compiled: bool = False,
         low: torch.dtype | None = None,
     ) -> None:
-        if compiled:
-            require_compiler()
         self.module = model().to(device)
         self._device = device
         self._x, self._y = synthetic(x, y, (1, 1), device)
@@ -108,7 +102,6 @@ class BatchedKernel:
         self._rare: dict[tuple[int, ...], Tape] = {}
         self._programs: dict[tuple[int, ...], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
-        self._compiled: CompiledSums | None = None
         self._low: Lowered | None = None
         example = synthetic(x, y, (2, 3), device)
         try:
@@ -118,8 +111,6 @@ class BatchedKernel:
                 self.plan = self._planned(example, all_classes, copy_all=True)
             except NotBatchableError:
                 raise error from None
-        if compiled:
-            self._compile(*example)
         if low is not None:
             self._lower(low, *example)
 
@@ -159,17 +150,6 @@ class BatchedKernel:
         except Exception as error:
             raise NotBatchableError(f"{type(error).__name__}: {error}") from error
 
-    def _compile(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compile the pass of the check and check that, too."""
-        self._compiled = CompiledSums(
-            self.module, self._loss_of, layout=self.layout, plan=self.plan, x=self._x, y=self._y
-        )
-        try:
-            check_kernel(self, self.module, self._loss_of, x, y, sites=self.plan.sites)
-        except KernelMismatchError as error:
-            raise CompileError(f"compile: {error}; leave compile off.") from error
-        self._compiled.settle()
-
     def accumulate(
         self,
         params: torch.Tensor,
@@ -181,43 +161,6 @@ class BatchedKernel:
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         masks = self._masks(rows)
-        if self._compiled is None or isinstance(clipping, CoordinateTransform):
-            return self._add(params, rows, masks, clipping, out=out, halves=halves)
-        done = self._compiled(_plain(params), rows, masks, clipping)
-        if done is None:
-            return self._add(params, rows, masks, clipping, out=out, halves=halves)
-        sums, norms = done
-        with torch.inference_mode():
-            bad = nonfinite(norms)
-            if bad is None:
-                out += sums
-                return count(clipping, norms, rows, None, halves)
-        # Candidates with such records are computed again by book-keeping, which can leave records
-        # out. All others keep the sums that they have: no record of one candidate changes a bit of
-        # another's.
-        lost = bad.any(dim=1)
-        again = torch.zeros_like(out)
-        counted = None if halves is None else torch.zeros_like(halves)
-        counts = self._add(params, rows, masks, clipping, out=again, halves=counted)
-        with torch.inference_mode():
-            out += torch.where(lost.unsqueeze(1), again, sums)
-            if halves is not None and counted is not None:
-                kept = torch.zeros_like(halves)
-                count(clipping, norms, rows, bad, kept)
-                halves += torch.where(lost, counted, kept)
-        return counts
-
-    def _add(
-        self,
-        params: torch.Tensor,
-        rows: Rows,
-        masks: tuple[torch.Tensor, ...],
-        clipping: Clipping,
-        *,
-        out: torch.Tensor,
-        halves: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """Add the clipped sums by the captured pass, and by book-keeping on its tape."""
         inputs = (_plain(params), rows.x, rows.y, *masks)
         normed = self._norms_too(rows, clipping)
         with self._running:
@@ -301,14 +244,9 @@ class BatchedKernel:
         return bool(self.plan.sites)
 
     @property
-    def seen(self) -> Counter[Shape]:
-        """How often each shape was seen by what compiles passes; empty where nothing does."""
-        return Counter() if self._compiled is None else self._compiled.seen
-
-    @property
     def threads_safely(self) -> bool:
         """Whether stacks run side by side: passes soon are programs, and each takes one core."""
-        return self._compiled is None and not self._large
+        return not self._large
 
     @property
     def convolves(self) -> bool:

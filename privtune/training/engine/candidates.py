@@ -176,7 +176,6 @@ def train_made(
     data: TensorData,
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
-    compiled: bool = False,
     precision: str = "float32",
     noise: NoiseOptions | None = None,
     on_step: OnStep | None = None,
@@ -196,7 +195,6 @@ def train_made(
         data: The private records.
         device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         stack: How many candidates to train at once, or ``"auto"``.
-        compiled: Whether to compile what is common.
         precision: Of forward and backward pass, ``"float32"`` or ``"bfloat16"``; else float32.
         noise: Where noise comes from and how it is treated; None for the defaults.
         on_step: Called after every step with its number and the stack's report.
@@ -231,7 +229,7 @@ def train_made(
                 loss_of=loss_of,
                 data=local,
                 device=place,
-                how={"compiled": compiled, "precision": precision},
+                precision=precision,
                 on_step=on_step,
                 stack=size,
                 noise=noise,
@@ -322,13 +320,13 @@ def _outcomes(
     loss_of: LossOf,
     data: TensorData,
     device: torch.device,
-    how: Mapping[str, Any],
+    precision: str,
     on_step: OnStep | None,
     **options: Any,
 ) -> Iterator[Outcome]:
     """Train a group and yield what became of each."""
     members, model = group.members, group.model
-    kernel = choose_kernel(model, loss_of, data, device, program=group.key[0], **how)
+    kernel = choose_kernel(model, loss_of, data, device, program=group.key[0], precision=precision)
     size = kernel.layout.size
 
     def initial(k: int) -> torch.Tensor:

@@ -26,9 +26,6 @@ from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
 from privtune.training.methods._checkpoint import restore_state, state_tensors
 
 if TYPE_CHECKING:
-    from collections import Counter
-
-    from privtune.training.engine.compiling import Shape
     from privtune.training.mechanism.stack_oracle import StackOracle
 
 _SECONDS = 10.0
@@ -78,7 +75,6 @@ class Checkpoint:
         training: Everything that tells the training from others, its streams included, as text.
         start: The method's state before the first step.
         oracle: Its oracle, before the first step.
-        seen: What the kernel counts, if that changes how it rounds.
 
     **Guarantee**: a checkpoint of another training, program or machine is not used, and neither is a
     damaged one: the training then begins again from its seed, with the same law of what is released.
@@ -90,9 +86,8 @@ class Checkpoint:
         training: str,
         start: Any,
         oracle: StackOracle,
-        seen: Counter[Shape],
     ) -> None:
-        self._keeper, self._start, self._oracle, self._seen = keeper, start, oracle, seen
+        self._keeper, self._start, self._oracle = keeper, start, oracle
         self._device = start.params.device
         first = hashlib.sha256()
         for name, tensor in sorted(state_tensors(start).items()):
@@ -122,8 +117,6 @@ class Checkpoint:
         # Copies: matrix products round otherwise where memory is aligned otherwise.
         tensors = {n: tensor.clone() for n, tensor in safetensors.torch.load(body).items()}
         self._oracle.go_to(of_prefix("oracle", tensors))
-        self._seen.clear()
-        self._seen.update({tuple(shape): count for shape, count in facts["seen"]})
         report = of_prefix("report", tensors)
         average = tensors.get("average")
         return Middle(
@@ -163,7 +156,6 @@ class Checkpoint:
             "about": self._about,
             "where": self._where,
             "step": middle.step,
-            "seen": list(self._seen.items()),
         }
         body = safetensors.torch.save(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},

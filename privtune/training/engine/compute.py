@@ -1,4 +1,4 @@
-"""How trainings are computed: where, how many at once, compiled or not. Changes no result.
+"""How trainings are computed: where, and how many at once. Changes no result.
 
 Importing this module does not import torch.
 """
@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +28,10 @@ class Compute:
     Args:
         device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         stack: How many candidates to train at once, or ``"auto"``.
-        compiled: Whether to compile what is common: seconds for each shape, then faster steps.
     """
 
     device: str = "auto"
     stack: int | Literal["auto"] = "auto"
-    compiled: bool = False
-
-
-class CompileError(PrivTuneError):
-    """A training was to be compiled, and cannot be."""
 
 
 def check_stack(value: object) -> int | Literal["auto"]:
@@ -139,22 +129,3 @@ def sums_in_float32() -> Iterator[None]:
             before = _summing.pop()
             if not _summing:
                 flags.allow_bf16_reduced_precision_reduction = before
-
-
-def require_compiler() -> None:
-    """Check that there is what Inductor compiles with; touches no data.
-
-    Raises:
-        CompileError: If there is no C++ compiler, or Python's headers are missing.
-    """
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(name) is None:
-        raise CompileError(
-            f"compile needs a C++ compiler and there is no {name}: install one, name yours in CXX, "
-            "or leave compile off."
-        )
-    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        raise CompileError(
-            "compile needs Python's C headers and there is no Python.h: install them (python3-dev "
-            "on Debian), or leave compile off."
-        )

@@ -60,8 +60,8 @@ class Memory:
     def peak_bytes(self, candidates: int) -> int:
         """Return a bound on what training so many candidates at once adds to the memory of a process.
 
-        Captures, what an allocator cannot give back, and a fixed amount are counted; the data, and
-        Inductor where passes are compiled, are not.
+        Captures, what an allocator cannot give back, and a fixed amount are counted; the
+        data is not.
         """
         own = self.state_bytes + self.rows * self.captured_bytes
         return int(_FIXED_BYTES + _SLACK * candidates * own)
@@ -121,8 +121,8 @@ def threads_for(
     worth it from t^2 such turns on; below, one stack of all candidates is faster.
 
     Args:
-        kernel: The kernel: one that Inductor compiled, or of a model too large to be captured, uses
-            all cores for each product, and one that takes record after record holds one model.
+        kernel: The kernel: one of a model too large to be captured uses all cores for each product,
+            and one that takes record after record holds one model.
         memory: The memory model.
         candidates: How many there are.
         stack: How many to train at once, or None to choose.

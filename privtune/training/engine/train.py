@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections import Counter, UserDict
+from collections import UserDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,6 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.checkpoint import Checkpoint, Keeper
-from privtune.training.engine.compiling import Shape
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
 from privtune.training.engine.initialisation import Initialisation
 from privtune.training.engine.one_by_one import OneByOneKernel
@@ -93,7 +92,6 @@ def train(
     secrets: Sequence[bytes],
     device: str = "auto",
     stack: int | Literal["auto"] = "auto",
-    compiled: bool = False,
     precision: str = "float32",
     steps: Sequence[int] | None = None,
     noise: NoiseOptions | None = None,
@@ -114,7 +112,6 @@ def train(
         device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         stack: How many candidates to train at once, or ``"auto"``. On CPU, stacks of data in memory
             are trained side by side where that pays, in ``torch.get_num_threads()`` threads at most.
-        compiled: Whether to compile what is common: seconds for each shape, then faster steps.
         precision: Of forward and backward pass, ``"float32"`` or ``"bfloat16"``; else float32.
         steps: Of each candidate, at most ``schedule.steps``, None for that; who is done leaves the
             stack, unless the method looks at the number of steps: then each has stacks of its own.
@@ -128,7 +125,6 @@ def train(
 
     Raises:
         InvalidInputError: If an argument is outside its domain.
-        CompileError: If it is to be compiled, and there is no compiler.
         TranscriptMismatchError: If more was released than ``method.event(schedule)`` charges.
 
     **Guarantee**: each candidate's parameters and report are an output of the mechanism that
@@ -140,7 +136,7 @@ def train(
     counts = _steps(schedule, steps, len(candidates))
     # Made from another stream than any candidate's: what is frozen must not come from a stream.
     first = _made(model, Streams(Streams(secrets[0]).key("kernel")))
-    kernel = choose_kernel(first, loss_of, local, place, compiled=compiled, precision=precision)
+    kernel = choose_kernel(first, loss_of, local, place, precision=precision)
     training = Training(
         method=method,
         schedule=schedule,
@@ -271,11 +267,10 @@ class Training:
         )
 
     def _checkpoint(self, keeper: Keeper, k: int, oracle: StackOracle, state: Any) -> Checkpoint:
-        kernel, own = self.kernel, Streams(self.secrets[k]).key("checkpoint").hex()
+        own = Streams(self.secrets[k]).key("checkpoint").hex()
         about = (self.method, oracle.schedule, self.values[k], tuple(self.paces[k]), self.noise)
-        seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
-        training = repr((own, *about, fingerprint(self.data), kernel.module))
-        return Checkpoint(keeper, training, state, oracle, seen)
+        training = repr((own, *about, fingerprint(self.data), self.kernel.module))
+        return Checkpoint(keeper, training, state, oracle)
 
 
 def held_to_facts(
@@ -335,7 +330,6 @@ def choose_kernel(
     data: TensorData,
     device: torch.device,
     *,
-    compiled: bool = False,
     precision: str = "float32",
     program: Hashable = None,
 ) -> Kernel:
@@ -349,22 +343,17 @@ def choose_kernel(
         loss_of: The loss of a record.
         data: Gives the shapes and types of records.
         device: Where to compute.
-        compiled: Whether to compile what is common.
         precision: Of passes.
         program: What tells the program of model and loss apart, where it is known; else it is captured.
     """
     x, y = data.like
     classes = targets_are_classes(data)
     low = _LOW[precision]
-    if low is not None and compiled:
-        raise InvalidInputError(
-            "precision", precision, "is not compiled", "Leave compile off, or precision float32."
-        )
     if program is None:
         found = program_of(module, loss_of, x, y)
         program = None if found is None else found.digest
     seen = (x.shape, x.dtype, y.shape, y.dtype)
-    key = (program, seen, device, classes, compiled, low)
+    key = (program, seen, device, classes, low)
     known = _kernels.get(key)
     if known is not None and same_fixed(module, known.module):
         return known
@@ -376,7 +365,6 @@ def choose_kernel(
             y=y,
             device=device,
             all_classes=classes,
-            compiled=compiled,
             low=low,
         )
     except NotBatchableError as reason:

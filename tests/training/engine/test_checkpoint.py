@@ -164,18 +164,6 @@ def test_laplace_noise_goes_on_where_it_was() -> None:
     check_same(run("hyfreedp", **options), stopped_and_resumed([6, 23], "hyfreedp", **options))
 
 
-@pytest.mark.slow
-def test_a_compiled_training_goes_on_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiled pass rounds otherwise: it must set in at the step at which it would have."""
-    from privtune.training.engine import compiling
-
-    monkeypatch.setattr(compiling, "_COMMON", 4)
-    undisturbed = run("dpsgd", model=linear, compiled=True)
-    check_same(undisturbed, stopped_and_resumed([25], "dpsgd", model=linear, compiled=True))
-    with pytest.raises(AssertionError):
-        check_same(undisturbed, run("dpsgd", model=linear))
-
-
 @pytest.mark.parametrize("change", ["version", "damage", "cut"])
 def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
     change: str, monkeypatch: pytest.MonkeyPatch
@@ -196,11 +184,6 @@ def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
         again = run("dpsgd", drawer=drawer)
     check_same(run("dpsgd"), again)
     assert drawer.times - before == STEPS - 1
-
-
-def linear() -> nn.Module:
-    """The least that there is to compile."""
-    return nn.Linear(8, 3)
 
 
 def relu() -> nn.Module:

@@ -182,5 +182,3 @@ def test_what_is_not_safe_is_one_sentence():
     method, schedule = FixedDPSGD(1.0), Schedule(20, 0.5, 2)
     with pytest.raises(InvalidInputError, match="does not suit Typed"):
         train(method, schedule, model=lambda: Typed(64, 10), **options)
-    with pytest.raises(InvalidInputError, match="is not compiled"):
-        train(method, schedule, model=lambda: nn.Linear(64, 10), compiled=True, **options)
