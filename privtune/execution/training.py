@@ -132,13 +132,12 @@ def made_of(
         params: Its hyperparameters.
         secret: What everything random in its trial derives from.
     """
-    from privtune.training.engine.candidates import Made
-    from privtune.training.engine.initialisation import Initialisation
+    from privtune.training.engine.candidates import Made, initialisation
     from privtune.training.methods._rate_schedule import SEARCHED
 
     used = training.as_trained(params)
     values = {n: used[n] for n in (*training.method.parameters, *SEARCHED) if n in used}
-    with Initialisation(Streams(secret)):
+    with initialisation(Streams(secret)):
         return Made(model=make(), secret=secret, values=values)
 
 
@@ -178,7 +177,7 @@ def train_built(
     Raises:
         Exception: As :func:`train_trials`.
     """
-    from privtune.training.engine.candidates import train_made
+    from privtune.training.engine.train import Training
     from privtune.training.mechanism.kernel import Layout, load_params
 
     numbers: list[int] = []
@@ -197,12 +196,11 @@ def train_built(
             look(step + 1, score_model(score, task, seen, data.validation, secret=bytes(32)))
 
     steps = training.schedule.steps
-    for outcome in train_made(
+    engine = Training(
         training.method,
         training.schedule,
-        noted(),
-        loss_of=task.record_loss,
-        data=held_to_classes(records, task.classes),
+        task.record_loss,
+        held_to_classes(records, task.classes),
         device=compute.device,
         stack=compute.stack,
         precision=task.precision,
@@ -211,7 +209,8 @@ def train_built(
         snapshots_at=training.schedule.checkpoints() if validated or look else (),
         keeper=keeper,
         look=None if look is None else looked,
-    ):
+    )
+    for outcome in engine.of(noted()):
         secret, found = candidates[outcome.position].secret, None
         if score is not None:
             found = score_model(score, task, outcome.module, data.validation, secret=secret)

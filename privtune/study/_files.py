@@ -52,7 +52,7 @@ class TrialFiles(LiveFiles):
     @property
     def hardware(self) -> str:
         """The class of hardware that trains."""
-        from privtune.training.engine.machine import hardware
+        from privtune.training.engine.compute import hardware
 
         return hardware(self.compute.device)
 

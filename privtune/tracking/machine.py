@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from privtune.files import open_private, private_folder
-from privtune.training.engine.compute import check_device
-from privtune.training.engine.machine import uuid_of
+from privtune.training.engine.compute import check_device, uuid_of
 
 Sample = tuple[float, dict[str, float]]
 

@@ -16,7 +16,6 @@ from privtune.execution.training import part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
 from privtune.training.engine import candidates as engine
 from privtune.training.engine.compute import Compute
-from privtune.training.engine.train import train
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
@@ -25,6 +24,7 @@ from privtune.training.mechanism.scoring import score
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from privtune.training.methods import FixedDPSGD
+from studies.harness import train
 from tests.strategies.world import context
 from tests.toy import blobs
 

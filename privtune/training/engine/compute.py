@@ -1,4 +1,4 @@
-"""How trainings are computed: where, and how many at once. Changes no result.
+"""Where trainings are computed, how many at once, and on what hardware.
 
 Importing this module does not import torch.
 """
@@ -6,11 +6,15 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from privtune.errors import InvalidInputError
@@ -42,13 +46,10 @@ def check_stack(value: object) -> int | Literal["auto"]:
     """
     if value == "auto":
         return "auto"
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = 0
-    if number < 1:
+    number = str(value)
+    if not number.isdecimal() or int(number) < 1:
         raise InvalidInputError("stack", value, "must be a whole number of at least 1, or auto")
-    return number
+    return int(number)
 
 
 def check_device(device: str, *, here: bool = True) -> str:
@@ -98,9 +99,7 @@ def full_precision(device: torch.device) -> bool:
 
 
 _sums = threading.Lock()
-_summing: list[
-    bool
-] = []  # of each training that is under way, what the setting was before the first
+_summing: list[bool] = []  # for each training under way, what the setting was before the first
 
 
 @contextmanager
@@ -129,3 +128,64 @@ def sums_in_float32() -> Iterator[None]:
             before = _summing.pop()
             if not _summing:
                 flags.allow_bf16_reduced_precision_reduction = before
+
+
+def hardware(device: str | torch.device) -> str:
+    """Return the class of hardware: on the same, the same program repeats its results.
+
+    Args:
+        device: As :class:`Compute` has it.
+    """
+    import torch
+
+    place = torch.device(check_device(str(device)))
+    if place.type == "cuda":
+        return torch.cuda.get_device_name(place)
+    return f"{platform.machine()} {_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes a training, and of the driver where there is one."""
+    import numpy as np
+    import torch
+
+    found = {
+        "python": platform.python_version(),
+        "privtune": version("privtune"),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "opacus": version("opacus"),
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda or "",
+        "driver": driver(),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+@lru_cache(maxsize=1)
+def driver() -> str:
+    """Return the version of NVIDIA's driver; nothing without one."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # NVML raises types of its own, and none at all without its library
+        return ""
+
+
+def uuid_of(device: str) -> str:
+    """Return the UUID by which NVML knows a CUDA device, whatever hides the others."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}"
+
+
+@lru_cache(maxsize=1)
+def _processor() -> str:
+    """Return the processor's name."""
+    facts = Path("/proc/cpuinfo")
+    if not facts.exists():
+        return platform.processor()
+    named = (line for line in facts.read_text().splitlines() if line.startswith("model name"))
+    name = next(named, platform.processor())
+    return name.partition(":")[2].strip() or name

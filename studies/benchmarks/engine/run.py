@@ -24,8 +24,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.stacks import memory_model, stack_sizes
-from privtune.training.engine.train import longest_sample
+from privtune.training.engine.stacks import longest_sample, memory_model, split
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs
@@ -114,7 +113,7 @@ def engine_auto(
     """
     kernel = kernel_of(work, data, device)
     longest = longest_sample(Schedule(RECORDS, work.batch / RECORDS, 1))
-    sizes = stack_sizes(kernel, memory_model(kernel, longest=longest), candidates, stack=None)
+    sizes = split(kernel, memory_model(kernel, longest=longest), candidates).sizes
     steps = [stack_step(work, data, size, device, kernel) for size in sizes]
     count = 0
 

@@ -11,10 +11,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from privtune.training.engine import checkpoint, machine
+from privtune.training.engine import checkpoint, compute
 from privtune.training.engine import train as engine
 from privtune.training.engine.checkpoint import Keeper
-from privtune.training.engine.train import TrainingResult, train
 from privtune.training.mechanism import kernel
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning
@@ -22,6 +21,7 @@ from privtune.training.mechanism.noise import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import looks_of
 from privtune.training.methods import METHODS
+from studies.harness import TrainingResult, train
 from tests.training.methods.test_contract import DIMENSION, candidate, planned
 from tests.training.simple import blobs, cross_entropy, mlp, secrets
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
         run("dpsgd", drawer=drawer, stop=20)
     assert drawer.content is not None
     if change == "version":
-        monkeypatch.setattr(machine, "version", lambda name: "0.0.1")
+        monkeypatch.setattr(compute, "version", lambda name: "0.0.1")
     elif change == "damage":
         drawer.content = drawer.content[:-1] + bytes([drawer.content[-1] ^ 1])
     else:

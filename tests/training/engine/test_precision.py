@@ -14,12 +14,12 @@ from privtune.study.spec import StudySpec
 from privtune.tasks import PRECISION, fine_tuned, get_task
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
-from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs, Rows
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
+from studies.harness import train
 from tests.tasks.test_fine_tuning import rehearsed
 
 CPU, LOW = torch.device("cpu"), torch.bfloat16
