@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -140,11 +140,10 @@ class Group:
     def add(self, other: Group) -> None:
         """Take the candidates of another group, filled up with zeros."""
         wide, narrow = Layout(self.model), Layout(other.model)
-        found = []
-        for name, (start, end) in wide.spans.items():
-            part = torch.arange(start, end).view(wide.shapes[name])
-            found.append(part[tuple(slice(n) for n in narrow.shapes[name])].flatten())
-        every, places = torch.arange(wide.size), torch.cat(found)
+        every = torch.arange(wide.size)
+        views, shapes = wide.unflatten(every), narrow.shapes.items()
+        parts = [views[name][tuple(slice(n) for n in shape)].flatten() for name, shape in shapes]
+        places = torch.cat(parts)
         own = [m if m.places is not None else replace(m, places=every) for m in self.members]
         self.members = [*own, *(replace(member, places=places) for member in other.members)]
 
@@ -152,12 +151,8 @@ class Group:
 def put(groups: list[Group], member: Member, program: Program | None) -> int:
     """Put a candidate beside those that are alike; return the bytes that it holds.
 
-    Those are alike that differ in the numbers of what is trained alone.
-
-    Args:
-        groups: The groups so far.
-        member: The candidate.
-        program: What its pass does; None for one that is like no other.
+    Those are alike that differ in the numbers of what is trained alone; one without a program is like no
+    other.
     """
     model, own = member.made.model, member.own
     key = (
@@ -210,7 +205,10 @@ def check_model(model: nn.Module) -> None:
                 "Remove the hook; clipping bounds each record.",
             )
     held = {p.untyped_storage().data_ptr() for p in trained.values() if p.numel()}
-    for name, tensor in _others(model, trained):
+    others: list[tuple[str, torch.Tensor]] = [*model.named_buffers()]
+    others += [(n, p) for n, p in model.named_parameters() if n not in trained]
+    others += [(n, v) for m in model.modules() for n, v in vars(m).items() if torch.is_tensor(v)]
+    for name, tensor in others:
         if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in held:
             raise InvalidInputError(
                 "model",
@@ -218,11 +216,3 @@ def check_model(model: nn.Module) -> None:
                 "must not be a view of a parameter that is trained: it would stay as it is now",
                 "Take it from the parameter in forward.",
             )
-
-
-def _others(model: nn.Module, trained: Container[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what a model holds beside the parameters that are trained."""
-    yield from model.named_buffers()
-    yield from ((n, p) for n, p in model.named_parameters() if n not in trained)
-    for module in model.modules():
-        yield from ((n, v) for n, v in vars(module).items() if torch.is_tensor(v))

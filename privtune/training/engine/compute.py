@@ -10,7 +10,7 @@ import platform
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -53,12 +53,11 @@ def check_stack(value: object) -> int | Literal["auto"]:
 
 
 def check_device(device: str, *, here: bool = True) -> str:
-    """Return where to train, as torch names it.
+    """Return where to train, as torch names it; ``"auto"`` is CUDA where there is one.
 
     Args:
-        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        here: Whether it must be on this machine; else only its name is checked, and torch is not
-            imported.
+        device: As :class:`Compute` has it.
+        here: Whether it must be on this machine; else its name alone is checked, without importing torch.
 
     Raises:
         InvalidInputError: If there is no such device.
@@ -113,15 +112,11 @@ def sums_in_float32() -> Iterator[None]:
     import torch
 
     flags = torch.backends.cuda.matmul
-    off = ExitStack()
-    for kind in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(kind):
-            off.enter_context(torch.autocast(kind, enabled=False))
     with _sums:
         _summing.append(_summing[0] if _summing else flags.allow_bf16_reduced_precision_reduction)
         flags.allow_bf16_reduced_precision_reduction = False
     try:
-        with off:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
         with _sums:
@@ -131,11 +126,7 @@ def sums_in_float32() -> Iterator[None]:
 
 
 def hardware(device: str | torch.device) -> str:
-    """Return the class of hardware: on the same, the same program repeats its results.
-
-    Args:
-        device: As :class:`Compute` has it.
-    """
+    """Return the class of hardware: on the same, the same program repeats its results."""
     import torch
 
     place = torch.device(check_device(str(device)))

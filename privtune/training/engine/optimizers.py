@@ -39,18 +39,13 @@ def checked(
 ) -> None:
     """Refuse an optimizer whose steps would not be torch's own steps along the gradients that it is given.
 
-    Args:
-        optimizer: What a candidate gave.
-        model: Its model.
-        scheduler: Its learning-rate schedule, if it is one of torch's.
-
     Raises:
-        InvalidInputError: Naming what is wrong.
+        InvalidInputError: Naming what is wrong, with it, its model, or its learning-rate schedule.
     """
     for problem in _problems(optimizer, model):
         raise InvalidInputError("optimizer", *problem)
     for problem in () if scheduler is None else _schedule_problems(scheduler, optimizer):
-        raise InvalidInputError("schedule", *problem)
+        raise InvalidInputError("schedule", type(scheduler).__name__, *problem)
 
 
 def _problems(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tuple[str, ...]]:
@@ -91,20 +86,15 @@ def _problems(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tu
 def _schedule_problems(
     scheduler: LRScheduler, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, ...]]:
-    """Yield what is wrong with a schedule, as :func:`_problems` does."""
-    name = type(scheduler).__name__
+    """Yield what a schedule must be, and is not, and what helps."""
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         must = "must be a scheduler of torch's that is stepped once after every step, by no metric"
-        yield (
-            name,
-            must,
-            "Name a schedule such as 'cosine', or use one of torch.optim.lr_scheduler.",
-        )
+        yield must, "Name a schedule such as 'cosine', or use one of torch.optim.lr_scheduler."
     if scheduler.optimizer is not optimizer:
-        yield name, "must be made over the candidate's own optimizer"
+        yield ("must be made over the candidate's own optimizer",)
     parts = getattr(scheduler, "_schedulers", [scheduler])  # one that chains others has no position
     if parts[0].last_epoch > 0:
-        yield name, "must be new: it has been stepped"
+        yield ("must be new: it has been stepped",)
 
 
 @dataclass(eq=False)
@@ -135,17 +125,7 @@ class Own:
         scheduler: LRScheduler | None,
         steps: int,
     ) -> Own:
-        """Check what steps a candidate, and return it ready to.
-
-        Args:
-            optimizer: The candidate's.
-            model: The candidate's model.
-            scheduler: Its schedule.
-            steps: How many steps it will take.
-
-        Raises:
-            InvalidInputError: As :func:`checked`.
-        """
+        """Check what steps a candidate so many times, and return it ready to."""
         checked(optimizer, model, scheduler)
         params = [p for p in model.parameters() if p.requires_grad]
         level = (1.0,) * steps
@@ -245,11 +225,9 @@ def _paces(scheduler: LRScheduler, steps: int) -> tuple[float, ...] | None:
 
 
 def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
-    """Return what a schedule sets the groups of its optimizer to, step by step; it stays where it is.
+    """Return what a schedule of torch's sets the groups of its optimizer to, step by step.
 
-    Args:
-        scheduler: One of torch's.
-        steps: How many steps a training takes.
+    The schedule stays where it is.
 
     Raises:
         InvalidInputError: If it fails in one of them.

@@ -1,14 +1,30 @@
-"""How many candidates to train at once, and how many stacks of them side by side."""
+"""How many candidates to train at once, and stacks of them side by side, each in a thread.
+
+torch lets go of the interpreter in its kernels.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
 
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.mechanism.kernel import Kernel
 from privtune.training.mechanism.sampling import GRANULE, padded
 from privtune.training.mechanism.schedule import Schedule
+
+T = TypeVar("T")
+
+OnStep = Callable[[int, Mapping[str, torch.Tensor]], None]
+"""Called after every step of a stack with its number, from 0, and the stack's report."""
 
 STACK_BYTES = 128 * 2**20  # larger work spaces fall out of the caches, and stacking gains nothing
 _ABREAST_BYTES = 512 * 2**20  # of all stacks that are trained side by side: memory, not caches
@@ -56,12 +72,9 @@ class Memory:
 
 
 def memory_model(kernel: Kernel, *, longest: int) -> Memory:
-    """Say what a candidate takes, before anything runs.
+    """Say what a candidate takes, whose samples are so many records at most, before anything runs.
 
-    Args:
-        kernel: The kernel.
-        longest: Records of the largest sample that is to be expected. A larger physical batch
-            than fits is computed in pieces; their size does not depend on the stack.
+    A larger physical batch than fits is computed in pieces; their size does not depend on the stack.
     """
     gradient = 4.0 * kernel.layout.size
     row = captured = gradient
@@ -86,11 +99,6 @@ def granule(schedule: Schedule, row_bytes: float, candidates: int) -> int:
     Half of it fills up in every step; a shape is captured for each multiple that occurs, among sizes
     some six deviations apart. The sum of both is least at the root. A short training of a small net
     would else take longer to capture its shapes than to train.
-
-    Args:
-        schedule: The schedule.
-        row_bytes: What a step works on for each record of a candidate.
-        candidates: How many are trained together.
     """
     mean = schedule.expected_batch_size
     filling = 0.5 * schedule.steps * candidates * row_bytes * _BYTE_SECONDS
@@ -149,3 +157,61 @@ def split(
     count = -(-candidates // each)
     count = min(candidates, -(-count // threads) * threads)  # no thread is left without at the end
     return Split([candidates // count + (i < candidates % count) for i in range(count)], threads)
+
+
+class _StoppedError(Exception):
+    """Ends a training whose result nobody waits for any more."""
+
+
+def side_by_side(
+    jobs: Sequence[Callable[[OnStep | None], T]], threads: int, on_step: OnStep | None
+) -> list[T]:
+    """Run jobs, as many at once as there are threads, and return their results in order.
+
+    Each thread gets an equal share of the threads that torch may use here.
+
+    Args:
+        jobs: The trainings; each calls what it is given after every step.
+        threads: At least 1; with 1 the jobs run in the calling thread.
+        on_step: Called after every step of every job, one call at a time, in the calling thread: it is code
+            of a user's, and may have to stay there.
+
+    Raises:
+        Exception: The first error of a job, a signal's or ``on_step``'s. The other jobs are stopped
+            after the step that they are at, and waited for.
+    """
+    if threads == 1:
+        return [job(on_step) for job in jobs]
+    news: SimpleQueue[Future[T] | Callable[[], None]] = SimpleQueue()
+    stop = threading.Event()
+
+    def stepped(step: int, report: Mapping[str, torch.Tensor]) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        if on_step is not None:
+            news.put(partial(on_step, step, report))
+
+    whole = torch.get_num_threads()
+    share = max(1, whole // threads)
+    pool = ThreadPoolExecutor(
+        threads, "privtune-stack", initializer=torch.set_num_threads, initargs=(share,)
+    )
+    try:
+        futures = [pool.submit(job, stepped) for job in jobs]
+        for future in futures:
+            future.add_done_callback(news.put)
+        waiting = len(futures)
+        while waiting:
+            item = news.get()
+            if isinstance(item, Future):
+                item.result()
+                waiting -= 1
+            else:
+                item()
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+        # A thread sets the number for itself (OpenMP's and MKL's), and what threads that are new begin
+        # with for the whole process: that is put back once no thread of the pool can set it any more.
+        torch.set_num_threads(whole)
+    return [future.result() for future in futures]

@@ -28,8 +28,15 @@ from privtune.training.engine.compute import check_device, check_stack, sums_in_
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.optimizers import Optimized, Own
 from privtune.training.engine.program import program_of
-from privtune.training.engine.stacks import Memory, granule, longest_sample, memory_model, split
-from privtune.training.engine.threads import OnStep, side_by_side
+from privtune.training.engine.stacks import (
+    Memory,
+    OnStep,
+    granule,
+    longest_sample,
+    memory_model,
+    side_by_side,
+    split,
+)
 from privtune.training.mechanism.data import TensorData, fingerprint, targets_are_classes
 from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.fresh import fresh
@@ -322,7 +329,7 @@ def choose_kernel(
         data: Gives the shapes and types of records.
         device: Where to compute.
         precision: Of passes.
-        program: What tells the program of model and loss apart, where it is known; else it is captured.
+        program: What tells the program of model and loss apart; None where that is not known yet.
     """
     x, y = data.like
     classes, low = targets_are_classes(data), _LOW[precision]

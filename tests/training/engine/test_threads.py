@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from privtune.training.engine import stacks, threads
+from privtune.training.engine import stacks
 from privtune.training.engine import train as engine
 from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.stacks import Memory, split
 from privtune.training.mechanism import clipping
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning
+from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods.hyfreedp import HyFreeDP
 from studies.harness import train
@@ -44,7 +44,7 @@ def no_pool(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a pool of threads")
 
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", refuse)
+    monkeypatch.setattr(stacks, "ThreadPoolExecutor", refuse)
 
 
 def run(method=None, count=8, **options):
@@ -279,7 +279,7 @@ def test_a_model_that_is_taken_record_by_record_uses_no_pool(cores, no_pool):
 def kernel(model=mlp):
     return engine.choose_kernel(
         model(),
-        engine.OfOutputs(cross_entropy),
+        OfOutputs(cross_entropy),
         TensorData(*blobs()),
         torch.device("cpu"),
     )
