@@ -14,8 +14,8 @@ from privtune.errors import InvalidInputError
 from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
-from privtune.training.engine import candidates as engine
 from privtune.training.engine.compute import Compute
+from privtune.training.engine.train import Training
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
@@ -109,7 +109,7 @@ def test_what_stops_the_program_is_no_result(monkeypatch: pytest.MonkeyPatch) ->
         def fails(*_: object, error: Exception = error, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(engine, "train_made", fails)
+        monkeypatch.setattr(Training, "of", fails)
         with pytest.raises(type(error)):
             run({0: PARAMS, 1: PARAMS})
 
@@ -118,7 +118,7 @@ def test_a_defect_of_the_account_is_no_result(monkeypatch: pytest.MonkeyPatch) -
     def more(*_: object, **__: object) -> list[TrialResult]:
         raise TranscriptMismatchError("more than was charged")
 
-    monkeypatch.setattr(engine, "train_made", more)
+    monkeypatch.setattr(Training, "of", more)
     with pytest.raises(TranscriptMismatchError):
         run({0: PARAMS})
 

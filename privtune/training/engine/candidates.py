@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,13 +66,9 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A candidate of a group.
+    """A candidate of a group: which of all it is, from 0, and its optimizer, if it has one.
 
-    Args:
-        position: Which of all candidates it is, counted from 0.
-        made: It.
-        own: Its optimizer, if it has one.
-        places: Where its parameters lie in those of the group's model; None where all are of one width.
+    Its parameters lie at ``places`` of those of the group's model; None where all are of one width.
     """
 
     position: int
@@ -94,10 +90,8 @@ class Member:
 
     def widened(self, size: int) -> torch.Tensor:
         """Return its first parameters among those of the group's model, ``[size]``, zeros elsewhere."""
-        flat = flatten_params(self.made.model)
-        return (
-            flat if self.places is None else flat.new_zeros(size).index_copy_(0, self.places, flat)
-        )
+        flat, places = flatten_params(self.made.model), self.places
+        return flat if places is None else flat.new_zeros(size).index_copy_(0, places, flat)
 
     def narrowed(self, flat: torch.Tensor) -> torch.Tensor:
         """Return its own parameters on the CPU, of those of the group's model."""
@@ -107,17 +101,15 @@ class Member:
 
 @dataclass(eq=False)
 class Group:
-    """Candidates whose passes one kernel computes, and whose steps one call takes.
+    """Candidates whose passes one kernel, that of the first, computes, and whose steps one call takes.
 
-    Args:
-        key: What they have in common: program, and kind of optimizer.
-        program: What the first one's pass does; None where it cannot be captured.
-        members: They; the kernel is that of the first.
+    They have a key in common: program, and kind of optimizer; there is no program where a pass cannot be
+    captured.
     """
 
     key: tuple[Hashable, ...]
     program: Program | None
-    members: list[Member] = field(default_factory=list)
+    members: list[Member]
 
     @property
     def model(self) -> nn.Module:

@@ -76,13 +76,9 @@ class Middle:
 
 
 class Checkpoint:
-    """The checkpoint of one training of one candidate.
+    """The checkpoint of one training of one candidate, made before its first step.
 
-    Args:
-        keeper: Where it lies.
-        training: Everything that tells the training from others, its streams included, as text.
-        start: The method's state before the first step.
-        oracle: Its oracle, before the first step.
+    ``training`` is everything that tells the training from others, its streams included, as text.
 
     **Guarantee**: a checkpoint of another training, program or machine is not used, and neither is a
     damaged one: the training then begins again from its seed, with the same law of what is released.

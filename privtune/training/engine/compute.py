@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -137,6 +136,8 @@ def hardware(device: str | torch.device) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of what computes a training, and of the driver where there is one."""
+    from importlib.metadata import version
+
     import numpy as np
     import torch
 
@@ -162,13 +163,6 @@ def driver() -> str:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # NVML raises types of its own, and none at all without its library
         return ""
-
-
-def uuid_of(device: str) -> str:
-    """Return the UUID by which NVML knows a CUDA device, whatever hides the others."""
-    import torch
-
-    return f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}"
 
 
 @lru_cache(maxsize=1)

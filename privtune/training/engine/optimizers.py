@@ -99,15 +99,10 @@ def _schedule_problems(
 
 @dataclass(eq=False)
 class Own:
-    """The optimizer of one candidate.
+    """The optimizer of one candidate, over parameters in the order of the model's.
 
-    Args:
-        optimizer: It.
-        params: What it steps, in the order of the model's parameters.
-        alone: Whether it steps by itself; else one call steps all of its kind.
-        scheduler: Stepped after every step; None where there is none, or ``paces`` says it all.
-        paces: Factors of a schedule of torch's on every learning rate, one a step.
-        steps: How many it has taken by itself.
+    One that is ``alone`` steps by itself, its scheduler after it, and counts its steps. Others are stepped
+    by one call for all of a kind; of their schedules the factors on the rates are kept, one a step.
     """
 
     optimizer: torch.optim.Optimizer
@@ -305,18 +300,11 @@ def _columns(owns: Sequence[Own], like: torch.Tensor) -> dict[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """State of K trainings that optimizers of one kind step.
+    """State of K trainings that optimizers of one kind step: parameters ``[K, P]``, numbers ``[K]``.
 
-    Args:
-        params: Shape ``[K, P]``.
-        learning_rate: Of the first group in the last step, shape ``[K]``.
-        max_grad_norm: Shape ``[K]``; 0 for methods without.
-        step: How many were taken.
-        first: What is remembered: momentum, the average gradient, or all of what an optimizer that steps
-            by itself remembers; ``[K, 0]`` before there is any.
-        second: The average squared gradient, or ``[K, 0]``.
-        owns: The optimizers; none remembers what one call steps.
-        columns: Their settings where one call steps all; else nothing.
+    ``learning_rate`` is that of the first group in the last step. ``first`` is what is remembered: momentum,
+    the average gradient, or all that an optimizer that steps by itself remembers; ``second`` the average
+    squared gradient; ``[K, 0]`` where there is none. Without ``columns`` optimizers step by themselves.
     """
 
     params: torch.Tensor
@@ -421,18 +409,11 @@ class Optimized:
             clipping = method.clip(state.max_grad_norm)
         else:
             clipping = method.normalise(method.stabilizer)
-        gradient = oracle.gradient(
-            oracle.sample(),
-            state.params,
-            clipping=clipping,
-            noise_multiplier=method.noise_multiplier,
-        )
+        gradient = method._gradient(oracle, state.params, clipping)
         step = _of_columns if state.columns else _by_themselves
         return step(state, gradient, oracle.pace)
 
     def report(self, state: _State) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate of the first group, and the norm that gradients are clipped to."""
-        found = {"learning_rate": state.learning_rate}
-        if isinstance(self.method, FixedDPSGD):
-            found["max_grad_norm"] = state.max_grad_norm
+        """Return what the method reports: the learning rate of the first group, and its clipping norm."""
+        found: Mapping[str, torch.Tensor] = self.method.report(state)
         return found

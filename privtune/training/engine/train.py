@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
+from privtune.training.engine import stacks
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.candidates import (
     Group,
@@ -28,15 +29,7 @@ from privtune.training.engine.compute import check_device, check_stack, sums_in_
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.optimizers import Optimized, Own
 from privtune.training.engine.program import program_of
-from privtune.training.engine.stacks import (
-    Memory,
-    OnStep,
-    granule,
-    longest_sample,
-    memory_model,
-    side_by_side,
-    split,
-)
+from privtune.training.engine.stacks import OnStep, side_by_side, split
 from privtune.training.mechanism.data import TensorData, fingerprint, targets_are_classes
 from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.fresh import fresh
@@ -194,7 +187,8 @@ class Training:
             lambda x, y: self.loss_of(kernel.module, x, y), *self.records.like, device=self.place
         )
         data = self.records.held_to(facts)
-        memory = memory_model(kernel, longest=longest_sample(self.schedule))
+        longest = stacks.longest_sample(self.schedule)
+        memory = stacks.memory_model(kernel, longest=longest)
         stack, cores = check_stack(self.stack), torch.get_num_threads()
         division = split(
             kernel,
@@ -230,7 +224,7 @@ class Training:
         self,
         members: Sequence[Member],
         kernel: Kernel,
-        memory: Memory,
+        memory: stacks.Memory,
         data: TensorData,
         on_step: OnStep | None,
     ) -> list[Outcome]:
@@ -247,7 +241,8 @@ class Training:
             noise=self.noise,
             places=places,
         )
-        oracle.compute_at_once(memory.piece, granule(self.schedule, memory.row_bytes, len(members)))
+        granule = stacks.granule(self.schedule, memory.row_bytes, len(members))
+        oracle.compute_at_once(memory.piece, granule)
         method: Any = self.method if members[0].own is None else Optimized(self.method)
         first = torch.stack([member.widened(size) for member in members])
         state = method.init(first.to(self.place), [member.values for member in members])
