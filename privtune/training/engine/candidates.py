@@ -51,8 +51,7 @@ class Made:
     Args:
         model: Its own, with its first weights; what does not require gradients stays as it is.
         secret: 32 bytes; everything random derives from it.
-        values: The method's hyperparameters; with an optimizer ``max_grad_norm``, and ``schedule`` and
-            ``warmup`` where they are used.
+        values: The method's hyperparameters, and its own ``schedule`` and ``warmup``.
         optimizer: One of torch's over the trainable parameters; None where the method steps by itself.
         scheduler: One of torch's over the optimizer, stepped once after every step.
     """

@@ -39,9 +39,8 @@ _SHARE = 0.01
 class Keeper:
     """Where the checkpoint of a training lies.
 
-    Args:
-        load: Returns what was kept last, ``None`` for nothing.
-        keep: Puts a checkpoint in the place of the one before, whole or not at all.
+    ``load`` returns what was kept last, None for nothing. ``keep`` puts a checkpoint in the place of the one
+    before, whole or not at all.
     """
 
     load: Callable[[], bytes | None]
@@ -50,14 +49,10 @@ class Keeper:
 
 @dataclass(eq=False)
 class Middle:
-    """A stack in mid-way.
+    """A stack in mid-way: state, steps done, what was reported of each.
 
-    Args:
-        state: The method's state.
-        mean: The average of the iterates that is released, shape ``[K, P]``.
-        step: How many steps are done.
-        history: What the method reported, by step.
-        snapshots: Copies of the average on the CPU, by step.
+    ``mean`` is the average of the iterates that is released, ``[K, P]``; of it there are copies on the CPU,
+    by step.
     """
 
     state: Any

@@ -212,13 +212,8 @@ class FrozenPart:
 def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
     """Split a model into its head and the rest, if the head alone is trained, and comes last.
 
-    Args:
-        model: The model, in the mode to train it in.
-        x: A few inputs, made up.
-
-    Returns:
-        The parts; None where something else is trained, where the rest draws random numbers, or
-        where the model's outputs are not the head's.
+    Made-up inputs show it, in the mode to train in: there are no parts where the rest draws random numbers,
+    or the model's outputs are not the head's.
 
     Raises:
         InvalidInputError: If the features of a record hang on the others of its batch.

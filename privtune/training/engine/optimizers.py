@@ -1,8 +1,8 @@
 """torch's optimizers as the steps of a method: they are given noisy clipped gradients, and no more.
 
 What an optimizer makes of a release is post-processing, so the charge is that of the method whose gradients
-it steps along. Plain SGD, Adam and AdamW of a whole stack are stepped by one call; any other one steps the
-parameters of its own candidate.
+it steps along. Plain SGD, Adam and AdamW of a whole stack are stepped by one call; any other one, as one with
+several groups of parameters, steps those of its own candidate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 OPTIMIZER = "optimizer"
 """Under which name a candidate's values hold its :class:`Own`."""
 
-_SAME = 1e-12  # relative: factors of several groups that differ by rounding alone
 _AS_ONE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
@@ -139,8 +138,7 @@ class Own:
     @property
     def widens(self) -> bool:
         """Whether its rule leaves weights of zero that have no gradient at zero, by one setting for all."""
-        groups = self.optimizer.param_groups
-        return not self.alone and len(groups) == 1 and groups[0].get("eps", 1.0) > 0.0
+        return not self.alone and self.optimizer.param_groups[0].get("eps", 1.0) > 0.0
 
     @property
     def rate(self) -> float:
@@ -195,28 +193,23 @@ def _parts(
 
 
 def _as_one(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether an optimizer's steps can be taken with those of others: its rule is the plain one."""
-
-    def plain(group: Mapping[str, Any]) -> bool:
-        numbers = (group["lr"], group["weight_decay"], *group.get("betas", ()))
-        others = ("amsgrad", "capturable", "differentiable")
-        return all(isinstance(n, int | float) for n in numbers) and not any(map(group.get, others))
-
-    return type(optimizer) in _AS_ONE and all(map(plain, optimizer.param_groups))
+    """Say whether an optimizer's steps can be taken with those of others: one plain rule for all weights."""
+    first, *more = optimizer.param_groups
+    if type(optimizer) not in _AS_ONE or more:
+        return False
+    numbers = (first["lr"], first["weight_decay"], *first.get("betas", ()))
+    others = ("amsgrad", "capturable", "differentiable")
+    return all(isinstance(n, int | float) for n in numbers) and not any(map(first.get, others))
 
 
 def _paces(scheduler: LRScheduler, steps: int) -> tuple[float, ...] | None:
-    """Return a schedule's factors, one a step; None where groups differ, or more than rates changes."""
-    groups = scheduler.optimizer.param_groups
-    base = [float(group["initial_lr"]) for group in groups]
-    found = []
-    for own in walked(scheduler, steps) if all(base) else ():
-        factors = [float(group.pop("lr")) / first for group, first in zip(own, base, strict=True)]
-        apart = any(abs(factor - factors[0]) > _SAME * abs(factors[0]) for factor in factors)
-        if apart or own != [_settings(group, "lr") for group in groups]:
-            return None
-        found.append(factors[0])
-    return tuple(found) if found else None
+    """Return a schedule's factors on the first rate, one a step; None where it changes more."""
+    base = float(scheduler.optimizer.param_groups[0]["initial_lr"])
+    walk = [groups[0] for groups in walked(scheduler, steps)]
+    rates = [float(own.pop("lr")) for own in walk]
+    if not base or any(own != walk[0] for own in walk):
+        return None
+    return tuple(rate / base for rate in rates)
 
 
 def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
@@ -227,12 +220,13 @@ def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
     Raises:
         InvalidInputError: If it fails in one of them.
     """
-    groups, found = scheduler.optimizer.param_groups, []
-    tried = deepcopy(scheduler, {id(p): p for group in groups for p in group["params"]})
+    held = [p for group in scheduler.optimizer.param_groups for p in group["params"]]
+    tried, found = deepcopy(scheduler, {id(p): p for p in held}), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step was taken before the schedule's
         for step in range(steps):
-            found.append([_settings(group) for group in tried.optimizer.param_groups])
+            groups = tried.optimizer.param_groups
+            found.append([{n: v for n, v in group.items() if n != "params"} for group in groups])
             try:
                 tried.step()
             except Exception as error:
@@ -246,32 +240,18 @@ def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
     return found
 
 
-def _settings(group: Mapping[str, Any], *but: str) -> dict[str, Any]:
-    """Return what an optimizer holds of a group beside its parameters."""
-    return {name: value for name, value in group.items() if name not in ("params", *but)}
-
-
 def _columns(owns: Sequence[Own], like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the settings of K optimizers of one kind by name, ``[K, 1]``; ``[K, P]`` where any has groups.
+    """Return the settings of K optimizers of one kind by name, ``[K, 1]``.
 
     Of SGD that is given no more than a rate, that alone. Rates, and what is multiplied by them or raised to a
     power, are float64 as torch's own; others are of the parameters' type.
     """
-    single = all(len(own.optimizer.param_groups) == 1 for own in owns)
-    settings = []
-    for own in owns:
-        of = {id(p): group for group in own.optimizer.param_groups for p in group["params"]}
-        parts = [(of[id(p)], p.numel()) for p in own.params]
-        settings.append([(parts[0][0], 1)] if single else parts)
+    groups = [group for own in owns for group in own.optimizer.param_groups]
+    betas = torch.tensor([group.get("betas", (0.0, 0.0)) for group in groups], dtype=torch.float64)
 
-    def column(name: str, default: Any = 0.0, part: int | None = None) -> torch.Tensor:
-        rows = []
-        for own in settings:
-            values = [group.get(name, default) for group, _ in own]
-            numbers = [float(value if part is None else value[part]) for value in values]
-            lengths = torch.tensor([length for _, length in own])
-            rows.append(torch.tensor(numbers, dtype=torch.float64).repeat_interleave(lengths))
-        return torch.stack(rows).to(like.device)
+    def column(name: str, default: float = 0.0) -> torch.Tensor:
+        values = [[float(group.get(name, default))] for group in groups]
+        return torch.tensor(values, dtype=torch.float64, device=like.device)
 
     rate, decay, momentum = column("lr"), column("weight_decay"), column("momentum")
     used = (decay, momentum, column("maximize"))
@@ -292,8 +272,8 @@ def _columns(owns: Sequence[Own], like: torch.Tensor) -> dict[str, torch.Tensor]
         "rate": rate,
         "apart": decay * apart,
         "nesterov": column("nesterov"),
-        "beta1": column("betas", (0, 0), 0),
-        "beta2": column("betas", (0, 0), 1),
+        "beta1": betas[:, :1].to(like.device),
+        "beta2": betas[:, 1:].to(like.device),
         **{name: values.to(like.dtype) for name, values in own_type.items()},
     }
 

@@ -134,10 +134,12 @@ def split(
     threads run without waiting if it takes t times as long as what it does in there. So t threads are
     worth it from t^2 such turns on; below, one stack of all candidates is faster.
 
+    A kernel that takes record after record holds one model and gains nothing from stacks, nor do
+    convolutions on CPU, which run candidate by candidate and leave the caches. One of a model too large to
+    be captured uses all cores for each product.
+
     Args:
-        kernel: The kernel. One that takes record after record holds one model and gains nothing from
-            stacks, nor do convolutions on CPU, which run candidate by candidate and leave the caches.
-            One of a model too large to be captured uses all cores for each product.
+        kernel: The kernel.
         memory: The memory model.
         candidates: How many there are.
         stack: How many to train at once, in all threads together, or None to choose.

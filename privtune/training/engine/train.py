@@ -126,8 +126,8 @@ class Training:
         """Train candidates; yield what became of each, in any order.
 
         Args:
-            made: The candidates. They are taken one after the other, as many as memory holds; those that
-                run the same program are trained in stacks.
+            made: The candidates, taken one after the other, as many as memory holds; those that run the
+                same program are trained in stacks.
 
         Raises:
             InvalidInputError: If a candidate cannot be trained as it is; before any sample of it is drawn.
@@ -148,14 +148,10 @@ class Training:
         yield from self._of_groups(waiting)
 
     def alike(self, made: Iterable[Made]) -> list[Outcome]:
-        """Train candidates whose models one function made, by one look at what a pass does.
-
-        Args:
-            made: The candidates; the method steps them by itself.
+        """Train candidates whose models one function made, by one look at what a pass does, in their order.
 
         Raises:
             InvalidInputError: If their models differ in more than what is trained.
-            TranscriptMismatchError: As :meth:`of`.
         """
         members = [Member(position, each) for position, each in enumerate(made)]
         first = members[0].made.model
@@ -318,13 +314,8 @@ def choose_kernel(
     Whoever runs such a model on a batch trusts that its way hangs on no record but its own: a scale
     that is read from the batch where a pixel is above 1 shows on no record that is made up.
 
-    Args:
-        module: The model. The kernel runs a copy of it.
-        loss_of: The loss of a record.
-        data: Gives the shapes and types of records.
-        device: Where to compute.
-        precision: Of passes.
-        program: What tells the program of model and loss apart; None where that is not known yet.
+    The kernel runs a copy of the model, on records of the shapes and types of the data. What was made for
+    the same program is taken again; a program that is not told is captured.
     """
     x, y = data.like
     classes, low = targets_are_classes(data), _LOW[precision]
