@@ -17,10 +17,6 @@ from tests.tiers import check_floor
 # Before anything imports torch: one thread a process, so that numbers are the same on every machine
 # and the workers of pytest-xdist do not fight for cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Compiled programs are kept in files: two workers that write the same one may read half of it.
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    cache = Path(tempfile.gettempdir()) / f"inductor-{os.getuid()}-{worker}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 # Hints of earlier plans are shared by the workers of a run and by its commands, and end with it.
 run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or tempfile.mkdtemp(prefix="privtune-cache-")

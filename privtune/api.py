@@ -31,7 +31,6 @@ def create_study(
     epsilon: float | None = None,
     device: str | None = None,
     stack: int | Literal["auto"] | None = None,
-    compile: bool | None = None,  # noqa: A002  the field of the spec
     executor: str | Mapping[str, Any] | None = None,
     noise: str | Mapping[str, Any] | None = None,
     artifacts: str | None = None,
@@ -63,7 +62,6 @@ def create_study(
         epsilon: What all arms together may cost; the whole budget unless given.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         stack: How many candidates to train at once, or ``auto``.
-        compile: Whether to compile the training.
         executor: Who trains the rounds of selections, as in ``Study.run``.
         noise: ``plain``, ``secure``, or ``source`` and ``floating_point``.
         artifacts: URL of an object store for large models, encrypted there; the database unless given.
@@ -114,7 +112,6 @@ def create_study(
         "epsilon": epsilon,
         "device": device,
         "stack": stack,
-        "compile": compile,
         "executor": executor,
         "noise": noise,
         "artifacts": artifacts,

@@ -13,7 +13,8 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,25 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.training.engine.train import TrainingResult, train
+from privtune.training.engine.candidates import Made, initialisation
+from privtune.training.engine.train import Training
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import load_params
+from privtune.training.mechanism.kernel import OfOutputs, load_params
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.transcript import Transcript
 
-__all__ = ["Split", "accuracies", "cross_entropy", "fit", "mnist", "secrets_for", "study"]
+__all__ = [
+    "Split",
+    "TrainingResult",
+    "accuracies",
+    "cross_entropy",
+    "fit",
+    "mnist",
+    "secrets_for",
+    "study",
+    "train",
+]
 
 
 class Split:
@@ -74,6 +88,61 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def secrets_for(study: str, seed: int, count: int) -> list[bytes]:
     """Derive a secret for each candidate from the study's name and a seed."""
     return [hashlib.sha256(f"{study}/{seed}/{k}".encode()).digest() for k in range(count)]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """What became of candidates of one model, side by side: see the engine's ``Outcome``.
+
+    Args:
+        params: Shape ``[K, P]``.
+        report: By name, shape ``[T, K]``.
+        transcripts: One a candidate.
+        gradient_evaluations: Of each candidate.
+        nonfinite: Of each candidate.
+        diverged: Whether the final parameters are not finite.
+        snapshots: Of each candidate.
+    """
+
+    params: torch.Tensor
+    report: Mapping[str, torch.Tensor]
+    transcripts: tuple[Transcript, ...]
+    gradient_evaluations: tuple[int, ...]
+    nonfinite: tuple[int, ...]
+    diverged: tuple[bool, ...]
+    snapshots: tuple[Mapping[int, torch.Tensor], ...]
+
+
+def train(
+    method: Any,
+    schedule: Schedule,
+    *,
+    model: Callable[[], nn.Module],
+    loss: Any,
+    data: TensorData,
+    candidates: Sequence[Mapping[str, Any]],
+    secrets: Sequence[bytes],
+    **options: Any,
+) -> TrainingResult:
+    """Train candidates whose models one function makes; options are those of the engine's ``Training``."""
+
+    def made() -> Iterator[Made]:
+        for values, secret in zip(candidates, secrets, strict=True):
+            with initialisation(Streams(secret)):
+                own = model()
+            yield Made(own, secret, values)
+
+    found = Training(method, schedule, OfOutputs(loss), data, **options).alike(made())
+    params = torch.stack([outcome.params for outcome in found])
+    return TrainingResult(
+        params=params,
+        report={n: torch.stack([o.report[n] for o in found], dim=1) for n in found[0].report},
+        transcripts=tuple(outcome.transcript for outcome in found),
+        gradient_evaluations=tuple(outcome.gradient_evaluations for outcome in found),
+        nonfinite=tuple(outcome.nonfinite for outcome in found),
+        diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
+        snapshots=tuple(outcome.snapshots for outcome in found),
+    )
 
 
 def fit(

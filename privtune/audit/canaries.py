@@ -18,11 +18,14 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.tasks import Task
-from privtune.training.engine import train as engine
+from privtune.training.engine.candidates import Made, initialisation
+from privtune.training.engine.train import Training
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._base import Candidate, Method
 
 Floats = npt.NDArray[np.float64]
@@ -245,25 +248,29 @@ def train_canaries(
     for start in range(0, len(secrets), _AT_ONCE):
         own = list(secrets[start : start + _AT_ONCE])
         watching = _Watching(method, columns, replaced=replaced)
-        trained = engine.train(
+        training = Training(
             cast(Method[Any], watching),
             schedule,
-            model=lambda: _Canaried(columns, task, idle),
-            loss=_loss_of(task),
-            data=data,
-            candidates=[candidate] * len(own),
-            secrets=own,
+            OfOutputs(_loss_of(task)),
+            data,
             device="cpu",
             noise=noise,
             precision="float32" if task is None else task.precision,
         )
+        trained = training.alike(_made(secret, candidate, columns, task, idle) for secret in own)
         ratio = np.concatenate([oracle.ratio() for oracle in watching.made])
-        model = -trained.params[:, :columns].double().numpy()  # descent goes against the gradient
+        params = torch.stack([outcome.params[:columns] for outcome in trained])
+        model = -params.double().numpy()  # descent goes against the gradient
         releases = [value.flatten() for oracle in watching.made for value in oracle.releases]
         kept = torch.cat([torch.empty(0, dtype=torch.float64), *releases]).numpy()
         found.append((ratio.ravel(), model.ravel(), kept))
         progress(len(own))
     return Seen(*(np.concatenate(part) for part in zip(*found, strict=True)))
+
+
+def _made(secret: bytes, candidate: Candidate, columns: int, task: Task | None, idle: int) -> Made:
+    with initialisation(Streams(secret)):
+        return Made(_Canaried(columns, task, idle), secret, candidate)
 
 
 def secrets_of(seed: int, purpose: str, count: int) -> list[bytes]:
@@ -274,8 +281,6 @@ def secrets_of(seed: int, purpose: str, count: int) -> list[bytes]:
         purpose: What they are for; other purposes have other secrets.
         count: How many.
     """
-    from privtune.training.mechanism.streams import Streams
-
     root = Streams(seed.to_bytes(32, "big"))
     return [root.key(f"audit/{purpose}", number) for number in range(count)]
 

@@ -39,7 +39,7 @@ def _mlflow() -> Check:
 def _cuda() -> Check:
     import torch
 
-    from privtune.training.engine.machine import driver
+    from privtune.training.engine.compute import driver
 
     try:
         check_device("cuda")

@@ -75,7 +75,7 @@ def train_trials(
         score: How to score, or None.
         trials: Hyperparameters by the trial's index in the round.
         secrets: The secret of each trial, by index: everything random in it derives from it.
-        compute: Where, how many at once, compiled or not.
+        compute: Where, and how many at once.
         on_step: Progress.
         validated: Whether to note the validation accuracy by step, in the curve ``val_accuracy``,
             NaN where it was not looked at. Only for a public validation split and trials that are
@@ -89,7 +89,6 @@ def train_trials(
     Raises:
         PrivTuneError: If a private validation split is to be shown.
         TranscriptMismatchError: If more was released than was charged: that is a defect.
-        CompileError: If this machine cannot compile what is to be compiled.
         Exception: Whatever else stops the program: no memory, a mistake. It is no result, and no
             record's doing: records that cannot be used contribute nothing.
     """
@@ -133,13 +132,12 @@ def made_of(
         params: Its hyperparameters.
         secret: What everything random in its trial derives from.
     """
-    from privtune.training.engine.candidates import Made
-    from privtune.training.engine.initialisation import Initialisation
+    from privtune.training.engine.candidates import Made, initialisation
     from privtune.training.methods._rate_schedule import SEARCHED
 
     used = training.as_trained(params)
     values = {n: used[n] for n in (*training.method.parameters, *SEARCHED) if n in used}
-    with Initialisation(Streams(secret)):
+    with initialisation(Streams(secret)):
         return Made(model=make(), secret=secret, values=values)
 
 
@@ -166,7 +164,7 @@ def train_built(
         records: The training records that it may see.
         score: How to score, or None.
         made: The candidates by number; each is asked for when it is needed.
-        compute: Where, how many at once, compiled or not.
+        compute: Where, and how many at once.
         on_step: Progress.
         keeper: Where a trial that is trained alone keeps its checkpoint, and finds it.
         validated: Whether to note the validation accuracy by step: see :func:`train_trials`.
@@ -179,7 +177,7 @@ def train_built(
     Raises:
         Exception: As :func:`train_trials`.
     """
-    from privtune.training.engine.candidates import train_made
+    from privtune.training.engine.train import Training
     from privtune.training.mechanism.kernel import Layout, load_params
 
     numbers: list[int] = []
@@ -198,22 +196,21 @@ def train_built(
             look(step + 1, score_model(score, task, seen, data.validation, secret=bytes(32)))
 
     steps = training.schedule.steps
-    for outcome in train_made(
+    engine = Training(
         training.method,
         training.schedule,
-        noted(),
-        loss_of=task.record_loss,
-        data=held_to_classes(records, task.classes),
+        task.record_loss,
+        held_to_classes(records, task.classes),
         device=compute.device,
         stack=compute.stack,
-        compiled=compute.compiled,
         precision=task.precision,
         noise=training.noise,
         on_step=None if on_step is None else lambda step, _: on_step(step + 1, steps),
         snapshots_at=training.schedule.checkpoints() if validated or look else (),
         keeper=keeper,
         look=None if look is None else looked,
-    ):
+    )
+    for outcome in engine.of(noted()):
         secret, found = candidates[outcome.position].secret, None
         if score is not None:
             found = score_model(score, task, outcome.module, data.validation, secret=secret)
@@ -408,7 +405,7 @@ def dry_run(
         plan: The arm's plan.
         task: The task.
         make: Makes a candidate of a trial's secret, of the same hyperparameters each time.
-        compute: Where, how many at once. Compiling is only tried: it does not pay in a few steps.
+        compute: Where, and how many at once.
         steps: How many steps to time at most.
         reduce: What makes the inputs of what is trained of records.
         known: What was timed before, of this task and machine: arms that differ in other things than

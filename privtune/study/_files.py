@@ -31,7 +31,7 @@ class TrialFiles(LiveFiles):
     Args:
         task: The task.
         data: Its data; the arm's charge has been started.
-        compute: Where, how many at once, compiled or not.
+        compute: Where, and how many at once.
         on_step: Progress.
         prunes: Whether trials that are shown report their public scores to a pruner as they go.
     """
@@ -52,7 +52,7 @@ class TrialFiles(LiveFiles):
     @property
     def hardware(self) -> str:
         """The class of hardware that trains."""
-        from privtune.training.engine.machine import hardware
+        from privtune.training.engine.compute import hardware
 
         return hardware(self.compute.device)
 

@@ -158,7 +158,7 @@ class TaskTrainer:
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here, and the hardware if it is this machine's."""
-        from privtune.training.engine.machine import hardware, versions
+        from privtune.training.engine.compute import hardware, versions
 
         here = self.executor.name in {"inline", "processes"}
         return {**versions(), "device": hardware(self.compute.device) if here else "its workers'"}

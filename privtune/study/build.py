@@ -143,11 +143,11 @@ def _called(
     task: Task, trial: Trial, secret: bytes
 ) -> tuple[Candidate, nn.Module, torch.optim.Optimizer | None]:
     """Call ``build``; return its candidate, the model with its part to train, and the optimizer of that."""
-    from privtune.training.engine.initialisation import Initialisation
+    from privtune.training.engine.candidates import initialisation
 
     if task.build is None:
         raise InvalidInputError("task", task.name, "must have a build function")
-    with Initialisation(Streams(secret)):
+    with initialisation(Streams(secret)):
         candidate = task.build(trial)
         _check_kind(candidate)
         _check_new(candidate.model, candidate.model)

@@ -597,7 +597,7 @@ class _Trainer:
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here; the device is the function's affair."""
-        from privtune.training.engine.machine import versions
+        from privtune.training.engine.compute import versions
 
         return {**versions(), "device": "the function's own"}
 

@@ -28,7 +28,7 @@ from privtune.study._spec_parts import ArmSpec, BudgetSpec, Name
 from privtune.study._spec_words import NUMBER, Space, checked, sentence
 from privtune.study._yaml import read_yaml
 from privtune.tasks import Task, get_task
-from privtune.training.engine.compute import Compute, check_device, require_compiler
+from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 
@@ -66,7 +66,6 @@ class StudySpec(BaseModel):
         stack: How many candidates to train at once, or ``auto``.
         noise: Where noise comes from and how it is treated: ``secure``, or ``source`` and
             ``floating_point``.
-        compile: Whether to compile the training: for long studies of small models.
         executor: Who trains the rounds of selections, as in ``Study.run``.
         artifacts: Absolute URL of an object store for large results, as fsspec takes it
             (``s3://bucket/folder``); files beside the database unless given.
@@ -116,7 +115,6 @@ class StudySpec(BaseModel):
     epsilon: Annotated[float | None, NUMBER] = Field(default=None, gt=0, allow_inf_nan=False)
     device: str = "auto"
     stack: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], NUMBER] = "auto"
-    compile: bool = False
     executor: str | Mapping[str, Any] | None = None
     noise: str | Mapping[str, Any] | None = None
     artifacts: str | None = None
@@ -291,7 +289,7 @@ class StudySpec(BaseModel):
     @property
     def compute(self) -> Compute:
         """How trainings are computed; it changes no result."""
-        return Compute(self.device, self.stack, self.compile)
+        return Compute(self.device, self.stack)
 
     def search_space(self) -> SearchSpace:
         """Return what candidates are drawn from."""
@@ -343,12 +341,7 @@ class StudySpec(BaseModel):
 
         Returns:
             Task, schedule, space, δ and adjacency, scoring, noise.
-
-        Raises:
-            CompileError: If the training is to be compiled and there is no compiler here.
         """
-        if self.compile:
-            require_compiler()
         from privtune.strategies import PlanningContext, Reporting, Scoring
 
         task = self.load_task()

@@ -17,7 +17,6 @@ from typing import Any
 
 from privtune.files import open_private, private_folder
 from privtune.training.engine.compute import check_device
-from privtune.training.engine.machine import uuid_of
 
 Sample = tuple[float, dict[str, float]]
 
@@ -112,9 +111,16 @@ def _gpus(device: str) -> dict[int, Any]:
             return {}
         pynvml.nvmlInit()
         number = int(place.partition(":")[2] or 0)
-        return {number: pynvml.nvmlDeviceGetHandleByUUID(uuid_of(place))}
+        return {number: pynvml.nvmlDeviceGetHandleByUUID(_uuid_of(place))}
     except Exception:  # no NVML, no driver, no permission: the tag says which
         return {}
+
+
+def _uuid_of(device: str) -> str:
+    """Return the UUID by which NVML knows a CUDA device, whatever hides the others."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}"
 
 
 def _gpu_values(index: int, handle: Any) -> dict[str, float]:

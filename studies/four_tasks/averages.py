@@ -25,12 +25,11 @@ import torch
 
 from privtune.tasks import get_task
 from privtune.tasks._fine_tuning import for_candidate
-from privtune.training.engine.train import train
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
 from studies.four_tasks.run import ARMS, EPSILONS, FINE_TUNING, SEEDS, SPACE, TASKS
-from studies.harness import secrets_for
+from studies.harness import secrets_for, train
 from studies.sheet import by, markdown, mean, pm, release_of
 from studies.transfer.task import public_weights
 

@@ -19,11 +19,10 @@ import torch
 import privtune
 from privtune.tasks import get_task
 from privtune.tasks.mnist import DATA_VARIABLE
-from privtune.training.engine.train import train
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
-from studies.harness import secrets_for
+from studies.harness import secrets_for, train
 
 RATES = tuple(2.0**k for k in range(-6, 5))
 EPSILONS = (1.0, 4.0)

@@ -16,7 +16,7 @@ from privtune.execution import doctor as engines
 from privtune.ledger import Budget, Ledger, doctor
 from privtune.ledger.places import artifact_root
 from privtune.ledger.storage import Storage, _make_private
-from privtune.training.engine import machine
+from privtune.training.engine import compute
 from tests.cli.conftest import Cli
 from tests.ledger.conftest import postgres_url
 from tests.ledger.other import make_other
@@ -216,9 +216,9 @@ def test_ray(
 
 def test_a_driver_without_a_device(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(machine, "driver", lambda: "")
+    monkeypatch.setattr(compute, "driver", lambda: "")
     assert states(cli, 0)["cuda"][0] == "ok"
-    monkeypatch.setattr(machine, "driver", lambda: "570.1")
+    monkeypatch.setattr(compute, "driver", lambda: "570.1")
     state, says = states(cli, 0)["cuda"]
     assert (state, "Trainings run on the CPU" in says) == ("warn", True)
 

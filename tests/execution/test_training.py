@@ -14,9 +14,8 @@ from privtune.errors import InvalidInputError
 from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
-from privtune.training.engine import candidates as engine
-from privtune.training.engine.compute import CompileError, Compute
-from privtune.training.engine.train import train
+from privtune.training.engine.compute import Compute
+from privtune.training.engine.train import Training
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
@@ -25,6 +24,7 @@ from privtune.training.mechanism.scoring import score
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from privtune.training.methods import FixedDPSGD
+from studies.harness import train
 from tests.strategies.world import context
 from tests.toy import blobs
 
@@ -103,19 +103,13 @@ def test_the_metric_loss_is_the_tasks_own_clipped(
     assert found.score == pytest.approx(-np.clip(losses, 0.0, bound).mean(), rel=1e-5)
 
 
-def test_a_machine_without_a_compiler_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(CompileError, match="leave compile off"):
-        run({0: PARAMS}, compute=Compute("cpu", compiled=True))
-
-
 def test_what_stops_the_program_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (torch.OutOfMemoryError("no"), RuntimeError("a mistake"), KeyError("typo")):
 
         def fails(*_: object, error: Exception = error, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(engine, "train_made", fails)
+        monkeypatch.setattr(Training, "of", fails)
         with pytest.raises(type(error)):
             run({0: PARAMS, 1: PARAMS})
 
@@ -124,7 +118,7 @@ def test_a_defect_of_the_account_is_no_result(monkeypatch: pytest.MonkeyPatch) -
     def more(*_: object, **__: object) -> list[TrialResult]:
         raise TranscriptMismatchError("more than was charged")
 
-    monkeypatch.setattr(engine, "train_made", more)
+    monkeypatch.setattr(Training, "of", more)
     with pytest.raises(TranscriptMismatchError):
         run({0: PARAMS})
 

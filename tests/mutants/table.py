@@ -701,23 +701,20 @@ _in(
 _AVERAGES = "tests/training/methods/test_averages.py"
 
 _in(
-    "training/engine/stacks.py",
+    "training/engine/train.py",
     (
         "the last iterate is released in place of the average",
-        "                mean[row].detach().clone(),",
-        "                state.params[row].detach().clone(),",
+        "params = member.narrowed(now.mean[row])",
+        "params = member.narrowed(now.state.params[row])",
         _AVERAGES,
     ),
+)
+_in(
+    "training/engine/checkpoint.py",
     (
         "a training that goes on forgets the average that it had",
-        "own = None if mean is state.params else mean",
+        "own = None if middle.mean is middle.state.params else middle.mean",
         "own = None",
-        _AVERAGES,
-    ),
-    (
-        "candidates that stay take the weights of those that left",
-        "            averages.keep(left)\n",
-        "",
         _AVERAGES,
     ),
 )
@@ -1307,7 +1304,7 @@ _in(
     ),
     (
         "a checkpoint forgets what an optimizer remembers",
-        "tensor.copy_(part.view_as(tensor))",
+        "tensor.data.copy_(part)",
         "pass",
         f"{_CANDIDATES}::test_a_candidate_goes_on_from_its_checkpoint_to_the_same_bits",
     ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from privtune.study import Study
-from privtune.training.engine import candidates as engine
+from privtune.training.engine.train import Training
 from tests.study.conftest import toy_spec
 
 RATE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
@@ -16,18 +16,18 @@ NORM = {"parameters": {"max_grad_norm": 1.0}}
 @pytest.fixture
 def secrets(monkeypatch):
     """The secret of each training that the engine runs. Those of a rehearsal repeat one byte."""
-    seen, real = [], engine.train_made
+    seen, real = [], Training.of
 
-    def train_made(method, schedule, made, **options):
+    def of(self, made):
         def noted():
             for each in made:
                 if len(set(each.secret)) > 1:
                     seen.append(each.secret)
                 yield each
 
-        return real(method, schedule, noted(), **options)
+        return real(self, noted())
 
-    monkeypatch.setattr(engine, "train_made", train_made)
+    monkeypatch.setattr(Training, "of", of)
     return seen
 
 

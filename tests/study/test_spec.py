@@ -12,7 +12,7 @@ from privtune.strategies import Fixed
 from privtune.study import SpecError, Study, StudySpec, plan_study, study_names
 from privtune.study._yaml import read_yaml
 from privtune.tasks import TaskDataError
-from privtune.training.engine.compute import CompileError, Compute
+from privtune.training.engine.compute import Compute
 from privtune.training.mechanism.noise_options import NoiseOptions
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import OWN, simple
@@ -118,19 +118,9 @@ def test_a_bad_arm_is_refused_while_planning(arm: dict, message: str) -> None:
         plan_study(toy_spec(arms=[arm]))
 
 
-def test_compiling_without_a_compiler_is_refused_while_planning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    plan_study(toy_spec())
-    with pytest.raises(CompileError, match=r"needs a C\+\+ compiler.* or leave compile off"):
-        plan_study(toy_spec(compile=True))
-
-
 def test_how_it_is_computed_comes_from_the_spec() -> None:
-    assert toy_spec(device="auto").compute == Compute("auto", "auto", compiled=False)
-    given = toy_spec(device="cpu", stack=3, compile=True)
-    assert given.compute == Compute("cpu", 3, compiled=True)
+    assert toy_spec(device="auto").compute == Compute("auto", "auto")
+    assert toy_spec(device="cpu", stack=3).compute == Compute("cpu", 3)
 
 
 def test_planning_touches_no_data() -> None:

@@ -14,7 +14,7 @@ from privtune.accounting import Composed, epsilon
 from privtune.ledger import BudgetExceededError, verify
 from privtune.study import Study, StudySpec, plan_study
 from privtune.study import _trainer as running
-from privtune.training.engine.machine import hardware
+from privtune.training.engine.compute import hardware
 from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)

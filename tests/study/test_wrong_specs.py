@@ -63,7 +63,6 @@ WRONG: list[tuple[Any, str]] = [
     ({"space": {"x": {"type": "y"}}}, "space.x.type = 'y': must be one of float, int"),
     ({"scoring": 3}, "scoring: must be a mapping of names to values, not 3"),
     ({"device": "tpu"}, "device: must be auto, cpu, cuda or cuda:N, not 'tpu'"),
-    ({"compile": "maybe"}, "compile: must be true or false, not 'maybe'"),
     ({"seed": 1.5}, "seed: must be a whole number, not 1.5"),
     (arm("magic"), "strategy = 'magic': must be one of"),
     (arm("fixed", x=1), "options of strategy 'fixed' = ['x']: are not known"),

@@ -22,11 +22,12 @@ from privtune.study.rehearsal import rehearse
 from privtune.study.spec import StudySpec
 from privtune.tasks import TaskDataError, fine_tuned, get_task
 from privtune.training.engine.compute import Compute
-from privtune.training.engine.train import choose_kernel, train
+from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
+from studies.harness import train
 
 SIZES = {"all": 4810, "head": 650, "biases": 64 + 650, "lora:3": 3 * 128 + 650}
 

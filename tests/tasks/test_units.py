@@ -18,8 +18,8 @@ from privtune.ledger import Ledger, UnitMismatchError, export_certificate
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, get_task, unit_records
 from privtune.tasks.own import own_task
-from privtune.training.engine.candidates import Made, train_made
-from privtune.training.engine.train import train
+from privtune.training.engine.candidates import Made
+from privtune.training.engine.train import Training
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
@@ -27,6 +27,7 @@ from privtune.training.mechanism.scoring import score
 from privtune.training.methods import FixedDPSGD
 from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
+from studies.harness import train
 from tests.audit.test_audit import fixed
 from tests.statistical.rounds import DELTA
 from tests.toy import blobs
@@ -153,9 +154,7 @@ def test_a_build_clips_units(make, loss_of):
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
     )
     schedule = Schedule(task.train_records, 1.0, 1)
-    (done,) = train_made(
-        FixedDPSGD(0.0), schedule, [one], loss_of=own.loss_of, data=data, device="cpu"
-    )
+    (done,) = Training(FixedDPSGD(0.0), schedule, own.loss_of, data, device="cpu").of([one])
     assert torch.allclose(done.params, by_micro_batches(task, data, start, 0.5), atol=1e-6)
 
 

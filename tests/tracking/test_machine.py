@@ -46,7 +46,7 @@ def nvml(*, driver: bool = True, mig: bool = False) -> types.ModuleType:
 def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(machine, "uuid_of", lambda device: f"GPU-{device[5:] or 0}")
+    monkeypatch.setattr(machine, "_uuid_of", lambda device: f"GPU-{device[5:] or 0}")
 
 
 def gpu_metrics(device: str = "auto") -> dict[str, float]:

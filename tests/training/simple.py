@@ -23,7 +23,6 @@ class State:
 class SimpleDPSGD:
     noise_multiplier: float = 1.0
     extra_releases: int = 0
-    open_ended = True
 
     def event(self, schedule):
         if self.noise_multiplier == 0.0:

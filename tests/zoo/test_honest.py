@@ -15,7 +15,7 @@ from privtune.errors import InvalidInputError
 from privtune.strategies import Fixed, PapernotSteinke, TrainingPlan
 from privtune.study.build import build_candidate
 from privtune.tasks.own import own_task
-from privtune.training.engine.candidates import train_made
+from privtune.training.engine.train import Training
 from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
@@ -93,7 +93,7 @@ def test_a_step_without_noise_is_the_clipped_sum_of_records_one_by_one(honest: H
         scheduler=None,
         values={"max_grad_norm": BOUND},
     )
-    (outcome,) = train_made(method, schedule, [made], loss_of=task.record_loss, data=data)
+    (outcome,) = Training(method, schedule, task.record_loss, data).of([made])
     moved = before - outcome.params
     if honest.draws:  # masks are the engine's own
         assert 0.0 < float(moved.norm()) <= BOUND * RECORDS * 1.0001

@@ -20,7 +20,7 @@ from privtune.strategies import Fixed, PapernotSteinke, TrainingPlan
 from privtune.study.build import Built, build_candidate
 from privtune.tasks import Task
 from privtune.tasks.own import own_task
-from privtune.training.engine.candidates import train_made
+from privtune.training.engine.train import Training
 from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.scoring import OfRecords, score
@@ -191,7 +191,7 @@ def _summed(task: Task, built: Built) -> T:
     made = replace(built.made, optimizer=optimizer, scheduler=None, values=values)
     data = replace(task.load().train, sealed_size=True)
     training = FixedDPSGD(0.0), Schedule(FEW, 1.0, 1)
-    (outcome,) = train_made(*training, [made], loss_of=task.record_loss, data=data)
+    (outcome,) = Training(*training, task.record_loss, data).of([made])
     return outcome.params - before
 
 

@@ -11,24 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
 
 from privtune.errors import PrivTuneError
-from privtune.training.engine.machine import hardware, versions
+from privtune.training.engine.compute import hardware, versions
 from privtune.training.mechanism import noise
 from privtune.training.mechanism.kernel import say_once
 from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
 from privtune.training.methods._checkpoint import restore_state, state_tensors
 
 if TYPE_CHECKING:
-    from collections import Counter
-
-    from privtune.training.engine.compiling import Shape
     from privtune.training.mechanism.stack_oracle import StackOracle
 
 _SECONDS = 10.0
@@ -42,99 +39,95 @@ _SHARE = 0.01
 class Keeper:
     """Where the checkpoint of a training lies.
 
-    Args:
-        load: Returns what was kept last, ``None`` for nothing.
-        keep: Puts a checkpoint in the place of the one before, whole or not at all.
+    ``load`` returns what was kept last, None for nothing. ``keep`` puts a checkpoint in the place of the one
+    before, whole or not at all.
     """
 
     load: Callable[[], bytes | None]
     keep: Callable[[bytes], None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Middle:
-    """A training in mid-way.
+    """A stack in mid-way: state, steps done, what was reported of each.
 
-    Args:
-        step: How many steps are done.
-        state: The method's state.
-        history: What the method reported, by step.
-        snapshots: Copies of the average, by step.
-        average: The average of the iterates, shape ``[1, P]``; None where it is the last one.
+    ``mean`` is the average of the iterates that is released, ``[K, P]``; of it there are copies on the CPU,
+    by step.
     """
 
-    step: int
     state: Any
-    history: Sequence[Mapping[str, torch.Tensor]]
-    snapshots: Mapping[int, torch.Tensor]
-    average: torch.Tensor | None = None
+    mean: torch.Tensor
+    step: int = 0
+    history: list[Mapping[str, torch.Tensor]] = field(default_factory=list)
+    snapshots: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def report(self) -> dict[str, torch.Tensor]:
+        """What the method reported, by name, shape ``[T, K]``."""
+        return {
+            name: torch.stack([entry[name].detach() for entry in self.history])
+            for name in self.history[0]
+        }
 
 
 class Checkpoint:
-    """The checkpoint of one training of one candidate.
+    """The checkpoint of one training of one candidate, made before its first step.
 
-    Args:
-        keeper: Where it lies.
-        training: Everything that tells the training from others, its streams included, as text.
-        start: The method's state before the first step.
-        oracle: Its oracle, before the first step.
-        seen: What the kernel counts, if that changes how it rounds.
+    ``training`` is everything that tells the training from others, its streams included, as text.
 
     **Guarantee**: a checkpoint of another training, program or machine is not used, and neither is a
     damaged one: the training then begins again from its seed, with the same law of what is released.
     """
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        training: str,
-        start: Any,
-        oracle: StackOracle,
-        seen: Counter[Shape],
-    ) -> None:
-        self._keeper, self._start, self._oracle, self._seen = keeper, start, oracle, seen
+    def __init__(self, keeper: Keeper, training: str, start: Any, oracle: StackOracle) -> None:
+        self._keeper, self._start, self._oracle = keeper, start, oracle
         self._device = start.params.device
         first = hashlib.sha256()
         for name, tensor in sorted(state_tensors(start).items()):
             first.update(name.encode() + bytes(tensor.cpu().flatten().view(torch.uint8).numpy()))
         self._about = {"training": training, "start": first.hexdigest()}
-        self._where = _where(self._device)
+        # What may change the bits of a training: the program, and what it runs on.
+        self._where = {
+            **versions(),
+            "threads": torch.get_num_threads(),
+            "hardware": hardware(self._device),
+            "noise": noise.VALUES,
+        }
         self._next = time.perf_counter() + _SECONDS
 
     def load(self) -> Middle:
         """Return the training as it was kept, its oracle at that position; or as it begins."""
-        beginning = Middle(0, self._start, [], {})
+        beginning = Middle(self._start, self._start.params)
         try:
             content = self._keeper.load()
         except PrivTuneError:
-            return self._unused(beginning, "is a file that cannot be reached from here")
+            return _unused(beginning, "is a file that cannot be reached from here")
         if content is None:
             return beginning
         body = content[32:]
         if hashlib.sha256(body).digest() != content[:32]:
-            return self._unused(beginning, "is damaged")
+            return _unused(beginning, "is damaged")
         header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
         facts = json.loads(header["__metadata__"]["checkpoint"])
         if facts["about"] != self._about:
             return beginning  # that of the training before this one, in the same arm
         if facts["where"] != self._where:
-            return self._unused(beginning, "is of another version or machine")
+            return _unused(beginning, "is of another version or machine")
         # Copies: matrix products round otherwise where memory is aligned otherwise.
         tensors = {n: tensor.clone() for n, tensor in safetensors.torch.load(body).items()}
         self._oracle.go_to(of_prefix("oracle", tensors))
-        self._seen.clear()
-        self._seen.update({tuple(shape): count for shape, count in facts["seen"]})
-        report = of_prefix("report", tensors)
-        average = tensors.get("average")
+        state: Any = restore_state(self._start, of_prefix("state", tensors))
+        mean = tensors.get("average", state.params).to(self._device)
+        report = {n: column.to(self._device) for n, column in of_prefix("report", tensors).items()}
         return Middle(
+            state,
+            mean,
             facts["step"],
-            restore_state(self._start, of_prefix("state", tensors)),
             [
-                {name: column[step].to(self._device) for name, column in report.items()}
+                {name: column[step] for name, column in report.items()}
                 for step in range(facts["step"])
             ],
             {int(step): kept for step, kept in of_prefix("snapshot", tensors).items()},
-            None if average is None else average.to(self._device),
         )
 
     def after(self, middle: Middle) -> None:
@@ -147,44 +140,25 @@ class Checkpoint:
         self._next = ended + max(_SECONDS, (ended - started) / _SHARE)
 
     def _pack(self, middle: Middle) -> bytes:
-        report = {
-            name: torch.stack([entry[name].detach() for entry in middle.history])
-            for name in middle.history[0]
-        }
-        snapshots = {str(step): kept for step, kept in middle.snapshots.items()}
+        own = None if middle.mean is middle.state.params else middle.mean
         tensors: Tensors = {
             **prefixed("state", state_tensors(middle.state)),
             **prefixed("oracle", self._oracle.position()),
-            **prefixed("report", report),
-            **prefixed("snapshot", snapshots),
-            **({} if middle.average is None else {"average": middle.average}),
+            **prefixed("report", middle.report),
+            **prefixed("snapshot", {str(step): kept for step, kept in middle.snapshots.items()}),
+            **({} if own is None else {"average": own}),
         }
-        facts = {
-            "about": self._about,
-            "where": self._where,
-            "step": middle.step,
-            "seen": list(self._seen.items()),
-        }
+        facts = {"about": self._about, "where": self._where, "step": middle.step}
         body = safetensors.torch.save(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
             metadata={"checkpoint": json.dumps(facts)},
         )
         return hashlib.sha256(body).digest() + body
 
-    @staticmethod
-    def _unused(beginning: Middle, reason: str) -> Middle:
-        say_once(
-            f"The checkpoint of a training that was stopped {reason} and is not used: the training "
-            "begins again from its seed, at no further charge."
-        )
-        return beginning
 
-
-def _where(device: torch.device) -> dict[str, Any]:
-    """Return what may change the bits of a training: the program, and what it runs on."""
-    return {
-        **versions(),
-        "threads": torch.get_num_threads(),
-        "hardware": hardware(device),
-        "noise": noise.VALUES,
-    }
+def _unused(beginning: Middle, reason: str) -> Middle:
+    say_once(
+        f"The checkpoint of a training that was stopped {reason} and is not used: the training "
+        "begins again from its seed, at no further charge."
+    )
+    return beginning

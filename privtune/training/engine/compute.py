@@ -1,4 +1,4 @@
-"""How trainings are computed: where, how many at once, compiled or not. Changes no result.
+"""Where trainings are computed, how many at once, and on what hardware.
 
 Importing this module does not import torch.
 """
@@ -6,18 +6,17 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import os
+import platform
 import re
-import shutil
-import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +31,10 @@ class Compute:
     Args:
         device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         stack: How many candidates to train at once, or ``"auto"``.
-        compiled: Whether to compile what is common: seconds for each shape, then faster steps.
     """
 
     device: str = "auto"
     stack: int | Literal["auto"] = "auto"
-    compiled: bool = False
-
-
-class CompileError(PrivTuneError):
-    """A training was to be compiled, and cannot be."""
 
 
 def check_stack(value: object) -> int | Literal["auto"]:
@@ -52,22 +45,18 @@ def check_stack(value: object) -> int | Literal["auto"]:
     """
     if value == "auto":
         return "auto"
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = 0
-    if number < 1:
+    number = str(value)
+    if not number.isdecimal() or int(number) < 1:
         raise InvalidInputError("stack", value, "must be a whole number of at least 1, or auto")
-    return number
+    return int(number)
 
 
 def check_device(device: str, *, here: bool = True) -> str:
-    """Return where to train, as torch names it.
+    """Return where to train, as torch names it; ``"auto"`` is CUDA where there is one.
 
     Args:
-        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        here: Whether it must be on this machine; else only its name is checked, and torch is not
-            imported.
+        device: As :class:`Compute` has it.
+        here: Whether it must be on this machine; else its name alone is checked, without importing torch.
 
     Raises:
         InvalidInputError: If there is no such device.
@@ -108,9 +97,7 @@ def full_precision(device: torch.device) -> bool:
 
 
 _sums = threading.Lock()
-_summing: list[
-    bool
-] = []  # of each training that is under way, what the setting was before the first
+_summing: list[bool] = []  # for each training under way, what the setting was before the first
 
 
 @contextmanager
@@ -124,15 +111,11 @@ def sums_in_float32() -> Iterator[None]:
     import torch
 
     flags = torch.backends.cuda.matmul
-    off = ExitStack()
-    for kind in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(kind):
-            off.enter_context(torch.autocast(kind, enabled=False))
     with _sums:
         _summing.append(_summing[0] if _summing else flags.allow_bf16_reduced_precision_reduction)
         flags.allow_bf16_reduced_precision_reduction = False
     try:
-        with off:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
         with _sums:
@@ -141,20 +124,53 @@ def sums_in_float32() -> Iterator[None]:
                 flags.allow_bf16_reduced_precision_reduction = before
 
 
-def require_compiler() -> None:
-    """Check that there is what Inductor compiles with; touches no data.
+def hardware(device: str | torch.device) -> str:
+    """Return the class of hardware: on the same, the same program repeats its results."""
+    import torch
 
-    Raises:
-        CompileError: If there is no C++ compiler, or Python's headers are missing.
-    """
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(name) is None:
-        raise CompileError(
-            f"compile needs a C++ compiler and there is no {name}: install one, name yours in CXX, "
-            "or leave compile off."
-        )
-    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        raise CompileError(
-            "compile needs Python's C headers and there is no Python.h: install them (python3-dev "
-            "on Debian), or leave compile off."
-        )
+    place = torch.device(check_device(str(device)))
+    if place.type == "cuda":
+        return torch.cuda.get_device_name(place)
+    return f"{platform.machine()} {_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes a training, and of the driver where there is one."""
+    from importlib.metadata import version
+
+    import numpy as np
+    import torch
+
+    found = {
+        "python": platform.python_version(),
+        "privtune": version("privtune"),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "opacus": version("opacus"),
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda or "",
+        "driver": driver(),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+@lru_cache(maxsize=1)
+def driver() -> str:
+    """Return the version of NVIDIA's driver; nothing without one."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # NVML raises types of its own, and none at all without its library
+        return ""
+
+
+@lru_cache(maxsize=1)
+def _processor() -> str:
+    """Return the processor's name."""
+    facts = Path("/proc/cpuinfo")
+    if not facts.exists():
+        return platform.processor()
+    named = (line for line in facts.read_text().splitlines() if line.startswith("model name"))
+    name = next(named, platform.processor())
+    return name.partition(":")[2].strip() or name

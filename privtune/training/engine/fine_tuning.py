@@ -25,11 +25,7 @@ _PASS = 256  # records whose features are computed at once
 
 
 class Lora(nn.Module):
-    """A frozen linear layer beside a trained product of two thin ones.
-
-    Args:
-        base: The layer; it is frozen.
-        rank: Columns of the product.
+    """A frozen linear layer beside a trained product of two thin ones, of ``rank`` columns.
 
     References:
         Hu et al. 2021, arXiv 2106.09685. Its factor alpha / r is 1 here: the learning rate is
@@ -52,40 +48,30 @@ class Lora(nn.Module):
 
 def head_of(model: nn.Module) -> str:
     """Return the name of the last layer that has parameters of its own."""
-    owners = [
-        name
-        for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-    ]
+    owners = [name for name, module in model.named_modules() if [*module.parameters(recurse=False)]]
     if not owners:
         raise InvalidInputError("model", type(model).__name__, "must have parameters")
-    last: str = owners[-1]
-    return last
+    return str(owners[-1])
 
 
 def load_public(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source: str) -> set[str]:
-    """Give a model its public weights; what shares their memory must not be trained in place.
+    """Give a model its public weights; return the names of what stays as it was drawn.
+
+    What shares their memory must not be trained in place.
 
     Args:
         model: The model; its head stays as it was drawn if the file has none that fits.
         weights: By the names of the model's parameters and buffers.
         source: Where they come from, for the message.
 
-    Returns:
-        The names of what stays as it was drawn.
-
     Raises:
         InvalidInputError: If anything but the head is missing, or has another shape.
     """
-    head = head_of(model)
-    saved = model.state_dict()  # without buffers that no file holds
+    head, saved = head_of(model), model.state_dict()  # which is without buffers that no file holds
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
     wanted = {**dict(model.named_parameters()), **buffers}
-    lacking = {
-        name
-        for name, tensor in wanted.items()
-        if name not in weights or weights[name].shape != tensor.shape
-    }
+    fits = {n for n, t in wanted.items() if n in weights and weights[n].shape == t.shape}
+    lacking = wanted.keys() - fits
     if beyond := sorted(name for name in lacking if name.rpartition(".")[0] != head):
         raise InvalidInputError(
             "pretrained",
@@ -93,27 +79,23 @@ def load_public(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source
             f"holds no {', '.join(beyond[:3])}{', ...' if len(beyond) > 3 else ''} of the model's shape",
             f"Of the model, the head ({head}) alone may be missing.",
         )
-    for name, tensor in wanted.items():
-        if name not in lacking:
-            tensor.data = weights[name].to(tensor.dtype)
+    for name in fits:
+        wanted[name].data = weights[name].to(wanted[name].dtype)
     return lacking
 
 
 def set_trainable(
     model: nn.Module, kind: str, *, rank: int = 0, targets: Collection[str] | None = None
 ) -> nn.Module:
-    """Freeze a model but for what is to be trained, and put adapters where they are asked for.
+    """Freeze a model but for what is to be trained, put adapters where they are asked for; return it.
 
     Args:
-        model: The model, with its weights.
+        model: The model, with its weights; it is changed in place.
         kind: ``"all"``; ``"head"``, its last layer; ``"biases"``, with the head (BitFit, Ben Zaken et
             al. 2022, arXiv 2106.10199); ``"lora"``, adapters, with the head.
         rank: Of the adapters.
         targets: With ``"lora"``: the linear layers that get an adapter, by their names or by how
             these end; None for all but the head.
-
-    Returns:
-        The model, changed in place.
 
     Raises:
         InvalidInputError: If no layer is a target.
@@ -123,25 +105,23 @@ def set_trainable(
     head = head_of(model)
     for name, parameter in model.named_parameters():
         owner, _, own = name.rpartition(".")
-        chosen = owner == head or (kind == "biases" and own.endswith("bias"))
-        parameter.requires_grad_(chosen)
+        parameter.requires_grad_(owner == head or (kind == "biases" and own.endswith("bias")))
     if kind != "lora":
         return model
-    chosen_layers = [
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != head]
+    chosen = [
         (name, layer)
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear)
-        and name != head
-        and (targets is None or any(name == t or name.endswith(f".{t}") for t in targets))
+        for name, layer in layers
+        if targets is None or any(f".{name}".endswith(f".{target}") for target in targets)
     ]
-    if not chosen_layers:
-        linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != head]
+    if not chosen:
+        linear = ", ".join(name for name, _ in layers)
         raise InvalidInputError(
             "target_modules",
             None if targets is None else list(targets),
-            f"names no linear layer beside the head; there are {', '.join(linear) or 'none'}",
+            f"names no linear layer beside the head; there are {linear or 'none'}",
         )
-    for name, layer in chosen_layers:
+    for name, layer in chosen:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, Lora(layer, rank))
     return model
@@ -189,8 +169,7 @@ class FrozenPart:
             if not self.together:
                 return torch.stack([self._one(record) for record in x])
             with traced():
-                many = by_record(self._one)
-                return torch.cat([many(piece) for piece in torch.split(x, _PASS)])
+                return torch.cat([by_record(self._one)(piece) for piece in torch.split(x, _PASS)])
 
     def _one(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the head is given for one record."""
@@ -211,16 +190,17 @@ class FrozenPart:
         if data not in self._known:
             held = data.held_to(find_facts(lambda x, _: self.whole(x), *data.like))
             x, _, _ = held.fetch(torch.arange(len(held), device=held.x.device))
+
+            def only(kept: torch.Tensor) -> torch.Tensor:
+                """Compute these, and nothing in the place of others."""
+                there = kept.view(-1, *(1 for _ in x.shape[1:]))
+                return self.features(torch.where(there, x, torch.zeros_like(x[:1])))
+
             try:
                 features = self.features(x)
             except Exception as error:
-                nothing = torch.zeros_like(x[:1])
-
-                def only(kept: torch.Tensor) -> torch.Tensor:
-                    return torch.where(kept.view(-1, *(1 for _ in x.shape[1:])), x, nothing)
-
-                raising = find_raising(error, len(x), lambda kept: self.features(only(kept)))
-                features, held = self.features(only(~raising)), held.marked(raising)
+                raising = find_raising(error, len(x), only)
+                features, held = only(~raising), held.marked(raising)
             self._known[data] = replace(held, x=features)
         return self._known[data]
 
@@ -232,20 +212,14 @@ class FrozenPart:
 def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
     """Split a model into its head and the rest, if the head alone is trained, and comes last.
 
-    Args:
-        model: The model, in the mode to train it in.
-        x: A few inputs, made up.
-
-    Returns:
-        The parts; None where something else is trained, where the rest draws random numbers, or
-        where the model's outputs are not the head's.
+    Made-up inputs show it, in the mode to train in: there are no parts where the rest draws random numbers,
+    or the model's outputs are not the head's.
 
     Raises:
         InvalidInputError: If the features of a record hang on the others of its batch.
     """
     head = head_of(model)
-    owners = {n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad}
-    if owners != {head}:
+    if {n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad} != {head}:
         return None
     refuse_coupling(model)
     part = FrozenPart(model, head)
@@ -253,24 +227,23 @@ def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
         features = part.features(x)
         seen = [fresh(model)[0](x) for _ in range(2)]
         found = part.model(model)(features)
-    if not torch.equal(*seen) or found.shape != seen[0].shape:
-        return None
-    if not torch.allclose(found, seen[0], rtol=1e-3, atol=1e-4):
-        with torch.no_grad():
+        if not torch.equal(*seen) or found.shape != seen[0].shape:
+            return None
+        if not _close(found, seen[0]):
             alone = torch.cat([fresh(model)[0](record) for record in torch.split(x, 1)])
-        if torch.allclose(alone, seen[0], rtol=1e-3, atol=1e-4):
-            return None  # the head is not what comes last
-        raise InvalidInputError(
-            "model",
-            type(model).__name__,
-            "must take each record by itself: others change its features",
-        )
-    return replace(part, together=_suits_vmap(part, x, features))
-
-
-def _suits_vmap(part: FrozenPart, x: torch.Tensor, features: torch.Tensor) -> bool:
+            if _close(alone, seen[0]):
+                return None  # the head is not what comes last
+            raise InvalidInputError(
+                "model",
+                type(model).__name__,
+                "must take each record by itself: others change its features",
+            )
+    together = replace(part, together=True)
     try:
-        found = replace(part, together=True).features(x)
+        return together if _close(together.features(x), features) else part
     except Exception:  # no rule for an operation, a choice by value, numbers that are drawn
-        return False
-    return torch.allclose(found, features, rtol=1e-3, atol=1e-4)
+        return part
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4)

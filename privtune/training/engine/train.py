@@ -1,14 +1,12 @@
-"""Training of many candidates: stacks, steps, transcripts."""
+"""Training of candidates: the kernel that computes their passes, stacks of them, steps, transcripts."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import threading
-from collections import Counter, UserDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,32 +14,30 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
+from privtune.training.engine import stacks
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
-from privtune.training.engine.checkpoint import Checkpoint, Keeper
-from privtune.training.engine.compiling import Shape
-from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
-from privtune.training.engine.initialisation import Initialisation
-from privtune.training.engine.one_by_one import OneByOneKernel
-from privtune.training.engine.program import program_of
-from privtune.training.engine.stacks import (
-    Memory,
-    Split,
-    Trained,
-    granule,
-    longest_sample,
-    memory_model,
-    run_stack,
-    split,
+from privtune.training.engine.candidates import (
+    Group,
+    Made,
+    Member,
+    check_model,
+    merged,
+    put,
 )
-from privtune.training.engine.threads import Job, OnStep, side_by_side
+from privtune.training.engine.checkpoint import Checkpoint, Keeper, Middle
+from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
+from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.optimizers import Optimized, Own
+from privtune.training.engine.program import program_of
+from privtune.training.engine.stacks import OnStep, side_by_side, split
 from privtune.training.mechanism.data import TensorData, fingerprint, targets_are_classes
+from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import (
     Kernel,
     Layout,
-    Loss,
     LossOf,
-    OfOutputs,
+    load_params,
     same_fixed,
     say_once,
 )
@@ -51,282 +47,257 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import Transcript
-from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
+from privtune.training.methods._rate_schedule import average_weights
 
 if TYPE_CHECKING:
-    from privtune.training.methods._base import Candidate, Method
+    from privtune.training.methods._base import Method
+
+_HELD_BYTES = 512 * 2**20  # of models that wait to be trained together
+_KERNELS = 4  # what was captured for a model is kept for the next trial of it
+_LOW = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingResult:
-    """The trained candidates. Only ``params`` and ``report`` are functions of releases.
+class Outcome:
+    """What became of a candidate. Only ``params``, ``report`` and ``module`` are functions of releases.
 
     Args:
-        params: Final parameters, shape ``[K, P]``.
-        report: What the method reports, by name: shape ``[T, K]``; NaN after a candidate's end.
-        transcripts: What was released, one a candidate.
-        gradient_evaluations: Realised per-sample gradients of each candidate. Sealed.
+        position: Which of the candidates it was, counted from 0.
+        params: Final parameters on the CPU, shape ``[P]``: the method's average of the iterates.
+        report: What the method reports by name, one value a step, on the CPU, shape ``[T]``.
+        transcript: What was released.
+        gradient_evaluations: Realised per-sample gradients. Sealed.
         nonfinite: Records that counted as zero, once for every sample that drew them: not finite
             gradients, broken public facts, passes that raise. Sealed.
-        diverged: Whether the final parameters are not finite: a result, not an error.
-        snapshots: For each candidate its parameters after the steps that were asked for, by step,
-            on the CPU, shape ``[P]``; like ``params`` functions of releases.
+        snapshots: Parameters after the steps that were asked for, by step, on the CPU, shape ``[P]``.
+        module: The candidate's model, with the final parameters in it.
     """
 
+    position: int
     params: torch.Tensor
     report: Mapping[str, torch.Tensor]
-    transcripts: tuple[Transcript, ...]
-    gradient_evaluations: tuple[int, ...]
-    nonfinite: tuple[int, ...]
-    diverged: tuple[bool, ...]
-    snapshots: tuple[Mapping[int, torch.Tensor], ...]
-
-
-def train(
-    method: Method[Any],
-    schedule: Schedule,
-    *,
-    model: Callable[[], nn.Module],
-    loss: Loss,
-    data: TensorData,
-    candidates: Sequence[Candidate],
-    secrets: Sequence[bytes],
-    device: str = "auto",
-    stack: int | Literal["auto"] = "auto",
-    compiled: bool = False,
-    precision: str = "float32",
-    steps: Sequence[int] | None = None,
-    noise: NoiseOptions | None = None,
-    on_step: OnStep | None = None,
-    snapshots_at: Collection[int] = (),
-    keeper: Keeper | None = None,
-) -> TrainingResult:
-    """Train candidates of one architecture, each with its own samples, noise and privacy.
-
-    Args:
-        method: The training method, with its noise fixed by a plan.
-        schedule: Records, sampling rate and steps.
-        model: Makes the model; its parameters are initialised from each candidate's own stream.
-        loss: Loss of each record: outputs ``[B, ...]`` and targets ``[B, ...]`` to ``[B]``.
-        data: The private records.
-        candidates: Hyperparameters of each; ``schedule`` and ``warmup`` replace the method's own.
-        secrets: 32 bytes a candidate; with them, its result does not depend on its stack.
-        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        stack: How many candidates to train at once, or ``"auto"``. On CPU, stacks of data in memory
-            are trained side by side where that pays, in ``torch.get_num_threads()`` threads at most.
-        compiled: Whether to compile what is common: seconds for each shape, then faster steps.
-        precision: Of forward and backward pass, ``"float32"`` or ``"bfloat16"``; else float32.
-        steps: Of each candidate, at most ``schedule.steps``, None for that; who is done leaves the
-            stack, unless the method looks at the number of steps: then each has stacks of its own.
-        noise: Where noise comes from and how it is treated; None for the defaults.
-        on_step: Called after every step with its number and the stack's report.
-        snapshots_at: Steps, counted from 0, after which to keep a copy of the parameters.
-        keeper: Where a training of one candidate keeps its checkpoint, and finds it.
-
-    Returns:
-        The results, in the order of ``candidates``.
-
-    Raises:
-        InvalidInputError: If an argument is outside its domain.
-        CompileError: If it is to be compiled, and there is no compiler.
-        TranscriptMismatchError: If more was released than ``method.event(schedule)`` charges.
-
-    **Guarantee**: each candidate's parameters and report are an output of the mechanism that
-    ``method.event(schedule)`` describes; no candidate's data or divergence touches another's bits.
-    """
-    _check_secrets(candidates, secrets)
-    place = torch.device(check_device(device))
-    local, loss_of = data.to(place), OfOutputs(loss)
-    counts = _steps(schedule, steps, len(candidates))
-    # Made from another stream than any candidate's: what is frozen must not come from a stream.
-    first = _made(model, Streams(Streams(secrets[0]).key("kernel")))
-    kernel = choose_kernel(first, loss_of, local, place, compiled=compiled, precision=precision)
-    training = Training(
-        method=method,
-        schedule=schedule,
-        kernel=kernel,
-        data=held_to_facts(local, kernel, loss_of, place),
-        values=candidates,
-        secrets=secrets,
-        steps=counts,
-        paces=_paces(method, schedule, candidates, counts),
-        initial=lambda k: _initial(_made(model, Streams(secrets[k])), kernel),
-        device=place,
-        stack=check_stack(stack),
-        noise=noise,
-        snapshots_at=snapshots_at,
-        keeper=keeper if len(candidates) == 1 else None,
-    )
-    return _joined(training.run(on_step), schedule.steps)
+    transcript: Transcript
+    gradient_evaluations: int
+    nonfinite: int
+    snapshots: Mapping[int, torch.Tensor]
+    module: nn.Module
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """The training of some candidates whose passes one kernel computes.
+    """A training of candidates, each with its own model, samples, noise and privacy.
 
     Args:
-        method: The training method.
+        method: The training method, with its noise fixed by a plan.
         schedule: Records, sampling rate and steps.
-        kernel: Computes the passes.
-        data: The private records, on the device.
-        values: Hyperparameters of each.
-        secrets: 32 bytes of each.
-        steps: Of each.
-        paces: Factors on the learning rate of each, one a step.
-        initial: Returns the first parameters of a candidate, by number, shape ``[P]``.
-        device: Where to train.
-        places: Where the parameters of each lie in those of the kernel, if its model is wider.
-        stack: How many to train at once, or ``"auto"``.
-        noise: Source and treatment of the noise.
-        snapshots_at: Steps after which to keep a copy of the parameters.
-        keeper: Where a stack of one keeps its checkpoint.
-        look: Called where a stack of one keeps a copy.
+        loss_of: The loss of one record: the model, its inputs and targets with a leading axis of 1, to
+            shape ``[1]``.
+        data: The private records.
+        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        stack: How many candidates to train at once, or ``"auto"``. On CPU, stacks of data in memory
+            are trained side by side where that pays, in ``torch.get_num_threads()`` threads at most.
+        precision: Of forward and backward pass, ``"float32"`` or ``"bfloat16"``; else float32.
+        noise: Where noise comes from and how it is treated; None for the defaults.
+        on_step: Called after every step with its number and the stack's report.
+        snapshots_at: Steps, counted from 0, after which to keep a copy of the parameters.
+        keeper: Where a candidate that is trained alone keeps its checkpoint, and finds it.
+        look: Called with the step and the parameters, ``[P]``, after the steps in ``snapshots_at``, where
+            one candidate is trained alone; what it raises ends the training.
+
+    **Guarantee**: each candidate's parameters and report are an output of the mechanism that
+    ``method.event(schedule)`` describes; no candidate's data or divergence touches another's bits.
+    With its secret, a result does not depend on its stack.
     """
 
     method: Method[Any]
     schedule: Schedule
-    kernel: Kernel
+    loss_of: LossOf
     data: TensorData
-    values: Sequence[Candidate]
-    secrets: Sequence[bytes]
-    steps: Sequence[int]
-    paces: Sequence[Sequence[float]]
-    initial: Callable[[int], torch.Tensor]
-    device: torch.device
-    places: Sequence[torch.Tensor] | None = None
+    device: str = "auto"
     stack: int | Literal["auto"] = "auto"
+    precision: str = "float32"
     noise: NoiseOptions | None = None
+    on_step: OnStep | None = None
     snapshots_at: Collection[int] = ()
     keeper: Keeper | None = None
     look: Callable[[int, torch.Tensor], object] | None = None
 
-    def run(self, on_step: OnStep | None = None) -> list[Trained]:
-        """Train all of them; return what became of each, in order.
+    def of(self, made: Iterable[Made]) -> Iterator[Outcome]:
+        """Train candidates; yield what became of each, in any order.
 
         Args:
-            on_step: Called after every step of every stack.
+            made: The candidates, taken one after the other, as many as memory holds; those that run the
+                same program are trained in stacks.
 
         Raises:
-            TranscriptMismatchError: If more or less was released than the method's event charges.
+            InvalidInputError: If a candidate cannot be trained as it is; before any sample of it is drawn.
+            TranscriptMismatchError: If more or less was released than ``method.event(schedule)`` charges.
         """
-        memory = memory_model(self.kernel, longest=longest_sample(self.schedule))
-        division = self._division(memory)
-        # Before any thread runs: one that runs the model itself puts other weights into it, and what is
-        # made is held against these.
-        early = range(len(self.steps)) if division.threads > 1 else ()
-        first = {k: self.initial(k) for k in early}
-        started = partial(self._started, memory, first)
-        with sums_in_float32():
-            done = side_by_side(map(started, division.stacks), division.threads, on_step)
-        found = _in_order(division.stacks, done)
-        _check_transcripts(self.method, self.schedule, found, self.steps)
-        return found
+        waiting, held = list[Group](), 0
+        for position, each in enumerate(made):
+            check_model(each.model)
+            own = None
+            if each.optimizer is not None:
+                Optimized(self.method)
+                own = Own.of(each.optimizer, each.model, each.scheduler, self.schedule.steps)
+            program = program_of(each.model, self.loss_of, *self.records.like)
+            held += put(waiting, Member(position, each, own), program)
+            if held > _HELD_BYTES:
+                yield from self._of_groups(waiting)
+                waiting, held = [], 0
+        yield from self._of_groups(waiting)
 
-    def _division(self, memory: Memory) -> Split:
-        """Return how candidates are trained."""
-        return split(
-            self.kernel,
-            memory,
-            steps=self.steps,
-            stack=None if self.stack == "auto" else self.stack,
-            together=getattr(self.method, "open_ended", False),
-            cores=torch.get_num_threads() if self.device.type == "cpu" else 1,
+    def alike(self, made: Iterable[Made]) -> list[Outcome]:
+        """Train candidates whose models one function made, by one look at what a pass does, in their order.
+
+        Raises:
+            InvalidInputError: If their models differ in more than what is trained.
+        """
+        members = [Member(position, each) for position, each in enumerate(made)]
+        first = members[0].made.model
+        for own in (member.made.model for member in members[1:]):
+            if Layout(own).shapes != Layout(first).shapes or not same_fixed(own, first):
+                raise InvalidInputError(
+                    "model",
+                    type(own).__name__,
+                    "must have the same shape, frozen parameters and buffers every time it is made",
+                    "Load what is frozen from a file, or seed it.",
+                )
+        return self.of_group(Group((None,), None, members))
+
+    def _of_groups(self, groups: list[Group]) -> Iterator[Outcome]:
+        for group in merged(groups, self.method):
+            yield from self.of_group(group)
+
+    def of_group(self, group: Group) -> list[Outcome]:
+        """Train the candidates of a group; return what became of each, in order."""
+        kernel = choose_kernel(
+            group.model,
+            self.loss_of,
+            self.records,
+            self.place,
+            precision=self.precision,
+            program=group.key[0],
         )
+        facts = find_facts(
+            lambda x, y: self.loss_of(kernel.module, x, y), *self.records.like, device=self.place
+        )
+        data = self.records.held_to(facts)
+        longest = stacks.longest_sample(self.schedule)
+        memory = stacks.memory_model(kernel, longest=longest)
+        stack, cores = check_stack(self.stack), torch.get_num_threads()
+        division = split(
+            kernel,
+            memory,
+            len(group.members),
+            stack=None if stack == "auto" else stack,
+            cores=cores if self.place.type == "cpu" else 1,
+        )
+        left = iter(group.members)
+        jobs = [
+            partial(self._run, [next(left) for _ in range(size)], kernel, memory, data)
+            for size in division.sizes
+        ]
+        with sums_in_float32():
+            done = list(chain(*side_by_side(jobs, division.threads, self.on_step)))
+        event = self.method.event(self.schedule)
+        for outcome in done:
+            outcome.transcript.check_within(event)
+            outcome.transcript.check_whole(event)
+        return done
 
-    def _started(
-        self, memory: Memory, first: dict[int, torch.Tensor], members: Sequence[int]
-    ) -> Job[list[Trained]]:
-        """Return the training of a stack, its models made and its state initialised."""
-        streams = [Streams(self.secrets[k]) for k in members]
+    @cached_property
+    def place(self) -> torch.device:
+        """Where to train."""
+        return torch.device(check_device(self.device))
+
+    @cached_property
+    def records(self) -> TensorData:
+        """The private records, where they are trained on."""
+        return self.data.to(self.place)
+
+    def _run(
+        self,
+        members: Sequence[Member],
+        kernel: Kernel,
+        memory: stacks.Memory,
+        data: TensorData,
+        on_step: OnStep | None,
+    ) -> list[Outcome]:
+        """Train one stack from its first weights, or from a checkpoint, to its end."""
+        size = kernel.layout.size
+        places = [m.places for m in members if m.places is not None] or None
         oracle = StackOracle(
-            dataclasses.replace(self.schedule, steps=max(self.steps[k] for k in members)),
-            data=self.data,
-            kernel=self.kernel,
-            streams=streams,
-            device=self.device,
+            self.schedule,
+            data=data,
+            kernel=kernel,
+            streams=[Streams(member.made.secret) for member in members],
+            device=self.place,
             physical_rows=memory.piece,
             noise=self.noise,
-            places=None if self.places is None else [self.places[k] for k in members],
+            places=places,
         )
-        oracle.compute_at_once(
-            memory.piece, granule(oracle.schedule, memory.row_bytes, len(members))
-        )
-        flats = [first.pop(k) if k in first else self.initial(k) for k in members]
-        own = [{n: v for n, v in self.values[k].items() if n not in SEARCHED} for k in members]
-        state = self.method.init(torch.stack(flats).to(self.device), own)
+        granule = stacks.granule(self.schedule, memory.row_bytes, len(members))
+        oracle.compute_at_once(memory.piece, granule)
+        method: Any = self.method if members[0].own is None else Optimized(self.method)
+        first = torch.stack([member.widened(size) for member in members])
+        state = method.init(first.to(self.place), [member.values for member in members])
+        paces = [member.paces(self.method, self.schedule) for member in members]
         checkpoint = None
         # Of noise that is placed in longer vectors no position is kept: it would be drawn twice.
-        if self.keeper is not None and len(members) == 1 and self.places is None:
-            checkpoint = self._checkpoint(self.keeper, members[0], oracle, state)
-        return partial(
-            run_stack,
-            self.method,
-            state,
-            oracle,
-            steps=[self.steps[k] for k in members],
-            paces=[self.paces[k] for k in members],
-            snapshots_at=self.snapshots_at,
-            checkpoint=checkpoint,
-            look=self.look,
-        )
-
-    def _checkpoint(self, keeper: Keeper, k: int, oracle: StackOracle, state: Any) -> Checkpoint:
-        kernel, own = self.kernel, Streams(self.secrets[k]).key("checkpoint").hex()
-        about = (self.method, oracle.schedule, self.values[k], tuple(self.paces[k]), self.noise)
-        seen = kernel.seen if isinstance(kernel, BatchedKernel) else Counter[Shape]()
-        training = repr((own, *about, fingerprint(self.data), kernel.module))
-        return Checkpoint(keeper, training, state, oracle, seen)
-
-
-def held_to_facts(
-    data: TensorData, kernel: Kernel, loss_of: LossOf, device: torch.device
-) -> TensorData:
-    """Return data of which records that a model's tables and classes cannot hold count as unusable."""
-    facts = find_facts(lambda x, y: loss_of(kernel.module, x, y), *data.like, device=device)
-    return data.held_to(facts)
-
-
-def _in_order(stacks: Sequence[Sequence[int]], done: Sequence[Sequence[Trained]]) -> list[Trained]:
-    """Return what was trained in stacks by the number of each candidate."""
-    numbers, outcomes = chain.from_iterable(stacks), chain.from_iterable(done)
-    found = dict(zip(numbers, outcomes, strict=True))
-    return [found[number] for number in range(len(found))]
-
-
-def _check_transcripts(
-    method: Method[Any], schedule: Schedule, outcomes: Sequence[Trained], counts: Sequence[int]
-) -> None:
-    """Hold what was released for each candidate against what was charged: no more and no less."""
-    events = {n: method.event(dataclasses.replace(schedule, steps=n)) for n in set(counts)}
-    for outcome, count in zip(outcomes, counts, strict=True):
-        outcome.transcript.check_within(events[count])
-        outcome.transcript.check_whole(events[count])
-
-
-def _check_secrets(candidates: Sequence[Candidate], secrets: Sequence[bytes]) -> None:
-    if len(candidates) != len(secrets) or not candidates:
-        raise InvalidInputError(
-            "secrets", f"{len(secrets)} of them", "must be one for each candidate, at least 1"
-        )
+        if self.keeper is not None and len(members) == 1 and places is None:
+            own = Streams(members[0].made.secret).key("checkpoint").hex()
+            about = (own, method, self.schedule, members[0].values, paces[0], self.noise)
+            told = repr((*about, fingerprint(data), kernel.module))
+            checkpoint = Checkpoint(self.keeper, told, state, oracle)
+        now = Middle(state, state.params) if checkpoint is None else checkpoint.load()
+        weights = average_weights(getattr(self.method, "average", "last"), self.schedule.steps)
+        level = all(pace == 1.0 for each in paces for pace in each)
+        rates = torch.tensor(paces, dtype=state.params.dtype).T.contiguous()
+        factors = sent(rates, self.place)
+        for step in range(now.step, self.schedule.steps):
+            if not level:
+                oracle.pace = factors[step]
+            now.state = method.update(now.state, oracle)
+            params, weight = now.state.params, weights[step]
+            # Chosen, not multiplied: before its last half, no earlier iterate has a part in the average.
+            now.mean = params if weight == 1.0 else now.mean + weight * (params - now.mean)
+            now.step = step + 1
+            now.history.append(method.report(now.state))
+            if on_step is not None:
+                on_step(step, now.history[-1])
+            if step in self.snapshots_at:
+                now.snapshots[step] = now.mean.detach().to("cpu", copy=True)
+                if self.look is not None and len(members) == 1:
+                    self.look(step, now.snapshots[step][0])
+            if checkpoint is not None and now.step < self.schedule.steps:
+                checkpoint.after(now)
+        transcripts = oracle.transcripts()
+        report = {name: column.cpu() for name, column in now.report.items()}
+        found = []
+        for row, member in enumerate(members):
+            params = member.narrowed(now.mean[row])
+            load_params(member.made.model, params)
+            found.append(
+                Outcome(
+                    member.position,
+                    params,
+                    {name: column[:, row] for name, column in report.items()},
+                    transcripts[row],
+                    int(oracle.gradient_evaluations[row]),
+                    int(oracle.nonfinite[row]),
+                    {step: member.narrowed(kept[row]) for step, kept in now.snapshots.items()},
+                    member.made.model,
+                )
+            )
+        return found
 
 
-def _paces(
-    method: Method[Any], schedule: Schedule, candidates: Sequence[Candidate], counts: Sequence[int]
-) -> list[tuple[float, ...]]:
-    """Return the factors of each candidate's learning rate, step by step."""
-    return [
-        rate_factors(method, candidate, dataclasses.replace(schedule, steps=count))
-        for candidate, count in zip(candidates, counts, strict=True)
-    ]
+class _OfThread(UserDict[Hashable, BatchedKernel], threading.local):
+    """Kernels by what they are for; of each thread its own, as a kernel's model serves one training."""
 
 
-def _steps(schedule: Schedule, steps: Sequence[int] | None, candidates: int) -> list[int]:
-    counts = [schedule.steps] * candidates if steps is None else list(steps)
-    if len(counts) != candidates or not all(1 <= n <= schedule.steps for n in counts):
-        raise InvalidInputError(
-            "steps", steps, f"must be one for each candidate, from 1 to {schedule.steps}"
-        )
-    return counts
+_kernels = _OfThread()
 
 
 def choose_kernel(
@@ -335,7 +306,6 @@ def choose_kernel(
     data: TensorData,
     device: torch.device,
     *,
-    compiled: bool = False,
     precision: str = "float32",
     program: Hashable = None,
 ) -> Kernel:
@@ -344,41 +314,24 @@ def choose_kernel(
     Whoever runs such a model on a batch trusts that its way hangs on no record but its own: a scale
     that is read from the batch where a pixel is above 1 shows on no record that is made up.
 
-    Args:
-        module: The model. The kernel runs a copy of it.
-        loss_of: The loss of a record.
-        data: Gives the shapes and types of records.
-        device: Where to compute.
-        compiled: Whether to compile what is common.
-        precision: Of passes.
-        program: What tells the program of model and loss apart, where it is known; else it is captured.
+    The kernel runs a copy of the model, on records of the shapes and types of the data. What was made for
+    the same program is taken again; a program that is not told is captured.
     """
     x, y = data.like
-    classes = targets_are_classes(data)
-    low = _LOW[precision]
-    if low is not None and compiled:
-        raise InvalidInputError(
-            "precision", precision, "is not compiled", "Leave compile off, or precision float32."
-        )
+    classes, low = targets_are_classes(data), _LOW[precision]
     if program is None:
         found = program_of(module, loss_of, x, y)
         program = None if found is None else found.digest
-    seen = (x.shape, x.dtype, y.shape, y.dtype)
-    key = (program, seen, device, classes, compiled, low)
+    key = (program, x.shape, x.dtype, y.shape, y.dtype, device, classes, low)
     known = _kernels.get(key)
     if known is not None and same_fixed(module, known.module):
         return known
+
+    def made() -> nn.Module:
+        return fresh(module, trained=True)[0]
+
     try:
-        kernel = BatchedKernel(
-            lambda: fresh(module, trained=True)[0],
-            loss_of,
-            x=x,
-            y=y,
-            device=device,
-            all_classes=classes,
-            compiled=compiled,
-            low=low,
-        )
+        kernel = BatchedKernel(made, loss_of, x=x, y=y, device=device, all_classes=classes, low=low)
     except NotBatchableError as reason:
         name = type(module).__name__
         if low is not None:
@@ -388,9 +341,7 @@ def choose_kernel(
                 f"does not suit {name} ({reason})",
                 "Leave it out: float32 is the default.",
             ) from reason
-        single = OneByOneKernel.of(
-            lambda: fresh(module, trained=True)[0], loss_of, x=x, y=y, device=device
-        )
+        single = OneByOneKernel.of(made, loss_of, x=x, y=y, device=device)
         say_once(
             f"{name} cannot be trained in stacks ({reason}): each record is "
             "computed in a pass of its own, which costs many times as much."
@@ -402,53 +353,3 @@ def choose_kernel(
             _kernels.pop(next(iter(_kernels)))
         _kernels[key] = kernel
     return kernel
-
-
-_LOW = {"float32": None, "bfloat16": torch.bfloat16}
-_KERNELS = 4  # what was captured for a model is kept for the next trial of it
-
-
-class _OfThread(UserDict[Hashable, BatchedKernel], threading.local):
-    """Kernels by what they are for; of each thread its own, as a kernel's model serves one training."""
-
-
-_kernels = _OfThread()
-
-
-def _joined(outcomes: Sequence[Trained], steps: int) -> TrainingResult:
-    """Put the outcomes of all candidates side by side."""
-    params = torch.stack([o.params for o in outcomes])
-    report = {}
-    for name in outcomes[0].report:
-        columns = [o.report[name] for o in outcomes]
-        if any(len(column) < steps for column in columns):
-            columns = [c if c.is_floating_point() else c.to(params) for c in columns]
-            columns = [torch.cat([c, c.new_full((steps - len(c),), math.nan)]) for c in columns]
-        report[name] = torch.stack(columns, dim=1)
-    return TrainingResult(
-        params=params,
-        report=report,
-        transcripts=tuple(o.transcript for o in outcomes),
-        gradient_evaluations=tuple(o.gradient_evaluations for o in outcomes),
-        nonfinite=tuple(o.nonfinite for o in outcomes),
-        diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
-        snapshots=tuple(o.snapshots for o in outcomes),
-    )
-
-
-def _made(model: Callable[[], nn.Module], streams: Streams) -> nn.Module:
-    """Initialise a model from the candidate's stream, leaving the global generator as it was."""
-    with Initialisation(streams):
-        return model()
-
-
-def _initial(module: nn.Module, kernel: Kernel) -> torch.Tensor:
-    """Return the parameters of a model, if the kernel computes its passes."""
-    if Layout(module).shapes != kernel.layout.shapes or not same_fixed(module, kernel.module):
-        raise InvalidInputError(
-            "model",
-            type(module).__name__,
-            "must have the same shape, frozen parameters and buffers every time it is made",
-            "Load what is frozen from a file, or seed it.",
-        )
-    return kernel.layout.flatten({n: p.detach() for n, p in module.named_parameters()})

@@ -130,13 +130,6 @@ class NoiseSource:
         """Return Laplace values of scale 1, shape ``[K, size]``."""
         return self._next("laplace", size)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these candidates alone."""
-        self._streams = [self._streams[row] for row in rows]
-        for name, sources in self._sources.items():
-            self._sources[name] = [sources[row] for row in rows]
-            self._ahead[name] = [block[list(rows)] for block in self._ahead[name]]
-
     def position(self) -> Tensors:
         """Return where the sources are, and what was drawn ahead."""
         found: Tensors = {}

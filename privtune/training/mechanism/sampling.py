@@ -70,12 +70,6 @@ class PoissonSampler:
             self._ready = self._draw()[::-1]
         return self._ready.pop()
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these candidates alone."""
-        self._rngs = [self._rngs[row] for row in rows]
-        kept = list(rows)
-        self._ready = [(index[kept], own[kept], mask[kept]) for index, own, mask in self._ready]
-
     def position(self) -> Tensors:
         """Return where the sources are, and what was drawn ahead."""
         found = {f"rng.{k}": state_of(rng) for k, rng in enumerate(self._rngs)}

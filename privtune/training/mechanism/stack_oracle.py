@@ -243,19 +243,6 @@ class StackOracle:
     def _parts(self) -> dict[str, PoissonSampler | NoiseSource | StackTranscript]:
         return {"sampler": self._sampler, "noise": self._noise, "transcript": self._log}
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these candidates alone; the others are done."""
-        index = list(rows)
-        self.candidates = len(index)
-        self.gradient_evaluations = self.gradient_evaluations[index]
-        self.nonfinite = self.nonfinite[index]
-        self._sampler.keep(index)
-        self._noise.keep(index)
-        self._dropout = [self._dropout[row] for row in index]
-        self._log.keep(index)
-        self._half = self._half[index]
-        self._scales.clear()
-
     def transcripts(self) -> Sequence[Transcript]:
         """Return the K transcripts, one a candidate."""
         return self._log.by_candidate()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -131,10 +130,6 @@ class StackTranscript:
             self._records.append((sample, kind, own))
         else:
             self._records.append((sample, kind, noise_multiplier))
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these candidates alone."""
-        self._members = tuple(self._members[row] for row in rows)
 
     def position(self) -> Tensors:
         """Return what was released, as tensors; all candidates are still there."""

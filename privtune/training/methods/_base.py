@@ -90,10 +90,6 @@ class Method(Protocol[S]):
     releases: ClassVar[str]
     """What one step releases, in words."""
 
-    open_ended: ClassVar[bool]
-    """Whether no step depends on how many there will be: candidates of unequal numbers of steps
-    then share a stack; otherwise each number is trained by itself."""
-
     @classmethod
     def for_budget(cls, *args: Any, **options: Any) -> Self:
         """Build the method with the least noise that keeps one training at a target.

@@ -80,7 +80,6 @@ class FullBatchDescent(Scheduled, ABC):
     regularisation: float = 0.0
     adjacency: str = "replace-one"
 
-    open_ended: ClassVar[bool] = False
     proven: ClassVar[tuple[str, ...]] = ("lipschitz", "smoothness")
     """What an arm gives, or its task declares: bounds of the loss for every possible record."""
     clips_whole: ClassVar[str] = (

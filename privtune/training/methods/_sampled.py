@@ -34,7 +34,6 @@ class SampledGradient(Scheduled):
 
     noise_multiplier: float
 
-    open_ended: ClassVar[bool] = True
     reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
     """What of a state may be plotted, one number a candidate: it follows from releases alone."""
 

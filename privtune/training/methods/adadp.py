@@ -118,7 +118,6 @@ class ADADP(LayerClipping, SampledGradient):
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate",)
     parameters: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     releases: ClassVar[str] = "one clipped noisy gradient; an iteration takes two steps"
-    open_ended: ClassVar[bool] = False  # the tolerance follows from the number of steps
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -53,8 +53,8 @@ class DAdaptation(DistanceAdam):
     **Guarantee**: as DP-SGD with the same noise multiplier.
 
     Example:
-        >>> DAdaptation(1.1).adapts, DAdaptation.open_ended
-        (('learning_rate', 'max_grad_norm'), True)
+        >>> DAdaptation(1.1).adapts
+        ('learning_rate', 'max_grad_norm')
     """
 
     name: ClassVar[str] = "d-adaptation"

@@ -42,7 +42,6 @@ class Declared:
     adapts: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[str] = "what its event says"
-    open_ended: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.calibrates:

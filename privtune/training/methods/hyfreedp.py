@@ -157,7 +157,6 @@ class HyFreeDP(LayerClipping):
     name: ClassVar[str] = "hyfreedp"
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    open_ended: ClassVar[bool] = True
     parameters: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[str] = (
         "one normalised noisy gradient; every K-th step also three clipped noisy losses"

@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 
 from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.stacks import memory_model
-from privtune.training.engine.train import longest_sample
+from privtune.training.engine.stacks import longest_sample, memory_model
 from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.noise import NoiseSource
 from privtune.training.mechanism.noise_options import NoiseOptions

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,8 +24,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.stacks import memory_model, stack_sizes
-from privtune.training.engine.train import longest_sample
+from privtune.training.engine.stacks import longest_sample, memory_model, split
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs
@@ -91,9 +88,7 @@ WORKS = {
 }  # fmt: skip
 
 
-def kernel_of(
-    work: Work, data: TensorData, device: torch.device, *, compiled: bool = False
-) -> BatchedKernel:
+def kernel_of(work: Work, data: TensorData, device: torch.device) -> BatchedKernel:
     return BatchedKernel(
         work.model,
         OfOutputs(cross_entropy),
@@ -101,19 +96,12 @@ def kernel_of(
         y=data.y[:1],
         device=device,
         all_classes=True,
-        compiled=compiled,
     )
 
 
-def engine(
-    work: Work, data: TensorData, candidates: int, device: torch.device, *, compiled: bool = False
-) -> Step:
+def engine(work: Work, data: TensorData, candidates: int, device: torch.device) -> Step:
     """All candidates in one stack."""
-    kernel = kernel_of(work, data, device, compiled=compiled)
-    step = stack_step(work, data, candidates, device, kernel)
-    if compiled:
-        compile_common(kernel, step)
-    return step
+    return stack_step(work, data, candidates, device, kernel_of(work, data, device))
 
 
 def engine_auto(
@@ -125,7 +113,7 @@ def engine_auto(
     """
     kernel = kernel_of(work, data, device)
     longest = longest_sample(Schedule(RECORDS, work.batch / RECORDS, 1))
-    sizes = stack_sizes(kernel, memory_model(kernel, longest=longest), candidates, stack=None)
+    sizes = split(kernel, memory_model(kernel, longest=longest), candidates).sizes
     steps = [stack_step(work, data, size, device, kernel) for size in sizes]
     count = 0
 
@@ -135,27 +123,6 @@ def engine_auto(
         count += 1
 
     return step, max(sizes)
-
-
-def compile_common(kernel: BatchedKernel, step: Step) -> None:
-    """Compile the common shapes before anything is timed."""
-    kernel._compiled.patience = 20
-    start, cpu = time.perf_counter(), cpu_seconds()
-    for _ in range(150):
-        step()
-    kernel._compiled.patience = 10**9
-    shapes = len(kernel._compiled._programs)
-    print(
-        f"compiled {shapes} shapes: {(time.perf_counter() - start) / shapes:.1f} s of wall time and "
-        f"{(cpu_seconds() - cpu) / shapes:.1f} s of CPU time each",
-        file=sys.stderr,
-    )
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process and of the compilers that it has called."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def stack_step(
@@ -312,7 +279,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.4, help="of each competitor and round")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--compile", action="store_true", help="measure compiled passes, too")
     parser.add_argument("--json", help="write the numbers to this file")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -339,9 +305,6 @@ def main() -> None:
         for k in work.stacks:
             steps[f"engine {k}"] = engine_auto(work, data, k, device)
             rows.append((f"engine {k}", k, work.title))
-            if arguments.compile and k == (64 if name == "logistic" else 16):
-                steps[f"compiled {k}"] = (engine(work, data, k, device, compiled=True), k)
-                rows.append((f"compiled {k}", k, f"{work.title}, compiled"))
             if work.widths:
                 steps[f"floor {k}"] = (batched_plain(work, data, k, device), k)
         if not work.widths:

@@ -16,9 +16,11 @@ from unittest.mock import patch
 import torch
 from run import RECORDS, WORKS, Work, cross_entropy
 
-from privtune.training.engine import stacks
-from privtune.training.engine.train import train
+from privtune.training.engine import train as engine
+from privtune.training.engine.candidates import Made
+from privtune.training.engine.stacks import Split
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 
@@ -28,16 +30,11 @@ CANDIDATE = {"learning_rate": 0.1, "max_grad_norm": 1.0}
 
 def seconds(work: Work, data: TensorData, candidates: int, steps: int) -> float:
     start = time.perf_counter()
-    train(
-        FixedDPSGD(1.0),
-        Schedule(RECORDS, work.batch / RECORDS, steps),
-        model=work.model,
-        loss=cross_entropy,
-        data=data,
-        candidates=[CANDIDATE] * candidates,
-        secrets=[bytes([k]) * 32 for k in range(candidates)],
-        device="cpu",
+    schedule = Schedule(RECORDS, work.batch / RECORDS, steps)
+    training = engine.Training(
+        FixedDPSGD(1.0), schedule, OfOutputs(cross_entropy), data, device="cpu"
     )
+    training.alike(Made(work.model(), bytes([k]) * 32, CANDIDATE) for k in range(candidates))
     return time.perf_counter() - start
 
 
@@ -45,15 +42,19 @@ def case(name: str, candidates: int, threads: int, rounds: int, aim: float) -> N
     work = WORKS[name]
     data = work.data(torch.device("cpu"))
     used: list[int] = []
-    asked = stacks.threads_for
+    asked = engine.split
 
-    def noted(*args: object, **options: object) -> int:
-        used.append(asked(*args, **options))
-        return used[-1]
+    def noted(*args: object, **options: object) -> Split:
+        found = asked(*args, **options)
+        used.append(found.threads)
+        return found
+
+    def one(*args: object, **options: object) -> Split:
+        return asked(*args, **{**options, "cores": 1})
 
     def run(cores: int, steps: int, *, pool: bool = True) -> float:
         torch.set_num_threads(cores)
-        with patch.object(stacks, "threads_for", noted if pool else lambda *_, **__: 1):
+        with patch.object(engine, "split", noted if pool else one):
             return seconds(work, data, candidates, steps)
 
     ways = {"one": (1, True), "one stack": (threads, False), "threads": (threads, True)}
@@ -68,9 +69,9 @@ def case(name: str, candidates: int, threads: int, rounds: int, aim: float) -> N
         statistics.median(a / b for a, b in zip(seen[way], seen["one"], strict=True))
         for way in ("one stack", "threads")
     ]
-    one, other, several = (statistics.median(seen[way]) for way in ways)
+    single, other, several = (statistics.median(seen[way]) for way in ways)
     print(
-        f"| {work.title} | {candidates} | {used[-1]} | {one:.0f} | {other:.0f} ({shares[0]:.2f}) "
+        f"| {work.title} | {candidates} | {used[-1]} | {single:.0f} | {other:.0f} ({shares[0]:.2f}) "
         f"| {several:.0f} ({shares[1]:.2f}) |",
         flush=True,
     )

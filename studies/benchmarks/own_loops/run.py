@@ -25,8 +25,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from privtune.training.engine import train as engine
-from privtune.training.engine.candidates import Made, train_made
-from privtune.training.engine.initialisation import Initialisation
+from privtune.training.engine.candidates import Made, initialisation
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
@@ -51,13 +50,8 @@ def digits() -> TensorData:
 DATA = digits()
 
 
-def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of every record."""
-    return cross_entropy(outputs, targets, reduction="none")
-
-
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The same of one record and a model."""
+    """Cross-entropy of one record and a model."""
     return cross_entropy(model(x), y, reduction="none")
 
 
@@ -69,7 +63,7 @@ def network(width: int = WIDTH) -> nn.Module:
 def made(widths: Sequence[int], optimizer: Optimizer) -> Iterator[Made]:
     """Yield what a study makes of what ``build`` returns."""
     for secret, width, rate in zip(SECRETS, widths, RATES, strict=True):
-        with Initialisation(Streams(secret)):
+        with initialisation(Streams(secret)):
             model = network(width)
         values: dict[str, Any] = {"max_grad_norm": 1.0}
         if optimizer is None:
@@ -80,22 +74,12 @@ def made(widths: Sequence[int], optimizer: Optimizer) -> Iterator[Made]:
 
 def by_task() -> None:
     """Train as many candidates of a task with the same network, loss and records."""
-    candidates = [{"learning_rate": rate, "max_grad_norm": 1.0} for rate in RATES]
-    engine.train(
-        METHOD,
-        SCHEDULE,
-        model=network,
-        loss=loss,
-        data=DATA,
-        candidates=candidates,
-        secrets=SECRETS,
-    )
+    engine.Training(METHOD, SCHEDULE, loss_of, DATA).alike(made(SAME, None))
 
 
 def by_build(widths: Sequence[int], optimizer: Optimizer, stack: Any = "auto") -> None:
     """Train the candidates of a ``build``."""
-    candidates = made(widths, optimizer)
-    list(train_made(METHOD, SCHEDULE, candidates, loss_of=loss_of, data=DATA, stack=stack))
+    list(engine.Training(METHOD, SCHEDULE, loss_of, DATA, stack=stack).of(made(widths, optimizer)))
 
 
 def sgd(model: nn.Module, rate: float) -> torch.optim.Optimizer:

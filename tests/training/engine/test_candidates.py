@@ -15,13 +15,11 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedules
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine import candidates, checkpoint
+from privtune.training.engine import checkpoint
 from privtune.training.engine import train as engine
-from privtune.training.engine.candidates import Made, Outcome, train_made
+from privtune.training.engine.candidates import Made, initialisation
 from privtune.training.engine.checkpoint import Keeper
-from privtune.training.engine.initialisation import Initialisation
-from privtune.training.engine.stacks import run_stack
-from privtune.training.engine.train import choose_kernel, train
+from privtune.training.engine.train import Outcome, Training, choose_kernel
 from privtune.training.mechanism.clipping import Automatic, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, flatten_params, load_params
@@ -31,6 +29,8 @@ from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from privtune.training.methods import METHODS, AutomaticClipping, DPAdam, FixedDPSGD
+from privtune.training.methods._rate_schedule import rate_factors
+from studies.harness import train
 from tests.training.methods.test_contract import DIMENSION, candidate, planned
 from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp
 
@@ -61,7 +61,7 @@ def make(
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     **values: Any,
 ) -> Made:
-    with Initialisation(Streams(secret(k))):
+    with initialisation(Streams(secret(k))):
         model = build()
     made = None if optimizer is None else optimizer(model, k)
     stepped = None if scheduler is None or made is None else scheduler(made)
@@ -70,7 +70,7 @@ def make(
 
 def run(made: Sequence[Made], method: Any = METHOD, **options: Any) -> list[Outcome]:
     given: dict[str, Any] = {"loss_of": loss_of, "data": DATA, "device": "cpu", **options}
-    found = list(train_made(method, SCHEDULE, iter(made), **given))
+    found = Training(method, SCHEDULE, **given).of(iter(made))
     return sorted(found, key=lambda outcome: outcome.position)
 
 
@@ -79,11 +79,11 @@ def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many candidates each stack had."""
     sizes: list[int] = []
 
-    def counted(*args: Any, **options: Any) -> Any:
-        sizes.append(len(options["steps"]))
-        return run_stack(*args, **options)
+    def counted(*args: Any, **options: Any) -> StackOracle:
+        sizes.append(len(options["streams"]))
+        return StackOracle(*args, **options)
 
-    monkeypatch.setattr(engine, "run_stack", counted)
+    monkeypatch.setattr(engine, "StackOracle", counted)
     return sizes
 
 
@@ -205,7 +205,7 @@ def test_schedules_of_torch(name: str, optimizer: str) -> None:
 @pytest.mark.parametrize("optimizer", ["momentum, decay", "AdamW, decay", "RMSprop"])
 def test_a_named_schedule_scales_the_rates_of_an_optimizer(optimizer: str) -> None:
     made = [make(k, optimizer=OPTIMIZERS[optimizer], schedule="linear", warmup=0.5) for k in (1, 2)]
-    paces = engine.rate_factors(METHOD, made[0].values, SCHEDULE)
+    paces = rate_factors(METHOD, made[0].values, SCHEDULE)
     for k, outcome in zip((1, 2), run(made), strict=True):
         expected = by_torch(k, OPTIMIZERS[optimizer], paces=paces)
         torch.testing.assert_close(outcome.params, expected, rtol=1e-4, atol=1e-5)
@@ -227,7 +227,7 @@ def test_methods_that_step_by_themselves_are_what_train_makes_of_them(name: str)
     ]
     made = []
     for k, own in enumerate(values):
-        with Initialisation(Streams(secret(k))):
+        with initialisation(Streams(secret(k))):
             made.append(Made(mlp(), secret(k), own))
     found = run(made, method)
     expected = train(
@@ -515,7 +515,7 @@ def test_a_global_that_changes_is_another_program(
         monkeypatch.setitem(globals(), "FACTOR", 2.0)
         yield make(1, Scaled)
 
-    list(train_made(METHOD, SCHEDULE, changing(), loss_of=loss_of, data=DATA, device="cpu"))
+    list(Training(METHOD, SCHEDULE, loss_of, DATA, device="cpu").of(changing()))
     assert stacked == [1, 1]
 
 
@@ -606,7 +606,7 @@ def test_dropout_is_drawn_from_each_candidates_own_stream() -> None:
 def test_what_waits_is_bounded(stacked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are taken one after the other, and trained before memory holds too many."""
     size = flatten_params(mlp()).nbytes
-    monkeypatch.setattr(candidates, "_HELD_BYTES", 2 * size)
+    monkeypatch.setattr(engine, "_HELD_BYTES", 2 * size)
     made: list[int] = []
     done: list[int] = []
 
@@ -616,7 +616,7 @@ def test_what_waits_is_bounded(stacked: list[int], monkeypatch: pytest.MonkeyPat
             assert len(made) - len(done) <= 3
             yield make(k)
 
-    for outcome in train_made(METHOD, SCHEDULE, each(), loss_of=loss_of, data=DATA, device="cpu"):
+    for outcome in Training(METHOD, SCHEDULE, loss_of, DATA, device="cpu").of(each()):
         done.append(outcome.position)
     assert done == list(range(7))
     assert stacked == [3, 3, 1]

@@ -11,10 +11,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from privtune.training.engine import checkpoint, machine
+from privtune.training.engine import checkpoint
 from privtune.training.engine import train as engine
 from privtune.training.engine.checkpoint import Keeper
-from privtune.training.engine.train import TrainingResult, train
 from privtune.training.mechanism import kernel
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning
@@ -22,6 +21,7 @@ from privtune.training.mechanism.noise import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import looks_of
 from privtune.training.methods import METHODS
+from studies.harness import TrainingResult, train
 from tests.training.methods.test_contract import DIMENSION, candidate, planned
 from tests.training.simple import blobs, cross_entropy, mlp, secrets
 
@@ -164,18 +164,6 @@ def test_laplace_noise_goes_on_where_it_was() -> None:
     check_same(run("hyfreedp", **options), stopped_and_resumed([6, 23], "hyfreedp", **options))
 
 
-@pytest.mark.slow
-def test_a_compiled_training_goes_on_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiled pass rounds otherwise: it must set in at the step at which it would have."""
-    from privtune.training.engine import compiling
-
-    monkeypatch.setattr(compiling, "_COMMON", 4)
-    undisturbed = run("dpsgd", model=linear, compiled=True)
-    check_same(undisturbed, stopped_and_resumed([25], "dpsgd", model=linear, compiled=True))
-    with pytest.raises(AssertionError):
-        check_same(undisturbed, run("dpsgd", model=linear))
-
-
 @pytest.mark.parametrize("change", ["version", "damage", "cut"])
 def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
     change: str, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +173,7 @@ def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
         run("dpsgd", drawer=drawer, stop=20)
     assert drawer.content is not None
     if change == "version":
-        monkeypatch.setattr(machine, "version", lambda name: "0.0.1")
+        monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0.1")
     elif change == "damage":
         drawer.content = drawer.content[:-1] + bytes([drawer.content[-1] ^ 1])
     else:
@@ -196,11 +184,6 @@ def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
         again = run("dpsgd", drawer=drawer)
     check_same(run("dpsgd"), again)
     assert drawer.times - before == STEPS - 1
-
-
-def linear() -> nn.Module:
-    """The least that there is to compile."""
-    return nn.Linear(8, 3)
 
 
 def relu() -> nn.Module:

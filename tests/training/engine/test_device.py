@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import (
@@ -22,6 +21,7 @@ from privtune.training.methods import (
     PublicRate,
     QuantileClipping,
 )
+from studies.harness import train
 from tests.training.engine.far_device import far_device
 from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp, secrets
 

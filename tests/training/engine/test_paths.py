@@ -22,8 +22,7 @@ from privtune.training.engine import batched
 from privtune.training.engine import train as engine
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.one_by_one import OneByOneKernel
-from privtune.training.engine.stacks import memory_model, stack_sizes
-from privtune.training.engine.train import train
+from privtune.training.engine.stacks import memory_model, split
 from privtune.training.mechanism import kernel as kernels
 from privtune.training.mechanism.clipping import (
     Automatic,
@@ -46,6 +45,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import HyFreeDP
+from studies.harness import train
 from tests.training.simple import (
     SimpleDPSGD,
     blobs,
@@ -290,29 +290,6 @@ def test_noise_multipliers_of_their_own():
         {(1e-9, (("gaussian", 0.5),)): 1},
         {(1e-9, (("gaussian", 2.0),)): 1},
     ]
-
-
-def test_candidates_that_are_done_leave_and_change_nothing():
-    full = fit(SimpleDPSGD(1.0), count=3, steps=7)
-    mixed = fit(SimpleDPSGD(1.0), count=3, steps=7, **{"stack": 3}, candidates=None)
-    torch.testing.assert_close(full.params, mixed.params)
-    data = TensorData(*blobs())
-    short = train(
-        SimpleDPSGD(1.0),
-        Schedule(200, 0.1, 7),
-        model=mlp,
-        loss=cross_entropy,
-        data=data,
-        candidates=[{"learning_rate": 0.5, "max_grad_norm": 0.8}] * 3,
-        secrets=secrets(3),
-        steps=[7, 2, 5],
-        device="cpu",
-    )
-    torch.testing.assert_close(short.params[0], full.params[0], rtol=1e-4, atol=1e-5)
-    assert [sum(t.looks().values()) for t in short.transcripts] == [7, 2, 5]
-    assert short.report["learning_rate"].isnan().sum(dim=0).tolist() == [0, 5, 2]
-    alone = fit(SimpleDPSGD(1.0), steps=2, secrets_=[secrets(3)[1]])
-    torch.testing.assert_close(short.params[1], alone.params[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -562,15 +539,15 @@ def test_stacks_follow_the_memory_model():
     small = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     memory = memory_model(small, longest=96)
     assert memory.rows == 96
-    assert stack_sizes(small, memory, 10, stack=None) == [10]
-    assert stack_sizes(small, memory, 10, stack=4) == [4, 3, 3]
+    assert split(small, memory, 10).sizes == [10]
+    assert split(small, memory, 10, stack=4).sizes == [4, 3, 3]
     wide = BatchedKernel(
         lambda: nn.Linear(8, 400_000), OfOutputs(lambda o, t: o.mean(1)), x=x, y=y, device=CPU
     )
     heavy = memory_model(wide, longest=512)
     assert heavy.row_bytes > 4 * 400_000
     assert heavy.rows < 512
-    assert stack_sizes(wide, heavy, 4, stack=None) == [1] * 4
+    assert split(wide, heavy, 4).sizes == [1] * 4
     convolutional = BatchedKernel(
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
         OfOutputs(lambda o, t: o.mean(1)),
@@ -579,7 +556,7 @@ def test_stacks_follow_the_memory_model():
         device=CPU,
     )
     cheap = memory_model(convolutional, longest=64)
-    assert stack_sizes(convolutional, cheap, 3, stack=None) == [1, 1, 1]
+    assert split(convolutional, cheap, 3).sizes == [1, 1, 1]
 
 
 _MEASURE = """
@@ -588,11 +565,12 @@ import torch
 from torch import nn
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.mechanism.data import TensorData
-from privtune.training.engine.train import longest_sample, train
+from privtune.training.engine.candidates import Made
+from privtune.training.engine.train import Training
 from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.methods import FixedDPSGD
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.engine.stacks import memory_model, split
+from privtune.training.engine.stacks import longest_sample, memory_model, split
 
 kind, candidates, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(threads)
@@ -613,9 +591,7 @@ x, y = torch.randn(2000, *shape), torch.randint(10, (2000,))
 schedule = Schedule(2000, 0.064, 40)
 kernel = BatchedKernel(model, OfOutputs(loss), x=x[:1], y=y[:1], device=torch.device("cpu"))
 memory = memory_model(kernel, longest=longest_sample(schedule))
-division = split(
-    kernel, memory, steps=[40] * candidates, stack=None, together=True, cores=threads
-)
+division = split(kernel, memory, candidates, cores=threads)
 assert division.threads == threads
 bound = memory.peak_bytes(candidates if threads == 1 else division.at_once)
 
@@ -624,17 +600,16 @@ def peak():
     return 1024 * int(line.split()[1])
 
 before = peak()
-train(
+training = Training(
     FixedDPSGD(1.0),
     schedule,
-    model=model,
-    loss=loss,
-    data=TensorData(x, y),
-    candidates=[{"learning_rate": 0.1, "max_grad_norm": 1.0}] * candidates,
-    secrets=[bytes([k]) * 32 for k in range(candidates)],
+    OfOutputs(loss),
+    TensorData(x, y),
     device="cpu",
     stack=candidates if threads == 1 else "auto",
 )
+given = {"learning_rate": 0.1, "max_grad_norm": 1.0}
+training.alike(Made(model(), bytes([k]) * 32, given) for k in range(candidates))
 print(bound, peak() - before)
 """
 
@@ -670,7 +645,7 @@ def test_what_is_frozen_must_be_the_same_every_time():
         return model
 
     with pytest.raises(InvalidInputError, match="every time it is made"):
-        fit(SimpleDPSGD(1.0), model=build)
+        fit(SimpleDPSGD(1.0), model=build, count=2)
 
 
 def test_load_params_needs_the_right_length():

@@ -14,12 +14,12 @@ from privtune.study.spec import StudySpec
 from privtune.tasks import PRECISION, fine_tuned, get_task
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
-from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs, Rows
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
+from studies.harness import train
 from tests.tasks.test_fine_tuning import rehearsed
 
 CPU, LOW = torch.device("cpu"), torch.bfloat16
@@ -182,5 +182,3 @@ def test_what_is_not_safe_is_one_sentence():
     method, schedule = FixedDPSGD(1.0), Schedule(20, 0.5, 2)
     with pytest.raises(InvalidInputError, match="does not suit Typed"):
         train(method, schedule, model=lambda: Typed(64, 10), **options)
-    with pytest.raises(InvalidInputError, match="is not compiled"):
-        train(method, schedule, model=lambda: nn.Linear(64, 10), compiled=True, **options)

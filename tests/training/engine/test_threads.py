@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from privtune.training.engine import stacks, threads
+from privtune.training.engine import stacks
 from privtune.training.engine import train as engine
 from privtune.training.engine.compute import sums_in_float32
-from privtune.training.engine.stacks import Memory, Split, split, stack_sizes, threads_for
-from privtune.training.engine.train import train
+from privtune.training.engine.stacks import Memory, split
 from privtune.training.mechanism import clipping
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning
+from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods.hyfreedp import HyFreeDP
+from studies.harness import train
 from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp, secrets
 
 pytestmark = pytest.mark.quick
@@ -44,7 +44,7 @@ def no_pool(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a pool of threads")
 
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", refuse)
+    monkeypatch.setattr(stacks, "ThreadPoolExecutor", refuse)
 
 
 def run(method=None, count=8, **options):
@@ -60,7 +60,6 @@ def again(
     loss=cross_entropy,
     data=None,
     steps=STEPS,
-    counts=None,
     **options,
 ):
     return train(
@@ -72,7 +71,6 @@ def again(
         candidates=options.pop("candidates", good(count)),
         secrets=secrets(count),
         device="cpu",
-        steps=counts,
         **options,
     )
 
@@ -113,15 +111,6 @@ def test_threads_change_no_bit_of_the_same_stacks(cores, method, model, candidat
             assert one.keys() == other.keys()
             assert all(torch.equal(one[step], other[step]) for step in one)
     torch.testing.assert_close(apart.params, whole.params, rtol=1e-3, atol=1e-4)
-
-
-def test_unequal_steps_keep_their_candidates(cores):
-    counts = [3, 7, 3, 5, 7, 7]
-    whole = run(count=6, steps=7)
-    found = run(count=6, steps=7, counts=counts)
-    assert (~found.report["learning_rate"].isnan()).sum(dim=0).tolist() == counts
-    full = [k for k, count in enumerate(counts) if count == 7]
-    torch.testing.assert_close(found.params[full], whole.params[full], rtol=1e-4, atol=1e-6)
 
 
 def test_code_of_a_user_stays_in_the_calling_thread(cores):
@@ -290,7 +279,7 @@ def test_a_model_that_is_taken_record_by_record_uses_no_pool(cores, no_pool):
 def kernel(model=mlp):
     return engine.choose_kernel(
         model(),
-        engine.OfOutputs(cross_entropy),
+        OfOutputs(cross_entropy),
         TensorData(*blobs()),
         torch.device("cpu"),
     )
@@ -308,8 +297,7 @@ def convolutional():
 
 def test_threads_follow_the_work_of_a_step():
     def of(mebibytes, candidates, *, model=mlp, stack=None, cores=64):
-        one = memory(mebibytes)
-        return threads_for(kernel(model), one, candidates, stack=stack, cores=cores)
+        return split(kernel(model), memory(mebibytes), candidates, stack=stack, cores=cores).threads
 
     assert of(0.01, 100) == 1  # threads would wait for the interpreter
     assert of(0.25, 16, cores=2) == 1
@@ -326,22 +314,23 @@ def test_threads_follow_the_work_of_a_step():
     assert of(300.0, 16, model=convolutional) == 1
 
 
+@pytest.mark.usefixtures("cores")
 def test_side_by_side_is_as_many_at_once_as_one_after_the_other():
     for count in (8, 9, 33, 100):
         for mebibytes in (0.25, 3.0, 11.0):
             one = memory(mebibytes)
             for each in (2, 3, 8):
-                sizes = stack_sizes(kernel(), one, count, stack=None, threads=each)
+                found = split(kernel(), one, count, cores=each)
+                sizes = found.sizes
+                assert found.threads == each
                 assert sum(sizes) == count
                 assert max(sizes) - min(sizes) <= 1
                 assert len(sizes) % each == 0 or len(sizes) == count
-                at_once = Split([[0] * size for size in sizes], each).at_once
-                assert at_once <= max(each, stacks.STACK_BYTES / one.candidate_bytes, each)
-    found = split(kernel(), memory(11.0), steps=[4] * 20, stack=6, together=True, cores=2)
+                assert found.at_once <= max(each, stacks.STACK_BYTES / one.candidate_bytes, each)
+    found = split(kernel(), memory(11.0), 20, stack=6, cores=2)
     assert found.threads == 2
-    assert [len(members) for members in found.stacks] == [3, 3, 3, 3, 2, 2, 2, 2]
+    assert found.sizes == [3, 3, 3, 3, 2, 2, 2, 2]
     assert found.at_once == 6
-    assert sorted(k for members in found.stacks for k in members) == list(range(20))
 
 
 def test_bounds_are_kept_by_thread():

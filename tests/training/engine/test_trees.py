@@ -13,8 +13,8 @@ from transformers import BatchEncoding, BertConfig, BertForSequenceClassificatio
 
 from privtune.tasks import Packing
 from privtune.tasks._records import read_records
-from privtune.training.engine.candidates import Made, Outcome, train_made
-from privtune.training.engine.initialisation import Initialisation
+from privtune.training.engine.candidates import Made, initialisation
+from privtune.training.engine.train import Outcome, Training
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.packing import RecordTree
@@ -91,14 +91,14 @@ class Rows(Dataset):
 def fitted(data, loss_of, *, steps=3, rate=0.3, noise=1.0, count=1, build=Bag) -> list[Outcome]:
     made = []
     for k in range(count):
-        with Initialisation(Streams(bytes([k]) * 32)):
+        with initialisation(Streams(bytes([k]) * 32)):
             model = build()
         optimizer = torch.optim.SGD(model.parameters(), 1.0)
         made.append(Made(model, bytes([k]) * 32, {"max_grad_norm": 0.5}, optimizer))
     schedule = Schedule(RECORDS, rate, steps)
     tree = data.tree
     own = loss_of if tree is None else tree.loss_of(loss_of)
-    return list(train_made(FixedDPSGD(noise), schedule, made, loss_of=own, data=data, device="cpu"))
+    return list(Training(FixedDPSGD(noise), schedule, own, data, device="cpu").of(made))
 
 
 def in_memory(records) -> TensorData:
@@ -148,7 +148,7 @@ def test_a_transformer_is_called_as_its_users_call_it():
     together = fitted(data, own, steps=2, count=2, build=build)
     (alone,) = fitted(data, own, steps=2, build=build)
     torch.testing.assert_close(together[0].params, alone.params, rtol=1e-4, atol=1e-5)
-    with Initialisation(Streams(bytes(32))):
+    with initialisation(Streams(bytes(32))):
         before = flatten_params(build())
     assert not torch.equal(alone.params, before)
     assert alone.nonfinite == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -17,7 +16,6 @@ from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import Layout
 from privtune.training.mechanism.noise import NoiseSource
 from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
@@ -130,41 +128,21 @@ def test_a_full_batch_is_no_sample() -> None:
     assert looks == Counter({(rate, (("gaussian", 2.0),)): 1 for rate in (1.0, RATE)})
 
 
-def test_who_stays_keeps_noise_samples_and_transcript() -> None:
-    """A candidate is the same alone as in a stack that others have left."""
+def test_a_candidate_is_the_same_alone_as_in_a_stack() -> None:
     together, alone = oracle((0, 1, 2)), oracle((2,))
-    for rows, asked in (((0, 1, 2), together), ((2,), alone)):
-        multipliers = torch.tensor([1.0, 2.0, 3.0])[list(rows)]
-        asked.gradient(
-            asked.sample(),
-            torch.zeros(len(rows), SIZE),
-            clipping=Flat(1.0),
-            noise_multiplier=multipliers,
-        )
-    together.keep([2])
+    multipliers = torch.tensor([1.0, 2.0, 3.0])
     for _ in range(2 * 2**14 // SIZE):  # beyond what was drawn ahead
-        given = [
+        found = [
             asked.gradient(
-                asked.sample(), torch.zeros(1, SIZE), clipping=Flat(1.0), noise_multiplier=1.0
+                asked.sample(),
+                torch.zeros(len(own), SIZE),
+                clipping=Flat(1.0),
+                noise_multiplier=own,
             )
-            for asked in (together, alone)
+            for asked, own in ((together, multipliers), (alone, multipliers[2:]))
         ]
-        assert torch.equal(*given)
-    assert together.transcripts()[0].looks() == alone.transcripts()[0].looks()
-
-
-def test_who_stays_draws_on_from_a_source_of_its_own() -> None:
-    def sampler(numbers: tuple[int, ...]) -> PoissonSampler:
-        sources = [Streams(bytes([k]) * 32).numpy("sampling") for k in numbers]
-        return PoissonSampler(records=5000, rate=0.9, rngs=sources)  # one sample is drawn ahead
-
-    together, alone = sampler((0, 1, 2)), sampler((2,))
-    together(), alone()
-    together.keep([2])
-    for _ in range(2):
-        (index, sizes), (same, size) = together(), alone()
-        assert sizes.tolist() == size.tolist()
-        assert np.array_equal(index[0, : size[0]], same[0, : size[0]])
+        assert torch.equal(found[0][2], found[1][0])
+    assert together.transcripts()[2].looks() == alone.transcripts()[0].looks()
 
 
 def test_what_was_charged_and_not_released_is_missed() -> None:

@@ -12,7 +12,6 @@ from torch import nn
 from privtune.errors import PrivTuneError
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.one_by_one import OneByOneKernel
-from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData, targets_are_classes
 from privtune.training.mechanism.kernel import OfOutputs
@@ -21,6 +20,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import HyFreeDP
+from studies.harness import train
 from tests.training.simple import (
     SimpleDPSGD,
     blobs,

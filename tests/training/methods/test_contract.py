@@ -6,7 +6,6 @@ import copy
 import math
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ import torch
 
 from privtune.accounting import Adjacency, NonPrivate, epsilon
 from privtune.errors import InvalidInputError
-from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
@@ -24,6 +22,7 @@ from privtune.training.methods import METHODS, PUR
 from privtune.training.methods._base import scale_noise_of
 from privtune.training.methods._checkpoint import restore_state, state_tensors
 from privtune.training.methods._common import check_fraction, check_nonnegative, check_positive
+from studies.harness import train
 from tests.training.methods.world import LiteralOracle, World
 from tests.training.simple import blobs, cross_entropy, mlp, secrets
 
@@ -52,40 +51,6 @@ def planned(name, schedule, dimension, eps=4.0):
 
 def every(ids):
     return pytest.mark.parametrize("name", ids)
-
-
-@every(METHODS)
-def test_number_of_steps_is_a_candidates_own_whatever_its_stack(name):
-    """ADADP's tolerance follows from the number of steps: that of a stack-mate must not reach it."""
-    x, y = blobs()
-    schedule = Schedule(len(x), 0.1, STEPS)
-    method = planned(name, schedule, DIMENSION)
-    if name == "adadp":  # let the rate follow the tolerance at once, not by a tenth at a time
-        method = replace(method, smallest_factor=0.01, largest_factor=100.0)
-    steps = [STEPS, 4, STEPS, 6]
-
-    def fit(members, schedule, **own):
-        return train(
-            method,
-            schedule,
-            model=mlp,
-            loss=cross_entropy,
-            data=TensorData(x, y),
-            candidates=[candidate(method) for _ in members],
-            secrets=[secrets(4)[k] for k in members],
-            device="cpu",
-            **own,
-        )
-
-    mixed = fit(range(4), schedule, steps=steps)
-    for k, count in enumerate(steps):
-        alone = fit([k], Schedule(len(x), 0.1, count))
-        torch.testing.assert_close(mixed.params[k], alone.params[0], rtol=1e-4, atol=1e-5)
-        assert mixed.transcripts[k].looks() == alone.transcripts[0].looks()
-        for label, values in alone.report.items():
-            own = mixed.report[label][:count, k]
-            torch.testing.assert_close(own, values[:, 0], rtol=1e-3, atol=1e-5, equal_nan=True)
-            assert mixed.report[label][count:, k].isnan().all()
 
 
 def check_transcript(method, schedule, x, y):

@@ -10,12 +10,12 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.strategies.in_run import budgeted
 from privtune.tasks import fine_tuned, get_task
-from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import Layout, load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import DPAdam, HyFreeDP
 from privtune.training.methods._parabola import Fit, fit_robust, robust_bound
+from studies.harness import train
 from tests.training.methods.world import LiteralOracle, World
 
 SCHEDULE = Schedule(records=2000, sample_rate=0.1, steps=100)

@@ -177,8 +177,8 @@ def test_a_small_task_learns_under_noise_that_hides_the_losses():
     a rate that may move by 1e4, and begins in that interval's middle, they end at 76 and 55.
     """
     from privtune.tasks import get_task
-    from privtune.training.engine.train import train
     from privtune.training.mechanism.schedule import Schedule
+    from studies.harness import train
 
     task = get_task("digits-mlp")
     data, schedule = task.load_checked(), Schedule(task.train_records, 64 / task.train_records, 337)

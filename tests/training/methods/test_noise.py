@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from privtune.training.engine.train import choose_kernel, train
+from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs
@@ -17,6 +17,7 @@ from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import looks_of
 from privtune.training.methods import METHODS
+from studies.harness import train
 from tests.training.methods.test_contract import candidate, options
 from tests.training.simple import cross_entropy, secrets
 

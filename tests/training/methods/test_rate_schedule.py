@@ -9,11 +9,11 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.strategies import make_strategy
-from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import ADADP, METHODS, FixedDPSGD, HyFreeDP
 from privtune.training.methods._rate_schedule import RateSchedule
+from studies.harness import train
 from tests.training.methods.test_contract import DIMENSION, candidate, planned
 from tests.training.simple import blobs, cross_entropy, mlp, secrets
 
@@ -83,7 +83,7 @@ def test_what_is_no_schedule_is_refused(said, why):
         FixedDPSGD(1.0, schedule=said)
 
 
-def fit(method, given, *, steps=None, **options):
+def fit(method, given, **options):
     x, y = blobs()
     return train(
         method,
@@ -94,7 +94,6 @@ def fit(method, given, *, steps=None, **options):
         candidates=given,
         secrets=secrets(3)[: len(given)],
         device="cpu",
-        steps=steps,
         **options,
     )
 
@@ -121,8 +120,7 @@ def test_a_candidates_schedule_is_its_own_whatever_its_stack():
     method = FixedDPSGD(1.0, schedule={"type": "linear", "end": 0.5})
     usual = {"learning_rate": 0.1, "max_grad_norm": 1.0}
     given = [usual, {**usual, "schedule": "cosine"}, {**usual, "warmup": 0.5}]
-    steps = [STEPS, 8, STEPS]
-    mixed = fit(method, given, steps=steps)
+    mixed = fit(method, given)
     own = [
         method.schedule,
         "cosine",
@@ -132,7 +130,7 @@ def test_a_candidates_schedule_is_its_own_whatever_its_stack():
     for k in range(3):
         alone = train(
             replace(method, schedule=own[k]),
-            Schedule(len(x), 0.1, steps[k]),
+            Schedule(len(x), 0.1, STEPS),
             model=mlp,
             loss=cross_entropy,
             data=TensorData(x, y),
