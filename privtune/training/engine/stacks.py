@@ -148,7 +148,7 @@ def split(
     apart = not isinstance(kernel, BatchedKernel) or kernel.convolves
     fit = min(_LARGEST, int(STACK_BYTES / memory.candidate_bytes))
     threads = 1
-    if cores > 1 and isinstance(kernel, BatchedKernel) and kernel.threads_safely:
+    if cores > 1 and isinstance(kernel, BatchedKernel) and kernel.captures:
         most = int(_ABREAST_BYTES / memory.candidate_bytes) if apart else fit
         together = min(candidates, _LARGEST, most if stack is None else stack)
         turns = int(together * memory.candidate_bytes / _TURN_BYTES)

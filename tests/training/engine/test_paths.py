@@ -467,20 +467,20 @@ def test_a_model_that_reads_a_number_of_its_own_is_run_as_it_is(method):
 
 def test_a_wrong_path_does_not_pass_its_check(monkeypatch):
     """Copies for every record stand in for a use that is wrong; nothing stands in for them."""
-    from privtune.training.engine.layers.uses import CopyUse, LinearUse
+    from privtune.training.engine.rules import DirectUse, ProductUse
 
     def made():
         return BatchedKernel(mlp, OfOutputs(cross_entropy), x=blobs()[0], y=blobs()[1], device=CPU)
 
-    for use in (LinearUse, CopyUse):
+    for use in (ProductUse, DirectUse):
         right = use.squared_norms
 
-        def wrong(self, a, g, right=right):
-            squared, saved = right(self, a, g)
+        def wrong(self, *parts, right=right):
+            squared, saved = right(self, *parts)
             return squared * 1.1, saved
 
         monkeypatch.setattr(use, "squared_norms", wrong)
-        if use is LinearUse:
+        if use is ProductUse:
             assert set(made().plan.copied) == set(made().layout.shapes)
     with pytest.raises(NotBatchableError, match="taken one by one"):
         made()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from privtune.training.engine.graph.record import record
+from privtune.training.engine.record import capture
 
 pytestmark = pytest.mark.quick
 
@@ -49,7 +49,7 @@ def test_a_recorded_graph_does_what_make_fx_traces(name):
     build, shape = MODELS[name]
     model = build()
     example = (torch.randn(shape), *(p.detach() for p in model.parameters()))
-    recorded, traced = record(program_of(model), example), make_fx(program_of(model))(*example)
+    recorded, traced = capture(program_of(model), example), make_fx(program_of(model))(*example)
     others = tuple(torch.randn_like(t) for t in example)
     for one, other in zip(recorded(*others), traced(*others), strict=True):
         torch.testing.assert_close(one, other)
@@ -57,9 +57,9 @@ def test_a_recorded_graph_does_what_make_fx_traces(name):
 
 def test_what_depends_on_values_is_refused():
     with pytest.raises(RuntimeError, match="must not depend on values"):
-        record(lambda x: (x * 2 if x.sum() > 0 else x,), (torch.ones(3),))
+        capture(lambda x: (x * 2 if x.sum() > 0 else x,), (torch.ones(3),))
 
 
 def test_what_is_drawn_within_is_found_out():
     with pytest.raises(RuntimeError, match="more than the shapes"):
-        record(lambda x: (x + torch.from_numpy(torch.rand(3).numpy()),), (torch.ones(3),))
+        capture(lambda x: (x + torch.from_numpy(torch.rand(3).numpy()),), (torch.ones(3),))
