@@ -4,7 +4,8 @@
 
 Times are CPU time on one thread, wall time on CUDA. Every round runs every competitor for a short while, one
 right after the other, so that whatever else the machine does slows them alike; a ratio is the median of the
-rounds' own ratios. The engine's side is ``train`` as users call it, held and let go step by step.
+rounds' own ratios. Each competitor is a process of its own,
+the engine's a call of ``train``, which waits in ``on_step`` while the others take their turns.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ import platform
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,10 +44,7 @@ STEPS = 40_000  # of the engine's training, which is stopped before it ends
 WARM_STEPS = (
     600  # at most, before anything is timed: the common sizes of a sample are captured in these
 )
-PEAK_STEPS = 60
 GIVEN = {"learning_rate": 0.1, "max_grad_norm": 1.0, "largest_variance": 1.0}
-Run = Callable[[int], float]
-"""Runs so many steps and returns the seconds that one step of one candidate took."""
 
 
 class Tokens(nn.Module):
@@ -183,7 +179,7 @@ WORKS = {
     "wide": Work(
         "MLP 784-256-256-10", net(784, 256, 256, 10), (784,), 256, (16,), {"non-private": 1.0}, GHOST
     ),
-    "cnn": Work("CNN", cnn, (1, 28, 28), 256, (4,), {"non-private": 1.0}, GHOST, peak=True),
+    "cnn": Work("CNN", cnn, (1, 28, 28), 256, (1, 4), {"non-private": 1.0}, GHOST, peak=True),
     "hyfreedp": Work(
         "HyFreeDP", **SMALL, stacks=(1, 16), targets={"DP-SGD": 1.15}, against=("DP-SGD",),
         method=HyFreeDP(1.0, 8.0),
@@ -199,161 +195,42 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-def timed(steps: Callable[[int], int], device: torch.device) -> Run:
-    """Return what runs steps and says how long one step of one candidate took."""
-    cuda = device.type == "cuda"
-    clock = time.perf_counter if cuda else time.process_time
+class Meter:
+    """Times the steps of this process: as many as a line of the input asks for, and then waits for the next.
 
-    def run(count: int) -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        start = clock()
-        done = steps(count)
-        if cuda:
-            torch.cuda.synchronize()
-        return (clock() - start) / done
+    Answers with seconds, steps times candidates, and by how many MiB the memory has grown at most.
+    """
 
-    return run
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._clock = time.perf_counter if self._cuda else time.process_time
+        self._held = 0.0 if self._cuda else resident("VmRSS")
+        self._begin()
 
+    def after(self, candidates: int) -> None:
+        """Count one step of so many candidates.
 
-class StoppedError(Exception):
-    """Ends a training that is measured no more."""
-
-
-class Engine:
-    """A training in a thread of its own that goes on when it is told how many steps to take."""
-
-    def __init__(self, work: Work, candidates: int, device: torch.device) -> None:
-        self._work, self._candidates, self._device = work, candidates, device
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._left = self._rows = 0
-        self._error: BaseException | None = None
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def __call__(self, count: int) -> int:
-        """Take so many steps of a stack; return how many steps of a candidate these are."""
-        self._left, self._rows = count, 0
-        self._go.release()
-        self._done.acquire()
-        if self._error is not None:
-            raise RuntimeError("the training ended") from self._error
-        return self._rows
-
-    def _run(self) -> None:
-        torch.set_num_threads(1)  # which each thread sets for itself
-        self._go.acquire()
-        try:
-            run_training(self._work, self._candidates, self._device, self._after)
-            raise RuntimeError(f"all {STEPS} steps are done: take fewer rounds")
-        except BaseException as error:
-            self._error = error
-        self._done.release()
-
-    def _after(self, _: int, report: Mapping[str, torch.Tensor]) -> None:
-        self._rows += len(report["learning_rate"])
+        Raises:
+            SystemExit: If nothing more is asked for.
+        """
+        self._done += candidates
         self._left -= 1
         if not self._left:
-            self._done.release()
-            self._go.acquire()
+            seconds = self._now() - self._start
+            peak = torch.cuda.max_memory_allocated() / 2**20 if self._cuda else resident("VmHWM")
+            print(seconds, self._done, peak - self._held, flush=True)
+            self._begin()
 
+    def _begin(self) -> None:
+        asked = sys.stdin.readline()
+        if not asked:
+            raise SystemExit
+        self._left, self._done, self._start = int(asked), 0, self._now()
 
-def run_training(
-    work: Work,
-    candidates: int,
-    device: torch.device,
-    on_step: Callable[[int, Mapping[str, torch.Tensor]], None],
-) -> None:
-    """Train candidates as a study does, in stacks that the engine chooses."""
-    train(
-        work.method,
-        Schedule(RECORDS, work.batch / RECORDS, STEPS),
-        model=work.model,
-        loss=cross_entropy,
-        data=work.data(device),
-        candidates=[{name: GIVEN[name] for name in work.method.parameters}] * candidates,
-        secrets=[bytes([k]) * 32 for k in range(candidates)],
-        device=device.type,
-        on_step=on_step,
-    )
-
-
-def batches(data: TensorData, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of a fixed size in memory: what a tuned loop without a DataLoader does."""
-    generator = torch.Generator().manual_seed(0)
-    while True:
-        index = torch.randint(len(data), (size,), generator=generator).to(data.x.device)
-        yield data.take(index)
-
-
-def loop(work: Work, device: torch.device, *, opacus_mode: str | None) -> Callable[[int], int]:
-    """Return the steps of a loop by hand: non-private, or with Opacus, whose own modules it takes."""
-    data, criterion = work.data(device), nn.CrossEntropyLoss()
-    model = work.model().to(device).train()
-    if opacus_mode is not None:
-        model = ModuleValidator.fix(model).to(device).train()
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    if opacus_mode is not None:
-        made = opacus.PrivacyEngine(accountant="rdp").make_private(
-            module=model,
-            optimizer=optimizer,
-            data_loader=DataLoader(TensorDataset(data.x, data.y), batch_size=work.batch),
-            criterion=criterion,
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            grad_sample_mode=opacus_mode,
-        )
-        model, optimizer = made[:2]
-        if opacus_mode == "ghost":
-            criterion = made[2]
-    stream = batches(data, work.batch)
-
-    def steps(count: int) -> int:
-        for _ in range(count):
-            x, y = next(stream)
-            optimizer.zero_grad()
-            criterion(model(x), y).backward()
-            optimizer.step()
-        return count
-
-    return steps
-
-
-def competitor(
-    name: str, work: Work, candidates: int, device: torch.device
-) -> Callable[[int], int]:
-    """Return the steps of a competitor by its name."""
-    if name.startswith("Opacus"):
-        return loop(work, device, opacus_mode=name.rsplit(maxsplit=1)[-1])
-    if name == "non-private":
-        return loop(work, device, opacus_mode=None)
-    if name == "DP-SGD":
-        work = replace(work, method=DPSGD)
-    return Engine(work, candidates, device)
-
-
-def elsewhere(name: str, candidates: int, device: torch.device, checkout: Path) -> Run:
-    """Return what runs the engine of another checkout, in a process of its own."""
-    command = [sys.executable, __file__, name, "--serve", str(candidates), "--device", device.type]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def run(count: int) -> float:
-        assert process.stdin is not None and process.stdout is not None
-        print(count, file=process.stdin, flush=True)
-        return float(process.stdout.readline())
-
-    return run
-
-
-def serve(run: Run) -> None:
-    """Run as many steps as each line of the input says, and answer with the seconds of one."""
-    for line in sys.stdin:
-        print(run(int(line)), flush=True)
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return self._clock()
 
 
 def resident(field: str) -> float:
@@ -363,53 +240,108 @@ def resident(field: str) -> float:
     return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
 
-def print_peak(work: Work, name: str, device: torch.device) -> None:
-    """Take some steps of one candidate and print by how many MiB the memory grew at most."""
-    cuda = device.type == "cuda"
-    before = 0.0 if cuda else resident("VmRSS")
-    taken = 0
-
-    def count(*_: object) -> None:
-        nonlocal taken
-        taken += 1
-        if taken == PEAK_STEPS:
-            raise StoppedError
-
-    if name == "engine":
-        with suppress(StoppedError):
-            run_training(work, 1, device, count)
-    else:
-        competitor(name, work, 1, device)(PEAK_STEPS)
-    print(torch.cuda.max_memory_allocated() / 2**20 if cuda else resident("VmHWM") - before)
-
-
-def peak(key: str, name: str, device: torch.device) -> float:
-    """Return the MiB by which the memory of a process of its own grew."""
-    command = [sys.executable, __file__, key, "--peak", name, "--device", device.type]
-    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+def serve(name: str, work: Work, candidates: int, device: torch.device) -> None:
+    """Take the steps of one competitor, as many at a time as the input asks for."""
+    meter = Meter(device)
+    if name not in ("engine", "before", "DP-SGD"):
+        return loop(name, work, device, meter)
+    method = DPSGD if name == "DP-SGD" else work.method
+    train(
+        method,
+        Schedule(RECORDS, work.batch / RECORDS, STEPS),
+        model=work.model,
+        loss=cross_entropy,
+        data=work.data(device),
+        candidates=[{name: GIVEN[name] for name in method.parameters}] * candidates,
+        secrets=[bytes([k]) * 32 for k in range(candidates)],
+        device=device.type,
+        on_step=lambda _, report: meter.after(len(report["learning_rate"])),
+    )
+    return None
 
 
-def warmed(run: Run, seconds: float, warm: float, most: int) -> int:
+def loop(name: str, work: Work, device: torch.device, meter: Meter) -> None:
+    """Take the steps of a loop by hand: non-private, or with Opacus, whose own modules it then takes.
+
+    Batches are in memory and of a fixed size, as in a tuned loop without a DataLoader.
+    """
+    data, criterion = work.data(device), nn.CrossEntropyLoss()
+    model = work.model().train()
+    if name != "non-private":
+        model = ModuleValidator.fix(model)
+    model = model.to(device)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    if name != "non-private":
+        made = opacus.PrivacyEngine(accountant="rdp").make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(TensorDataset(data.x, data.y), batch_size=work.batch),
+            criterion=criterion,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            grad_sample_mode=name.removeprefix("Opacus "),
+        )
+        model, optimizer, criterion = (made[0], made[1], made[2] if len(made) == 4 else criterion)
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        x, y = data.take(torch.randint(RECORDS, (work.batch,), generator=generator).to(device))
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        meter.after(1)
+
+
+class Competitor:
+    """A competitor in a process of its own, which waits while others take their turns.
+
+    Args:
+        name: Its name.
+        key: Of the work.
+        candidates: How many the engine trains.
+        options: The command line's.
+    """
+
+    def __init__(self, name: str, key: str, candidates: int, options: argparse.Namespace) -> None:
+        command = [sys.executable, __file__, key, "--device", options.device]
+        command += ["--serve", name, str(candidates)]
+        root = {} if name != "before" else {"PYTHONPATH": str(options.before)}
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **root},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.spent = self.peak = 0.0
+
+    def __call__(self, count: int) -> float:
+        """Run so many steps and return the seconds that one step of one candidate took."""
+        print(count, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline().split()
+        if not answer:
+            raise SystemExit(
+                f"{' '.join(self._process.args[2:])}: ended with {self._process.wait()}"
+            )
+        seconds, done, self.peak = map(float, answer)
+        self.spent += seconds
+        return seconds / done
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def warmed(run: Competitor, options: argparse.Namespace) -> int:
     """Run steps that nobody times; return how many fill the seconds of a round."""
-    start = time.perf_counter()
     for done in range(WARM_STEPS):
-        if done >= 5 and time.perf_counter() - start > warm:
+        if done >= 5 and run.spent > options.warm:
             break
         run(1)
-    start = time.perf_counter()
+    before = run.spent
     run(3)
-    return min(max(2, int(3 * seconds / (time.perf_counter() - start))), most)
-
-
-def measured(runs: Mapping[str, Run], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the seconds of one step of one candidate by competitor, one a round."""
-    most = (STEPS - WARM_STEPS - 10) // options.rounds
-    counts = {name: warmed(run, options.seconds, options.warm, most) for name, run in runs.items()}
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(options.rounds):
-        for name, run in runs.items():
-            found[name].append(run(counts[name]))
-    return found
+    fill = int(3 * options.seconds / (run.spent - before))
+    return min(max(2, fill), (STEPS - WARM_STEPS - 10) // options.rounds)
 
 
 def print_row(
@@ -422,69 +354,70 @@ def print_row(
     print(f"| {title} | {own} | {name} | {other} | {middle:.2f}{around} | {target} |", flush=True)
 
 
-def measure_work(key: str, candidates: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Measure the engine beside a work's competitors and print their rows."""
-    work, device = WORKS[key], torch.device(options.device)
-    names = ("engine", *work.against)
-    runs = {name: timed(competitor(name, work, candidates, device), device) for name in names}
-    if options.before is not None:
-        runs["before"] = elsewhere(key, candidates, device, options.before)
-    found = measured(runs, options)
-    own = found.pop("engine")
-    faster = min((n for n in found if "Opacus" in n), key=lambda n: sum(found[n]), default="")
-    for name, times in found.items():
+def measure(key: str, candidates: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the engine beside a work's competitors, by turns, and print their rows."""
+    work = WORKS[key]
+    names = ["engine", *work.against, *([] if options.before is None else ["before"])]
+    runs = {name: Competitor(name, key, candidates, options) for name in names}
+    try:
+        counts = {name: warmed(run, options) for name, run in runs.items()}
+        rounds = [
+            {name: run(counts[name]) for name, run in runs.items()} for _ in range(options.rounds)
+        ]
+    finally:
+        for run in runs.values():
+            run.close()
+    found = {name: [each[name] for each in rounds] for name in names}
+    modes = [name for name in work.against if name.startswith("Opacus")]
+    faster = min(modes, key=lambda name: statistics.median(found[name]), default="")
+    title, own = f"{work.title}, K = {candidates}", found["engine"]
+    for name in names[1:]:
         target = work.targets.get("Opacus" if name == faster else name, 0.0)
-        ratios = [a / b for a, b in zip(own, times, strict=True)]
-        mine, other = (f"{1e6 * statistics.median(t):.1f} us" for t in (own, times))
-        print_row(f"{work.title}, K = {candidates}", mine, name, other, ratios, target)
-    return {"engine": own, **found}
+        ratios = [a / b for a, b in zip(own, found[name], strict=True)]
+        mine, other = (f"{1e6 * statistics.median(t):.1f} us" for t in (own, found[name]))
+        print_row(title, mine, name, other, ratios, target)
+    peaks = {name: run.peak for name, run in runs.items()}
+    if candidates == 1 and work.peak:
+        mine, other = (f"{peaks[name]:.0f} MiB" for name in ("engine", "Opacus ghost"))
+        ratio = peaks["engine"] / peaks["Opacus ghost"]
+        print_row(f"{title}: peak memory", mine, "Opacus ghost", other, [ratio], 1.0)
+    return {"seconds": found, "peak MiB": peaks}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "works", nargs="*", metavar="WORK", help=f"all, or some of {', '.join(WORKS)}"
-    )
+    parser.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(WORKS)}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.4, help="of each competitor and round")
-    parser.add_argument(
-        "--warm", type=float, default=8.0, help="seconds of each before it is timed"
-    )
+    parser.add_argument("--warm", type=float, default=8.0, help="seconds of each before the rounds")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
         "--before", type=Path, help="a checkout of another version, to compare with"
     )
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    device = torch.device(options.device)
     if unknown := set(options.works) - set(WORKS):
         parser.error(f"no work is called {', '.join(sorted(unknown))}")
-    if options.serve is not None:
-        return serve(timed(Engine(WORKS[options.works[0]], options.serve, device), device))
-    if options.peak is not None:
-        return print_peak(WORKS[options.works[0]], options.peak, device)
+    if options.serve:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        name, count = options.serve
+        return serve(name, WORKS[options.works[0]], int(count), torch.device(options.device))
     print(
         f"torch {torch.__version__}, Opacus {opacus.__version__}, Python {platform.python_version()}, "
         f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n\n"
-        "| a candidate's step | engine | against | takes | ratio (least to largest) | target |\n"
-        "| --- | --- | --- | --- | --- | --- |"
+        "| a candidate's step | engine | against | takes | ratio (least to largest) | target |\n|"
+        + " --- |"
+        * 6
     )
-    found: dict[str, Any] = {}
-    for key in options.works or WORKS:
-        for k in WORKS[key].stacks:
-            found[f"{key} {k}"] = measure_work(key, k, options)
-        if WORKS[key].peak:
-            own, other = (peak(key, name, device) for name in ("engine", "Opacus ghost"))
-            found[f"{key} peak"] = {"engine": own, "Opacus ghost": other}
-            title = f"{WORKS[key].title}, K = 1: peak memory"
-            sizes = (f"{size:.0f} MiB" for size in (own, other))
-            print_row(title, next(sizes), "Opacus ghost", next(sizes), [own / other], 1.0)
+    found = {
+        f"{key}, K = {candidates}": measure(key, candidates, options)
+        for key in options.works or WORKS
+        for candidates in WORKS[key].stacks
+    }
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return None
 
 
