@@ -357,7 +357,7 @@ def print_row(
 def measure(key: str, candidates: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measure the engine beside a work's competitors, by turns, and print their rows."""
     work = WORKS[key]
-    names = ["engine", *work.against, *([] if options.before is None else ["before"])]
+    names = ["engine", *([] if options.before is None else ["before"]), *work.against]
     runs = {name: Competitor(name, key, candidates, options) for name in names}
     try:
         counts = {name: warmed(run, options) for name, run in runs.items()}
