@@ -1,321 +1,425 @@
-"""Benchmark of the engine: CPU time per candidate-step, medians of one interleaved run.
+"""The engine's time and memory for a candidate's step, beside Opacus, non-private training and DP-SGD.
 
-    python studies/benchmarks/engine/run.py [--rounds 7] [--json FILE] [WORK ...]
+    OMP_NUM_THREADS=1 python studies/benchmarks/engine/run.py [--rounds 7] [--before CHECKOUT] [WORK ...]
 
-Every round runs every competitor for a short while, one after the other, so that what else the
-machine does hits them alike. One thread; on CUDA (--device cuda) wall time is measured instead.
+Times are CPU time on one thread, wall time on CUDA. Every round runs every competitor for a short while, one
+right after the other, so that whatever else the machine does slows them alike; a ratio is the median of the
+rounds' own ratios. Each competitor is a process of its own,
+the engine's a call of ``train``, which waits in ``on_step`` while the others take their turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import opacus
 import torch
+from opacus.validators import ModuleValidator
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.stacks import longest_sample, memory_model, split
-from privtune.training.mechanism.clipping import Flat
+from privtune.training.engine.fine_tuning import set_trainable
+from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.stack_oracle import StackOracle
-from privtune.training.mechanism.streams import Streams
+from privtune.training.methods import AdaCliP, FixedDPSGD, HyFreeDP
 
-Step = Callable[[], None]
 RECORDS = 6000
-RATE = 0.1  # learning rate
-WARM = 5.0  # seconds of CPU time before anything is timed
+DPSGD = FixedDPSGD(1.0)
+STEPS = 20_000  # of the engine's training, which is stopped before it ends
+WARM_STEPS = (
+    600  # at most, before anything is timed: the common sizes of a sample are captured in these
+)
+GIVEN = {"learning_rate": 0.1, "max_grad_norm": 1.0, "largest_variance": 1.0}
+
+
+class Tokens(nn.Module):
+    """A classifier of texts: a table, layers that keep the length, and a head on what they say."""
+
+    def __init__(self, vocabulary: int, width: int, body: nn.Module, out: int) -> None:
+        super().__init__()
+        self.table, self.body, self.head = nn.Embedding(vocabulary, width), body, nn.Linear(out, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        states = self.body(self.table(tokens))
+        if isinstance(states, tuple):  # a recurrent layer's outputs and its last state
+            return self.head(states[0][:, -1])
+        return self.head(states.mean(dim=1))
+
+
+class Block(nn.Module):
+    """Attention with layers of its own for queries, keys and values, and a net of four times the width."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.mixed = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        n = self.first(h)
+        q, k, v = (
+            layer(n).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        h = h + self.mixed(found)
+        return h + self.down(F.gelu(self.up(self.second(h))))
+
+
+def lstm() -> nn.Module:
+    return Tokens(200, 32, nn.LSTM(32, 64, batch_first=True), 64)
+
+
+def gru() -> nn.Module:
+    return Tokens(200, 32, nn.GRU(32, 64, batch_first=True), 64)
+
+
+def transformer() -> nn.Module:
+    layers = [nn.TransformerEncoderLayer(64, 4, 256, 0.0, batch_first=True) for _ in range(2)]
+    return Tokens(200, 64, nn.Sequential(*layers), 64)
+
+
+def lora() -> nn.Module:
+    """22 million weights, of which adapters of rank 8 on queries and values, and the head, are trained."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # what is frozen has to be the same every time
+        model = Tokens(30_000, 384, nn.Sequential(*(Block(384, 12) for _ in range(6))), 384)
+    return set_trainable(model, "lora", rank=8, targets=("query", "value"))
+
+
+def net(*widths: int) -> Callable[[], nn.Module]:
+    """Return what makes a fully connected net."""
+
+    def model() -> nn.Module:
+        pairs = pairwise(widths)
+        layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
+
+    return model
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Work:
-    """A model, the size of a batch, and how many candidates to stack."""
+    """What is trained, beside what, and the ratios that the engine's time should stay below.
+
+    Args:
+        title: For the table.
+        model: Makes the model.
+        shape: Of a record; with ``vocabulary`` whole numbers, else real ones.
+        batch: Expected records of a sample; the competitors' batches have just as many.
+        stacks: Numbers of candidates.
+        targets: The largest ratios, by competitor; that of ``"Opacus"`` is for its faster mode.
+        against: Competitors.
+        peak: Whether the peak memory of one candidate is measured.
+        method: How the engine trains.
+    """
 
     title: str
-    widths: tuple[int, ...]  # of a fully connected net; empty for the small CNN
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
     batch: int
     stacks: tuple[int, ...]
-    bars: dict[int, tuple[float, float, float]]  # prototype: vs ghost, Opacus default, non-private
-
-    def model(self) -> nn.Module:
-        if not self.widths:
-            return nn.Sequential(
-                nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
-                nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1),
-                nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10),
-            )  # fmt: skip
-        layers: list[nn.Module] = []
-        for a, b in zip(self.widths[:-1], self.widths[1:], strict=True):
-            layers += [nn.Linear(a, b), nn.ReLU()]
-        return nn.Sequential(*layers[:-1])
+    targets: Mapping[str, float]
+    against: tuple[str, ...] = ("Opacus hooks", "Opacus ghost", "non-private")
+    vocabulary: int = 0
+    classes: int = 10
+    peak: bool = False
+    method: Any = DPSGD
 
     def data(self, device: torch.device) -> TensorData:
         generator = torch.Generator().manual_seed(0)
-        shape, classes = (
-            ((1, 28, 28), 10) if not self.widths else (self.widths[:1], self.widths[-1])
-        )
-        x = torch.randn(RECORDS, *shape, generator=generator)
-        y = torch.randint(classes, (RECORDS,), generator=generator)
+        size = (RECORDS, *self.shape)
+        if self.vocabulary:
+            x = torch.randint(self.vocabulary, size, generator=generator)
+        else:
+            x = torch.randn(size, generator=generator)
+        y = torch.randint(self.classes, (RECORDS,), generator=generator)
         return TensorData(x, y).to(device)
 
 
+TEXT: dict[str, Any] = {"vocabulary": 200, "classes": 2, "peak": True}
+GHOST = ("Opacus ghost", "non-private")
+SMALL: dict[str, Any] = {"model": net(64, 64, 10), "shape": (64,), "batch": 64}
 WORKS = {
+    "lstm": Work("LSTM", lstm, (32,), 64, (1,), {"Opacus": 1.0}, **TEXT),
+    "gru": Work("GRU", gru, (32,), 64, (1,), {"Opacus": 1.0}, **TEXT),
+    "transformer": Work("transformer", transformer, (32,), 64, (1, 8), {"Opacus": 0.8}, **TEXT),
+    "lora": Work("LoRA", lora, (64,), 8, (1, 4), {"Opacus": 0.9, "non-private": 1.3}, **TEXT),
+    "mlp": Work(
+        "MLP 64-64-10", **SMALL, stacks=(1, 16, 64), targets={"before": 1.15}, against=GHOST
+    ),
     "logistic": Work(
-        "logistic regression, 30 features, B = 64", (30, 2), 64, (1, 16, 64),
-        {16: (27, 25, 8.8), 64: (58, 54, 19)},
+        "logistic regression", net(30, 2), (30,), 64, (64,), {"before": 1.15}, GHOST, classes=2
     ),
-    "mlp-64": Work(
-        "MLP 64-64-10, B = 64", (64, 64, 10), 64, (1, 16, 64), {16: (14.5, 15, 4.1)}
+    "wide": Work(
+        "MLP 784-256-256-10", net(784, 256, 256, 10), (784,), 256, (16,), {"non-private": 1.0}, GHOST
     ),
-    "mlp-256": Work("MLP 64-64-10, B = 256", (64, 64, 10), 256, (1, 16), {16: (8.3, 15.5, 2.8)}),
-    "mlp-wide": Work(
-        "MLP 784-256-256-10, B = 256", (784, 256, 256, 10), 256, (1, 16), {16: (1.85, 12, 0.85)}
+    "cnn": Work("CNN", cnn, (1, 28, 28), 256, (1, 4), {"non-private": 1.0}, GHOST, peak=True),
+    "hyfreedp": Work(
+        "HyFreeDP", **SMALL, stacks=(1, 16), targets={"DP-SGD": 1.15}, against=("DP-SGD",),
+        method=HyFreeDP(1.0, 8.0),
     ),
-    "cnn": Work(
-        "small CNN, 28x28, B = 256", (), 256, (1, 4, 16), dict.fromkeys((1, 4, 16), (2.5, 2.3, 1.35))
+    "adaclip": Work(
+        "AdaCliP", **SMALL, stacks=(1, 16), targets={"DP-SGD": 1.3}, against=("DP-SGD",),
+        method=AdaCliP(1.0),
     ),
 }  # fmt: skip
-
-
-def kernel_of(work: Work, data: TensorData, device: torch.device) -> BatchedKernel:
-    return BatchedKernel(
-        work.model,
-        OfOutputs(cross_entropy),
-        x=data.x[:1],
-        y=data.y[:1],
-        device=device,
-        all_classes=True,
-    )
-
-
-def engine(work: Work, data: TensorData, candidates: int, device: torch.device) -> Step:
-    """All candidates in one stack."""
-    return stack_step(work, data, candidates, device, kernel_of(work, data, device))
-
-
-def engine_auto(
-    work: Work, data: TensorData, candidates: int, device: torch.device
-) -> tuple[Step, int]:
-    """What ``stack="auto"`` does: stacks one after the other. Returns a step, and its candidates.
-
-    The stacks take turns of 64 steps; in a training each would run to its end.
-    """
-    kernel = kernel_of(work, data, device)
-    longest = longest_sample(Schedule(RECORDS, work.batch / RECORDS, 1))
-    sizes = split(kernel, memory_model(kernel, longest=longest), candidates).sizes
-    steps = [stack_step(work, data, size, device, kernel) for size in sizes]
-    count = 0
-
-    def step() -> None:
-        nonlocal count
-        steps[count // 64 % len(steps)]()
-        count += 1
-
-    return step, max(sizes)
-
-
-def stack_step(
-    work: Work, data: TensorData, candidates: int, device: torch.device, kernel: BatchedKernel
-) -> Step:
-    oracle = StackOracle(
-        Schedule(RECORDS, work.batch / RECORDS, 10**6),
-        data=data,
-        kernel=kernel,
-        streams=[Streams(bytes([k]) * 32) for k in range(candidates)],
-        device=device,
-        physical_rows=4096,
-    )
-    params = [0.05 * torch.randn(candidates, kernel.layout.size, device=device)]
-    bound = torch.ones(candidates)
-
-    def step() -> None:
-        gradient = oracle.gradient(
-            oracle.sample(), params[0], clipping=Flat(bound), noise_multiplier=1.0
-        )
-        params[0] = torch.sub(params[0], gradient, alpha=RATE)  # one pass, as the methods take it
-
-    return step
-
-
-def batches(data: TensorData, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Fixed-size batches in memory: what a tuned loop without a DataLoader does."""
-    generator = torch.Generator().manual_seed(0)
-    while True:
-        index = torch.randint(len(data), (size,), generator=generator).to(data.x.device)
-        yield data.take(index)
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-def plain(work: Work, data: TensorData, device: torch.device) -> Step:
-    model = work.model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    stream = batches(data, work.batch)
+class Meter:
+    """Times the steps of this process: as many as a line of the input asks for, and then waits for the next.
 
-    def step() -> None:
-        x, y = next(stream)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    Answers with seconds, steps times candidates, and by how many MiB the memory has grown at most.
+    """
 
-    return step
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._clock = time.perf_counter if self._cuda else time.process_time
+        self._held = 0.0 if self._cuda else resident("VmRSS")
+        self._begin()
+
+    def after(self, candidates: int) -> None:
+        """Count one step of so many candidates.
+
+        Raises:
+            SystemExit: If nothing more is asked for.
+        """
+        self._done += candidates
+        self._left -= 1
+        if not self._left:
+            seconds = self._now() - self._start
+            peak = torch.cuda.max_memory_allocated() / 2**20 if self._cuda else resident("VmHWM")
+            print(seconds, self._done, peak - self._held, flush=True)
+            self._begin()
+
+    def _begin(self) -> None:
+        asked = sys.stdin.readline()
+        if not asked:
+            raise SystemExit
+        self._left, self._done, self._start = int(asked), 0, self._now()
+
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return self._clock()
 
 
-def opacus_step(work: Work, data: TensorData, device: torch.device, *, ghost: bool) -> Step:
-    model = work.model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    loader = DataLoader(TensorDataset(data.x, data.y), batch_size=work.batch)
-    privacy = opacus.PrivacyEngine(accountant="rdp")
-    options = {"module": model, "optimizer": optimizer, "data_loader": loader}
-    options |= {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
-    if ghost:
-        criterion = nn.CrossEntropyLoss()
-        model, optimizer, criterion, _ = privacy.make_private(
-            **options, criterion=criterion, grad_sample_mode="ghost"
+def resident(field: str) -> float:
+    """Return what this process holds (VmRSS) or held at most (VmHWM) in memory, in MiB; Linux only."""
+    # Not getrusage, whose peak a process inherits from the one that started it.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition(f"{field}:")[2].split()[0]) / 1024
+
+
+def serve(name: str, work: Work, candidates: int, device: torch.device) -> None:
+    """Take the steps of one competitor, as many at a time as the input asks for."""
+    meter = Meter(device)
+    if name not in ("engine", "before", "DP-SGD"):
+        return loop(name, work, device, meter)
+    method = DPSGD if name == "DP-SGD" else work.method
+    train(
+        method,
+        Schedule(RECORDS, work.batch / RECORDS, STEPS),
+        model=work.model,
+        loss=cross_entropy,
+        data=work.data(device),
+        candidates=[{name: GIVEN[name] for name in method.parameters}] * candidates,
+        secrets=[bytes([k]) * 32 for k in range(candidates)],
+        device=device.type,
+        on_step=lambda _, report: meter.after(len(report["learning_rate"])),
+    )
+    return None
+
+
+def loop(name: str, work: Work, device: torch.device, meter: Meter) -> None:
+    """Take the steps of a loop by hand: non-private, or with Opacus, whose own modules it then takes.
+
+    Batches are in memory and of a fixed size, as in a tuned loop without a DataLoader.
+    """
+    data, criterion = work.data(device), nn.CrossEntropyLoss()
+    model = work.model().train()
+    if name != "non-private":
+        model = ModuleValidator.fix(model)
+    model = model.to(device)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    if name != "non-private":
+        made = opacus.PrivacyEngine(accountant="rdp").make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(TensorDataset(data.x, data.y), batch_size=work.batch),
+            criterion=criterion,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            grad_sample_mode=name.removeprefix("Opacus "),
         )
-        stream = batches(data, work.batch)
-    else:
-        criterion = nn.CrossEntropyLoss()
-        model, optimizer, private_loader = privacy.make_private(**options)
-
-        def endless() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            while True:
-                yield from private_loader
-
-        stream = endless()
-
-    def step() -> None:
-        x, y = next(stream)
+        model, optimizer, criterion = (made[0], made[1], made[2] if len(made) == 4 else criterion)
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        x, y = data.take(torch.randint(RECORDS, (work.batch,), generator=generator).to(device))
         optimizer.zero_grad()
         criterion(model(x), y).backward()
         optimizer.step()
-
-    return step
-
-
-def batched_plain(work: Work, data: TensorData, candidates: int, device: torch.device) -> Step:
-    """A batched non-private trainer of a fully connected net, written by hand."""
-    weights = [
-        (0.05 * torch.randn(candidates, a, b, device=device)).requires_grad_()
-        for a, b in zip(work.widths[:-1], work.widths[1:], strict=True)
-    ]
-    biases = [
-        torch.zeros(candidates, 1, b, device=device).requires_grad_() for b in work.widths[1:]
-    ]
-    stream = batches(data, work.batch * candidates)
-
-    def step() -> None:
-        x, y = next(stream)
-        h = x.view(candidates, work.batch, -1)
-        for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
-            h = torch.baddbmm(b, torch.relu(h) if i else h, w)
-        # Classes first: softmax over the leading axis is several times faster for few of them.
-        log_p = torch.log_softmax(h.flatten(0, 1).t().contiguous(), dim=0)
-        loss = -log_p.gather(0, y.unsqueeze(0)).sum() / work.batch
-        grads = torch.autograd.grad(loss, [*weights, *biases])
-        with torch.no_grad():
-            for p, g in zip([*weights, *biases], grads, strict=True):
-                p.sub_(g, alpha=RATE)
-
-    return step
+        meter.after(1)
 
 
-def measure(steps: dict[str, tuple[Step, int]], rounds: int, seconds: float) -> dict[str, float]:
-    """Return microseconds per candidate-step, the median over interleaved rounds."""
-    cuda = torch.cuda.is_available()
-    clock = time.perf_counter if cuda else time.process_time
-    counts, seen = {}, {name: [] for name in steps}
-    for name, (step, _) in steps.items():
-        # The first steps of every shape run without a capture: they are no part of a long training.
-        start, warm = clock(), 0
-        while warm < 30 or (warm < 600 and clock() - start < WARM):
-            step()
-            warm += 1
-        start = clock()
-        for _ in range(5):
-            step()
-        counts[name] = max(3, int(seconds * 5 / max(clock() - start, 1e-6)))
-    for _ in range(rounds):
-        for name, (step, candidates) in steps.items():
-            if cuda:
-                torch.cuda.synchronize()
-            start = clock()
-            for _ in range(counts[name]):
-                step()
-            if cuda:
-                torch.cuda.synchronize()
-            seen[name].append((clock() - start) / counts[name] / candidates * 1e6)
-    return {name: statistics.median(values) for name, values in seen.items()}
+class Competitor:
+    """A competitor in a process of its own, which waits while others take their turns.
+
+    Args:
+        name: Its name.
+        key: Of the work.
+        candidates: How many the engine trains.
+        options: The command line's.
+    """
+
+    def __init__(self, name: str, key: str, candidates: int, options: argparse.Namespace) -> None:
+        command = [sys.executable, __file__, key, "--device", options.device]
+        command += ["--serve", name, str(candidates)]
+        root = {} if name != "before" else {"PYTHONPATH": str(options.before)}
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **root},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.spent = self.peak = 0.0
+
+    def __call__(self, count: int) -> float:
+        """Run so many steps and return the seconds that one step of one candidate took."""
+        print(count, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline().split()
+        if not answer:
+            raise SystemExit(
+                f"{' '.join(self._process.args[2:])}: ended with {self._process.wait()}"
+            )
+        seconds, done, self.peak = map(float, answer)
+        self.spent += seconds
+        return seconds / done
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
 
 
-def print_row(work: Work, times: dict[str, float], name: str, k: int, title: str) -> None:
-    own = times[name]
-    ratios = [times[other] / own for other in ("ghost", "default", "plain")]
-    floor = f"{own / times[f'floor {k}']:.2f} times slower" if work.widths else "-"
-    bars = work.bars.get(k) if name.startswith("engine") else None
-    bar = " / ".join(f"{0.75 * b:.3g}" for b in bars) if bars else "-"
-    met = bars and all(r >= 0.75 * b for r, b in zip(ratios, bars, strict=True))
-    verdict = f"{bar} ({'met' if met else 'missed'})" if bars else bar
-    cells = " | ".join(f"{ratio:.3g}" for ratio in ratios)
-    print(f"| {title} | {k} | {own:.1f} | {cells} | {floor} | {verdict} |", flush=True)
+def warmed(run: Competitor, options: argparse.Namespace) -> int:
+    """Run steps that nobody times; return how many fill the seconds of a round."""
+    for done in range(WARM_STEPS):
+        if done >= 5 and run.spent > options.warm:
+            break
+        run(1)
+    before = run.spent
+    run(3)
+    fill = int(3 * options.seconds / (run.spent - before))
+    return min(max(2, fill), (STEPS - WARM_STEPS - 10) // options.rounds)
+
+
+def print_row(
+    title: str, own: str, name: str, other: str, ratios: list[float], most: float
+) -> None:
+    """Print one ratio and, if there is one, whether it stays below its target."""
+    middle = statistics.median(ratios)
+    around = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+    target = f"{most:g}: {'met' if middle <= most else 'missed'}" if most else ""
+    print(f"| {title} | {own} | {name} | {other} | {middle:.2f}{around} | {target} |", flush=True)
+
+
+def measure(key: str, candidates: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the engine beside a work's competitors, by turns, and print their rows."""
+    work = WORKS[key]
+    names = ["engine", *([] if options.before is None else ["before"]), *work.against]
+    runs = {name: Competitor(name, key, candidates, options) for name in names}
+    try:
+        counts = {name: warmed(run, options) for name, run in runs.items()}
+        rounds = [
+            {name: run(counts[name]) for name, run in runs.items()} for _ in range(options.rounds)
+        ]
+    finally:
+        for run in runs.values():
+            run.close()
+    found = {name: [each[name] for each in rounds] for name in names}
+    modes = [name for name in work.against if name.startswith("Opacus")]
+    faster = min(modes, key=lambda name: statistics.median(found[name]), default="")
+    title, own = f"{work.title}, K = {candidates}", found["engine"]
+    for name in names[1:]:
+        target = work.targets.get("Opacus" if name == faster else name, 0.0)
+        ratios = [a / b for a, b in zip(own, found[name], strict=True)]
+        mine, other = (f"{1e6 * statistics.median(t):.1f} us" for t in (own, found[name]))
+        print_row(title, mine, name, other, ratios, target)
+    if candidates > 1 or not work.peak:
+        return {"seconds": found}
+    peaks = {name: run.peak for name, run in runs.items()}
+    mine, other = (f"{peaks[name]:.0f} MiB" for name in ("engine", "Opacus ghost"))
+    ratio = peaks["engine"] / peaks["Opacus ghost"]
+    print_row(f"{title}: peak memory", mine, "Opacus ghost", other, [ratio], 1.0)
+    return {"seconds": found, "peak MiB": peaks}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("works", nargs="*", default=[], metavar="WORK", help=", ".join(WORKS))
+    parser.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(WORKS)}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.4, help="of each competitor and round")
+    parser.add_argument("--warm", type=float, default=8.0, help="seconds of each before the rounds")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--json", help="write the numbers to this file")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    device = torch.device(arguments.device)
-    print(
-        f"torch {torch.__version__}, opacus {opacus.__version__}, Python "
-        f"{platform.python_version()}, {platform.system()} {platform.machine()}, one thread\n"
+    parser.add_argument(
+        "--before", type=Path, help="a checkout of another version, to compare with"
     )
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.works) - set(WORKS):
+        parser.error(f"no work is called {', '.join(sorted(unknown))}")
+    if options.serve:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        name, count = options.serve
+        return serve(name, WORKS[options.works[0]], int(count), torch.device(options.device))
     print(
-        "| work | K | us per candidate-step | vs ghost | vs Opacus default | vs non-private "
-        "| vs batched non-private | three quarters of the prototype |\n|" + " --- |" * 8
+        f"torch {torch.__version__}, Opacus {opacus.__version__}, Python {platform.python_version()}, "
+        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n\n"
+        "| a candidate's step | engine | against | takes | ratio (least to largest) | target |\n|"
+        + " --- |"
+        * 6
     )
-    found = {}
-    for name in arguments.works or WORKS:
-        work = WORKS[name]
-        data = work.data(device)
-        steps: dict[str, tuple[Step, int]] = {
-            "ghost": (opacus_step(work, data, device, ghost=True), 1),
-            "default": (opacus_step(work, data, device, ghost=False), 1),
-            "plain": (plain(work, data, device), 1),
-        }
-        rows: list[tuple[str, int, str]] = []
-        for k in work.stacks:
-            steps[f"engine {k}"] = engine_auto(work, data, k, device)
-            rows.append((f"engine {k}", k, work.title))
-            if work.widths:
-                steps[f"floor {k}"] = (batched_plain(work, data, k, device), k)
-        if not work.widths:
-            steps["purpose 4"] = (engine(work, data, 4, device), 4)
-            rows.append(("purpose 4", 4, f"{work.title}, stacked on purpose"))
-        times = found[work.title] = measure(steps, arguments.rounds, arguments.seconds)
-        for row in rows:
-            print_row(work, times, *row)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(found, file, indent=2)
+    found = {
+        f"{key}, K = {candidates}": measure(key, candidates, options)
+        for key in options.works or WORKS
+        for candidates in WORKS[key].stacks
+    }
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return None
 
 
 if __name__ == "__main__":
