@@ -93,13 +93,15 @@ def longest_sample(schedule: Schedule) -> int:
     return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
 
 
-def granule(schedule: Schedule, row_bytes: float, candidates: int) -> int:
+def granule(schedule: Schedule, kernel: Kernel, row_bytes: float, candidates: int) -> int:
     """Return what physical sizes are to be multiples of: a power of two, from the plan alone.
 
     Half of it fills up in every step; a shape is captured for each multiple that occurs, among sizes
     some six deviations apart. The sum of both is least at the root. A short training of a small net
-    would else take longer to capture its shapes than to train.
+    would else take longer to capture its shapes than to train. Where nothing is captured, nothing fills up.
     """
+    if isinstance(kernel, BatchedKernel) and not kernel.captures:
+        return 1
     mean = schedule.expected_batch_size
     filling = 0.5 * schedule.steps * candidates * row_bytes * _BYTE_SECONDS
     best = math.sqrt(6.0 * math.sqrt(mean) * _CAPTURE_SECONDS / max(filling, 1e-300))

@@ -237,7 +237,7 @@ class Training:
             noise=self.noise,
             places=places,
         )
-        granule = stacks.granule(self.schedule, memory.row_bytes, len(members))
+        granule = stacks.granule(self.schedule, self.kernel, memory.row_bytes, len(members))
         oracle.compute_at_once(memory.piece, granule)
         method: Any = self.method if members[0].own is None else Optimized(self.method)
         first = torch.stack([member.widened(size) for member in members])

@@ -148,7 +148,7 @@ def test_checkpoints_are_steps_of_the_schedule_and_end_with_the_last(steps):
 def sizes_of(steps, candidates, row_bytes, batch=64):
     """Return the multiple of physical sizes, and how many of them occur within six deviations."""
     schedule = Schedule(2000, batch / 2000, steps)
-    multiple = granule(schedule, row_bytes, candidates)
+    multiple = granule(schedule, None, row_bytes, candidates)
     spread = range(max(1, round(batch - 3 * batch**0.5)), round(batch + 3 * batch**0.5))
     return multiple, len({padded(n, multiple) for n in spread})
 
