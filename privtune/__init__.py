@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from privtune.priors import LogNormal, Mixture
     from privtune.study import Mechanism, Study, StudySpec, Trial
     from privtune.tasks import Candidate, Score, Task
+    from privtune.training.engine.layers import norms_of
     from privtune.training.mechanism.noise_options import NoiseOptions
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "create_study",
     "delete_study",
     "load_study",
+    "norms_of",
     "strategies",
 ]
 __version__ = "0.1.0"

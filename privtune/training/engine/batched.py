@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.engine.compute import full_precision
 from privtune.training.engine.coupled import refuse_coupling
-from privtune.training.engine.operations import with_rules
-from privtune.training.engine.passes import Lowered, PassPlan, Program, Tape, losses_of, plan_model, tape_of
+from privtune.training.engine.layers import ruled, unruled
+from privtune.training.engine.passes import Lowered, Program, Tape, losses_of, plan_model, tape_of
 from privtune.training.engine.record import Captured, NotCapturedError, capture
 from privtune.training.engine.rules import ProductUse, add_sums, count, emptied, nonfinite, norms_of, split
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
@@ -71,7 +71,8 @@ class BatchedKernel:
         all_classes: bool = False,
         low: torch.dtype | None = None,
     ) -> None:
-        self.module = with_rules(model().to(device))
+        self.module = model().to(device)
+        own = ruled(self.module)
         self._device = device
         self._x, self._y = synthetic(x, y, (1, 1), device)
         self._x, self._y = self._x[0], self._y[0]
@@ -87,18 +88,27 @@ class BatchedKernel:
         self._low: Lowered | None = None
         example = synthetic(x, y, (2, 3), device)
         try:
-            self.plan = self._planned(example, all_classes, copy_all=False)
+            self._plan(example, all_classes, copy_all=False)
         except NotBatchableError as error:
-            try:
-                self.plan = self._planned(example, all_classes, copy_all=True)
-            except NotBatchableError:
+            unruled(self.module)
+            for every in (False, True) if own else (True,):
+                try:
+                    self._plan(example, all_classes, copy_all=every)
+                    break
+                except NotBatchableError:
+                    continue
+            else:
                 raise error from None
+            if own:
+                raise InvalidInputError(
+                    "norms_of", ", ".join(own), f"must give the gradients of each record ({error})"
+                ) from error
         if low is not None:
             self._lower(low, *example)
 
-    def _planned(
+    def _plan(
         self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
-    ) -> PassPlan:
+    ) -> None:
         """Plan how parameters are used, and check the kernel with that plan."""
         x, y = example
         try:
@@ -120,7 +130,6 @@ class BatchedKernel:
             raise
         except Exception as error:
             raise NotBatchableError(f"{type(error).__name__}: {error}") from error
-        return self.plan
 
     def _lower(self, dtype: torch.dtype, x: torch.Tensor, y: torch.Tensor) -> None:
         """Run passes in numbers of fewer digits from here on, and check that these suffice."""

@@ -13,16 +13,13 @@ from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
-from torch.nn.utils.stateless import _reparametrize_module
 
-from privtune.training.engine.rules import DirectUse, EmbeddingUse, ProductUse, Tensors, Use
-from privtune.training.engine.watch import ACTIVE, DRAWS, Handler, Levels, Watch, bind
+from privtune.training.engine.rules import EmbeddingUse, ProductUse, Tensors, Use
+from privtune.training.engine.watch import DRAWS, Handler, Levels, Watch, bind
 
 Back = list[tuple[Use, Tensors]]
-Rule = Callable[[Any, Tensors, torch.Tensor], Mapping[str, torch.Tensor]]
 Cell = Callable[[torch.Tensor, Tensors, Tensors], Tensors]
 
 _SMALL_CLASSES = 64  # up to here, softmax over the leading axis beats softmax over the last
@@ -506,47 +503,6 @@ def _gru_cell(x: torch.Tensor, states: Tensors, weights: Tensors) -> Tensors:
 
 def _simple_cell(x: torch.Tensor, states: Tensors, weights: Tensors, *, squash: Any) -> Tensors:
     return (squash(x + _by_state(states[0], weights)),)
-
-
-def _ruled(layer: nn.Module, rule: Rule, *args: Any, **kwargs: Any) -> Any:
-    """Run a layer that has a rule; where it uses parameters of a stack, its use of them is noted."""
-    watch, run = ACTIVE.watch, type(layer).forward
-    params = dict(layer.named_parameters())
-    known = {} if watch is None else {n: watch.names.get(id(p)) for n, p in params.items()}
-    trained = {n: str(name) for n, name in known.items() if name is not None}
-    plain = not kwargs and all(torch.is_tensor(arg) and arg.shape[:1] == (1,) for arg in args)
-    if watch is None or watch.levels is None or not trained or not plain:
-        return run(layer, *args, **kwargs)
-    levels = watch.levels
-    with _reparametrize_module(layer, {n: params[n].detach() for n in trained}):
-        value = run(layer, *args)
-    if not torch.is_tensor(value) or value.shape[:1] != (1,):
-        raise RuntimeError(f"{type(layer).__name__} has a rule, and must give one tensor for one record")
-    seen = tuple(levels.physical(arg).detach() for arg in args)
-    held = {n: levels.by_candidate(params[n]).detach() for n in trained}
-
-    def back(g: torch.Tensor) -> Back:
-        found: dict[str, list[torch.Tensor]] = {n: [] for n in trained}
-        for k in range(len(g)):
-            with _reparametrize_module(layer, {n: p[k] for n, p in held.items()}), torch.no_grad():
-                own = rule(layer, tuple(a[k].flatten(0, 1) for a in seen), g[k].flatten(0, 1))
-            for n, parts in found.items():
-                parts.append(own[n])
-        return [(DirectUse(trained[n]), (torch.stack(parts),)) for n, parts in found.items()]
-
-    return watch.put(tuple(trained.values()), levels.physical(value), back)
-
-
-RULES: dict[type[nn.Module], Rule] = {}
-"""Rules for layers, by their class: see ``privtune.norms_of``."""
-
-
-def with_rules(module: nn.Module) -> nn.Module:
-    """Let layers of a model that have a rule note how they use their parameters; changed in place."""
-    for layer in module.modules():
-        if type(layer) in RULES:
-            layer.forward = partial(_ruled, layer, RULES[type(layer)])
-    return module
 
 
 def _windows(

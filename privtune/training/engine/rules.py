@@ -267,24 +267,27 @@ def merged(found: Sequence[tuple[Use, Tensors]]) -> list[tuple[Use, Tensors]]:
         One use of the weight, and one of each bias that only some of its uses add.
     """
     uses = [use for use, _ in found]
-    first = uses[0]
-    if len(found) == 1:
-        return [first.laid_out(*found[0][1]) if isinstance(first, ProductUse) else found[0]]
+    first, owner = uses[0], uses[0].weight.rpartition(".")[0]
+    shared = {use.bias for use in uses}
+    # Norms are taken by layer: a bias that lies in another one than its weight is a use of its own.
+    whole = len(shared) == 1 and all(b is None or b.rpartition(".")[0] == owner for b in shared)
+    if len(found) == 1 and not isinstance(first, ProductUse):
+        return [found[0]]
     if all(isinstance(use, EmbeddingUse) for use in uses):
-        return [(first, tuple(torch.cat(parts, dim=2) for parts in zip(*(p for _, p in found), strict=True)))]
-    shared = first.bias if len({use.bias for use in uses}) == 1 else None
-    own, sides, biases = ProductUse(first.weight, shared), [], dict[str, torch.Tensor]()
+        sides = zip(*(parts for _, parts in found), strict=True)
+        return [(first, tuple(torch.cat(side, dim=2) for side in sides))]
+    own, pairs, biases = ProductUse(first.weight, first.bias if whole else None), [], dict[str, torch.Tensor]()
     for use, (a, g) in found:
-        if isinstance(use, EmbeddingUse):
-            known = torch.arange(use.rows, device=a.device)
-            a, g = g, (a.unsqueeze(-1) == known).to(g.dtype)  # noqa: PLW2901
-        elif isinstance(use, ProductUse):
+        if isinstance(use, ProductUse):
             own = replace(own, taps=use.taps, depth=use.depth, groups=use.groups)
-        if use.bias is not None and shared is None:
+            pairs.append((a, g))
+        elif isinstance(use, EmbeddingUse):
+            known = torch.arange(use.rows, device=a.device)
+            pairs.append((g, (a.unsqueeze(-1) == known).to(g.dtype)))
+        if use.bias is not None and not whole:
             part = g.sum(dim=2)
             biases[use.bias] = biases[use.bias] + part if use.bias in biases else part
-        sides.append((a, g))
-    a, g = (torch.cat(parts, dim=2) for parts in zip(*sides, strict=True))
+    a, g = (torch.cat(side, dim=2) for side in zip(*pairs, strict=True))
     return [own.laid_out(a, g), *((DirectUse(name), (part,)) for name, part in biases.items())]
 
 

@@ -26,6 +26,7 @@ from privtune.training.engine.candidates import (
 )
 from privtune.training.engine.checkpoint import Checkpoint, Keeper, Middle
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
+from privtune.training.engine.layers import rules
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.optimizers import Optimized, Own
 from privtune.training.engine.program import program_of
@@ -237,7 +238,7 @@ class Training:
             noise=self.noise,
             places=places,
         )
-        granule = stacks.granule(self.schedule, self.kernel, memory.row_bytes, len(members))
+        granule = stacks.granule(self.schedule, kernel, memory.row_bytes, len(members))
         oracle.compute_at_once(memory.piece, granule)
         method: Any = self.method if members[0].own is None else Optimized(self.method)
         first = torch.stack([member.widened(size) for member in members])
@@ -322,7 +323,7 @@ def choose_kernel(
     if program is None:
         found = program_of(module, loss_of, x, y)
         program = None if found is None else found.digest
-    key = (program, x.shape, x.dtype, y.shape, y.dtype, device, classes, low)
+    key = (program, x.shape, x.dtype, y.shape, y.dtype, device, classes, low, rules())
     known = _kernels.get(key)
     if known is not None and same_fixed(module, known.module):
         return known
@@ -347,6 +348,13 @@ def choose_kernel(
             "computed in a pass of its own, which costs many times as much."
         )
         return single
+    if slow := kernel.plan.multiplied:
+        held = sum(4e-6 * kernel.layout.shapes[name].numel() for name in slow)
+        say_once(
+            f"{type(module).__name__}: no rule covers how {', '.join(slow)} are used, so they are copied for each "
+            f"record: {held:.3g} MB and products of their own for every record of a batch. privtune.norms_of "
+            "registers a rule for a layer."
+        )
     if program is not None:
         _kernels.pop(key, None)
         while len(_kernels) >= _KERNELS:

@@ -274,8 +274,7 @@ class Watch(TorchFunctionMode):
             t is not None and n is None for t, n in zip(tensors, found, strict=True)
         ):
             return None
-        owners = {name.rpartition(".")[0] for name in found if name is not None}
-        return found if len(owners) == 1 else None
+        return found
 
     def all_classes(self, targets: torch.Tensor) -> bool:
         """Say whether physical targets are those that are known to be classes, not made from them."""

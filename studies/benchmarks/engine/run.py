@@ -11,6 +11,7 @@ the engine's a call of ``train``, which waits in ``on_step`` while the others ta
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import platform
@@ -32,9 +33,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from privtune.training.engine.candidates import Made
 from privtune.training.engine.fine_tuning import set_trainable
-from privtune.training.engine.train import train
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AdaCliP, FixedDPSGD, HyFreeDP
 
@@ -240,24 +242,30 @@ def resident(field: str) -> float:
     return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
 
-def serve(name: str, work: Work, candidates: int, device: torch.device) -> None:
+def serve(name: str, work: Work, candidates: int, device: torch.device) -> object:
     """Take the steps of one competitor, as many at a time as the input asks for."""
     meter = Meter(device)
     if name not in ("engine", "before", "DP-SGD"):
         return loop(name, work, device, meter)
     method = DPSGD if name == "DP-SGD" else work.method
-    train(
-        method,
-        Schedule(RECORDS, work.batch / RECORDS, STEPS),
-        model=work.model,
-        loss=cross_entropy,
-        data=work.data(device),
-        candidates=[{name: GIVEN[name] for name in method.parameters}] * candidates,
-        secrets=[bytes([k]) * 32 for k in range(candidates)],
-        device=device.type,
-        on_step=lambda _, report: meter.after(len(report["learning_rate"])),
-    )
-    return None
+    torch.manual_seed(0)
+    first = work.model()
+    values = {name: GIVEN[name] for name in method.parameters}
+    made = [Made(copy.deepcopy(first), bytes([k]) * 32, values) for k in range(candidates)]
+    schedule = Schedule(RECORDS, work.batch / RECORDS, STEPS)
+    how: dict[str, Any] = {
+        "loss_of": OfOutputs(cross_entropy),
+        "data": work.data(device),
+        "device": device.type,
+        "on_step": lambda _, report: meter.after(len(report["learning_rate"])),
+    }
+    try:
+        from privtune.training.engine.train import Training
+    except ImportError:  # the version before had a function of the same arguments
+        from privtune.training.engine.candidates import train_made
+
+        return list(train_made(method, schedule, made, **how))
+    return list(Training(method, schedule, **how).of(made))
 
 
 def loop(name: str, work: Work, device: torch.device, meter: Meter) -> None:
