@@ -203,6 +203,7 @@ class Watch(TorchFunctionMode):
     sites: list[Site] = field(default_factory=list)
     multiplied: set[str] = field(default_factory=set)
     _made_of: dict[int, tuple[torch.Tensor, set[str]]] = field(default_factory=dict)
+    _outer: list[Watch | None] = field(default_factory=list)
 
     handlers: ClassVar[Mapping[Any, Handler]] = {}
 
@@ -210,12 +211,13 @@ class Watch(TorchFunctionMode):
         super().__init__()
 
     def __enter__(self) -> Watch:
-        self._before, ACTIVE.watch = ACTIVE.watch, self
+        self._outer.append(ACTIVE.watch)  # handlers enter again, within
+        ACTIVE.watch = self
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        ACTIVE.watch = self._before
+        ACTIVE.watch = self._outer.pop()
         super().__exit__(*error)
 
     def __torch_function__(
