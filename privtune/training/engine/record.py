@@ -191,6 +191,10 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return parts
             self._whole.add(func)
         made = func(*args, **named)
+        if func is _aten.ones_like.default:
+            # What a gradient starts from is no function of the losses: as a constant it lets these go unused.
+            self._constant(made)
+            return made
         seen: list[torch.Tensor] = []
         node = self.graph.call_function(
             func, self._nodes_of(args, seen), self._nodes_of(named, seen)
@@ -217,11 +221,14 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """Return what stands for a tensor: a constant, if no call made it."""
         if tensor not in self._nodes:
-            name = f"_constant{len(self.geometry)}"
-            self.root.register_buffer(name, tensor.detach(), persistent=False)
-            self._keep(tensor, self.graph.get_attr(name), ())
+            self._constant(tensor)
         node: fx.Node = self._nodes[tensor]
         return node
+
+    def _constant(self, tensor: torch.Tensor) -> None:
+        name = f"_constant{len(self.geometry)}"
+        self.root.register_buffer(name, tensor.detach(), persistent=False)
+        self._keep(tensor, self.graph.get_attr(name), ())
 
     def _nodes_of(self, value: Any, seen: list[torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):

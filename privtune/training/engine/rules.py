@@ -287,7 +287,7 @@ def merged(found: Sequence[tuple[Use, Tensors]]) -> list[tuple[Use, Tensors]]:
         if use.bias is not None and not whole:
             part = g.sum(dim=2)
             biases[use.bias] = biases[use.bias] + part if use.bias in biases else part
-    a, g = (torch.cat(side, dim=2) for side in zip(*pairs, strict=True))
+    a, g = pairs[0] if len(pairs) == 1 else (torch.cat(side, 2) for side in zip(*pairs, strict=True))
     return [own.laid_out(a, g), *((DirectUse(name), (part,)) for name, part in biases.items())]
 
 
