@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from privtune import norms_of
+from privtune.training.engine import rules
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
@@ -40,6 +42,39 @@ class Positions(nn.Module):
         return self.matrix(x)
 
 
+class Again(nn.Module):
+    """One matrix with and without its bias, so that its gradient is a sum of several uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.matrix(x) + nn.functional.linear(2.0 * x, self.matrix.weight)
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(3, 4))
+
+    def forward(self, x):
+        return x @ self.matrix
+
+
+class Scaled(nn.Module):
+    """A layer with a rule of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+norms_of(Scaled)(lambda layer, inputs, grad: {"scale": inputs[0] * grad})
+
 MODELS = {
     "outer": (lambda: nn.Linear(3, 4), (3,), (4,)),
     "outer without bias": (lambda: nn.Linear(3, 4, bias=False), (3,), (4,)),
@@ -47,6 +82,10 @@ MODELS = {
     "ghost": (lambda: Positions(40), (2, 40), (2, 40)),
     "conv": (lambda: nn.Conv2d(1, 2, 2), (1, 3, 3), (2, 2, 2)),
     "copies": (ByHand, (3,), (3,)),
+    "twice": (lambda: Positions(3), (5, 3), (5, 3)),
+    "direct, again": (Again, (4, 3), (4, 3)),
+    "direct, turned": (Turned, (5, 3), (5, 4)),
+    "rule": (Scaled, (3,), (3,)),
     "two layers": (lambda: nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 4)]), (3,), (8,)),
 }
 
@@ -99,12 +138,14 @@ def sweep(kernel, inputs, outputs, make, sizes=SIZES):
 
 @pytest.mark.parametrize("low", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "two layers"])
-def test_batched(name, low):
+def test_batched(name, low, monkeypatch):
+    if name == "twice":
+        monkeypatch.setattr(rules, "_DIRECT_BYTES", 0)
     model, inputs, outputs = build(name)
     x, y = torch.zeros(1, *inputs), torch.zeros(1, *outputs)
     kernel = BatchedKernel(model, product, x=x, y=y, device=CPU, low=low)
     forms = {getattr(use, "form", name) for use in kernel.plan.uses}
-    assert forms & {name.split()[0], "outer", "direct"}
+    assert forms & ({"twice"} if name == "twice" else {name.partition(",")[0], "outer", "direct"})
     sweep(kernel, inputs, outputs, Flat, SIZES if low is None else FEW)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from privtune.training.engine import batched
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
-from privtune.training.engine.rules import DirectUse, EmbeddingUse, ProductUse, split
+from privtune.training.engine.rules import DirectUse, ProductUse, split
 from privtune.training.engine.transforms import Transformed, _Products
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
 from privtune.training.mechanism.kernel import OfOutputs, Rows

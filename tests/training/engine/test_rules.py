@@ -1,0 +1,207 @@
+"""Rules for weights that models use in many ways, for layers of one's own, and what they hold in memory."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from privtune import InvalidInputError, norms_of
+from privtune.training.engine import rules
+from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.passes import tape_of
+from privtune.training.engine.train import choose_kernel
+from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, Rows
+from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
+
+CPU = torch.device("cpu")
+TOKENS = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(0))
+
+
+def of_classes(outputs, targets):
+    return F.cross_entropy(getattr(outputs, "logits", outputs), targets, reduction="none")
+
+
+def of_tokens(outputs, targets):
+    logits = getattr(outputs, "logits", outputs)
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view(targets.shape).mean(1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.table, self.body = nn.Embedding(20, 5), kind(5, 4, **options)
+        size = options.get("proj_size", 4) * (2 if options.get("bidirectional") else 1)
+        self.head = nn.Linear(size, 3)
+
+    def forward(self, x):
+        first = self.body.batch_first
+        h = self.table(x) if first else self.table(x).transpose(0, 1)
+        return self.head(self.body(h)[0].mean(1 if first else 0))
+
+
+def hugging(kind, **options):
+    transformers = pytest.importorskip("transformers")
+    config = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 12,
+    }
+    if kind == "GPT2LMHead":
+        config = {"n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    own = getattr(transformers, f"{kind.split('For')[0].removesuffix('LMHead')}Config")
+    return getattr(transformers, f"{kind}Model" if "LMHead" in kind else kind)(
+        own(**config, **options)
+    ).eval()
+
+
+MODELS = {
+    "gru": (lambda: Recurrent(nn.GRU, batch_first=True, num_layers=2, bidirectional=True), TOKENS),
+    "lstm, projected": (lambda: Recurrent(nn.LSTM, proj_size=2), TOKENS),
+    "bert": (
+        lambda: hugging("BertForSequenceClassification", vocab_size=20, num_labels=3),
+        TOKENS,
+    ),
+    "bert, masked": (lambda: hugging("BertForMaskedLM", vocab_size=20), TOKENS),
+    "gpt2": (lambda: hugging("GPT2LMHead", vocab_size=20, n_positions=8), TOKENS),
+    "vit": (
+        lambda: hugging(
+            "ViTForImageClassification", image_size=4, patch_size=2, num_channels=1, num_labels=3
+        ),
+        torch.randn(4, 1, 4, 4, generator=torch.Generator().manual_seed(0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_as_they_come_have_a_rule_for_every_parameter(name):
+    """Building a kernel compares its sums with records taken one by one."""
+    torch.manual_seed(0)
+    make, x = MODELS[name]
+    tokens = name in ("bert, masked", "gpt2")
+    y, loss = (x, of_tokens) if tokens else (torch.tensor([0, 1, 2, 0]), of_classes)
+    kernel = BatchedKernel(make, OfOutputs(loss), x=x, y=y, device=CPU)
+    assert kernel.plan.multiplied == ()
+    small = [kernel.layout.shapes[n] for n in kernel.plan.copied]
+    assert all(
+        len(shape) == 1 or shape[0] == 1 for shape in small
+    )  # added or multiplied as they are
+
+
+class Bilinear(nn.Module):
+    """A layer that no rule covers: records are on both sides of its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5, 5))
+
+    def forward(self, x):
+        return torch.einsum("bi,oij,bj->bo", x, self.weight, x)
+
+
+def bilinear_rule(layer, inputs, grad):
+    (x,) = inputs
+    return {"weight": torch.einsum("bo,bi,bj->boij", grad, x, x)}
+
+
+@pytest.fixture
+def own():
+    """A class of its own for each test: rules stay registered."""
+    return type("Bilinear", (Bilinear,), {})
+
+
+def kernel_of(kind):
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    model = nn.Sequential(nn.Linear(4, 5), kind())
+    return BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU), model, x, y
+
+
+def test_a_rule_of_ones_own_is_used_and_gives_the_sums_of_single_records(own):
+    assert kernel_of(own)[0].plan.multiplied == ("1.weight",)
+    norms_of(own)(bilinear_rule)
+    kernel, model, x, y = kernel_of(own)
+    assert kernel.plan.copied == ()
+    params, out = torch.randn(2, kernel.layout.size), torch.zeros(2, kernel.layout.size)
+    rows = Rows(
+        x.repeat(2, 1, 1), y.repeat(2, 1), [6, 6], torch.ones(2, 6), [torch.Generator()] * 2
+    )
+    for _ in range(8):  # captured from the fifth on
+        out.zero_()
+        kernel.accumulate(params, rows, Flat(0.7), out=out)
+        for k in range(2):
+            gradients = per_sample_gradients(model, params[k], x, y, cross_entropy)
+            torch.testing.assert_close(out[k], clipped_sum(gradients, 0.7), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda layer, inputs, grad: {"weight": 1.01 * bilinear_rule(layer, inputs, grad)["weight"]},
+        lambda layer, inputs, grad: {"weight": bilinear_rule(layer, inputs, grad)["weight"].sum(0)},
+        lambda layer, inputs, grad: {},
+    ],
+)
+def test_a_rule_that_gives_something_else_is_refused(rule, own):
+    norms_of(own)(rule)
+    with pytest.raises(
+        InvalidInputError, match=r"1 \(Bilinear\).*must give the gradients of each record"
+    ):
+        kernel_of(own)
+
+
+def test_a_rule_is_for_a_class_of_layers():
+    with pytest.raises(InvalidInputError, match=r"class of torch\.nn\.Module"):
+        norms_of(nn.Linear(1, 1))
+
+
+def test_a_weight_without_a_rule_is_named_with_what_it_costs(own):
+    data = TensorData(torch.randn(6, 4), torch.arange(6) % 3)
+    model = nn.Sequential(nn.Linear(4, 5), own())
+    with pytest.warns(FallbackWarning, match=r"how 1\.weight are used.*norms_of"):
+        choose_kernel(model, OfOutputs(cross_entropy), data, CPU)
+    norms_of(own)(bilinear_rule)  # a kernel that was kept is not used with another rule
+    assert choose_kernel(model, OfOutputs(cross_entropy), data, CPU).plan.multiplied == ()
+
+
+@pytest.mark.parametrize("limit", [0, 2**26])
+def test_gradients_that_are_not_kept_give_the_same_sums(limit, monkeypatch):
+    """Norms first, a few records at a time, and then the weighted sum: where keeping takes too much."""
+    monkeypatch.setattr(rules, "_DIRECT_BYTES", limit)
+    monkeypatch.setattr(rules, "_PIECE_BYTES", 200)
+    torch.manual_seed(0)
+    x, y = torch.randn(7, 9, 3), torch.arange(7) % 2
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2))
+    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    assert kernel.plan.uses[0].form == ("direct" if limit else "twice")
+    params, out = torch.randn(1, kernel.layout.size), torch.zeros(1, kernel.layout.size)
+    rows = Rows(x[None], y[None], [7], torch.ones(1, 7), [torch.Generator()])
+    kernel.accumulate(params, rows, Flat(0.3), out=out)
+    expected = clipped_sum(per_sample_gradients(model, params[0], x, y, cross_entropy), 0.3)
+    torch.testing.assert_close(out[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pass_lets_go_of_its_tensors_without_the_collector():
+    """Else memory grows by a pass and another, until Python happens to collect."""
+    model = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+    model = nn.Sequential(model, nn.Flatten(), nn.Linear(12, 2))
+    x, y = torch.randn(2, 3, 4), torch.arange(2)
+    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    program, _ = tape_of(kernel.module, kernel._loss_of, kernel.layout, kernel.plan)
+    params = torch.zeros(1, kernel.layout.size)
+    gc.collect()
+    gc.disable()
+    try:
+        program(params, x[None], y[None])
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [found for found in gc.garbage if torch.is_tensor(found)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
