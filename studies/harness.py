@@ -98,7 +98,6 @@ class TrainingResult:
         params: Shape ``[K, P]``.
         report: By name, shape ``[T, K]``.
         transcripts: One a candidate.
-        gradient_evaluations: Of each candidate.
         nonfinite: Of each candidate.
         diverged: Whether the final parameters are not finite.
         snapshots: Of each candidate.
@@ -107,7 +106,6 @@ class TrainingResult:
     params: torch.Tensor
     report: Mapping[str, torch.Tensor]
     transcripts: tuple[Transcript, ...]
-    gradient_evaluations: tuple[int, ...]
     nonfinite: tuple[int, ...]
     diverged: tuple[bool, ...]
     snapshots: tuple[Mapping[int, torch.Tensor], ...]
@@ -138,7 +136,6 @@ def train(
         params=params,
         report={n: torch.stack([o.report[n] for o in found], dim=1) for n in found[0].report},
         transcripts=tuple(outcome.transcript for outcome in found),
-        gradient_evaluations=tuple(outcome.gradient_evaluations for outcome in found),
         nonfinite=tuple(outcome.nonfinite for outcome in found),
         diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
         snapshots=tuple(outcome.snapshots for outcome in found),

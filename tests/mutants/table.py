@@ -188,12 +188,6 @@ _in(
         f"{_RANDOM}::test_candidates_and_steps_are_independent",
     ),
     (
-        "a candidate that stays gets another's noise",
-        "self._sources[name] = [sources[row] for row in rows]",
-        "self._sources[name] = sources[: len(rows)]",
-        f"{_ORACLE}::test_who_stays_keeps_noise_samples_and_transcript",
-    ),
-    (
         "what lies beyond the edge stays as float32 drew it",
         "part[place] = math.copysign(source.beyond(), part[place])",
         "source.beyond()",
@@ -343,12 +337,6 @@ _in(
         "_successes(line, self._rate, self._rngs[0]) for rng in self._rngs",
         f"{_RANDOM}::test_samples_do_not_depend_on_the_stack",
     ),
-    (
-        "a candidate that stays draws another's samples",
-        "self._rngs = [self._rngs[row] for row in rows]",
-        "self._rngs = self._rngs[: len(rows)]",
-        f"{_ORACLE}::test_who_stays_draws_on_from_a_source_of_its_own",
-    ),
 )
 
 _in(
@@ -470,10 +458,10 @@ _in(
         f"{_ORACLE}::test_what_was_charged_and_not_released_is_missed",
     ),
     (
-        "a candidate that stays gets another's transcript",
+        "a candidate gets another's transcript",
         "own = multiplier[member]",
-        "own = multiplier[candidate]",
-        f"{_ORACLE}::test_who_stays_keeps_noise_samples_and_transcript",
+        "own = multiplier[0]",
+        f"{_ORACLE}::test_a_candidate_is_the_same_alone_as_in_a_stack",
     ),
 )
 

@@ -102,7 +102,7 @@ class Member:
 class Group:
     """Candidates whose passes one kernel, that of the first, computes, and whose steps one call takes.
 
-    They have a key in common: program, and kind of optimizer; there is no program where a pass cannot be
+    They have a key in common: program, and what steps them; there is no program where a pass cannot be
     captured.
     """
 
@@ -146,11 +146,7 @@ def put(groups: list[Group], member: Member, program: Program | None) -> int:
     other.
     """
     model, own = member.made.model, member.own
-    key = (
-        None if program is None else program.digest,
-        own is None,
-        None if own is None else own.kind,
-    )
+    key = (program and program.digest, "the method" if own is None else own.kind)
     for group in groups if program is not None else ():
         if group.key == key and same_fixed(group.model, model):
             _share_fixed(model, group.model)
@@ -177,10 +173,10 @@ def merged(groups: list[Group], method: Method[Any]) -> list[Group]:
 
 def _share_fixed(model: nn.Module, like: nn.Module) -> None:
     """Let what is frozen lie in memory once: it is the same, and nothing writes to it."""
-    frozen = {name: p for name, p in like.named_parameters() if not p.requires_grad}
+    same = dict(like.named_parameters())
     for name, parameter in model.named_parameters():
-        if name in frozen:
-            parameter.data = frozen[name].data
+        if not parameter.requires_grad:
+            parameter.data = same[name].data
 
 
 def check_model(model: nn.Module) -> None:

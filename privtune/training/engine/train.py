@@ -67,7 +67,6 @@ class Outcome:
         params: Final parameters on the CPU, shape ``[P]``: the method's average of the iterates.
         report: What the method reports by name, one value a step, on the CPU, shape ``[T]``.
         transcript: What was released.
-        gradient_evaluations: Realised per-sample gradients. Sealed.
         nonfinite: Records that counted as zero, once for every sample that drew them: not finite
             gradients, broken public facts, passes that raise. Sealed.
         snapshots: Parameters after the steps that were asked for, by step, on the CPU, shape ``[P]``.
@@ -78,7 +77,6 @@ class Outcome:
     params: torch.Tensor
     report: Mapping[str, torch.Tensor]
     transcript: Transcript
-    gradient_evaluations: int
     nonfinite: int
     snapshots: Mapping[int, torch.Tensor]
     module: nn.Module
@@ -285,7 +283,6 @@ class Training:
                     params,
                     {name: column[:, row] for name, column in report.items()},
                     transcripts[row],
-                    int(oracle.gradient_evaluations[row]),
                     int(oracle.nonfinite[row]),
                     {step: member.narrowed(kept[row]) for step, kept in now.snapshots.items()},
                     member.made.model,

@@ -65,7 +65,6 @@ class StackOracle:
         self.schedule = schedule
         self.candidates = len(streams)
         self.pace: torch.Tensor | float = 1.0
-        self.gradient_evaluations = np.zeros(self.candidates, dtype=np.int64)
         self.nonfinite = torch.zeros(self.candidates, dtype=torch.long, device=device)
         self._data = data
         self._kernel = kernel
@@ -223,7 +222,6 @@ class StackOracle:
     def position(self) -> Tensors:
         """Return where all streams are, what was counted and what was released, by name."""
         found = {
-            "evaluations": torch.from_numpy(self.gradient_evaluations.copy()),
             "nonfinite": self.nonfinite.to("cpu", copy=True),
             **{f"dropout.{k}": stream.get_state() for k, stream in enumerate(self._dropout)},
         }
@@ -233,7 +231,6 @@ class StackOracle:
 
     def go_to(self, position: Tensors) -> None:
         """Go on from a position that an oracle of the same streams was at, and draw nothing twice."""
-        self.gradient_evaluations = position["evaluations"].numpy()
         self.nonfinite = position["nonfinite"].to(self._device)
         for k, stream in enumerate(self._dropout):
             stream.set_state(position[f"dropout.{k}"])
@@ -328,7 +325,6 @@ class StackOracle:
             out = add_noise(out, noise, scale, self._noise.options)
         if self._outside is not None:  # where there is no noise, nothing may be released
             out.masked_fill_(self._outside, 0.0)
-        self.gradient_evaluations += drawn.sizes
         size = self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
             return torch.addcmul(clipping.center, out, clipping.scale, value=1.0 / size)

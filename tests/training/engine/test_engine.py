@@ -53,7 +53,6 @@ def test_training_learns_and_reports():
     x, y = blobs()
     assert min(accuracy(p, x, y) for p in result.params) > 0.9
     assert not torch.equal(result.params[0], result.params[1])
-    assert all(n > 0 for n in result.gradient_evaluations)
     assert result.diverged == (False, False)
 
 
@@ -93,7 +92,6 @@ def test_more_releases_than_charged_fail():
 
 def test_empty_batches_release_noise():
     result = run(SimpleDPSGD(1.0), candidates=good(2), secrets_=secrets(2), steps=4, rate=1e-9)
-    assert result.gradient_evaluations == (0, 0)
     assert result.params.isfinite().all()
     assert result.params.abs().max() > 1e3  # noise over an expected batch size of 2e-7
 

@@ -104,7 +104,6 @@ def test_threads_change_no_bit_of_the_same_stacks(cores, method, model, candidat
     for abreast in found:
         assert torch.equal(abreast.params, apart.params)
         assert abreast.transcripts == apart.transcripts == whole.transcripts
-        assert abreast.gradient_evaluations == apart.gradient_evaluations
         for name, values in apart.report.items():
             assert torch.equal(values, abreast.report[name])
         for one, other in zip(abreast.snapshots, apart.snapshots, strict=True):
