@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,15 @@ from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.layers import ruled, unruled
 from privtune.training.engine.passes import Lowered, Program, Tape, losses_of, plan_model, tape_of
 from privtune.training.engine.record import Captured, NotCapturedError, capture
-from privtune.training.engine.rules import ProductUse, add_sums, count, emptied, nonfinite, norms_of, split
+from privtune.training.engine.rules import (
+    ProductUse,
+    add_sums,
+    count,
+    emptied,
+    nonfinite,
+    norms_of,
+    split,
+)
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
 from privtune.training.engine.transforms import Transformed, held_by_norms, with_norms
 from privtune.training.mechanism.clipping import CoordinateTransform
@@ -157,7 +165,7 @@ class BatchedKernel:
         with self._running:
             program, uses = self._program(params, rows, masks, normed=normed)
             early = None if isinstance(program, Captured) else program(*inputs)
-            uses = tuple(uses)
+            used = tuple(uses)
         with torch.inference_mode():
             if early is not None:
                 tape, early = early, None
@@ -169,14 +177,14 @@ class BatchedKernel:
             if beside is not None:
                 beside.append((params, params.clone(), tape[-1]))
                 tape = tape[:-1]
-            parts = split(uses, tape)
+            parts = split(used, tape)
             if isinstance(clipping, CoordinateTransform):
-                known = tape[2 * len(uses) :] if isinstance(program, Captured) and normed else ()
-                sums = Transformed(uses, self.layout, clipping, known)
+                known = tape[2 * len(used) :] if isinstance(program, Captured) and normed else ()
+                sums = Transformed(used, self.layout, clipping, known)
                 return sums.accumulate(parts, rows, out=out, halves=halves)
             del tape  # norms let go of what they have read
             layout, by_layer = self.layout, clipping.by_layer
-            norms, saved = norms_of(uses, parts, layout=layout, by_layer=by_layer)
+            norms, saved = norms_of(used, parts, layout=layout, by_layer=by_layer)
             bad = nonfinite(norms, look=looks_freely(norms.device))
             if bad is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
@@ -184,7 +192,7 @@ class BatchedKernel:
                 saved = emptied(saved, bad)
                 norms.masked_fill_(bad, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
-            add_sums(uses, saved, coefficients, layout.split(out), layout=layout)
+            add_sums(used, saved, coefficients, layout.split(out), layout=layout)
             return count(clipping, norms, rows, bad, halves)
 
     @cached_property
@@ -220,7 +228,7 @@ class BatchedKernel:
 
     @cached_property
     def captures(self) -> bool:
-        """Whether passes are captured: for a large model, which is bound by its products, that gains nothing."""
+        """Whether passes are captured: a large model is bound by its products, and gains nothing."""
         return sum(p.numel() for p in self.module.parameters()) <= _LARGE
 
     @property

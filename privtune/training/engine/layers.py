@@ -1,4 +1,4 @@
-"""Rules for layers of one's own: how gradients of records come from what a layer saw and what it sent back."""
+"""Rules for layers of one's own: gradients of records from what a layer saw and what it sent back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _RULES: dict[type[nn.Module], Rule] = {}
 def norms_of(layer: type[nn.Module]) -> Callable[[R], R]:
     """Register the rule that gives the gradients of a layer's parameters for each record.
 
-    Without a rule, parameters that a layer multiplies with are copied for each record, which is exact and slow.
-    Norms and weighted sums are taken of what the rule gives. Every training first compares both with records
-    taken one by one, as it does for the layers of PyTorch; a rule that gives something else is refused.
+    Without a rule, parameters that a layer multiplies with are copied for each record, which is exact and
+    slow. Norms and weighted sums are taken of what the rule gives. Every training first compares both with
+    records taken one by one, as it does for the layers of PyTorch; a rule that gives something else is
+    refused.
 
     Args:
         layer: Class of the layer. Its ``forward`` takes tensors and gives one, all with the batch axis first.
@@ -60,7 +61,7 @@ def norms_of(layer: type[nn.Module]) -> Callable[[R], R]:
 
 
 def rules() -> tuple[int, ...]:
-    """Return what tells the registered rules from others: a kernel that was built with others is built anew."""
+    """Return what tells the registered rules from others: with others, a kernel is built anew."""
     return tuple(map(id, _RULES.values()))
 
 

@@ -1,7 +1,8 @@
 """Handlers of operations that use parameters, or that have a form of their own for one record.
 
-Convolutions run candidate by candidate in a layout with channels last: on CPU that makes them and the pooling
-behind them several times faster. Recurrent layers run place by place: their kernels have no rule for ``vmap``.
+Convolutions run candidate by candidate in a layout with channels last: on CPU that makes them and the
+pooling behind them several times faster. Recurrent layers run place by place: their kernels have no rule for
+``vmap``.
 """
 
 from __future__ import annotations
@@ -409,24 +410,28 @@ def _attention(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return torch.matmul(mode.drop(weights, p, weights.shape), v)
 
 
-def _fused(levels: Levels | None, *parts: torch.Tensor | None, **how: Any) -> Any:
+def _fused(
+    levels: Levels | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    **how: Any,
+) -> Any:
     """Run torch's own attention on the physical tensors: under ``vmap`` it would hold every score."""
     if levels is None:
         return NotImplemented
-    held = [None if part is None else levels.physical(part) for part in parts]
-    most = max(part.ndim for part in held if part is not None)
-    axes = max(most, 5)  # candidates, records, and what torch has a fast kernel for: heads, places, features
+    held = [levels.physical(part) for part in (q, k, v, *(() if mask is None else (mask,)))]
+    most = max(part.ndim for part in held)
+    axes = max(
+        most, 5
+    )  # candidates, records, and what torch has a fast kernel for: heads, places, features
     with temporarily_clear_interpreter_stack():
-        wide = [
-            None if part is None else part[(slice(None),) * 2 + (None,) * (axes - part.ndim)]
-            for part in held
-        ]
-        lead = torch.broadcast_shapes(*(part.shape[:-2] for part in wide if part is not None))
-        q, k, v, mask = (
-            None if part is None else part.expand(*lead, *part.shape[-2:]).flatten(0, -4)
-            for part in wide
-        )
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **how)
+        wide = [part[(slice(None),) * 2 + (None,) * (axes - part.ndim)] for part in held]
+        lead = [max(sizes) for sizes in zip(*(part.shape[:-2] for part in wide), strict=True)]
+        parts = [part.expand(*lead, *part.shape[-2:]).flatten(0, -4) for part in wide]
+        how["attn_mask"] = None if mask is None else parts[3]
+        out = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], **how)
         out = out.view(*lead, *out.shape[-2:])
         out = out[(slice(None),) * 2 + (0,) * (axes - most)]
     return levels.wrap(out)
@@ -437,9 +442,7 @@ def _multi_head(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         return _open_multi_head(*args, **kwargs)
 
 
-def _recurrent(
-    mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, cell: Cell
-) -> Any:
+def _recurrent(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, cell: Cell) -> Any:
     """Handle a recurrent layer place by place: of all layers and directions, every product is caught."""
     names = (
         "input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional",
@@ -501,6 +504,7 @@ def _gru_cell(x: torch.Tensor, states: Tensors, weights: Tensors) -> Tensors:
     fresh = torch.tanh(fresh + torch.sigmoid(reset + by_reset) * by_fresh)
     return (fresh + update * (h - fresh),)
 
+
 def _simple_cell(x: torch.Tensor, states: Tensors, weights: Tensors, *, squash: Any) -> Tensors:
     return (squash(x + _by_state(states[0], weights)),)
 
@@ -536,6 +540,7 @@ def _without_override(func: Any) -> Any:
 
 
 _open_multi_head = _without_override(functional.multi_head_attention_forward)
+
 
 @dataclass(eq=False)
 class Intercept(Watch):

@@ -138,7 +138,9 @@ def plan_model(
     if not copy_all:
         reached: Sequence[torch.Tensor | None] = [None] * len(leaves)
         if done.losses.requires_grad:
-            reached = torch.autograd.grad(done.losses.sum(), list(leaves.values()), allow_unused=True)
+            reached = torch.autograd.grad(
+                done.losses.sum(), list(leaves.values()), allow_unused=True
+            )
         copied = {name for name, g in zip(leaves, reached, strict=True) if g is not None}
     sites, multiplied = tuple(done.watch.sites), copied & done.watch.multiplied
     drawn = tuple(site.empty(x.shape[:2], params) for site in sites)
@@ -239,7 +241,11 @@ def losses_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan
     """Return the forward pass alone, without draws: ``(params, x, y)`` to losses ``[K, B]``."""
 
     def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        how: dict[str, Any] = {"masks": None, "deterministic": True, "all_classes": plan.all_classes}
+        how: dict[str, Any] = {
+            "masks": None,
+            "deterministic": True,
+            "all_classes": plan.all_classes,
+        }
         done = _run(module, loss_of, layout.unflatten(params), copies={}, x=x, y=y, **how)
         return (done.losses.detach(),)
 

@@ -1,8 +1,8 @@
 """A program captured as a flat graph: the calls that reach the kernels, in their order, without their views.
 
-Small stacks are bound by the number of calls, and about two thirds of what a pass does are chains of views, left
-over from ``vmap`` and autograd: each becomes one ``as_strided`` or nothing. ``make_fx`` records the same calls;
-it imports a compiler and an algebra system, which takes longer than all captures of a study.
+Small stacks are bound by the number of calls, and about two thirds of what a pass does are chains of views,
+left over from ``vmap`` and autograd: each becomes one ``as_strided`` or nothing. ``make_fx`` records the same
+calls; it imports a compiler and an algebra system, which takes longer than all captures of a study.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Rules: the norms and the weighted sum of per-record gradients, from what layers saw and sent back.
 
-A *use* is how a pass uses one parameter. From what went in (``a``) and the gradient of what came out (``g``),
-both with axes ``[K, B, ...]``, a rule gives the squared norm of every record's gradient and adds the weighted
-sum of those gradients to a buffer. The per-record gradients of a large layer are never held at once (Bu et al.
-2023, arXiv 2210.00038).
+A *use* is how a pass uses one parameter. From what went in (``a``) and the gradient of what came out
+(``g``), both with axes ``[K, B, ...]``, a rule gives the squared norm of every record's gradient and adds the
+weighted sum of those gradients to a buffer. The per-record gradients of a large layer are never held at once
+(Bu et al. 2023, arXiv 2210.00038).
 
 A matrix that a record uses at T places has the gradient ``g^T a``, a sum of T outer products. Its norm comes
-from two Gram matrices of T by T (*ghost*), or from the gradient itself: kept for the sum (*direct*) or formed a
-few records at a time, for its norm alone (*twice*). Norms whose sum is formed anew are rounded up by what
+from two Gram matrices of T by T (*ghost*), or from the gradient itself: kept for the sum (*direct*) or formed
+a few records at a time, for its norm alone (*twice*). Norms whose sum is formed anew are rounded up by what
 float32 may lose in that sum: where its terms cancel, the sum would else be up to 1.35 times the bound.
 
 A squared norm may underflow where it is that of a whole gradient (then the gradient is shorter than 1e-18 and
@@ -162,8 +162,9 @@ class ProductUse(Use):
     def _gradients(self, a: torch.Tensor, g: torch.Tensor) -> Tensors:
         """Return the per-record gradients of weight and bias, from matrices."""
         if self.groups > 1:
-            by_tap = a.unflatten(-1, (self.taps, self.groups, -1)).permute(0, 1, 4, 2, 3, 5)
-            left, right = g.unflatten(-1, (self.groups, -1)).transpose(2, 3), by_tap.flatten(4)
+            by_tap = a.view(*a.shape[:3], self.taps, self.groups, -1).permute(0, 1, 4, 2, 3, 5)
+            by_group = g.view(*g.shape[:3], self.groups, -1).transpose(2, 3)
+            left, right = by_group, by_tap.flatten(4)
         else:
             left, right = g, a
         weight = torch.matmul(left.mT, right).flatten(2)
@@ -180,8 +181,11 @@ class ProductUse(Use):
         """Return the squared norms in float64, of gradients that are formed a few records at a time."""
         size = max(1, _PIECE_BYTES // (4 * a.shape[0] * a.shape[-1] * g.shape[-1]))
         found = []
-        for one, other in zip(a.split(size, dim=1), g.split(size, dim=1), strict=True):
-            norms = [torch.linalg.vector_norm(v, dim=-1).double() for v in self._gradients(one, other)]
+        pieces = (torch.split(side, size, dim=1) for side in (a, g))
+        for one, other in zip(*pieces, strict=True):
+            norms = [
+                torch.linalg.vector_norm(v, dim=-1).double() for v in self._gradients(one, other)
+            ]
             found.append(sum(norm.square_() for norm in norms))
         return torch.cat(found, dim=1)
 
@@ -276,7 +280,11 @@ def merged(found: Sequence[tuple[Use, Tensors]]) -> list[tuple[Use, Tensors]]:
     if all(isinstance(use, EmbeddingUse) for use in uses):
         sides = zip(*(parts for _, parts in found), strict=True)
         return [(first, tuple(torch.cat(side, dim=2) for side in sides))]
-    own, pairs, biases = ProductUse(first.weight, first.bias if whole else None), [], dict[str, torch.Tensor]()
+    own, pairs, biases = (
+        ProductUse(first.weight, first.bias if whole else None),
+        [],
+        dict[str, torch.Tensor](),
+    )
     for use, (a, g) in found:
         if isinstance(use, ProductUse):
             own = replace(own, taps=use.taps, depth=use.depth, groups=use.groups)
@@ -287,7 +295,9 @@ def merged(found: Sequence[tuple[Use, Tensors]]) -> list[tuple[Use, Tensors]]:
         if use.bias is not None and not whole:
             part = g.sum(dim=2)
             biases[use.bias] = biases[use.bias] + part if use.bias in biases else part
-    a, g = pairs[0] if len(pairs) == 1 else (torch.cat(side, 2) for side in zip(*pairs, strict=True))
+    a, g = (
+        pairs[0] if len(pairs) == 1 else (torch.cat(side, 2) for side in zip(*pairs, strict=True))
+    )
     return [own.laid_out(a, g), *((DirectUse(name), (part,)) for name, part in biases.items())]
 
 
@@ -404,7 +414,7 @@ def _gram_norms(a: torch.Tensor, g: torch.Tensor, *, biased: bool) -> torch.Tens
 def _rounded(
     squared: torch.Tensor, a: torch.Tensor, g: torch.Tensor, *, biased: bool
 ) -> torch.Tensor:
-    """Round squared norms of sums of outer products up; infinite where an ``a`` is too long to be multiplied."""
+    """Round squared norms of sums of outer products up; infinite where an ``a`` is too long."""
     lengths = torch.linalg.vector_norm(a.double(), dim=-1)
     if biased:
         lengths = lengths.square().add_(1.0).sqrt_()

@@ -348,9 +348,9 @@ def choose_kernel(
     if slow := kernel.plan.multiplied:
         held = sum(4e-6 * kernel.layout.shapes[name].numel() for name in slow)
         say_once(
-            f"{type(module).__name__}: no rule covers how {', '.join(slow)} are used, so they are copied for each "
-            f"record: {held:.3g} MB and products of their own for every record of a batch. privtune.norms_of "
-            "registers a rule for a layer."
+            f"{type(module).__name__}: no rule covers how {', '.join(slow)} are used, so every record of a "
+            f"batch has a copy, {held:.3g} MB, and products of its own. privtune.norms_of registers a rule "
+            "for a layer."
         )
     if program is not None:
         _kernels.pop(key, None)

@@ -18,7 +18,16 @@ from functools import cache
 import torch
 
 from privtune.training.engine.compute import full_precision
-from privtune.training.engine.rules import LOST, ProductUse, Tensors, Use, count, emptied, nonfinite, split
+from privtune.training.engine.rules import (
+    LOST,
+    ProductUse,
+    Tensors,
+    Use,
+    count,
+    emptied,
+    nonfinite,
+    split,
+)
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.device import looks_freely
 from privtune.training.mechanism.kernel import Layout, Rows
@@ -102,7 +111,12 @@ class Transformed:
         return torch.where(self._far.unsqueeze(0), norms[1], norms[0]), list(saved)
 
     def accumulate(
-        self, parts: Sequence[Tensors], rows: Rows, *, out: torch.Tensor, halves: torch.Tensor | None
+        self,
+        parts: Sequence[Tensors],
+        rows: Rows,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         norms, saved = self.norms(parts)

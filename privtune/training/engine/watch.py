@@ -1,10 +1,10 @@
 """Watching a model run on one record: what it does with parameters, and where it draws random numbers.
 
 The model runs under two nested ``vmap``: over candidates and over records. That is its meaning: it sees one
-record, as a batch of one, so that records cannot touch each other. A :class:`Watch` catches operations that use
-a parameter in a known way and computes them on the physical tensors of all candidates and records, with the
-parameter cut off from autograd; how to make its gradient of what comes back is noted. Everything else runs as
-it is.
+record, as a batch of one, so that records cannot touch each other. A :class:`Watch` catches operations that
+use a parameter in a known way and computes them on the physical tensors of all candidates and records, with
+the parameter cut off from autograd; how to make its gradient of what comes back is noted. All else runs as it
+is.
 """
 
 from __future__ import annotations
@@ -213,12 +213,12 @@ class Watch(TorchFunctionMode):
     def __enter__(self) -> Watch:
         self._outer.append(ACTIVE.watch)  # handlers enter again, within
         ACTIVE.watch = self
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         ACTIVE.watch = self._outer.pop()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
@@ -409,9 +409,7 @@ def _bernoulli(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return (value < (p if chance is None else chance)).to(p.dtype)
 
 
-def _in_place(
-    mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: str
-) -> Any:
+def _in_place(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, method: str) -> Any:
     """Handle a method that fills its tensor with random numbers."""
     own = mode.generator
     x = args[0]

@@ -136,7 +136,8 @@ class AdaCliP(SampledGradient):
         seen = (state.deviation * less).addcmul_(moved, moved, value=share)
         cut = (1.0 - self.deviation_decay) * state.largest_variance
         seen.clamp_min_((1.0 - self.deviation_decay) * self.smallest_variance)
-        seen = torch.where(seen < rows(cut), seen, rows(cut))  # what is no number counts as the largest
+        # What is no number counts as the largest.
+        seen = torch.where(seen < rows(cut), seen, rows(cut))
         variance = seen.addcmul_(state.deviation, state.deviation, value=self.deviation_decay)
         return replace(
             state,

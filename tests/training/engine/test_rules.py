@@ -78,6 +78,7 @@ MODELS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_as_they_come_have_a_rule_for_every_parameter(name):
     """Building a kernel compares its sums with records taken one by one."""
