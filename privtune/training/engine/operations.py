@@ -190,6 +190,9 @@ def cross_entropy(
 def _linear(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     x, weight, bias = bind(args, kwargs, ("input", "weight", "bias"), (None,))
     found = mode.names_of(weight, bias)
+    if mode.adds(weight, bias):
+        with mode:
+            return functional.linear(x, weight) + bias
     if found is None or mode.levels is None:
         return NotImplemented
     levels, name = mode.levels, str(found[0])
@@ -234,6 +237,10 @@ def _conv(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, axes: 
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias, *rest, groups = bind(args, kwargs, names, (None, 1, 0, 1, 1))
     found = mode.names_of(weight, bias)
+    if mode.adds(weight, bias):
+        run = functional.conv1d if axes == 1 else functional.conv2d
+        with mode:
+            return run(x, weight, None, *rest, groups) + bias.view(-1, *(1,) * axes)
     if found is None or mode.levels is None:
         return NotImplemented
     levels = mode.levels

@@ -278,6 +278,10 @@ class Watch(TorchFunctionMode):
             return None
         return found
 
+    def adds(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Say whether the bias of an operation is trained, and its weight is not: then it is added apart."""
+        return self.levels is not None and id(weight) not in self.names and id(bias) in self.names
+
     def all_classes(self, targets: torch.Tensor) -> bool:
         """Say whether physical targets are those that are known to be classes, not made from them."""
         known = self.classes
