@@ -478,10 +478,10 @@ _in(
 )
 
 _in(
-    "training/mechanism/metrics/_base.py",
+    "training/mechanism/metrics.py",
     (
         "losses of a score are not clipped",
-        "values.clamp(0.0, bound).unsqueeze(-1)",
+        "values.clamp(least, most).unsqueeze(-1)",
         "values.unsqueeze(-1)",
         f"{_METRICS}::test_no_record_adds_more_than_the_norm_and_one_reaches_it",
     ),
