@@ -497,7 +497,7 @@ _in(
     ),
     (
         "what a record adds to a score is held to no bound",
-        "parts * (plan.bound / length.clamp(min=plan.bound))",
+        "parts * (plan.bound / lengths.clamp(min=plan.bound))",
         "parts",
         f"{_METRICS}::test_whatever_a_metric_says_a_record_adds_its_bound_at_most",
     ),

@@ -30,11 +30,6 @@ def rewind(rows: Rows, states: Sequence[torch.Tensor]) -> None:
         stream.set_state(state)
 
 
-def where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
-    """Return the values of records that are kept, and what is made up in place of the others."""
-    return torch.where(kept.view(*kept.shape, *(1 for _ in values.shape[2:])), values, made_up)
-
-
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Say whether two tensors of one type hold the same, also where that is no number."""
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]

@@ -91,6 +91,10 @@ class Metric:
         """
         return means
 
+    def blocks(self, means: Floats) -> Iterator[tuple[Metric, float, Floats]]:
+        """Yield each metric of the release, the unit of its sums, and their means."""
+        yield self, 1.0, means
+
     def ends(self, means: Floats) -> tuple[float, float]:
         """Return the metric twice; the ends of what it can be where noise leaves nothing to divide by."""
         value = self.value(self.held(means))
@@ -602,7 +606,7 @@ class Joint(Metric):
         return _side_by_side(*found)
 
     def blocks(self, means: Floats) -> Iterator[tuple[Metric, float, Floats]]:
-        """Yield each metric with its norm, and the means of what records add to it."""
+        """See ``Metric``: the units are their norms."""
         start = 0
         for metric, size in zip(self.metrics, self._sizes, strict=True):
             norm = metric.norm(self.mechanism)

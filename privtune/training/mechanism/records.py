@@ -237,3 +237,10 @@ def find_raising(
     if not bool(found.any()):
         raise error
     return found
+
+
+def where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
+    """Return the values of records that are kept, and what is made up in place of the others."""
+    return torch.where(
+        kept.view(*kept.shape, *(1 for _ in values.shape[kept.ndim :])), values, made_up
+    )

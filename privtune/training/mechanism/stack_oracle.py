@@ -15,12 +15,12 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import TensorData, synthetic
 from privtune.training.mechanism.device import sent
-from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, same_bits, where
+from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, same_bits
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.oracle import Sample
-from privtune.training.mechanism.records import find_raising
+from privtune.training.mechanism.records import find_raising, where
 from privtune.training.mechanism.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed

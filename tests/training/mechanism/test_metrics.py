@@ -17,7 +17,7 @@ from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan, Scoring, validation_metric
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.metrics import METRICS, interval, is_mean, make_metric
-from privtune.training.mechanism.scoring import cross_entropy, measure, score
+from privtune.training.mechanism.scoring import cross_entropy, measure_each, score
 from privtune.training.mechanism.streams import Streams
 
 pytestmark = pytest.mark.quick
@@ -281,8 +281,7 @@ def test_intervals_hold_the_truth(name: str, noise: float) -> None:
     held = 0
     for number in range(300):
         streams = Streams(number.to_bytes(32, "big"))
-        found = measure(plan, Given(), draw(300), rng=streams.numpy("report"))
-        assert found is not None
+        (found,) = measure_each(plan, Given(), draw(300), rng=streams.numpy("report")).values()
         held += found.low <= truth <= found.high
     assert held >= 270
 
@@ -311,8 +310,9 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
     held, beyond, raw = 0, 0, []
     for number in range(200):
         streams = Streams(number.to_bytes(32, "big"))
-        found = measure(plan, Given(), TensorData(x, y), rng=streams.numpy("report"))
-        assert found is not None
+        (found,) = measure_each(
+            plan, Given(), TensorData(x, y), rng=streams.numpy("report")
+        ).values()
         assert low <= found.low <= found.value <= found.high <= high
         assert found.low < found.high
         held += found.low <= truth <= found.high
