@@ -34,7 +34,12 @@ from privtune.training.engine.stacks import (
     split,
 )
 from privtune.training.engine.threads import Job, OnStep, side_by_side
-from privtune.training.mechanism.data import TensorData, fingerprint, targets_are_classes
+from privtune.training.mechanism.data import (
+    TensorData,
+    find_facts,
+    fingerprint,
+    targets_are_classes,
+)
 from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import (
     Kernel,
@@ -46,7 +51,6 @@ from privtune.training.mechanism.kernel import (
     say_once,
 )
 from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.records import find_facts
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams

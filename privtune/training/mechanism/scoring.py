@@ -22,12 +22,18 @@ from torch.nn import functional
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.apart import by_record
-from privtune.training.mechanism.data import TensorData, synthetic
+from privtune.training.mechanism.data import (
+    TensorData,
+    blames_records,
+    find_facts,
+    find_raising,
+    synthetic,
+    where,
+)
 from privtune.training.mechanism.fresh import fresh, unwritten
 from privtune.training.mechanism.kernel import Loss, LossOf
 from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval, label, make_metric
-from privtune.training.mechanism.records import blames_records, find_facts, find_raising, where
-from privtune.training.mechanism.units import rows_of
+from privtune.training.mechanism.packing import rows_of
 
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

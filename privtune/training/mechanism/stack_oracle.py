@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -13,14 +13,12 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
-from privtune.training.mechanism.data import TensorData, synthetic
+from privtune.training.mechanism.data import TensorData, find_raising, synthetic, where
 from privtune.training.mechanism.device import sent
-from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, same_bits
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.oracle import Sample
-from privtune.training.mechanism.records import find_raising, where
 from privtune.training.mechanism.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
@@ -29,19 +27,24 @@ from privtune.training.mechanism.transcript import StackTranscript, Transcript
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """A sample of each candidate; what is in it stays inside this module."""
+
+    rate: float
+    number: int
+    index: torch.Tensor
+    mask: torch.Tensor
+    sizes: npt.NDArray[np.int64]
+    fetched: list[Rows] = field(default_factory=list)  # kept for the next release, if in one piece
+
+
 class StackOracle:
     """Noisy answers about the data for K candidates: see ``Oracle`` for the guarantee.
 
-    Args:
-        schedule: The public clockwork.
-        data: The private records.
-        kernel: Computes the clipped sums.
-        streams: One for each candidate.
-        device: Where to compute.
-        physical_rows: Most rows of a candidate that are computed at once; it changes no sample and no noise.
-        noise: Source and treatment of the noise.
-        places: Where the parameters of each lie in those of the kernel, if its model is wider than theirs;
-            what is released is zero beside them.
+    ``physical_rows`` is how many rows of a candidate are computed at once; it changes no sample and no
+    noise. ``places`` say where the parameters of each lie in those of the kernel, if its model is wider
+    than theirs; what is released is zero beside them.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class StackOracle:
     ) -> torch.Tensor:
         """Release the noisy mean of the clipped per-sample gradients: see ``Oracle.gradient``."""
         own, noise = self._own(sample), noise_multiplier
-        return self._gradient(own, params, clipping, noise, halves=None, beside=losses_follow)
+        return self._gradient(own, params, clipping, noise, beside=losses_follow)
 
     def gradient_and_fraction(
         self,
@@ -155,7 +158,7 @@ class StackOracle:
         totals = params[0].new_zeros(len(params), self.candidates)
         limit = bound.to(totals).unsqueeze(-1)
         for rows in self._physical(drawn):
-            totals += loss_sums([self._losses(point, rows) for point in params], limit)
+            totals += _loss_sums([self._losses(point, rows) for point in params], limit)
         for _ in params:
             scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity)
         return self._noisy(totals, scale, mechanism) / self._normaliser(drawn)
@@ -163,7 +166,7 @@ class StackOracle:
     def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
         for asked, known, found in rows.beside or ():
-            if point is asked and same_bits(known, point):
+            if point is asked and _same_bits(known, point):
                 return found, rows.mask
 
         def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
@@ -179,36 +182,23 @@ class StackOracle:
         A pass that raises has changed nothing; what an attempt at some rows gives is dropped.
         """
         states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
+
+        def only(kept: torch.Tensor) -> Rows:
+            """Return the rows with made-up ones, of mask 0, in place of the others; dropout as it began."""
+            for stream, state in zip(rows.dropout, states, strict=False):
+                stream.set_state(state)
+            made_up = synthetic(rows.x[0], rows.y[0], (1, 1), rows.x.device)
+            kept = kept.to(rows.mask.device).view(rows.mask.shape)
+            own = (where(kept, rows.x, made_up[0]), where(kept, rows.y, made_up[1]))
+            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept, beside=None)
+
         try:
             return run(rows)
         except Exception as error:
-            rows = self._without_raising(rows, error, attempt, states)
-        rewind(rows, states)
-        return run(rows)
-
-    def _without_raising(
-        self,
-        rows: Rows,
-        error: Exception,
-        attempt: Callable[[Rows], object],
-        states: Sequence[torch.Tensor],
-    ) -> Rows:
-        """Return the rows with made-up ones, of mask 0, in place of those that raise alone."""
-        x, y = synthetic(rows.x[0], rows.y[0], (1, 1), rows.x.device)
-
-        def only(kept: torch.Tensor) -> Rows:
-            kept = kept.to(rows.mask.device).view(rows.mask.shape)
-            own = (where(kept, rows.x, x), where(kept, rows.y, y))
-            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept, beside=None)
-
-        def alone(kept: torch.Tensor) -> object:
-            rewind(rows, states)
-            return attempt(only(kept))
-
-        found = find_raising(error, rows.mask.numel(), alone)
-        found = found.to(self._device)
-        self.nonfinite += (found.view(rows.mask.shape) & (rows.mask > 0)).sum(dim=1)
-        return only(~found)
+            found = find_raising(error, rows.mask.numel(), lambda kept: attempt(only(kept)))
+        lost = found.to(self._device).view(rows.mask.shape)
+        self.nonfinite += (lost & (rows.mask > 0)).sum(dim=1)
+        return run(only(~found))
 
     def _noisy(self, totals: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
         """Add noise to numbers of each candidate, shape ``[n, K]``."""
@@ -262,20 +252,20 @@ class StackOracle:
 
     def _open(
         self, rate: float, index: torch.Tensor, mask: torch.Tensor, sizes: npt.NDArray[np.int64]
-    ) -> Drawn:
+    ) -> _Drawn:
         number = self._log.open_sample(rate)
-        return Drawn(rate, number, index, mask.to(self._kernel.layout.dtype), sizes)
+        return _Drawn(rate, number, index, mask.to(self._kernel.layout.dtype), sizes)
 
-    def _own(self, sample: Sample) -> Drawn:
-        if not isinstance(sample, Drawn):
+    def _own(self, sample: Sample) -> _Drawn:
+        if not isinstance(sample, _Drawn):
             raise InvalidInputError("sample", sample, "must come from this oracle")
         return sample
 
-    def _normaliser(self, drawn: Drawn) -> float:
+    def _normaliser(self, drawn: _Drawn) -> float:
         """Return the public number that means are divided by; never a realised size."""
         return drawn.rate * self.schedule.records
 
-    def _physical(self, drawn: Drawn, *, beside: bool = False) -> Iterator[Rows]:
+    def _physical(self, drawn: _Drawn, *, beside: bool = False) -> Iterator[Rows]:
         """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time.
 
         Rows of a sample in one piece are kept, and ask for the losses beside a pass if they should.
@@ -291,7 +281,7 @@ class StackOracle:
                 drawn.fetched.append(rows)
             yield rows
 
-    def _fetch(self, drawn: Drawn, start: int, stop: int) -> Rows:
+    def _fetch(self, drawn: _Drawn, start: int, stop: int) -> Rows:
         index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
         width = index.shape[1]
         if width % GRANULE:  # the last piece of all records: filled up to a common size
@@ -302,22 +292,19 @@ class StackOracle:
         if lost is not None:
             self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1)
             mask = mask * ~lost.view(index.shape)
-        sizes = (
-            drawn.sizes
-            if start == 0 and stop >= drawn.index.shape[1]
-            else (np.clip(drawn.sizes - start, 0, width))
-        )
+        whole = start == 0 and stop >= drawn.index.shape[1]
+        sizes = drawn.sizes if whole else np.clip(drawn.sizes - start, 0, width)
         x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
         return Rows(x, y, sizes, mask, self._dropout)
 
     def _gradient(
         self,
-        drawn: Drawn,
+        drawn: _Drawn,
         params: torch.Tensor,
         clipping: Clipping,
         noise_multiplier: float | torch.Tensor,
         *,
-        halves: torch.Tensor | None,
+        halves: torch.Tensor | None = None,
         beside: bool = False,
     ) -> torch.Tensor:
         """Release a noisy mean: the noise is laid down first, the clipped sums are added to it."""
@@ -349,7 +336,7 @@ class StackOracle:
 
     def _charge(
         self,
-        drawn: Drawn,
+        drawn: _Drawn,
         kind: str,
         noise_multiplier: float | torch.Tensor,
         sensitivity: torch.Tensor,
@@ -370,3 +357,24 @@ class StackOracle:
             self._scales = [known, *self._scales[:1]]  # of a gradient, and of what is beside it
         self._log.record(drawn.number, kind, known[1])
         return known[2]
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors of one type hold the same, also where that is no number."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    return torch.equal(one.detach().view(whole), other.detach().view(whole))
+
+
+def _loss_sums(
+    found: Sequence[tuple[torch.Tensor, torch.Tensor]], limit: torch.Tensor
+) -> torch.Tensor:
+    """Return sums of losses ``[J, K]``, each held to [0, limit]; those that are no number count nothing.
+
+    Given J times the losses of every row and the mask of those that count, ``[K, M]`` each.
+    """
+    values = torch.stack([losses for losses, _ in found])
+    values = values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    held = values.clamp_(min=0.0).minimum(limit)
+    first, *others = [mask for _, mask in found]
+    alike = all(mask is first for mask in others)
+    return held.mul_(first if alike else torch.stack([first, *others])).sum(dim=-1)

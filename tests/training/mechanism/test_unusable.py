@@ -14,9 +14,14 @@ from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.train import train
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import TensorData, targets_are_classes
+from privtune.training.mechanism.data import (
+    NO_FACTS,
+    TensorData,
+    find_facts,
+    find_raising,
+    targets_are_classes,
+)
 from privtune.training.mechanism.kernel import OfOutputs
-from privtune.training.mechanism.records import NO_FACTS, find_facts, find_raising
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
