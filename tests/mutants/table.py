@@ -171,8 +171,8 @@ _in(
     ),
     (
         "Gaussian and Laplace noise are of one stream",
-        'name = f"noise/{kind}/{size}"',
-        'name = f"noise/{size}"',
+        'f"noise/{kind}/{size}"',
+        'f"noise/{size}"',
         f"{_ORACLE}::test_no_two_sources_of_noise_have_one_key",
     ),
     (
@@ -349,7 +349,7 @@ _in(
     "training/mechanism/stack_oracle.py",
     (
         "losses of a gradient's pass are released as those at other parameters",
-        "if point is asked and same_bits(known, point):",
+        "if point is asked and _same_bits(known, point):",
         "if point is asked:",
         f"{_PATHS}::test_losses_are_those_at_the_parameters_as_they_are_when_asked",
     ),
@@ -455,14 +455,14 @@ _in(
     ),
     (
         "releases that were not made pass",
-        "missing = looks_of(event) - self.looks()",
-        "missing = Counter[Look]()",
+        "else looks_of(event) - self.looks()",
+        "else Counter()",
         f"{_ORACLE}::test_what_was_charged_and_not_released_is_missed",
     ),
     (
         "a candidate that stays gets another's transcript",
         "own = multiplier[member]",
-        "own = multiplier[candidate]",
+        "own = multiplier[len(found)]",
         f"{_ORACLE}::test_who_stays_keeps_noise_samples_and_transcript",
     ),
 )

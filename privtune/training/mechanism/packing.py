@@ -73,11 +73,7 @@ class Packing:
             InvalidInputError: If something else than tensors is in it, or their records are not as many.
         """
         tensors, tree = _flat(batch)
-        return cls(
-            tree,
-            tuple(tuple(t.shape[1:]) for t in tensors),
-            tuple(map(_dtype, tensors)),
-        )
+        return cls(tree, tuple(tuple(t.shape[1:]) for t in tensors), tuple(map(_dtype, tensors)))
 
     def pack(self, batch: Mapping[str, Any] | Sequence[Any]) -> torch.Tensor:
         """Return the records in one tensor, shape ``[N, numbers of a record]``.

@@ -29,18 +29,14 @@ _MAX_STEPS = 256
 
 
 class PoissonSampler:
-    """Poisson samples for a stack of candidates, each from its own source of randomness.
-
-    Args:
-        records: Number of records N, at least 1.
-        rate: Probability in (0, 1] with which each record joins each sample.
-        rngs: One source of randomness a candidate; its samples are a function of it alone.
+    """Poisson samples at a rate in (0, 1] for a stack of candidates.
 
     Raises:
         InvalidInputError: If an argument is outside its domain.
 
     **Guarantee**: inclusions are independent Bernoulli(rate) draws, up to the 53 bits of the
-    underlying uniform numbers; no sample is ever cut at a maximal size.
+    underlying uniform numbers; no sample is ever cut at a maximal size. A candidate's samples are a
+    function of its own source of randomness alone.
     """
 
     def __init__(self, *, records: int, rate: float, rngs: Sequence[np.random.Generator]) -> None:
@@ -58,10 +54,7 @@ class PoissonSampler:
         """What the widths of samples are multiples of, from the next block that is drawn."""
 
     def __call__(self) -> tuple[Indices, Indices]:
-        """Return the next samples: indices ``[K, width]``, ascending, and sizes ``[K]``.
-
-        A row's indices beyond its size are 0 and fill up.
-        """
+        """Return the next samples: indices ``[K, width]``, ascending, filled up with 0, and sizes ``[K]``."""
         return self.masked()[:2]
 
     def masked(self) -> tuple[Indices, Indices, Masks]:
@@ -121,10 +114,6 @@ def padded(rows: int, granule: int = GRANULE) -> int:
 
     Every size that occurs is captured once, so there should be few; every row that fills up costs
     as much as a record, so they should be close.
-
-    Args:
-        rows: How many there are.
-        granule: What the size is a multiple of, if that is more.
     """
     step = granule
     while step * 16 < rows:

@@ -37,15 +37,7 @@ class Schedule:
 
     @classmethod
     def from_epochs(cls, *, records: int, expected_batch_size: int, epochs: float) -> Schedule:
-        """Build the schedule of ``epochs`` passes in expectation.
-
-        Args:
-            records: Number of training records, N >= 1.
-            expected_batch_size: Expected records in a Poisson sample, from 1 to ``records``.
-            epochs: Expected number of times each record is looked at, above 0.
-
-        Returns:
-            A schedule of rate ``expected_batch_size / records`` and ``ceil(epochs / rate)`` steps.
+        """Build the schedule of so many passes in expectation, above 0: ``ceil(epochs / rate)`` steps.
 
         Raises:
             InvalidInputError: If an argument is outside its domain.
@@ -68,10 +60,7 @@ class Schedule:
         return self.sample_rate * self.records
 
     def checkpoints(self, points: int = 12) -> tuple[int, ...]:
-        """Return steps at which a training is looked at, counted from 0, the last included.
-
-        Args:
-            points: How many, at least 1, evenly spread; fewer if there are not as many steps.
+        """Return steps at which a training is looked at, evenly spread, counted from 0, the last included.
 
         Example:
             >>> Schedule(records=100, sample_rate=0.1, steps=10).checkpoints(4)

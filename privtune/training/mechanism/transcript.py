@@ -59,10 +59,7 @@ class Transcript:
         )
 
     def check_within(self, event: Event) -> None:
-        """Check that what was released is no more than what ``event`` charges.
-
-        Args:
-            event: The training's event, as charged.
+        """Check that what was released is no more than what a training's event charges.
 
         Raises:
             TranscriptMismatchError: If a look happened that the event does not contain, or more
@@ -81,17 +78,12 @@ class Transcript:
                 )
 
     def check_whole(self, event: Event) -> None:
-        """Check that what was released is also no less than what ``event`` charges.
-
-        A training that released less is not the one that was planned: some of it may have gone
-        another way.
+        """Check that it is also no less: else some of the training may have gone another way.
 
         Raises:
             TranscriptMismatchError: If a look that was charged did not happen.
         """
-        if isinstance(event, NonPrivate):
-            return
-        missing = looks_of(event) - self.looks()
+        missing = Counter() if isinstance(event, NonPrivate) else looks_of(event) - self.looks()
         if missing:
             (rate, atoms), count = min(missing.items())
             raise TranscriptMismatchError(
@@ -162,30 +154,20 @@ class StackTranscript:
         for sample, kind, own in zip(*columns, strict=True):
             self.record(sample, _KINDS[kind], tuple(own))
 
-    def of(self, candidate: int) -> Transcript:
-        """Return the transcript of one of the candidates that are still there."""
-        member = self._members[candidate]
-        transcript = Transcript()
-        for rate in self._rates:
-            transcript.open_sample(rate)
-        for sample, kind, multiplier in self._records:
-            own = multiplier[member] if isinstance(multiplier, dict) else multiplier
-            transcript.record(sample, kind, own)
-        return transcript
-
     def by_candidate(self) -> tuple[Transcript, ...]:
-        """Return one transcript a candidate."""
-        return tuple(self.of(k) for k in range(len(self._members)))
+        """Return one transcript for each candidate that is still there."""
+        found = []
+        for member in self._members:
+            atoms: list[list[Atom]] = [[] for _ in self._rates]
+            for sample, kind, multiplier in self._records:
+                own = multiplier[member] if isinstance(multiplier, dict) else multiplier
+                atoms[sample].append((kind, own))
+            found.append(Transcript(list(self._rates), atoms))
+        return tuple(found)
 
 
 def looks_of(event: Event) -> Counter[Look]:
     """Count the looks at the data that a training event is made of.
-
-    Args:
-        event: Built of gaussian, laplace, joint, poisson_sampled, repeated and composed events.
-
-    Returns:
-        How often each look occurs.
 
     Raises:
         TranscriptMismatchError: If the event holds something that is not a look of a training.
