@@ -30,13 +30,10 @@ _ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a tabl
 
 @dataclass(frozen=True, eq=False)
 class RecordFacts:
-    """The public ranges of a record's whole numbers.
+    """The public ranges of a record's whole numbers: of each, how many there are, from 0, exclusive.
 
-    Args:
-        inputs: For every whole number of an input, how many there are: 0 to that, exclusive. Of an
-            input's shape; None where nothing is known.
-        targets: Likewise for targets.
-        ignored: A target out of range that losses know and skip.
+    Of an input's and a target's shape; None where nothing is known. ``ignored`` is a target out of range
+    that losses know and skip.
     """
 
     inputs: torch.Tensor | None = None
@@ -242,17 +239,11 @@ def find_facts(
     *,
     device: torch.device | None = None,
 ) -> RecordFacts:
-    """Find the ranges by watching what one made-up record's numbers are looked up in.
+    """Find the ranges by watching what one made-up record's numbers are looked up in by model and loss.
 
     A number that reaches an embedding, or a cross-entropy, as it stands must be one of its rows or
     classes. What is computed from a number first is not followed; where the model cannot run so, nothing
-    is found.
-
-    Args:
-        run: Runs model and loss on inputs and targets of one record.
-        x: Inputs of a few records, for shape and type alone; may be empty.
-        y: Targets of a few records, likewise.
-        device: Where the model is.
+    is found. Of ``x`` and ``y`` the shapes and types of records alone are read.
     """
     watch = _Lookups(_zeros(x, device), _zeros(y, device))
     try:
@@ -367,22 +358,14 @@ def blames_records(error: Exception) -> bool:
 def find_raising(
     error: Exception, count: int, attempt: Callable[[torch.Tensor], object]
 ) -> torch.Tensor:
-    """Find the records that raise when each is evaluated alone.
+    """Find the records, at least one, that raise when each is evaluated alone, shape ``[count]``.
 
-    Halves of a batch that do not raise are not looked into: their records do not raise either.
-
-    Args:
-        error: What a pass over all of them raised.
-        count: How many there are.
-        attempt: Evaluates the records that are True in its argument, shape ``[count]``, with
-            made-up ones in place of the others.
-
-    Returns:
-        True for each that raises, shape ``[count]``; at least one.
+    Halves of a batch that do not raise are not looked into: their records do not raise either. ``attempt``
+    evaluates the records that are True in its argument, with made-up ones in place of the others.
 
     Raises:
-        Exception: ``error``, if it is no record's fault: made-up records raise as well, or no
-            record does alone.
+        Exception: ``error``, which a pass over all raised, if it is no record's fault: made-up records
+            raise as well, or no record does alone.
     """
     found = torch.zeros(count, dtype=torch.bool)
 

@@ -483,7 +483,7 @@ METRICS: Mapping[str, type[Metric]] = {m.name: m for m in (*_OF_CLASSES, *_OF_NU
 """Metrics by name; a function of one's own is named by its path."""
 
 
-def make_metric(name: str, **options: Any) -> Metric:
+def make_metric(metric: str, **options: Any) -> Metric:
     """Return a metric by its name in a spec; options that are None are left out.
 
     Raises:
@@ -499,21 +499,21 @@ def make_metric(name: str, **options: Any) -> Metric:
         privtune.errors.InvalidInputError: scoring.metric = 'precision': must be one of ...
     """
     given = {key: value for key, value in options.items() if value is not None}
-    if name not in METRICS and ":" not in name:
+    if metric not in METRICS and ":" not in metric:
         allowed = f"must be one of {', '.join(METRICS)}, or package.module:function"
-        raise InvalidInputError("scoring.metric", name, allowed)
-    cls = METRICS.get(name, OwnScore)
+        raise InvalidInputError("scoring.metric", metric, allowed)
+    cls = METRICS.get(metric, OwnScore)
     known = {field.name for field in dataclasses.fields(cls)} - {"function"}
     if unknown := sorted(set(given) - known):
         own = ", ".join(sorted(known)) or "none"
         raise InvalidInputError(
-            f"options of metric {name!r}", unknown, f"are not known; it takes {own}"
+            f"options of metric {metric!r}", unknown, f"are not known; it takes {own}"
         )
     if "target_range" in known and "target_range" not in given:
         raise InvalidInputError(
             "scoring.target_range",
             None,
-            f"is missing: {name} needs [low, high], the public range of the targets",
+            f"is missing: {metric} needs [low, high], the public range of the targets",
         )
     for option, least in (("k", 1), ("bins", 2)):
         value = given.get(option, least)
@@ -523,7 +523,7 @@ def make_metric(name: str, **options: Any) -> Metric:
             )
     if not 0.0 < given.get("bound", 1.0) < math.inf:
         raise InvalidInputError("scoring.bound", given["bound"], "must be finite and above 0")
-    return cls(**given, **({"function": name} if cls is OwnScore else {}))
+    return cls(**given, **({"function": metric} if cls is OwnScore else {}))
 
 
 def label(name: str) -> str:
@@ -560,7 +560,7 @@ class Joint(Metric):
     moves by at most moved_i / norm_i, and all of them by the L2 norm, or the sum, of these.
 
     Example:
-        >>> both = Joint.of({"metric": "accuracy", "beside": [{"metric": "loss", "bound": 9.0}]})
+        >>> both = Joint(metrics=(make_metric("accuracy"), make_metric("loss", bound=9.0)))
         >>> round(both.norm("gaussian") ** 2), both.norm("laplace"), both.takes
         (2, 2.0, 'classes')
     """
@@ -569,13 +569,6 @@ class Joint(Metric):
     metrics: tuple[Metric, ...]
     mechanism: str = "gaussian"
     _sizes: list[int] = field(default_factory=list, compare=False)
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any], mechanism: str = "gaussian") -> Joint:
-        """Return the metrics that a plan of a score names: its own, and those ``beside`` it."""
-        own = {name: value for name, value in data.items() if name != "beside"}
-        made = [make_metric(name, **rest) for name, rest in map(_named, (own, *data["beside"]))]
-        return cls(metrics=tuple(made), mechanism=mechanism)
 
     @property
     def takes(self) -> str:  # type: ignore[override]
@@ -624,12 +617,12 @@ def interval(
 ) -> tuple[float, float]:
     """Return a 95% interval of a metric, from what was released alone.
 
-    It is for the noise and for the drawing of the records, together: parts are drawn again around the
-    released ones with the noise's own law and with the largest variance that sums of so many
-    independent bounded records can have (for a sum of zeros and ones that is the binomial's), and
-    the middle 95% of the metrics that they give are returned. Correlations between parts are left
-    out, so it is approximate for ratios. It lies within what the metric can be, and so does what it is
-    drawn around: an accuracy that noise carried to 1.2 has an interval that ends at 1, not one above it.
+    It is for the noise and for the drawing of the records, together: means of so many records are drawn
+    again around the released ones with the noise's own law and scale, and with the largest variance that
+    sums of independent bounded records can have (for a sum of zeros and ones that is the binomial's); the
+    middle 95% of the metrics that they give are returned. Correlations between parts are left out, so it
+    is approximate for ratios. It lies within what the metric can be, and so does what it is drawn around:
+    an accuracy that noise carried to 1.2 has an interval that ends at 1, not one above it.
 
     Example:
         >>> accuracy = make_metric("accuracy")
@@ -650,11 +643,6 @@ def interval(
     drawn = means + scale * noise + spread * rng.standard_normal(size)
     lows, highs = np.array([metric.ends(row) for row in drawn]).T
     return float(np.quantile(lows, 0.025)), float(np.quantile(highs, 0.975))
-
-
-def _named(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a metric, and its options."""
-    return data["metric"], {name: value for name, value in data.items() if name != "metric"}
 
 
 def _right(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -101,6 +101,8 @@ class NoiseSource:
         self._dtype = torch.float64 if self.options.wide else dtype
         self._sources: dict[tuple[str, int], list[_Keystream]] = {}
         self._ahead: dict[tuple[str, int], list[torch.Tensor]] = {}
+        self.outside: torch.Tensor | None = None
+        """Where there is no noise, ``[K, size]``, so that nothing may be released; None for nowhere."""
 
     def gaussian(self, size: int) -> torch.Tensor:
         """Return standard normal values, shape ``[K, size]``."""
@@ -205,6 +207,8 @@ class PlacedNoise(NoiseSource):
         self._own = [NoiseSource([stream], device, dtype, options) for stream in streams]
         self._lengths, self._size = [len(place) for place in places], size
         self._index = torch.cat([place + k * size for k, place in enumerate(places)]).to(device)
+        outside = torch.ones(len(places) * size, dtype=torch.bool, device=device)
+        self.outside = outside.index_fill_(0, self._index, False).view(-1, size)
 
     def gaussian(self, size: int) -> torch.Tensor:
         """Return standard normal values at the candidates' places, shape ``[K, size]``."""

@@ -146,14 +146,11 @@ class RecordTree:
     ) -> tuple[RecordTree | None, torch.Tensor, torch.Tensor]:
         """Return what records are made of, their inputs in one tensor, and their targets.
 
-        Args:
-            records: A mapping or a tuple of tensors or trees of tensors. Of a pair of tensors nothing is
-                packed. The target of one entry alone is 0, which nobody reads.
-            target: The name of a mapping's target, unless it is ``labels``, ``label`` or the last.
+        Of a pair of tensors nothing is packed. The target of one entry alone is 0, which nobody reads.
 
         Raises:
-            InvalidInputError: If they hold anything else, a target is no tensor, or not all of the
-                tensors have as many records.
+            InvalidInputError: If they hold anything but tensors or trees of tensors, a target is no tensor,
+                or not all of the tensors have as many records.
         """
         tensors, _ = _flat(records)
         names: tuple[str, ...] = ()
@@ -162,8 +159,7 @@ class RecordTree:
         if len(records) == 1:
             names = tuple(records) if isinstance(records, Mapping) else ()
             packing = Packing.of(records)
-            y = torch.zeros(len(tensors[0]))
-            return cls(packing, names, "", 1), packing.pack(records), y
+            return cls(packing, names, "", 1), packing.pack(records), torch.zeros(len(tensors[0]))
         if isinstance(records, Mapping):
             names = tuple(records)
             target = target or next((name for name in TARGETS if name in records), names[-1])
@@ -237,12 +233,7 @@ def _flat(batch: Any) -> tuple[list[torch.Tensor], Any]:
 
 
 class OfUnits(nn.Module):
-    """A model of rows, applied to each row of a unit; rows alone pass as they are.
-
-    Args:
-        inner: The model of rows.
-        axes: Axes of one row.
-    """
+    """A model of rows that have so many axes, applied to each row of a unit; rows alone pass as they are."""
 
     def __init__(self, inner: nn.Module, axes: int) -> None:
         super().__init__()

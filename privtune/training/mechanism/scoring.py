@@ -152,12 +152,13 @@ def measure_each(
 
 
 def _metric(plan: _Terms) -> Metric:
-    if "beside" in plan.options:
-        return Joint.of({"metric": plan.metric, **plan.options}, plan.mechanism)
-    options = dict(plan.options)
+    own = {"metric": plan.metric, **plan.options}
+    if beside := own.pop("beside", ()):
+        metrics = tuple(make_metric(**each) for each in (own, *beside))
+        return Joint(metrics=metrics, mechanism=plan.mechanism)
     if plan.metric in ("loss", "cost", "value") or ":" in plan.metric:
-        options["bound"] = plan.bound
-    return make_metric(plan.metric, **options)
+        own["bound"] = plan.bound
+    return make_metric(**own)
 
 
 def _noised(
@@ -269,10 +270,9 @@ def _passes(
 
 
 def _channels_last(model: nn.Module, outputs: Callable[[_Weights], torch.Tensor]) -> _Weights:
-    """Return the weights of plain convolutions on CPU with channels last, by name.
+    """Return the weights of plain convolutions on CPU with channels last, which pools in a ninth of the time.
 
-    What such a convolution gives then lies that way, too, and pooling it takes a ninth of the time. A model
-    that reads strides gives something else then, or raises: it gets no weights.
+    A model that reads strides gives something else then, or raises: it gets no weights.
     """
     found = {}
     for name, part in model.named_modules():

@@ -76,12 +76,8 @@ class StackOracle:
         self._physical_rows = padded(physical_rows)
         size, dtype = kernel.layout.size, kernel.layout.dtype
         self._noise = NoiseSource(streams, device, dtype, noise)
-        self._outside: torch.Tensor | None = None
         if places is not None:
             self._noise = PlacedNoise(streams, device, dtype, noise, places=places, size=size)
-            self._outside = torch.ones(self.candidates, size, dtype=torch.bool, device=device)
-            for row, place in zip(self._outside, places, strict=True):
-                row[place.to(device)] = False
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
@@ -326,8 +322,8 @@ class StackOracle:
                 self.nonfinite += bad.to(self._device)
         if wide:
             out = add_noise(out, noise, scale, self._noise.options)
-        if self._outside is not None:  # where there is no noise, nothing may be released
-            out.masked_fill_(self._outside, 0.0)
+        if self._noise.outside is not None:
+            out.masked_fill_(self._noise.outside, 0.0)
         self.gradient_evaluations += drawn.sizes
         size = self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
