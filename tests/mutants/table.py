@@ -409,7 +409,7 @@ _in(
     ),
     (
         "what is released of a narrow net beside its weights has no noise",
-        "out.masked_fill_(self._outside, 0.0)",
+        "out.masked_fill_(self._noise.outside, 0.0)",
         "pass",
         f"{_CANDIDATES}::test_beside_the_places_of_a_candidate_nothing_is_released",
     ),
@@ -461,8 +461,8 @@ _in(
     ),
     (
         "a candidate that stays gets another's transcript",
-        "own = multiplier[member]",
-        "own = multiplier[len(found)]",
+        "tuple(own[row] for row in rows)",
+        "own[: len(rows)]",
         f"{_ORACLE}::test_who_stays_keeps_noise_samples_and_transcript",
     ),
 )

@@ -151,9 +151,6 @@ class TensorData:
 
         Args:
             facts: Public facts about every record.
-
-        Returns:
-            The data, of the same size.
         """
         return self.marked(facts.unusable(self.x, self.y))
 
@@ -163,10 +160,9 @@ class TensorData:
         Args:
             unusable: True for those, shape ``[N]``; None for none.
         """
-        if unusable is None:
-            return self
-        both = unusable if self.unusable is None else self.unusable | unusable
-        return replace(self, unusable=both)
+        if unusable is None or self.unusable is None:
+            return self if unusable is None else replace(self, unusable=unusable)
+        return replace(self, unusable=self.unusable | unusable)
 
     def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
         """Return some records as data; of none, one record that cannot be used.

@@ -1,10 +1,8 @@
 """Noise, scaled from the sensitivity that the clipping states, from a stream of its own.
 
-Noise in floating point is not noise in the reals: which numbers can come out at all depends on
-what they are added to, and the lowest bits of a release can tell two datasets apart (Mironov 2012).
-By default nothing is done about that, as in other libraries; ``NoiseOptions`` has two remedies,
-and a cryptographic source of randomness. Tails are exact under every option: see ``tails``.
-``docs/noise.md`` says what each protects against and what it costs.
+Noise in floating point is not noise in the reals: the lowest bits of a release can tell two datasets apart
+(Mironov 2012). By default nothing is done about that, as in other libraries; ``NoiseOptions`` has two
+remedies, and a cryptographic source of randomness. Tails are exact under every option: see ``tails``.
 """
 
 from __future__ import annotations
@@ -225,7 +223,7 @@ def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
 
     In parts, which stay in a cache while they are made and searched.
     """
-    if not looks_freely(out.device) or out.dtype not in (torch.float32, torch.float64):
+    if not looks_freely(out.device):
         _gaussian_unseen(out, sources)
         return
     for row, source in zip(out.numpy(), sources, strict=True):
@@ -269,9 +267,8 @@ class _Keystream:
             _box_muller_wide(self.uniform(even), out)
 
     def gaussian(self, out: torch.Tensor) -> None:
-        """Fill a tensor of any type, on any device, likewise."""
-        wide = out.dtype == torch.float64
-        drawn: _Values = np.empty(len(out), dtype=np.float64 if wide else np.float32)
+        """Fill a tensor on any device likewise."""
+        drawn = torch.empty(len(out), dtype=out.dtype).numpy()
         for start in range(0, len(out), tails.TOGETHER):
             self.fill(drawn[start : start + tails.TOGETHER])
         out.copy_(sent(torch.from_numpy(drawn), out.device))

@@ -126,13 +126,8 @@ class RecordTree:
     """A record of several tensors: one of inputs and a target within, a dict or tuple for a loop.
 
     The target of a dict is its ``labels``, else its ``label``, else what stands last in it; that of a
-    tuple stands last. A dict or tuple of one entry has none.
-
-    Args:
-        inputs: How all but the target lie in one tensor.
-        names: Of a dict's entries, in order; empty for a tuple.
-        target: The name of the target; empty where there is none.
-        size: How many entries there are.
+    tuple stands last. A dict or tuple of one entry has none. ``names`` are those of a dict's entries, and
+    ``size`` is how many there are.
     """
 
     inputs: Packing

@@ -117,8 +117,7 @@ def score(
     and metric do with the others, and not at all if it breaks public facts or raises by itself. What
     is made of the noised sums looks at nothing else.
     """
-    metric = _metric(plan)
-    means = _noised(plan, metric, model, data, rng=rng, loss=loss)
+    metric, means = _noised(plan, model, data, rng, loss)
     if means is None:
         return -math.inf
     value = metric.value(means)
@@ -138,8 +137,7 @@ def measure_each(
     **Guarantee**: that of :func:`score`, whose bound is that of all metrics side by side: one release,
     of which the intervals are functions.
     """
-    metric = _metric(plan)
-    means = _noised(plan, metric, model, data, rng=rng, loss=loss)
+    metric, means = _noised(plan, model, data, rng, loss)
     if means is None:
         return {}
     names = [plan.metric, *(each["metric"] for each in plan.options.get("beside", ()))]
@@ -163,23 +161,21 @@ def _metric(plan: _Terms) -> Metric:
 
 def _noised(
     plan: _Terms,
-    metric: Metric,
     model: nn.Module,
     data: TensorData,
-    *,
     rng: np.random.Generator,
     loss: Loss | OfRecords,
-) -> Floats | None:
-    """Return the noised means of what records add; None for weights that are not finite."""
+) -> tuple[Metric, Floats | None]:
+    """Return the metric and the noised means of what records add; none for weights not finite."""
+    metric = _metric(plan)
     if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
-        return None
+        return metric, None
     with evaluating(model), torch.no_grad(), unwritten(model):
         sums = _sums(plan, metric, model, data, loss)
     draw = tails.gaussian if plan.mechanism == "gaussian" else tails.laplace
     noise = draw(rng.random, len(sums)) * plan.standard_deviation
     # Of the score, which is a loss negated: the same draw as ever.
-    means: Floats = sums / plan.records + (-noise if metric.lower_is_better else noise)
-    return means
+    return metric, sums / plan.records + (-noise if metric.lower_is_better else noise)
 
 
 def _sums(

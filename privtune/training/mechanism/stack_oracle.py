@@ -22,7 +22,7 @@ from privtune.training.mechanism.oracle import Sample
 from privtune.training.mechanism.sampling import GRANULE, PoissonSampler, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
-from privtune.training.mechanism.transcript import StackTranscript, Transcript
+from privtune.training.mechanism.transcript import Transcript
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class StackOracle:
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
-        self._log = StackTranscript(self.candidates)
+        self._log = Transcript(self.candidates)
         self._sampler = PoissonSampler(
             records=len(data),
             rate=schedule.sample_rate,
@@ -226,7 +226,7 @@ class StackOracle:
         for name, part in self._parts().items():
             part.go_to(of_prefix(name, position))
 
-    def _parts(self) -> dict[str, PoissonSampler | NoiseSource | StackTranscript]:
+    def _parts(self) -> dict[str, PoissonSampler | NoiseSource | Transcript]:
         return {"sampler": self._sampler, "noise": self._noise, "transcript": self._log}
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -269,29 +269,26 @@ class StackOracle:
         if drawn.fetched:
             yield drawn.fetched[0]
             return
-        for start in range(0, drawn.index.shape[1], self._physical_rows):
+        every = drawn.index.shape[1]
+        for start in range(0, every, self._physical_rows):
             stop = start + self._physical_rows
-            rows = self._fetch(drawn, start, stop)
-            if start == 0 and stop >= drawn.index.shape[1]:
-                rows = replace(rows, beside=[]) if beside else rows
+            index, mask, sizes = drawn.index[:, start:stop], drawn.mask[:, start:stop], drawn.sizes
+            width = index.shape[1]
+            whole = width == every
+            if not whole:
+                sizes = np.clip(sizes - start, 0, width)
+            if width % GRANULE:  # the last piece of all records: filled up to a common size
+                missing = (0, padded(width) - width)
+                index, mask = (torch.nn.functional.pad(part, missing) for part in (index, mask))
+            x, y, lost = self._data.fetch(index.reshape(-1))
+            if lost is not None:
+                self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1)
+                mask = mask * ~lost.view(index.shape)
+            x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+            rows = Rows(x, y, sizes, mask, self._dropout, beside=[] if beside and whole else None)
+            if whole:
                 drawn.fetched.append(rows)
             yield rows
-
-    def _fetch(self, drawn: _Drawn, start: int, stop: int) -> Rows:
-        index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
-        width = index.shape[1]
-        if width % GRANULE:  # the last piece of all records: filled up to a common size
-            missing = (0, padded(width) - width)
-            index = torch.nn.functional.pad(index, missing)
-            mask = torch.nn.functional.pad(mask, missing)
-        x, y, lost = self._data.fetch(index.reshape(-1))
-        if lost is not None:
-            self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1)
-            mask = mask * ~lost.view(index.shape)
-        whole = start == 0 and stop >= drawn.index.shape[1]
-        sizes = drawn.sizes if whole else np.clip(drawn.sizes - start, 0, width)
-        x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
-        return Rows(x, y, sizes, mask, self._dropout)
 
     def _gradient(
         self,
@@ -357,7 +354,7 @@ class StackOracle:
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Say whether two tensors of one type hold the same, also where that is no number."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    whole = {4: torch.int32, 8: torch.int64}[one.element_size()]
     return torch.equal(one.detach().view(whole), other.detach().view(whole))
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,33 +30,72 @@ class TranscriptMismatchError(PrivTuneError):
     """A training released more than its plan charged. The run failed and its charge stays."""
 
 
-@dataclass
 class Transcript:
-    """The releases of one candidate's training, sample by sample.
+    """The releases of K candidates' trainings, sample by sample; one candidate's is K = 1.
 
-    Two releases about one sample are one joint event: that is why the transcript is kept by sample.
+    Two releases about one sample are one joint event: that is why the transcript is kept by sample. What
+    happens to all candidates is written down once, so that keeping it costs next to nothing.
     """
 
-    _rates: list[float] = field(default_factory=list)
-    _atoms: list[list[Atom]] = field(default_factory=list)
+    def __init__(self, candidates: int = 1) -> None:
+        self._candidates = candidates
+        self._rates: list[float] = []
+        self._records: list[tuple[int, str, float | tuple[float, ...]]] = []
 
     def open_sample(self, rate: float) -> int:
-        """Note that a sample was drawn at ``rate`` and return its index."""
+        """Note that a sample was drawn at ``rate`` for each candidate and return its index."""
         self._rates.append(rate)
-        self._atoms.append([])
         return len(self._rates) - 1
 
-    def record(self, sample: int, kind: str, noise_multiplier: float) -> None:
-        """Note one release about sample number ``sample``."""
-        self._atoms[sample].append((kind, noise_multiplier))
+    def record(self, sample: int, kind: str, noise_multiplier: float | tuple[float, ...]) -> None:
+        """Note a release about a sample; one noise multiplier for all, or one for each."""
+        self._records.append((sample, kind, noise_multiplier))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these candidates alone."""
+        self._candidates = len(rows)
+        self._records = [
+            (sample, kind, tuple(own[row] for row in rows) if isinstance(own, tuple) else own)
+            for sample, kind, own in self._records
+        ]
+
+    def by_candidate(self) -> tuple[Transcript, ...]:
+        """Return one transcript for each candidate that is still there."""
+        found = tuple(copy(self) for _ in range(self._candidates))
+        for k, transcript in enumerate(found):
+            transcript._rates = list(self._rates)
+            transcript.keep([k])
+        return found
+
+    def position(self) -> Tensors:
+        """Return what was released, as tensors."""
+        import torch
+
+        table = np.empty((len(self._records), self._candidates))
+        for row, (_, _, own) in zip(table, self._records, strict=True):
+            row[:] = own
+        return {
+            "rates": torch.tensor(self._rates, dtype=torch.float64),
+            "samples": torch.tensor([record[0] for record in self._records], dtype=torch.int64),
+            "kinds": torch.tensor([_KINDS.index(r[1]) for r in self._records], dtype=torch.uint8),
+            "multipliers": torch.from_numpy(table),
+        }
+
+    def go_to(self, position: Tensors) -> None:
+        """Go on after what was released."""
+        self._rates = position["rates"].tolist()
+        self._records = []
+        columns = (position[name].tolist() for name in ("samples", "kinds", "multipliers"))
+        for sample, kind, own in zip(*columns, strict=True):
+            self.record(sample, _KINDS[kind], tuple(own))
 
     def looks(self) -> Counter[Look]:
-        """Count the looks at the data. A sample about which nothing was released costs nothing."""
-        return Counter(
-            (rate, tuple(sorted(atoms)))
-            for rate, atoms in zip(self._rates, self._atoms, strict=True)
-            if atoms
-        )
+        """Count one candidate's looks; a sample about which nothing was released costs nothing."""
+        atoms: list[list[Atom]] = [[] for _ in self._rates]
+        for sample, kind, own in self._records:
+            atoms[sample].append((kind, own[0] if isinstance(own, tuple) else own))
+        pairs = zip(self._rates, atoms, strict=True)
+        return Counter((rate, tuple(sorted(released))) for rate, released in pairs if released)
 
     def check_within(self, event: Event) -> None:
         """Check that what was released is no more than what a training's event charges.
@@ -98,72 +137,6 @@ class Transcript:
             [rate, [list(a) for a in atoms], n] for (rate, atoms), n in self.looks().items()
         )
         return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
-
-
-class StackTranscript:
-    """The transcripts of K candidates that are asked the same things at the same time.
-
-    What happens to all of them is written down once, so that keeping it costs next to nothing.
-    """
-
-    def __init__(self, candidates: int) -> None:
-        self._members = tuple(range(candidates))
-        self._rates: list[float] = []
-        self._records: list[tuple[int, str, float | dict[int, float]]] = []
-
-    def open_sample(self, rate: float) -> int:
-        """Note that a sample was drawn at ``rate`` for each candidate and return its index."""
-        self._rates.append(rate)
-        return len(self._rates) - 1
-
-    def record(self, sample: int, kind: str, noise_multiplier: float | tuple[float, ...]) -> None:
-        """Note a release about a sample; one noise multiplier for all, or one for each."""
-        if isinstance(noise_multiplier, tuple):
-            own = dict(zip(self._members, noise_multiplier, strict=True))
-            self._records.append((sample, kind, own))
-        else:
-            self._records.append((sample, kind, noise_multiplier))
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these candidates alone."""
-        self._members = tuple(self._members[row] for row in rows)
-
-    def position(self) -> Tensors:
-        """Return what was released, as tensors; all candidates are still there."""
-        import torch
-
-        given = [
-            tuple(own[member] for member in self._members) if isinstance(own, dict) else own
-            for _, _, own in self._records
-        ]
-        table = np.empty((len(given), len(self._members)))
-        for row, own in zip(table, given, strict=True):
-            row[:] = own
-        return {
-            "rates": torch.tensor(self._rates, dtype=torch.float64),
-            "samples": torch.tensor([record[0] for record in self._records], dtype=torch.int64),
-            "kinds": torch.tensor([_KINDS.index(r[1]) for r in self._records], dtype=torch.uint8),
-            "multipliers": torch.from_numpy(table),
-        }
-
-    def go_to(self, position: Tensors) -> None:
-        """Go on after what was released."""
-        self._rates = position["rates"].tolist()
-        self._records = []
-        columns = (position[name].tolist() for name in ("samples", "kinds", "multipliers"))
-        for sample, kind, own in zip(*columns, strict=True):
-            self.record(sample, _KINDS[kind], tuple(own))
-
-    def by_candidate(self) -> tuple[Transcript, ...]:
-        """Return one transcript for each candidate that is still there."""
-        found = []
-        for member in self._members:
-            atoms: list[list[Atom]] = [[] for _ in self._rates]
-            for sample, kind, multiplier in self._records:
-                own = multiplier[member] if isinstance(multiplier, dict) else multiplier
-                atoms[sample].append((kind, own))
-            found.append(Transcript(list(self._rates), atoms))
-        return tuple(found)
 
 
 def looks_of(event: Event) -> Counter[Look]:

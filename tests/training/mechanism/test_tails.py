@@ -189,14 +189,6 @@ def test_more_tails_are_sent_than_are_ever_needed():
         assert many <= 20 + 2.5 * chance * size + 15.0 * math.sqrt(chance * size)
 
 
-def test_other_types_have_tails_too(monkeypatch):
-    monkeypatch.setattr(tails, "EDGE", 1.0)
-    noise = NoiseSource([Streams(bytes(32))], CPU, dtype=torch.bfloat16)
-    values = noise.gaussian(20_000)[0].double()
-    assert float(values.std()) == pytest.approx(1.0, abs=0.03)
-    assert float(values.abs().max()) > 3.5
-
-
 def test_options_say_what_they_know():
     from privtune.errors import InvalidInputError
 
