@@ -22,9 +22,6 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
-Fetched = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Inputs, targets, and which of the records cannot be used; None for none of them."""
-
 _ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a table: it has no range
 
 
@@ -138,7 +135,7 @@ class TensorData:
         """Inputs ``[0, ...]`` and targets ``[0, ...]``: shape and type of a record, both public."""
         return self.x[:0], self.y[:0]
 
-    def fetch(self, index: torch.Tensor) -> Fetched:
+    def fetch(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return inputs, targets and which cannot be used (None for none) of some records.
 
         Args:

@@ -38,14 +38,10 @@ _SEED = 20_140_611  # public: an interval is a function of what was released
 class Metric:
     """A sum of what records add, and what is made of it.
 
-    Attributes:
-        name: Name in specs.
-        takes: ``classes`` (outputs ``[N, C]``, whole targets ``[N]``), ``two`` (likewise, C = 2),
-            ``numbers`` (outputs ``[N]`` or ``[N, 1]``, targets ``[N]``), or ``any``.
-        lower_is_better: Whether less is better; its score is then negated.
-        share: Whether it is a share of records, shown in percent.
-        norms: The longest vector that a record can add: its L2 norm, and its L1 norm.
-        moves: How far sums can move where a record is replaced, likewise.
+    It takes ``classes`` (outputs ``[N, C]``, whole targets ``[N]``), ``two`` of them (C = 2), ``numbers``
+    (outputs ``[N]`` or ``[N, 1]``, targets ``[N]``), or ``any``. Where less is better, its score is negated;
+    a share of records is shown in percent. ``norms`` are the longest vector that a record can add, ``moves``
+    how far sums can move where one is replaced: in the L2 norm, and in the L1 norm.
 
     Example:
         >>> make_metric("f1").norm("gaussian"), make_metric("macro_f1").norm("laplace")

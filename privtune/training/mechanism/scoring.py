@@ -76,12 +76,9 @@ class OfRecords:
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric of a model, and how far off it may be: within what the metric can be, all of it.
+    """A metric of a model (less is better for a loss), and the ends of a 95% interval around it.
 
-    Args:
-        value: The metric itself: less is better for a loss.
-        low: Lower end of a 95% interval, for the noise and for the drawing of the records.
-        high: Upper end.
+    The interval is for the noise and for the drawing of the records, within what the metric can be.
     """
 
     value: float
@@ -99,16 +96,9 @@ def score(
 ) -> float:
     """Return the score of a model, noise included; higher is better.
 
-    Args:
-        plan: Metric, bound, noise, and the declared number of records.
-        model: The trained model; evaluated in evaluation mode, and left as it was.
-        data: The validation records; their targets as the metric takes them.
-        rng: Source of the noise, used for this score alone.
-        loss: Loss of each record, for the metric ``loss``: of outputs and targets, or ``OfRecords``.
-
-    Returns:
-        The metric of sums over the declared number of records, negated where less is better.
-        −∞ for weights that are not finite.
+    It is the metric of sums over the declared number of records, negated where less is better; −∞ for
+    weights that are not finite. The model is evaluated in evaluation mode, and left as it was. ``rng`` is
+    the source of the noise, used for this score alone; ``loss`` is that of the metric ``loss``.
 
     Raises:
         InvalidInputError: If outputs or targets have another shape than the metric takes.

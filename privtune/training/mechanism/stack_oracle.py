@@ -95,9 +95,10 @@ class StackOracle:
 
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
-        index, sizes, mask = self._sampler.masked()
-        own, kept = (sent(torch.from_numpy(part), self._device) for part in (index, mask))
-        return self._open(self.schedule.sample_rate, own, kept, sizes)
+        index, sizes = self._sampler()
+        own, lengths = (sent(torch.from_numpy(part), self._device) for part in (index, sizes))
+        mask = torch.arange(own.shape[1], device=self._device) < lengths.unsqueeze(1)
+        return self._open(self.schedule.sample_rate, own, mask, sizes)
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
