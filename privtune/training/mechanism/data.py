@@ -255,40 +255,31 @@ def _zeros(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     return torch.zeros((1, *like.shape[1:]), dtype=dtype, device=device or like.device)
 
 
-def _in_rows(index: Any, table: Any) -> tuple[Any, int]:
-    return index, len(table)
-
-
 def _in_classes(outputs: Any, target: Any) -> tuple[Any, int]:
     return target, outputs.shape[min(1, outputs.ndim - 1)]
 
 
-def _in_places(values: Any, index: Any) -> tuple[Any, int]:
-    return index, len(values) if isinstance(index, torch.Tensor) else _ANY
-
-
-def _along(values: Any, axis: Any, index: Any) -> tuple[Any, int]:
-    return index, values.shape[axis]
-
-
-def _of_so_many(index: Any, classes: Any) -> tuple[Any, int]:
-    return index, classes if classes and classes > 0 else _ANY
-
-
-_Looked = tuple[tuple[str, ...], Callable[..., tuple[Any, int]]]
-_LOOKED_UP: Mapping[Any, _Looked] = {
-    functional.embedding: (("input", "weight"), _in_rows),
-    functional.embedding_bag: (("input", "weight"), _in_rows),
+_TABLE = (("input", "weight"), lambda index, table: (index, len(table)))
+_ALONG = (("input", "dim", "index"), lambda values, dim, index: (index, values.shape[dim]))
+_LOOKED_UP: Mapping[Any, tuple[tuple[str, ...], Callable[..., tuple[Any, int]]]] = {
+    functional.embedding: _TABLE,
+    functional.embedding_bag: _TABLE,
     functional.cross_entropy: (("input", "target"), _in_classes),
     functional.nll_loss: (("input", "target"), _in_classes),
-    functional.one_hot: (("tensor", "num_classes"), _of_so_many),
-    torch.Tensor.__getitem__: (("self", "index"), _in_places),
-    torch.gather: (("input", "dim", "index"), _along),
-    torch.Tensor.gather: (("self", "dim", "index"), _along),
-    torch.index_select: (("input", "dim", "index"), _along),
-    torch.Tensor.index_select: (("self", "dim", "index"), _along),
+    functional.one_hot: (
+        ("tensor", "num_classes"),
+        lambda index, n: (index, n if n and n > 0 else _ANY),
+    ),
+    torch.Tensor.__getitem__: (
+        ("self", "index"),
+        lambda values, index: (index, len(values) if isinstance(index, torch.Tensor) else _ANY),
+    ),
+    torch.gather: _ALONG,
+    torch.Tensor.gather: _ALONG,
+    torch.index_select: _ALONG,
+    torch.Tensor.index_select: _ALONG,
 }
-"""Which arguments of a function say what is looked up, and in how many."""
+"""What a function calls that in which something is looked up, and how many there are; by function."""
 
 
 class _Lookups(TorchFunctionMode):

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,7 @@ class TranscriptMismatchError(PrivTuneError):
     """A training released more than its plan charged. The run failed and its charge stays."""
 
 
+@dataclass
 class Transcript:
     """The releases of K candidates' trainings, sample by sample; one candidate's is K = 1.
 
@@ -37,10 +38,9 @@ class Transcript:
     happens to all candidates is written down once, so that keeping it costs next to nothing.
     """
 
-    def __init__(self, candidates: int = 1) -> None:
-        self._candidates = candidates
-        self._rates: list[float] = []
-        self._records: list[tuple[int, str, float | tuple[float, ...]]] = []
+    candidates: int = 1
+    _rates: list[float] = field(default_factory=list)
+    _records: list[tuple[int, str, float | tuple[float, ...]]] = field(default_factory=list)
 
     def open_sample(self, rate: float) -> int:
         """Note that a sample was drawn at ``rate`` for each candidate and return its index."""
@@ -53,7 +53,7 @@ class Transcript:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these candidates alone."""
-        self._candidates = len(rows)
+        self.candidates = len(rows)
         self._records = [
             (sample, kind, tuple(own[row] for row in rows) if isinstance(own, tuple) else own)
             for sample, kind, own in self._records
@@ -61,17 +61,18 @@ class Transcript:
 
     def by_candidate(self) -> tuple[Transcript, ...]:
         """Return one transcript for each candidate that is still there."""
-        found = tuple(copy(self) for _ in range(self._candidates))
-        for k, transcript in enumerate(found):
-            transcript._rates = list(self._rates)
-            transcript.keep([k])
-        return found
+        found: list[Transcript] = []
+        for k in range(self.candidates):
+            found.append(Transcript(1, list(self._rates)))
+            for sample, kind, own in self._records:
+                found[k].record(sample, kind, own[k] if isinstance(own, tuple) else own)
+        return tuple(found)
 
     def position(self) -> Tensors:
         """Return what was released, as tensors."""
         import torch
 
-        table = np.empty((len(self._records), self._candidates))
+        table = np.empty((len(self._records), self.candidates))
         for row, (_, _, own) in zip(table, self._records, strict=True):
             row[:] = own
         return {

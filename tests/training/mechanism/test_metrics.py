@@ -86,15 +86,19 @@ def plan_of(name: str, records: int, mechanism: str = "gaussian") -> ScorePlan:
     return scoring.plan(records=records, public=True, **terms)
 
 
+def parts_of(name: str, metric: Any) -> torch.Tensor:
+    data = data_of(name, universe(name))
+    return metric.parts(data.x, data.y, loss_of(name))
+
+
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_record_adds_more_than_the_norm_and_one_reaches_it(name: str, mechanism: str) -> None:
     """Sums over records that are evaluated alone: a neighbour differs by one of these vectors."""
     plan = plan_of(name, 1, mechanism)
     metric = make_metric(name, **OPTIONS.get(name, {}))
-    data = data_of(name, universe(name))
     order = 1 if mechanism == "laplace" else 2
-    parts = metric.parts(data.x, data.y, loss_of(name))
+    parts = parts_of(name, metric)
     assert bool(parts.isfinite().all())
     longest = float(torch.linalg.vector_norm(parts, ord=order, dim=1).max())
     assert longest <= plan.bound * (1 + 1e-12)
@@ -114,8 +118,7 @@ def test_no_record_that_is_replaced_moves_the_sums_further_than_is_charged(
     assert plan.noise_multiplier is not None
     charged = plan.standard_deviation * plan.records / plan.noise_multiplier
     metric = make_metric(name, **OPTIONS.get(name, {}))
-    data = data_of(name, universe(name))
-    parts = metric.parts(data.x, data.y, loss_of(name))
+    parts = parts_of(name, metric)
     parts = torch.cat([parts, torch.zeros_like(parts[:1])])
     furthest = float(torch.cdist(parts, parts, p=1 if mechanism == "laplace" else 2).max())
     assert furthest <= charged * (1 + 1e-9)

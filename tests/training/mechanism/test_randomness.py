@@ -91,17 +91,6 @@ def test_candidates_and_steps_are_independent(options):
     assert abs(np.corrcoef(mixed, rows[1])[0, 1]) > 4.5 / math.sqrt(5000)
 
 
-def test_noise_does_not_depend_on_the_stack():
-    for options in OPTIONS:
-        together = NoiseSource(streams(3), CPU, options=options)
-        alone = NoiseSource([streams(3)[2]], CPU, options=options)
-        for size in (7, 7, 1, 9000, 7):
-            assert torch.equal(together.gaussian(size)[2], alone.gaussian(size)[0])
-        together.keep([2])
-        for size in (7, 1, 9000):
-            assert torch.equal(together.gaussian(size)[0], alone.gaussian(size)[0])
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_noise_goes_on_where_it_was(options):
     """From a position within a block, and far beyond what was drawn ahead: to the bit."""
