@@ -218,12 +218,9 @@ def _flat(batch: Any) -> tuple[list[torch.Tensor], Any]:
                 "must be tensors, or dicts and tuples of tensors, with records along the first axis",
                 "Pad records to one public length, and leave texts and lists of numbers out.",
             )
-    if len({len(tensor) for tensor in found}) > 1:
-        raise InvalidInputError(
-            "batch",
-            ", ".join(sorted({str(len(tensor)) for tensor in found})),
-            "must hold as many records in every tensor",
-        )
+    if len(sizes := {len(tensor) for tensor in found}) > 1:
+        found_sizes = ", ".join(map(str, sorted(sizes)))
+        raise InvalidInputError("batch", found_sizes, "must hold as many records in every tensor")
     return found, tree
 
 

@@ -11,13 +11,10 @@ from privtune.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often a training looks at its data. Every number in it is public.
+    """How often a training looks at its data: T steps, at each a sample that a record joins at a rate.
 
-    Args:
-        records: Number of training records, N >= 1. Declared public; averages divide by
-            ``sample_rate * records``, never by the realised batch size, which is private.
-        sample_rate: Probability in (0, 1] with which each record joins each Poisson sample.
-        steps: Number of samples drawn, T >= 1.
+    Every number in it is public, the number of records N, too: averages divide by ``sample_rate * records``,
+    never by the realised batch size, which is private.
 
     Raises:
         InvalidInputError: If a field is outside its domain.
