@@ -64,6 +64,15 @@ def test_the_conditional_tail_is_a_gaussians():
     assert stats.kstest(wrong, "uniform").pvalue < 1e-3
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("tail", [5.0, -5.0])
+def test_a_tail_on_either_side_is_found(tail):
+    values = np.linspace(-4.0, 4.0, 9, dtype=np.float32)
+    assert tails.beyond(values).tolist() == []
+    values[3] = tail
+    assert tails.beyond(values).tolist() == [3]
+
+
 @pytest.mark.statistical
 def test_values_of_scores():
     rng = np.random.default_rng(6)
