@@ -22,13 +22,6 @@ def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tup
     Attributes, lists and buffers that a pass changes change in the copy alone. What no copy can be
     made of (a lock, a handle of a library) is shared. What may refer to the model, as its loss does, is
     copied along; of a model that is ``trained``, parameters that require gradients are copied, too.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> copied, _ = fresh(model)
-        >>> copied.seen = 3
-        >>> copied.weight is model.weight, hasattr(model, "seen")
-        (True, False)
     """
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
     if trained:

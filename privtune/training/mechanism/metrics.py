@@ -42,12 +42,6 @@ class Metric:
     (outputs ``[N]`` or ``[N, 1]``, targets ``[N]``), or ``any``. Where less is better, its score is negated;
     a share of records is shown in percent. ``norms`` are the longest vector that a record can add, ``moves``
     how far sums can move where one is replaced: in the L2 norm, and in the L1 norm.
-
-    Example:
-        >>> make_metric("f1").norm("gaussian"), make_metric("macro_f1").norm("laplace")
-        (1.0, 2.0)
-        >>> make_metric("accuracy").moved("laplace"), make_metric("auc").moved("laplace")
-        (1.0, 2.0)
     """
 
     name: ClassVar[str]
@@ -475,14 +469,6 @@ def make_metric(metric: str, **options: Any) -> Metric:
     Raises:
         InvalidInputError: If there is no such metric, or an option is missing, not one of its own, or
             outside its domain.
-
-    Example:
-        >>> make_metric("mse", target_range=(0.0, 10.0)).norm("gaussian")
-        100.0
-        >>> make_metric("precision")
-        Traceback (most recent call last):
-            ...
-        privtune.errors.InvalidInputError: scoring.metric = 'precision': must be one of ...
     """
     given = {key: value for key, value in options.items() if value is not None}
     if metric not in METRICS and ":" not in metric:
@@ -513,12 +499,7 @@ def make_metric(metric: str, **options: Any) -> Metric:
 
 
 def label(name: str) -> str:
-    """Return what people call a metric: a function of one's own by its last name.
-
-    Example:
-        >>> label("auc"), label("clinic.scores:cost")
-        ('auc', 'cost')
-    """
+    """Return what people call a metric: a function of one's own by its last name."""
     return name.rpartition(":")[2].rpartition(".")[2]
 
 
@@ -544,11 +525,6 @@ class Joint(Metric):
     **Sensitivity**: a metric's vector over its own norm is at most 1 long, so m of them side by side
     are at most sqrt(m) long in the L2 norm, and m in the L1 norm. Where a record is replaced, block i
     moves by at most moved_i / norm_i, and all of them by the L2 norm, or the sum, of these.
-
-    Example:
-        >>> both = Joint(metrics=(make_metric("accuracy"), make_metric("loss", bound=9.0)))
-        >>> round(both.norm("gaussian") ** 2), both.norm("laplace"), both.takes
-        (2, 2.0, 'classes')
     """
 
     name = "joint"
@@ -609,12 +585,6 @@ def interval(
     middle 95% of the metrics that they give are returned. Correlations between parts are left out, so it
     is approximate for ratios. It lies within what the metric can be, and so does what it is drawn around:
     an accuracy that noise carried to 1.2 has an interval that ends at 1, not one above it.
-
-    Example:
-        >>> accuracy = make_metric("accuracy")
-        >>> low, high = interval(accuracy, np.array([0.9]), scale=0.0, mechanism="gaussian", records=400)
-        >>> round(low, 2), round(high, 2)
-        (0.87, 0.93)
     """
     rng = np.random.default_rng(_SEED)
     size = (_DRAWS, len(means))

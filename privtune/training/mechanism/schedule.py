@@ -57,12 +57,7 @@ class Schedule:
         return self.sample_rate * self.records
 
     def checkpoints(self, points: int = 12) -> tuple[int, ...]:
-        """Return steps at which a training is looked at, evenly spread, counted from 0, the last included.
-
-        Example:
-            >>> Schedule(records=100, sample_rate=0.1, steps=10).checkpoints(4)
-            (1, 4, 7, 9)
-        """
+        """Return steps at which a training is looked at, evenly spread, counted from 0, the last included."""
         spread = (round(self.steps * (i + 1) / points) for i in range(points))
         return tuple(sorted({max(1, done) - 1 for done in spread}))
 

@@ -30,10 +30,6 @@ def counts(cells: npt.NDArray[np.int64], sizes: Sequence[int]) -> Floats:
 
     Given the cell of each record in each column, shape ``[N, d]``, -1 for a record that is in none, and how
     many cells each column has.
-
-    Example:
-        >>> counts(np.array([[0, 2], [1, 2], [1, -1]]), (2, 3)).tolist()
-        [1.0, 2.0, 0.0, 0.0, 2.0]
     """
     found = []
     for column, size in enumerate(sizes):
@@ -91,12 +87,7 @@ def moment_sensitivity(adjacency: Adjacency) -> float:
 
 
 def symmetric(vector: Floats) -> Floats:
-    """Return the symmetric matrix that :func:`moments` made a vector of.
-
-    Example:
-        >>> symmetric(np.array([1.0, 2.0, math.sqrt(2.0)])).round(6).tolist()
-        [[1.0, 1.0], [1.0, 2.0]]
-    """
+    """Return the symmetric matrix that :func:`moments` made a vector of."""
     width = (math.isqrt(8 * len(vector) + 1) - 1) // 2
     matrix = np.zeros((width, width))
     matrix[np.triu_indices(width, k=1)] = vector[width:] / math.sqrt(2.0)

@@ -16,7 +16,7 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan, Scoring, validation_metric
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.metrics import METRICS, interval, is_mean, make_metric
+from privtune.training.mechanism.metrics import METRICS, interval, is_mean, label, make_metric
 from privtune.training.mechanism.scoring import cross_entropy, measure_each, score
 from privtune.training.mechanism.streams import Streams
 
@@ -336,6 +336,9 @@ def test_an_interval_is_a_function_of_what_was_released() -> None:
     terms: dict[str, Any] = {"scale": 0.01, "mechanism": "laplace", "records": 100}
     means = np.array([0.3, 0.1])
     assert interval(metric, means, **terms) == interval(metric, means, **terms)
+    exact: dict[str, Any] = {"scale": 0.0, "mechanism": "gaussian", "records": 400}
+    ends = interval(make_metric("accuracy"), np.array([0.9]), **exact)
+    assert ends == pytest.approx((0.87, 0.93), abs=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -347,6 +350,7 @@ def test_an_interval_is_a_function_of_what_was_released() -> None:
         ({"metric": "mae"}, "needs \\[low, high\\]"),
         ({"metric": "mse", "target_range": (1.0, 1.0)}, "low < high"),
         ({"metric": "nowhere:function"}, "cannot be imported"),
+        ({"metric": "precision"}, "must be one of accuracy"),
         ({"metric": "f1", "bound": 3.0}, "it takes none"),
     ],
 )
@@ -414,3 +418,7 @@ def test_a_function_of_one_s_own_is_tried_on_a_record_like_the_task_s(
     like = (1,) if rows is None else (1, rows)
     known = terms["classes"] or (terms["target_range"] and 1)
     assert seen == ([((*like, known), like)] if known else [])
+
+
+def test_a_function_of_one_s_own_is_called_by_its_last_name() -> None:
+    assert [label(name) for name in ("auc", "clinic.scores:cost")] == ["auc", "cost"]
