@@ -373,8 +373,8 @@ _in(
     ),
     (
         "the noise of another sensitivity is remembered",
-        "if known[0] is sensitivity and plain and",
-        "if plain and",
+        "if k[0] is sensitivity and k[1] == own",
+        "if k[1] == own",
         f"{_ORACLE}::test_every_release_has_its_noise",
     ),
     (

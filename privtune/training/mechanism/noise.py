@@ -32,8 +32,10 @@ _GRID = 2.0**-20  # of the noise's scale
 _Values: TypeAlias = "npt.NDArray[np.floating[Any]]"
 
 
-def noise_scale(noise_multiplier: float | torch.Tensor, sensitivity: torch.Tensor) -> torch.Tensor:
-    """Return the scale of the noise: multiplier (a float, or ``[K]``) times sensitivity ``[K]``, float64.
+def noise_scale(
+    noise_multiplier: float | tuple[float, ...], sensitivity: torch.Tensor
+) -> torch.Tensor:
+    """Return the scale of the noise: multiplier, one for all or each, times sensitivity ``[K]``, float64.
 
     On the device of ``sensitivity``. Where looking would make wait, that is not looked at: an infinite one
     gives an infinite scale, of which no number is left.
@@ -42,10 +44,9 @@ def noise_scale(noise_multiplier: float | torch.Tensor, sensitivity: torch.Tenso
         InvalidInputError: If a multiplier is negative or not finite, or noise is asked for without
             a finite sensitivity.
     """
-    if isinstance(noise_multiplier, torch.Tensor):
-        own = noise_multiplier.double().expand(len(sensitivity)).tolist()
-    else:
-        own = [float(noise_multiplier)] * len(sensitivity)
+    own = noise_multiplier
+    if isinstance(own, float):
+        own = (own,) * len(sensitivity)
     if not all(math.isfinite(multiplier) and multiplier >= 0.0 for multiplier in own):
         raise InvalidInputError(
             "noise_multiplier", noise_multiplier, "must be a finite number of at least 0"

@@ -336,17 +336,14 @@ class StackOracle:
         sensitivity: torch.Tensor,
     ) -> torch.Tensor:
         """Write a release into the transcripts and return the scale of its noise, ``[K]``."""
-        plain = not isinstance(noise_multiplier, torch.Tensor)
-        for known in self._scales:
-            if known[0] is sensitivity and plain and known[1] == noise_multiplier:
-                break
+        own: float | tuple[float, ...]
+        if isinstance(noise_multiplier, torch.Tensor):
+            own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
         else:
-            scale = noise_scale(noise_multiplier, sensitivity).to(self._kernel.layout.dtype)
-            own: float | tuple[float, ...]
-            if isinstance(noise_multiplier, torch.Tensor):
-                own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
-            else:
-                own = float(noise_multiplier)
+            own = float(noise_multiplier)
+        known = next((k for k in self._scales if k[0] is sensitivity and k[1] == own), None)
+        if known is None:
+            scale = noise_scale(own, sensitivity).to(self._kernel.layout.dtype)
             known = (sensitivity, own, sent(scale, self._device))
             self._scales = [known, *self._scales[:1]]  # of a gradient, and of what is beside it
         self._log.record(drawn.number, kind, known[1])

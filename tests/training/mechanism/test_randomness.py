@@ -125,7 +125,7 @@ def test_the_grid_hides_the_lowest_bits():
 
 
 def test_noise_scale_is_multiplier_times_sensitivity():
-    scale = noise_scale(torch.tensor([0.0, 2.0]), torch.tensor([math.inf, 3.0]).double())
+    scale = noise_scale((0.0, 2.0), torch.tensor([math.inf, 3.0]).double())
     assert scale.tolist() == [0.0, 6.0]
     with pytest.raises(InvalidInputError, match="finite where noise is added"):
         noise_scale(1.0, torch.tensor([math.inf]).double())
