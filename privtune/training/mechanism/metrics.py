@@ -13,6 +13,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -420,16 +421,26 @@ class OwnScore(_ClippedLoss):
         return values
 
     def try_on(self, *, classes: int | None, numbers: bool, rows: int | None) -> None:
-        """Refuse a function that gives no number for a made-up record like the task's, if that is known."""
+        """Refuse a function that takes other arguments, or gives no number for a record like the task's.
+
+        Where neither classes nor numbers are declared, nobody knows such a record.
+        """
         import torch
 
+        function = self._found()
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError:
+            raise self._refused("takes other arguments") from None
+        except ValueError:
+            pass  # some builtins tell nobody what they take
         if classes is None and not numbers:
             return
         shape = (1,) if rows is None else (1, rows)
         outputs = torch.linspace(0.1, 1.0, classes or 1).expand(*shape, -1).clone()
         targets = torch.zeros(shape, dtype=torch.float32 if numbers else torch.int64)
         try:
-            found = self._found()(outputs, targets)
+            found = function(outputs, targets)
         except Exception as error:
             kind = type(error).__name__
             raise self._refused(
