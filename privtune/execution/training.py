@@ -271,8 +271,8 @@ def scored_as(
         task: The task.
         model: Its model.
     """
+    from privtune.training.mechanism.packing import OfUnits
     from privtune.training.mechanism.scoring import OfRecords, cross_entropy
-    from privtune.training.mechanism.units import OfUnits
 
     if terms.metric in ("cost", "value"):
         if task.score_of is None:

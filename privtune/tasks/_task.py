@@ -381,7 +381,7 @@ def _outside(
     task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
 ) -> npt.NDArray[np.bool_] | None:
     """Return which records a training leaves out by what it finds out about tables and classes."""
-    from privtune.training.mechanism.records import find_facts
+    from privtune.training.mechanism.data import find_facts
 
     device = next((part.device for part in model.parameters()), x.device)
     facts = find_facts(lambda *record: task.record_loss(model, *record), x, y, device=device)
@@ -472,7 +472,7 @@ def _one_by_one(
     """Return what each record has; NaN for one that raises, where another does not."""
     import torch
 
-    from privtune.training.mechanism.records import blames_records
+    from privtune.training.mechanism.data import blames_records
 
     device = next((part.device for part in model.parameters()), x.device)
     found, raised = [], None

@@ -10,10 +10,9 @@ from privtune.errors import InvalidInputError
 from privtune.tasks import Packing
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.data import TensorData, find_facts
 from privtune.training.mechanism.kernel import OfOutputs, Rows, flatten_params
 from privtune.training.mechanism.packing import RecordTree
-from privtune.training.mechanism.records import find_facts
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
 
 

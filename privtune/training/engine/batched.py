@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -173,10 +173,6 @@ class BatchedKernel:
                 tape = program(_plain(clipping.center), _plain(clipping.scale), *inputs)
             else:
                 tape = program(*inputs)
-            beside = self._beside(rows)
-            if beside is not None:
-                beside.append((params, params.clone(), tape[-1]))
-                tape = tape[:-1]
             parts = split(used, tape)
             if isinstance(clipping, CoordinateTransform):
                 known = tape[2 * len(used) :] if isinstance(program, Captured) and normed else ()
@@ -256,10 +252,6 @@ class BatchedKernel:
                     return program(params, rows.x, rows.y)[0]
             return program(params, rows.x, rows.y)[0]
 
-    def _beside(self, rows: Rows) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
-        """Return where losses of a gradient's pass go, if it has them: with no dropout, in all digits."""
-        return None if self.plan.sites or self._low is not None else rows.beside
-
     def _norms_too(self, rows: Rows, clipping: Clipping) -> bool:
         """Say whether a captured pass gives the norms of transformed gradients, too."""
         held = self._norms_hold
@@ -267,21 +259,19 @@ class BatchedKernel:
             return False
         k, m = rows.mask.shape
         few = k * (held[0] + m * held[1]) <= _FEW_BYTES
-        return few and self._beside(rows) is None and full_precision(rows.mask.device)
+        return few and full_precision(rows.mask.device)
 
     def _program(
         self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor], *, normed: bool
     ) -> Tape:
         """Return the program for the shape of ``rows``: captured once the shape is common."""
-        losses = self._beside(rows) is not None
         shape = (rows.mask.shape[0], rows.mask.shape[1])
-        key = (*shape, 2) if normed else (*shape, 1) if losses else shape
+        key = (*shape, 1) if normed else shape
         self._seen[key] += 1
         every = (self.module, self._loss_of, self.layout, self.plan)
-        how: dict[str, Any] = {"low": self._low, "losses": losses}
         if self._seen[key] <= _RARE or not self.captures:
             if key not in self._rare:
-                self._rare[key] = tape_of(*every, **how)
+                self._rare[key] = tape_of(*every, low=self._low)
             return self._rare[key]
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], shape, params.device)
@@ -292,7 +282,7 @@ class BatchedKernel:
                 params.shape, dtype=params.dtype, device=params.device, generator=own
             )
             example = (made_up, x, y, *drawn)
-            plain, uses = tape_of(*every, **how)
+            plain, uses = tape_of(*every, low=self._low)
             whole = plain
             if normed:
                 example = (0.1 * made_up, made_up.square() + 1.0, *example)

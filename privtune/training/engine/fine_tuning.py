@@ -17,9 +17,8 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.traced import traced
 from privtune.training.mechanism.apart import by_record
-from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.data import TensorData, find_facts, find_raising
 from privtune.training.mechanism.fresh import fresh, unwritten
-from privtune.training.mechanism.records import find_facts, find_raising
 
 _PASS = 256  # records whose features are computed at once
 

@@ -177,7 +177,6 @@ def tape_of(
     plan: PassPlan,
     *,
     low: Lowered | None = None,
-    losses: bool = False,
 ) -> Tape:
     """Return the program that runs forward and backward pass.
 
@@ -187,11 +186,10 @@ def tape_of(
         layout: Where parameters lie.
         plan: How they are used.
         low: In what numbers to run, if not those of the parameters.
-        losses: Whether the program gives the losses, too.
 
     Returns:
-        A program from ``(params [K, P], x, y, *masks)`` to the parts of every use, one after the other, and
-        then the losses ``[K, B]``, if asked for; run as it is. And the list of uses, filled by each run.
+        A program from ``(params [K, P], x, y, *masks)`` to the parts of every use, one after the other; run
+        as it is. And the list of uses, filled by each run.
     """
     uses: list[Use] = []
 
@@ -230,8 +228,6 @@ def tape_of(
         whole = [one for group in by_weight.values() for one in merged(group)]
         uses[:] = [use for use, _ in whole]
         tape = [part for _, parts in whole for part in parts]
-        if losses:
-            tape.append(done.losses.detach())
         return tuple(t.to(params.dtype) if t.is_floating_point() else t for t in tape)
 
     return program, uses

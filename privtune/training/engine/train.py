@@ -31,7 +31,12 @@ from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.optimizers import Optimized, Own
 from privtune.training.engine.program import program_of
 from privtune.training.engine.stacks import OnStep, side_by_side, split
-from privtune.training.mechanism.data import TensorData, fingerprint, targets_are_classes
+from privtune.training.mechanism.data import (
+    TensorData,
+    find_facts,
+    fingerprint,
+    targets_are_classes,
+)
 from privtune.training.mechanism.device import sent
 from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import (
@@ -43,7 +48,6 @@ from privtune.training.mechanism.kernel import (
     say_once,
 )
 from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.records import find_facts
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams

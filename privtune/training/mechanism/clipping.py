@@ -62,11 +62,9 @@ class Clipping(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Flat(Clipping):
-    """Scale a gradient down to ``max_grad_norm`` if it is longer (Abadi et al. 2016).
+    """Scale a gradient down to ``max_grad_norm``, a float or ``[K]``, if longer (Abadi et al. 2016).
 
-    Args:
-        max_grad_norm: Above 0; a float, or shape ``[K]``. Infinity clips nothing and may only go
-            with a noise multiplier of zero.
+    Infinity clips nothing and may only go with a noise multiplier of zero.
     """
 
     max_grad_norm: float | torch.Tensor
@@ -89,8 +87,7 @@ class Flat(Clipping):
 class Automatic(Clipping):
     """Normalise every gradient: ``g / (norm + stabilizer)`` (Bu et al. 2023, arXiv 2206.07136).
 
-    Args:
-        stabilizer: Above 0; keeps small gradients small.
+    The stabilizer, above 0, keeps small gradients small.
     """
 
     stabilizer: float = 0.01
@@ -121,12 +118,9 @@ class Automatic(Clipping):
 
 @dataclass(frozen=True, eq=False)
 class AutomaticByLayer(Automatic):
-    """Normalise the gradient of each of L layers: ``g / (sqrt(L) (norm + stabilizer))``.
+    """Normalise the gradient of each of L layers: ``g / (sqrt(L) (norm + stabilizer))`` (Bu et al., §4).
 
     **Guarantee**: L layers shorter than ``1 / sqrt(L)`` are together shorter than 1.
-
-    References:
-        Bu et al. 2023, arXiv 2206.07136, section 4: automatic clipping layer by layer.
     """
 
     by_layer = True
@@ -146,9 +140,6 @@ class EqualByLayer(Flat):
     """Clip the gradient of each of L layers to ``max_grad_norm / sqrt(L)``.
 
     **Guarantee**: the squares of L such norms add up to ``max_grad_norm`` squared at most.
-
-    Args:
-        max_grad_norm: Above 0; a float, or shape ``[K]``.
     """
 
     by_layer = True
@@ -163,12 +154,7 @@ class CoordinateTransform(Clipping):
     """Clip ``(g - center) / scale`` instead of ``g`` (AdaCliP, arXiv 1908.07643).
 
     The noisy mean of the transformed gradients is mapped back by the oracle: it answers
-    ``scale * mean + center``.
-
-    Args:
-        center: Shape ``[K, P]``; a function of past releases only.
-        scale: Shape ``[K, P]``, above 0; likewise.
-        max_norm: Norm that transformed gradients are clipped to, above 0.
+    ``scale * mean + center``. Both are ``[K, P]`` and functions of past releases only; ``scale`` is above 0.
     """
 
     center: torch.Tensor

@@ -1,19 +1,63 @@
-"""The private records of a training, fetched by index."""
+"""The private records of a training, and what becomes of one that cannot be used.
+
+A class outside the classes, a token outside the table: on CPU such a record makes a pass raise, on
+CUDA it ends the process. Whether a training ended so would be a release that nobody paid for. So
+whole numbers are held against public ranges before a kernel sees them, and what raises all the
+same is found by evaluating records alone. Either way the record contributes exactly nothing.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.packing import RecordTree
-from privtune.training.mechanism.records import RecordFacts
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
-Fetched = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Inputs, targets, and which of the records cannot be used; None for none of them."""
+_ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a table: it has no range
+
+
+@dataclass(frozen=True, eq=False)
+class RecordFacts:
+    """The public ranges of a record's whole numbers: of each, how many there are, from 0, exclusive.
+
+    Of an input's and a target's shape; None where nothing is known. ``ignored`` is a target out of range
+    that losses know and skip.
+    """
+
+    inputs: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
+    ignored: int | None = None
+
+    def unusable(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+        """Return which of some records break the facts, shape ``[n]``, or None for none of them."""
+        found = (_outside(x, self.inputs, None), _outside(y, self.targets, self.ignored))
+        broken = [lost for lost in found if lost is not None]
+        lost = torch.stack(broken).any(dim=0) if broken else None
+        return lost if lost is not None and bool(lost.any()) else None
+
+
+NO_FACTS = RecordFacts()
+
+
+def _outside(
+    values: torch.Tensor, sizes: torch.Tensor | None, ignored: int | None
+) -> torch.Tensor | None:
+    if sizes is None or values.is_floating_point():
+        return None
+    sizes = sizes.to(values.device)
+    outside = ((values < 0) | (values >= sizes)) & (sizes != _ANY)
+    if ignored is not None:
+        outside &= values != ignored
+    return outside.reshape(len(values), -1).any(dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +90,7 @@ class TensorData:
         >>> x, y, unusable = data.marked(lost).fetch(torch.tensor([3, 4]))
         >>> unusable.tolist(), [part.shape[0] for part in data.take(torch.tensor([3]))]
         ([True, False], [1, 1])
-        >>> from privtune.training.mechanism.records import NO_FACTS
+        >>> from privtune.training.mechanism.data import NO_FACTS
         >>> data.held_to(NO_FACTS).unusable is None
         True
     """
@@ -91,7 +135,7 @@ class TensorData:
         """Inputs ``[0, ...]`` and targets ``[0, ...]``: shape and type of a record, both public."""
         return self.x[:0], self.y[:0]
 
-    def fetch(self, index: torch.Tensor) -> Fetched:
+    def fetch(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return inputs, targets and which cannot be used (None for none) of some records.
 
         Args:
@@ -104,9 +148,6 @@ class TensorData:
 
         Args:
             facts: Public facts about every record.
-
-        Returns:
-            The data, of the same size.
         """
         return self.marked(facts.unusable(self.x, self.y))
 
@@ -116,10 +157,9 @@ class TensorData:
         Args:
             unusable: True for those, shape ``[N]``; None for none.
         """
-        if unusable is None:
-            return self
-        both = unusable if self.unusable is None else self.unusable | unusable
-        return replace(self, unusable=both)
+        if unusable is None or self.unusable is None:
+            return self if unusable is None else replace(self, unusable=unusable)
+        return replace(self, unusable=self.unusable | unusable)
 
     def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
         """Return some records as data; of none, one record that cannot be used.
@@ -128,10 +168,14 @@ class TensorData:
             index: Their positions, whole numbers ``[n]``.
             sealed_size: Whether their number is private.
         """
-        if len(index) == 0:
-            nothing = torch.ones(1, dtype=torch.bool, device=self.x.device)
-            return replace(self._at(index.new_zeros(1)), sealed_size=sealed_size, unusable=nothing)
-        return replace(self._at(index), sealed_size=sealed_size)
+        nothing = len(index) == 0
+        index = index.new_zeros(1) if nothing else index
+        lost = None if self.unusable is None else self.unusable[index]
+        if nothing:
+            lost = torch.ones(1, dtype=torch.bool, device=self.x.device)
+        groups = None if self.groups is None else self.groups[index.cpu()]
+        x, y = self.x[index], self.y[index]
+        return replace(self, x=x, y=y, sealed_size=sealed_size, unusable=lost, groups=groups)
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on a device.
@@ -141,11 +185,6 @@ class TensorData:
         """
         lost = None if self.unusable is None else self.unusable.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), unusable=lost)
-
-    def _at(self, index: torch.Tensor) -> TensorData:
-        lost = None if self.unusable is None else self.unusable[index]
-        groups = None if self.groups is None else self.groups[index.cpu()]
-        return replace(self, x=self.x[index], y=self.y[index], unusable=lost, groups=groups)
 
 
 def _replaced(values: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
@@ -172,31 +211,176 @@ def fingerprint(data: TensorData) -> str:
 
 
 def synthetic(
-    x: torch.Tensor, y: torch.Tensor, shape: tuple[int, int], device: torch.device, *, seed: int = 0
+    x: torch.Tensor, y: torch.Tensor, shape: tuple[int, int], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make records of the shape and type of the rows of ``x`` and ``y`` that hold no data.
+    """Make records of the shape and type of the rows of ``x`` and ``y`` that hold no data."""
+    generator = torch.Generator().manual_seed(0)
 
-    Those of another seed than 0 differ from those of 0 in all that one may count or measure of them.
+    def made(like: torch.Tensor, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
+        size = torch.Size((*shape, *like.shape[1:]))
+        counted = torch.arange(size.numel()).remainder(2).view(size)
+        own = draw(size, generator=generator) if like.dtype.is_floating_point else counted
+        return own.to(device, like.dtype)
+
+    return made(x, torch.randn), made(y, torch.rand)
+
+
+def find_facts(
+    run: Callable[[torch.Tensor, torch.Tensor], Any],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    device: torch.device | None = None,
+) -> RecordFacts:
+    """Find the ranges by watching what one made-up record's numbers are looked up in by model and loss.
+
+    A number that reaches an embedding, or a cross-entropy, as it stands must be one of its rows or
+    classes. What is computed from a number first is not followed; where the model cannot run so, nothing
+    is found. Of ``x`` and ``y`` the shapes and types of records alone are read.
     """
-    generator = torch.Generator().manual_seed(seed)
+    watch = _Lookups(_zeros(x, device), _zeros(y, device))
+    try:
+        with GLOBAL_GENERATOR, torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
+            run(*watch.records)
+    except Exception as error:
+        if not blames_records(error):
+            raise
+        return NO_FACTS
+    return watch.facts()
 
-    def size(like: torch.Tensor) -> torch.Size:
-        return torch.Size((*shape, *like.shape[1:]))
 
-    def counted(like: torch.Tensor) -> torch.Tensor:
-        bits = torch.arange(size(like).numel()) % 2
-        if seed:
-            bits = torch.randint(2, bits.shape, generator=generator)
-        return bits.view(size(like)).to(device, like.dtype)
+def _zeros(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    # int64, so that `.long()` is the same tensor and not a copy.
+    dtype = like.dtype if like.is_floating_point() or like.is_complex() else torch.int64
+    return torch.zeros((1, *like.shape[1:]), dtype=dtype, device=device or like.device)
 
-    floating = x.dtype.is_floating_point
-    inputs = (
-        (torch.randn(size(x), generator=generator) * (0.5 if seed else 1.0)).to(device, x.dtype)
-        if floating
-        else counted(x)
+
+def _in_classes(outputs: Any, target: Any) -> tuple[Any, int]:
+    return target, outputs.shape[min(1, outputs.ndim - 1)]
+
+
+_TABLE = (("input", "weight"), lambda index, table: (index, len(table)))
+_ALONG = (("input", "dim", "index"), lambda values, dim, index: (index, values.shape[dim]))
+_LOOKED_UP: Mapping[Any, tuple[tuple[str, ...], Callable[..., tuple[Any, int]]]] = {
+    functional.embedding: _TABLE,
+    functional.embedding_bag: _TABLE,
+    functional.cross_entropy: (("input", "target"), _in_classes),
+    functional.nll_loss: (("input", "target"), _in_classes),
+    functional.one_hot: (
+        ("tensor", "num_classes"),
+        lambda index, n: (index, n if n and n > 0 else _ANY),
+    ),
+    torch.Tensor.__getitem__: (
+        ("self", "index"),
+        lambda values, index: (index, len(values) if isinstance(index, torch.Tensor) else _ANY),
+    ),
+    torch.gather: _ALONG,
+    torch.Tensor.gather: _ALONG,
+    torch.index_select: _ALONG,
+    torch.Tensor.index_select: _ALONG,
+}
+"""What a function calls that in which something is looked up, and how many there are; by function."""
+
+
+class _Lookups(TorchFunctionMode):
+    """Notes what the whole numbers of made-up records are looked up in, as long as it is entered."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        super().__init__()
+        self.records = (x, y)
+        self.sizes = tuple(torch.full((part.numel(),), _ANY) for part in self.records)
+        self.ignored: int | None = None
+
+    def facts(self) -> RecordFacts:
+        """Return what was found: for every number of a record the smallest range of any record."""
+        inputs, targets = (
+            None
+            if bool((sizes == _ANY).all())
+            else sizes.view(record.shape).amin(dim=0).to(record.device)
+            for sizes, record in zip(self.sizes, self.records, strict=True)
+        )
+        return RecordFacts(inputs, targets, self.ignored)
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _LOOKED_UP:
+            names, looked_up = _LOOKED_UP[func]
+            given = (*args[: len(names)], *(kwargs.get(name) for name in names[len(args) :]))
+            if self._note(*looked_up(*given)) and looked_up is _in_classes:
+                ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
+                self.ignored = int(ignored)
+        return func(*args, **kwargs)
+
+    def _note(self, index: Any, rows: int) -> bool:
+        """Bound the places of a record that ``index`` is a view of; say whether it is one."""
+        if not isinstance(index, torch.Tensor) or index.dtype is not torch.int64:
+            return False
+        for record, sizes in zip(self.records, self.sizes, strict=True):
+            storage = record.untyped_storage()
+            if index.untyped_storage().data_ptr() == storage.data_ptr() and record.numel():
+                places = torch.arange(record.numel()).as_strided(
+                    index.shape, index.stride(), index.storage_offset()
+                )
+                sizes[places.flatten()] = sizes[places.flatten()].clamp(max=rows)
+                return True
+        return False
+
+
+def blames_records(error: Exception) -> bool:
+    """Say whether a record may be at fault: neither memory nor an error of PrivTune's own."""
+    if isinstance(error, (PrivTuneError, MemoryError, torch.OutOfMemoryError)):
+        return False
+    return "can't allocate memory" not in str(error)
+
+
+def find_raising(
+    error: Exception, count: int, attempt: Callable[[torch.Tensor], object]
+) -> torch.Tensor:
+    """Find the records, at least one, that raise when each is evaluated alone, shape ``[count]``.
+
+    Halves of a batch that do not raise are not looked into: their records do not raise either. ``attempt``
+    evaluates the records that are True in its argument, with made-up ones in place of the others.
+
+    Raises:
+        Exception: ``error``, which a pass over all raised, if it is no record's fault: made-up records
+            raise as well, or no record does alone.
+    """
+    found = torch.zeros(count, dtype=torch.bool)
+
+    def raises(start: int, stop: int) -> bool:
+        kept = torch.zeros(count, dtype=torch.bool)
+        kept[start:stop] = True
+        try:
+            attempt(kept)
+        except Exception as other:
+            if not blames_records(other):
+                raise
+            return True
+        return False
+
+    if not blames_records(error) or raises(0, 0):
+        raise error
+    waiting = [(0, count)]
+    while waiting:
+        start, stop = waiting.pop()
+        if stop - start == 1:
+            found[start] = True
+            continue
+        middle = (start + stop) // 2
+        waiting += [part for part in ((start, middle), (middle, stop)) if raises(*part)]
+    if not bool(found.any()):
+        raise error
+    return found
+
+
+def where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
+    """Return the values of records that are kept, and what is made up in place of the others."""
+    return torch.where(
+        kept.view(*kept.shape, *(1 for _ in values.shape[kept.ndim :])), values, made_up
     )
-    floating = y.dtype.is_floating_point
-    targets = (
-        torch.rand(size(y), generator=generator).to(device, y.dtype) if floating else counted(y)
-    )
-    return inputs, targets

@@ -1,9 +1,7 @@
-"""Between the host and what computes: a step that never waits for an answer keeps a device busy.
+"""Between the host and what computes: a step that never waits for an answer keeps a GPU busy.
 
-On CPU a number can be looked at as soon as it is there. On a GPU looking at one means to wait until
-all that was asked for before it is done, and to leave the GPU without work until more is asked for.
-So where looking makes wait, a step looks at nothing: what it would decide by a number it computes
-for both cases, and what the host draws is sent ahead of the step.
+Looking at a number there means to wait until all that was asked for before it is done. So a step looks at
+nothing: what it would decide by a number it computes for both cases, and what the host draws is sent ahead.
 """
 
 from __future__ import annotations

@@ -20,20 +20,8 @@ def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tup
     """Return a copy of a model that shares its parameters and nothing else that a pass may write.
 
     Attributes, lists and buffers that a pass changes change in the copy alone. What no copy can be
-    made of (a lock, a handle of a library) is shared.
-
-    Args:
-        model: The model.
-        beside: What may refer to it or keep something too, such as its loss; copied along.
-        trained: Whether parameters that require gradients are copied, too.
-
-    Example:
-        >>> from torch import nn
-        >>> model = nn.Linear(2, 1)
-        >>> copied, _ = fresh(model)
-        >>> copied.seen = 3
-        >>> copied.weight is model.weight, hasattr(model, "seen")
-        (True, False)
+    made of (a lock, a handle of a library) is shared. What may refer to the model, as its loss does, is
+    copied along; of a model that is ``trained``, parameters that require gradients are copied, too.
     """
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
     if trained:

@@ -64,9 +64,6 @@ class Rows:
         mask: Shape ``[K, M]``, 1 for a record and 0 for a filler, or for what stands in for a record
             that cannot be used, in the parameters' type.
         dropout: Random stream of each candidate's dropout.
-        beside: Where a kernel may put parameters, a copy of them, since a method may write over them,
-            and the losses at them that a gradient's pass gave on its way; None where nobody asks.
-            They must be those that ``losses`` gives.
     """
 
     x: torch.Tensor
@@ -74,7 +71,6 @@ class Rows:
     sizes: Sequence[int] | npt.NDArray[np.int64]
     mask: torch.Tensor
     dropout: Sequence[torch.Generator]
-    beside: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None
 
 
 class FallbackWarning(UserWarning):

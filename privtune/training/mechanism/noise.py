@@ -1,10 +1,8 @@
 """Noise, scaled from the sensitivity that the clipping states, from a stream of its own.
 
-Noise in floating point is not noise in the reals: which numbers can come out at all depends on
-what they are added to, and the lowest bits of a release can tell two datasets apart (Mironov 2012).
-By default nothing is done about that, as in other libraries; ``NoiseOptions`` has two remedies,
-and a cryptographic source of randomness. Tails are exact under every option: see ``tails``.
-``docs/noise.md`` says what each protects against and what it costs.
+Noise in floating point is not noise in the reals: the lowest bits of a release can tell two datasets apart
+(Mironov 2012). By default nothing is done about that, as in other libraries; ``NoiseOptions`` has two
+remedies, and a cryptographic source of randomness. Tails are exact under every option: see ``tails``.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, pre
 VALUES = 2
 """Which values a secret gives: where that is another number, no training goes on in its middle."""
 
-
 _AHEAD = 2**15  # about how many values of a candidate are drawn at once when releases are small
 _TAILS = 64  # tail values that are drawn at once
 _KEYSTREAM = 2**36  # bytes drawn from one key; ChaCha20 has a block counter of 32 bits
@@ -35,53 +32,41 @@ _GRID = 2.0**-20  # of the noise's scale
 _Values: TypeAlias = "npt.NDArray[np.floating[Any]]"
 
 
-def noise_scale(noise_multiplier: float | torch.Tensor, sensitivity: torch.Tensor) -> torch.Tensor:
-    """Return the scale of the noise: multiplier times sensitivity, shape ``[K]``, float64.
+def noise_scale(
+    noise_multiplier: float | tuple[float, ...], sensitivity: torch.Tensor
+) -> torch.Tensor:
+    """Return the scale of the noise: multiplier, one for all or each, times sensitivity ``[K]``, float64.
 
-    Args:
-        noise_multiplier: At least 0; a float, or shape ``[K]``.
-        sensitivity: Shape ``[K]``, float64.
-
-    Returns:
-        On the device of ``sensitivity``. Where looking would make wait, that is not looked at: an
-        infinite one gives an infinite scale, of which no number is left.
+    On the device of ``sensitivity``. Where looking would make wait, that is not looked at: an infinite one
+    gives an infinite scale, of which no number is left.
 
     Raises:
         InvalidInputError: If a multiplier is negative or not finite, or noise is asked for without
             a finite sensitivity.
     """
-    if isinstance(noise_multiplier, torch.Tensor):
-        own = noise_multiplier.double().expand(len(sensitivity)).tolist()
-    else:
-        own = [float(noise_multiplier)] * len(sensitivity)
+    own = noise_multiplier
+    if isinstance(own, float):
+        own = (own,) * len(sensitivity)
     if not all(math.isfinite(multiplier) and multiplier >= 0.0 for multiplier in own):
         raise InvalidInputError(
             "noise_multiplier", noise_multiplier, "must be a finite number of at least 0"
         )
-    if not looks_freely(sensitivity.device):
-        multipliers = sent(torch.tensor(own, dtype=torch.float64), sensitivity.device)
-        return torch.where(multipliers > 0.0, multipliers * sensitivity, 0.0)
-    # A few plain numbers: Python checks them several times faster than torch does.
-    pairs = list(zip(own, sensitivity.tolist(), strict=True))
-    if not all(multiplier == 0.0 or math.isfinite(bound) for multiplier, bound in pairs):
+    bounds = sensitivity.tolist() if looks_freely(sensitivity.device) else [0.0] * len(own)
+    if not all(m == 0.0 or math.isfinite(bound) for m, bound in zip(own, bounds, strict=True)):
         raise InvalidInputError(
             "sensitivity", "infinite", "must be finite where noise is added", "Clip the gradients."
         )
-    scales = [multiplier * bound if multiplier else 0.0 for multiplier, bound in pairs]
-    return torch.tensor(scales, dtype=torch.float64)
+    multipliers = sent(torch.tensor(own, dtype=torch.float64), sensitivity.device)
+    return torch.where(multipliers > 0.0, multipliers * sensitivity, 0.0)
 
 
 def add_noise(
     total: torch.Tensor, noise: torch.Tensor, scale: torch.Tensor, options: NoiseOptions
 ) -> torch.Tensor:
-    """Add scaled noise to a sum.
+    """Add standard noise ``[K, n]`` times a scale ``[K]`` to a sum ``[K, n]``.
 
-    Args:
-        total: The sum, shape ``[K, n]``.
-        noise: Standard noise, likewise.
-        scale: Scale of the noise, shape ``[K]``.
-        options: With the grid, noise is float64 and the result is rounded to multiples of
-            ``2^-20 * scale``. Rounding is post-processing.
+    With the grid, noise is float64 and the result is rounded to multiples of ``2^-20 * scale``. Rounding is
+    post-processing.
     """
     column = scale.to(noise).unsqueeze(1)
     if not options.wide:
@@ -97,12 +82,6 @@ class NoiseSource:
 
     Small releases are drawn ahead, several at once: a call to a generator costs more than the
     values. How many depends on the size of the release alone, never on the stack.
-
-    Args:
-        streams: One for each candidate.
-        device: Where the noise is needed.
-        dtype: Type of the parameters.
-        options: Source and treatment.
 
     **Guarantee**: a candidate's noise is a function of its own secret and of the sizes that it
     asked for, never of the stack that it is in. No value is given out twice.
@@ -121,6 +100,8 @@ class NoiseSource:
         self._dtype = torch.float64 if self.options.wide else dtype
         self._sources: dict[tuple[str, int], list[_Keystream]] = {}
         self._ahead: dict[tuple[str, int], list[torch.Tensor]] = {}
+        self.outside: torch.Tensor | None = None
+        """Where there is no noise, ``[K, size]``, so that nothing may be released; None for nowhere."""
 
     def gaussian(self, size: int) -> torch.Tensor:
         """Return standard normal values, shape ``[K, size]``."""
@@ -161,19 +142,15 @@ class NoiseSource:
         return torch.empty(shape, device=self._device, dtype=self._dtype)
 
     def _open(self, kind: str, size: int) -> list[_Keystream]:
-        """Return the sources of a kind and size of release."""
-        key = (kind, size)
+        """Return the sources of a kind and size of release, the fastest that the options admit."""
+        key, name = (kind, size), f"noise/{kind}/{size}"
         if key not in self._sources:
-            name = f"noise/{kind}/{size}"
-            self._sources[key] = [self._source(s, name) for s in self._streams]
+            if self._device.type == "cpu" or self.options.source == "chacha20":
+                self._sources[key] = [_Keystream(s, name) for s in self._streams]
+            else:
+                self._sources[key] = [_OnDevice(s, name, self._device) for s in self._streams]
             self._ahead[key] = []
         return self._sources[key]
-
-    def _source(self, streams: Streams, name: str) -> _Keystream:
-        """Return a candidate's source of this name, the fastest one that the options admit."""
-        if self._device.type == "cpu" or self.options.source == "chacha20":
-            return _Keystream(streams, name)
-        return _OnDevice(streams, name, self._device)
 
     def _next(self, kind: str, size: int) -> torch.Tensor:
         """Take the next release of a kind and size from what was drawn ahead."""
@@ -203,15 +180,7 @@ class NoiseSource:
 
 
 class PlacedNoise(NoiseSource):
-    """Noise of candidates whose parameters lie at some places of longer vectors: zero beside them.
-
-    Args:
-        streams: One for each candidate.
-        device: Where the noise is needed.
-        dtype: Type of the parameters.
-        options: Source and treatment.
-        places: Where the parameters of each lie, whole numbers below ``size``.
-        size: Length of the vectors.
+    """Noise of candidates whose parameters lie at some places of vectors of a size: zero beside them.
 
     **Guarantee**: at its places, a candidate's noise is what it draws alone, where its vector is its own.
     """
@@ -230,14 +199,12 @@ class PlacedNoise(NoiseSource):
         self._own = [NoiseSource([stream], device, dtype, options) for stream in streams]
         self._lengths, self._size = [len(place) for place in places], size
         self._index = torch.cat([place + k * size for k, place in enumerate(places)]).to(device)
+        outside = torch.ones(len(places) * size, dtype=torch.bool, device=device)
+        self.outside = outside.index_fill_(0, self._index, False).view(-1, size)
 
     def gaussian(self, size: int) -> torch.Tensor:
-        """Return standard normal values at the candidates' places, shape ``[K, size]``.
-
-        Raises:
-            RuntimeError: For another length: its draws would begin where those of whole vectors began.
-        """
-        if size != self._size:
+        """Return standard normal values at the candidates' places, shape ``[K, size]``."""
+        if size != self._size:  # its draws would begin where those of whole vectors began
             raise RuntimeError(f"noise of {size} values beside that of vectors of {self._size}")
         pairs = zip(self._own, self._lengths, strict=True)
         drawn = torch.cat([own.gaussian(length)[0] for own, length in pairs])
@@ -250,7 +217,7 @@ def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
 
     In parts, which stay in a cache while they are made and searched.
     """
-    if not looks_freely(out.device) or out.dtype not in (torch.float32, torch.float64):
+    if not looks_freely(out.device):
         _gaussian_unseen(out, sources)
         return
     for row, source in zip(out.numpy(), sources, strict=True):
@@ -294,9 +261,8 @@ class _Keystream:
             _box_muller_wide(self.uniform(even), out)
 
     def gaussian(self, out: torch.Tensor) -> None:
-        """Fill a tensor of any type, on any device, likewise."""
-        wide = out.dtype == torch.float64
-        drawn: _Values = np.empty(len(out), dtype=np.float64 if wide else np.float32)
+        """Fill a tensor on any device likewise."""
+        drawn = torch.empty(len(out), dtype=out.dtype).numpy()
         for start in range(0, len(out), tails.TOGETHER):
             self.fill(drawn[start : start + tails.TOGETHER])
         out.copy_(sent(torch.from_numpy(drawn), out.device))

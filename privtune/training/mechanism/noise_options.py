@@ -61,10 +61,6 @@ class NoiseOptions:
 
         Raises:
             InvalidInputError: If it is none of these.
-
-        Example:
-            >>> NoiseOptions.of("secure")
-            NoiseOptions(source='chacha20', floating_point='grid')
         """
         if value is None or isinstance(value, NoiseOptions):
             return value or cls()

@@ -64,7 +64,6 @@ class Oracle(Protocol):
         *,
         clipping: Clipping,
         noise_multiplier: float | torch.Tensor,
-        losses_follow: bool = False,
     ) -> torch.Tensor:
         """Release the noisy mean of the clipped per-sample gradients.
 
@@ -74,8 +73,6 @@ class Oracle(Protocol):
             clipping: Bounds each record's contribution, and says by how much.
             noise_multiplier: Noise standard deviation over the clipping's sensitivity; a float, or
                 shape ``[K]``.
-            losses_follow: Whether losses at the same parameters will be asked about the same sample:
-                they may then come out of this pass. It changes no release, and releases nothing.
 
         Returns:
             Shape ``[K, P]``: ``(sum of clipped gradients + noise) / expected_batch_size``.

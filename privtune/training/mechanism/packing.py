@@ -1,18 +1,26 @@
-"""Records of several tensors, as Hugging Face's collators make them, in one tensor and back."""
+"""Records of several tensors, or of several rows, in one tensor, and models and losses of these.
+
+Several tensors are those that Hugging Face's collators make; several rows are about one person, and padded
+to a common number.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from privtune.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    import torch
+from privtune.training.mechanism.kernel import LossOf
 
 TARGETS = ("labels", "label")
+FILLER = {False: -1.0, True: math.nan}
+"""Target of a row that is none, by whether targets are floating."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +73,7 @@ class Packing:
             InvalidInputError: If something else than tensors is in it, or their records are not as many.
         """
         tensors, tree = _flat(batch)
-        return cls(
-            tree,
-            tuple(tuple(t.shape[1:]) for t in tensors),
-            tuple(map(_dtype, tensors)),
-        )
+        return cls(tree, tuple(tuple(t.shape[1:]) for t in tensors), tuple(map(_dtype, tensors)))
 
     def pack(self, batch: Mapping[str, Any] | Sequence[Any]) -> torch.Tensor:
         """Return the records in one tensor, shape ``[N, numbers of a record]``.
@@ -80,8 +84,6 @@ class Packing:
         Raises:
             InvalidInputError: If the tensors are others than those this was made of.
         """
-        import torch
-
         if (found := Packing.of(batch)) != self:
             raise InvalidInputError(
                 "batch", repr(found), f"must be as many records of {self!r} in every tensor"
@@ -96,9 +98,6 @@ class Packing:
         Args:
             x: Packed records.
         """
-        import torch
-        from torch.utils._pytree import tree_unflatten
-
         parts = torch.split(x, [math.prod(shape) for shape in self.shapes], dim=1)
         tensors = [
             part.view(len(x), *shape).to(getattr(torch, dtype))
@@ -106,7 +105,7 @@ class Packing:
         ]
         return tree_unflatten(tensors, self.tree)
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """Return a model of packed records: it calls ``model(**tensors)``, or ``model(*tensors)``.
 
         Args:
@@ -119,9 +118,7 @@ class Packing:
             >>> packing.wrap(bilinear)(torch.ones(5, 5)).shape
             torch.Size([5, 1])
         """
-        from privtune.training.mechanism.unpacking import Unpacking
-
-        return Unpacking(model, self.unpack)
+        return _Unpacking(model, self)
 
 
 @dataclass(frozen=True)
@@ -129,13 +126,8 @@ class RecordTree:
     """A record of several tensors: one of inputs and a target within, a dict or tuple for a loop.
 
     The target of a dict is its ``labels``, else its ``label``, else what stands last in it; that of a
-    tuple stands last. A dict or tuple of one entry has none.
-
-    Args:
-        inputs: How all but the target lie in one tensor.
-        names: Of a dict's entries, in order; empty for a tuple.
-        target: The name of the target; empty where there is none.
-        size: How many entries there are.
+    tuple stands last. A dict or tuple of one entry has none. ``names`` are those of a dict's entries, and
+    ``size`` is how many there are.
     """
 
     inputs: Packing
@@ -149,17 +141,12 @@ class RecordTree:
     ) -> tuple[RecordTree | None, torch.Tensor, torch.Tensor]:
         """Return what records are made of, their inputs in one tensor, and their targets.
 
-        Args:
-            records: A mapping or a tuple of tensors or trees of tensors. Of a pair of tensors nothing is
-                packed. The target of one entry alone is 0, which nobody reads.
-            target: The name of a mapping's target, unless it is ``labels``, ``label`` or the last.
+        Of a pair of tensors nothing is packed. The target of one entry alone is 0, which nobody reads.
 
         Raises:
-            InvalidInputError: If they hold anything else, a target is no tensor, or not all of the
-                tensors have as many records.
+            InvalidInputError: If they hold anything but tensors or trees of tensors, a target is no tensor,
+                or not all of the tensors have as many records.
         """
-        import torch
-
         tensors, _ = _flat(records)
         names: tuple[str, ...] = ()
         if not tensors:
@@ -167,8 +154,7 @@ class RecordTree:
         if len(records) == 1:
             names = tuple(records) if isinstance(records, Mapping) else ()
             packing = Packing.of(records)
-            y = torch.zeros(len(tensors[0]))
-            return cls(packing, names, "", 1), packing.pack(records), y
+            return cls(packing, names, "", 1), packing.pack(records), torch.zeros(len(tensors[0]))
         if isinstance(records, Mapping):
             names = tuple(records)
             target = target or next((name for name in TARGETS if name in records), names[-1])
@@ -184,33 +170,35 @@ class RecordTree:
         packing = Packing.of(rest)
         return cls(packing, names, target, len(records)), packing.pack(rest), y
 
-    def record(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        """Return records as a loop sees them.
+    def loss_of(self, loss_of: Any) -> LossOf:
+        """Return a loss of packed records that calls one of a dict, or of a tuple's entries."""
 
-        Args:
-            x: Their inputs, packed.
-            y: Their targets.
-        """
-        inputs = self.inputs.unpack(x)
-        if not self.target:
-            return inputs
-        if self.names:
-            return {name: y if name == self.target else inputs[name] for name in self.names}
-        return (inputs, y) if self.size == 2 else (*inputs, y)
-
-    def loss_of(self, loss_of: Any) -> Any:
-        """Return a loss of packed records that calls one of a dict, or of a tuple's entries.
-
-        Args:
-            loss_of: Takes the model, and then the dict, or as many arguments as the tuple has entries.
-        """
-
-        def packed(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            record = self.record(x, y)
-            found: torch.Tensor = loss_of(model, *((record,) if self.names else record))
+        def packed(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            parts = self.inputs.unpack(x)
+            if self.names:
+                record: list[Any] = [{n: y if n == self.target else parts[n] for n in self.names}]
+            else:
+                record = [*((parts,) if self.size == 2 else parts), *([y] if self.target else [])]
+            found: torch.Tensor = loss_of(model, *record)
             return found
 
         return packed
+
+
+class _Unpacking(nn.Module):
+    """A model of several tensors, on records that are packed into one."""
+
+    def __init__(self, model: nn.Module, packing: Packing) -> None:
+        super().__init__()
+        self.model, self._packing = model, packing
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the model's outputs: of several, the logits."""
+        tensors = self._packing.unpack(x)
+        named = isinstance(tensors, dict)
+        outputs = self.model(**tensors) if named else self.model(*tensors)
+        found: torch.Tensor = getattr(outputs, "logits", outputs)
+        return found
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -220,9 +208,6 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _flat(batch: Any) -> tuple[list[torch.Tensor], Any]:
     """Return the tensors of a tree, and the tree without them."""
-    import torch
-    from torch.utils._pytree import tree_flatten
-
     found, tree = tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
     for part in found:
         usable = isinstance(part, torch.Tensor) and part.layout is torch.strided and part.ndim
@@ -233,10 +218,57 @@ def _flat(batch: Any) -> tuple[list[torch.Tensor], Any]:
                 "must be tensors, or dicts and tuples of tensors, with records along the first axis",
                 "Pad records to one public length, and leave texts and lists of numbers out.",
             )
-    if len({len(tensor) for tensor in found}) > 1:
-        raise InvalidInputError(
-            "batch",
-            ", ".join(sorted({str(len(tensor)) for tensor in found})),
-            "must hold as many records in every tensor",
-        )
+    if len(sizes := {len(tensor) for tensor in found}) > 1:
+        found_sizes = ", ".join(map(str, sorted(sizes)))
+        raise InvalidInputError("batch", found_sizes, "must hold as many records in every tensor")
     return found, tree
+
+
+class OfUnits(nn.Module):
+    """A model of rows that have so many axes, applied to each row of a unit; rows alone pass as they are."""
+
+    def __init__(self, inner: nn.Module, axes: int) -> None:
+        super().__init__()
+        self.inner, self.axes = inner, axes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return outputs ``[B, R, ...]`` of units ``[B, R, ...]``, ``[B, ...]`` of rows."""
+        if x.dim() == self.axes + 1:
+            rows: torch.Tensor = self.inner(x)
+            return rows
+        outputs: torch.Tensor = self.inner(x.flatten(0, 1))
+        return outputs.reshape(*x.shape[:2], *outputs.shape[1:])
+
+
+def there_are(targets: torch.Tensor) -> torch.Tensor:
+    """Say which targets ``[B, R]`` are those of rows, and not fillers."""
+    return targets.isfinite() if targets.is_floating_point() else targets >= 0
+
+
+def rows_of(
+    outputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the outputs and targets of all rows, and which of them are no fillers."""
+    there = there_are(targets)
+    return outputs.flatten(0, 1), torch.where(there, targets, 0).flatten(), there.flatten()
+
+
+def sum_of_rows(loss_of: LossOf) -> LossOf:
+    """Return the loss of units: the sum of what ``loss_of`` says of each of their rows."""
+
+    def of_units(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        there = there_are(y)
+        rows = loss_of(model, x.flatten(0, 1), torch.where(there, y, 0).flatten())
+        return (rows.view(y.shape) * there).sum(dim=1)
+
+    return of_units
+
+
+def mean_of_rows(score_of: LossOf) -> LossOf:
+    """Return the score of units: the mean of what ``score_of`` says of each of their rows."""
+    total = sum_of_rows(score_of)
+
+    def of_units(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return total(model, x, y) / there_are(y).sum(dim=1).clamp(min=1)
+
+    return of_units

@@ -19,7 +19,6 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism.streams import Tensors, set_state, state_of
 
 Indices = npt.NDArray[np.int64]
-Masks = npt.NDArray[np.float32]
 
 GRANULE = 8
 """Physical sizes are multiples of it."""
@@ -29,18 +28,14 @@ _MAX_STEPS = 256
 
 
 class PoissonSampler:
-    """Poisson samples for a stack of candidates, each from its own source of randomness.
-
-    Args:
-        records: Number of records N, at least 1.
-        rate: Probability in (0, 1] with which each record joins each sample.
-        rngs: One source of randomness a candidate; its samples are a function of it alone.
+    """Poisson samples at a rate in (0, 1] for a stack of candidates.
 
     Raises:
         InvalidInputError: If an argument is outside its domain.
 
     **Guarantee**: inclusions are independent Bernoulli(rate) draws, up to the 53 bits of the
-    underlying uniform numbers; no sample is ever cut at a maximal size.
+    underlying uniform numbers; no sample is ever cut at a maximal size. A candidate's samples are a
+    function of its own source of randomness alone.
     """
 
     def __init__(self, *, records: int, rate: float, rngs: Sequence[np.random.Generator]) -> None:
@@ -53,19 +48,12 @@ class PoissonSampler:
         self._rngs = list(rngs)
         steps = math.ceil(_BLOCK / max(1.0, rate * records))
         self._steps = min(steps, _MAX_STEPS)
-        self._ready: list[tuple[Indices, Indices, Masks]] = []
+        self._ready: list[tuple[Indices, Indices]] = []
         self.granule = GRANULE
         """What the widths of samples are multiples of, from the next block that is drawn."""
 
     def __call__(self) -> tuple[Indices, Indices]:
-        """Return the next samples: indices ``[K, width]``, ascending, and sizes ``[K]``.
-
-        A row's indices beyond its size are 0 and fill up.
-        """
-        return self.masked()[:2]
-
-    def masked(self) -> tuple[Indices, Indices, Masks]:
-        """Return the next samples, and 1 where an index is one, 0 where it fills up."""
+        """Return the next samples: indices ``[K, width]``, ascending, filled up with 0, and sizes ``[K]``."""
         if not self._ready:
             self._ready = self._draw()[::-1]
         return self._ready.pop()
@@ -73,7 +61,7 @@ class PoissonSampler:
     def position(self) -> Tensors:
         """Return where the sources are, and what was drawn ahead."""
         found = {f"rng.{k}": state_of(rng) for k, rng in enumerate(self._rngs)}
-        for i, (index, sizes, _) in enumerate(self._ready):
+        for i, (index, sizes) in enumerate(self._ready):
             found[f"index.{i}"] = torch.from_numpy(index.copy())
             found[f"sizes.{i}"] = torch.from_numpy(sizes.copy())
         return found
@@ -82,13 +70,11 @@ class PoissonSampler:
         """Go on from a position: no sample is drawn twice."""
         for k, rng in enumerate(self._rngs):
             set_state(rng, position[f"rng.{k}"])
-        self._ready = []
-        for i in range((len(position) - len(self._rngs)) // 2):
-            index, sizes = position[f"index.{i}"].numpy(), position[f"sizes.{i}"].numpy()
-            mask = np.arange(index.shape[1]) < sizes[:, None]
-            self._ready.append((index, sizes, mask.astype(np.float32)))
+        ahead = (len(position) - len(self._rngs)) // 2
+        parts = [(position[f"index.{i}"], position[f"sizes.{i}"]) for i in range(ahead)]
+        self._ready = [(index.numpy(), sizes.numpy()) for index, sizes in parts]
 
-    def _draw(self) -> list[tuple[Indices, Indices, Masks]]:
+    def _draw(self) -> list[tuple[Indices, Indices]]:
         """Draw a block of samples: one line of ``steps * records`` coin flips a candidate."""
         line = self._steps * self._records
         drawn = [_successes(line, self._rate, rng) for rng in self._rngs]
@@ -101,12 +87,10 @@ class PoissonSampler:
         there = np.arange(width) < sizes[:, :, None]
         for k, places in enumerate(drawn):
             index[:, k][there[:, k]] = places - np.repeat(starts, sizes[:, k])
-        # All that a step takes of them lies together, and is made here for a block of steps at once.
-        masks = there.astype(np.float32)
         widths = [padded(int(n), self.granule) for n in sizes.max(axis=1)]
         return [
-            (np.ascontiguousarray(part[:, :width]), own, np.ascontiguousarray(mask[:, :width]))
-            for part, width, own, mask in zip(index, widths, sizes, masks, strict=True)
+            (np.ascontiguousarray(part[:, :width]), own)
+            for part, width, own in zip(index, widths, sizes, strict=True)
         ]
 
 
@@ -115,10 +99,6 @@ def padded(rows: int, granule: int = GRANULE) -> int:
 
     Every size that occurs is captured once, so there should be few; every row that fills up costs
     as much as a record, so they should be close.
-
-    Args:
-        rows: How many there are.
-        granule: What the size is a multiple of, if that is more.
     """
     step = granule
     while step * 16 < rows:

@@ -11,13 +11,10 @@ from privtune.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often a training looks at its data. Every number in it is public.
+    """How often a training looks at its data: T steps, at each a sample that a record joins at a rate.
 
-    Args:
-        records: Number of training records, N >= 1. Declared public; averages divide by
-            ``sample_rate * records``, never by the realised batch size, which is private.
-        sample_rate: Probability in (0, 1] with which each record joins each Poisson sample.
-        steps: Number of samples drawn, T >= 1.
+    Every number in it is public, the number of records N, too: averages divide by ``sample_rate * records``,
+    never by the realised batch size, which is private.
 
     Raises:
         InvalidInputError: If a field is outside its domain.
@@ -37,15 +34,7 @@ class Schedule:
 
     @classmethod
     def from_epochs(cls, *, records: int, expected_batch_size: int, epochs: float) -> Schedule:
-        """Build the schedule of ``epochs`` passes in expectation.
-
-        Args:
-            records: Number of training records, N >= 1.
-            expected_batch_size: Expected records in a Poisson sample, from 1 to ``records``.
-            epochs: Expected number of times each record is looked at, above 0.
-
-        Returns:
-            A schedule of rate ``expected_batch_size / records`` and ``ceil(epochs / rate)`` steps.
+        """Build the schedule of so many passes in expectation, above 0: ``ceil(epochs / rate)`` steps.
 
         Raises:
             InvalidInputError: If an argument is outside its domain.
@@ -68,15 +57,7 @@ class Schedule:
         return self.sample_rate * self.records
 
     def checkpoints(self, points: int = 12) -> tuple[int, ...]:
-        """Return steps at which a training is looked at, counted from 0, the last included.
-
-        Args:
-            points: How many, at least 1, evenly spread; fewer if there are not as many steps.
-
-        Example:
-            >>> Schedule(records=100, sample_rate=0.1, steps=10).checkpoints(4)
-            (1, 4, 7, 9)
-        """
+        """Return steps at which a training is looked at, evenly spread, counted from 0, the last included."""
         spread = (round(self.steps * (i + 1) / points) for i in range(points))
         return tuple(sorted({max(1, done) - 1 for done in spread}))
 

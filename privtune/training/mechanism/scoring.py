@@ -22,50 +22,44 @@ from torch.nn import functional
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import tails
 from privtune.training.mechanism.apart import by_record
-from privtune.training.mechanism.channels import channels_last
-from privtune.training.mechanism.data import TensorData, synthetic
+from privtune.training.mechanism.data import (
+    TensorData,
+    blames_records,
+    find_facts,
+    find_raising,
+    synthetic,
+    where,
+)
 from privtune.training.mechanism.fresh import fresh, unwritten
 from privtune.training.mechanism.kernel import Loss, LossOf
 from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval, label, make_metric
-from privtune.training.mechanism.records import blames_records, find_facts, find_raising
-from privtune.training.mechanism.units import rows_of
+from privtune.training.mechanism.packing import rows_of
 
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_Weights = dict[str, torch.Tensor]
 
 
-class ScoreTerms(Protocol):
-    """What a score is, and costs: a ``ScorePlan``."""
-
-    @property
-    def records(self) -> int:
-        """Declared number of validation records, which the sum is divided by."""
-        ...
+class _Terms(Protocol):
+    """What a score is, and costs: a ``ScorePlan``, which says what each of these means."""
 
     @property
-    def metric(self) -> str:
-        """Name of the metric."""
-        ...
+    def records(self) -> int: ...
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        """What else the metric takes."""
-        ...
+    def metric(self) -> str: ...
 
     @property
-    def bound(self) -> float:
-        """The longest vector that a record adds to the sums, in the mechanism's norm."""
-        ...
+    def options(self) -> Mapping[str, Any]: ...
 
     @property
-    def mechanism(self) -> str:
-        """``gaussian`` or ``laplace``."""
-        ...
+    def bound(self) -> float: ...
 
     @property
-    def standard_deviation(self) -> float:
-        """Scale of the noise on each mean; 0 for a split that is declared public."""
-        ...
+    def mechanism(self) -> str: ...
+
+    @property
+    def standard_deviation(self) -> float: ...
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -75,23 +69,16 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OfRecords:
-    """A loss that is given a model and a record, as the loops of users define theirs.
-
-    Args:
-        loss_of: The loss of one record.
-    """
+    """A loss that is given a model and a record, as the loops of users define theirs."""
 
     loss_of: LossOf
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric of a model, and how far off it may be: within what the metric can be, all of it.
+    """A metric of a model (less is better for a loss), and the ends of a 95% interval around it.
 
-    Args:
-        value: The metric itself: less is better for a loss.
-        low: Lower end of a 95% interval, for the noise and for the drawing of the records.
-        high: Upper end.
+    The interval is for the noise and for the drawing of the records, within what the metric can be.
     """
 
     value: float
@@ -100,7 +87,7 @@ class Measured:
 
 
 def score(
-    plan: ScoreTerms,
+    plan: _Terms,
     model: nn.Module,
     data: TensorData,
     *,
@@ -109,16 +96,9 @@ def score(
 ) -> float:
     """Return the score of a model, noise included; higher is better.
 
-    Args:
-        plan: Metric, bound, noise, and the declared number of records.
-        model: The trained model; evaluated in evaluation mode, and left as it was.
-        data: The validation records; their targets as the metric takes them.
-        rng: Source of the noise, used for this score alone.
-        loss: Loss of each record, for the metric ``loss``: of outputs and targets, or ``OfRecords``.
-
-    Returns:
-        The metric of sums over the declared number of records, negated where less is better.
-        −∞ for weights that are not finite.
+    It is the metric of sums over the declared number of records, negated where less is better; −∞ for
+    weights that are not finite. The model is evaluated in evaluation mode, and left as it was. ``rng`` is
+    the source of the noise, used for this score alone; ``loss`` is that of the metric ``loss``.
 
     Raises:
         InvalidInputError: If outputs or targets have another shape than the metric takes.
@@ -127,159 +107,106 @@ def score(
     and metric do with the others, and not at all if it breaks public facts or raises by itself. What
     is made of the noised sums looks at nothing else.
     """
-    metric = _metric(plan)
-    means = _noised(plan, metric, model, data, rng=rng, loss=loss)
+    metric, means = _noised(plan, model, data, rng, loss)
     if means is None:
         return -math.inf
     value = metric.value(means)
     return -value if metric.lower_is_better else value
 
 
-def measure(
-    plan: ScoreTerms,
-    model: nn.Module,
-    data: TensorData,
-    *,
-    rng: np.random.Generator,
-    loss: Loss | OfRecords = cross_entropy,
-) -> Measured | None:
-    """Return the metric of a model with its interval; None for weights that are not finite.
-
-    Args:
-        plan: As for :func:`score`.
-        model: Likewise.
-        data: Likewise.
-        rng: Likewise.
-        loss: Likewise.
-
-    **Guarantee**: that of :func:`score`; the interval is a function of what was noised.
-    """
-    metric = _metric(plan)
-    means = _noised(plan, metric, model, data, rng=rng, loss=loss)
-    if means is None:
-        return None
-    return _measured(plan, metric, means)
-
-
 def measure_each(
-    plan: ScoreTerms,
+    plan: _Terms,
     model: nn.Module,
     data: TensorData,
     *,
     rng: np.random.Generator,
     loss: Loss | OfRecords = cross_entropy,
 ) -> dict[str, Measured]:
-    """Return every metric of a model with its interval, by name; none for weights that are not finite.
+    """Return every metric of a plan with its interval, by name; none for weights that are not finite.
 
-    Args:
-        plan: As for :func:`score`; it may name several metrics.
-        model: Likewise.
-        data: Likewise.
-        rng: Likewise.
-        loss: Likewise.
-
-    **Guarantee**: that of :func:`score`, whose bound is that of all metrics side by side: one release.
+    **Guarantee**: that of :func:`score`, whose bound is that of all metrics side by side: one release,
+    of which the intervals are functions.
     """
-    metric = _metric(plan)
-    if not isinstance(metric, Joint):
-        found = measure(plan, model, data, rng=rng, loss=loss)
-        return {} if found is None else {label(plan.metric): found}
-    means = _noised(plan, metric, model, data, rng=rng, loss=loss)
+    metric, means = _noised(plan, model, data, rng, loss)
     if means is None:
         return {}
-    names = [plan.metric, *(each["metric"] for each in plan.options["beside"])]
+    names = [plan.metric, *(each["metric"] for each in plan.options.get("beside", ()))]
     each = {}
-    for name, (own, norm, block) in zip(names, metric.blocks(means), strict=True):
-        each[label(name)] = _measured(plan, own, block, norm)
+    for name, (own, units, block) in zip(names, metric.blocks(means), strict=True):
+        scale, drawn = plan.standard_deviation * units, plan.mechanism
+        ends = interval(own, block, scale=scale, mechanism=drawn, records=plan.records)
+        each[label(name)] = Measured(own.value(own.held(block)), *ends)
     return each
 
 
-def _measured(plan: ScoreTerms, metric: Metric, means: Floats, units: float = 1.0) -> Measured:
-    """Return a metric within what it can be, and its interval likewise."""
-    scale, drawn = plan.standard_deviation * units, plan.mechanism
-    ends = interval(metric, means, scale=scale, mechanism=drawn, records=plan.records)
-    return Measured(metric.value(metric.held(means)), *ends)
-
-
-def _metric(plan: ScoreTerms) -> Metric:
-    if "beside" in plan.options:
-        return Joint.of({"metric": plan.metric, **plan.options}, plan.mechanism)
-    if plan.metric == "accuracy":
-        return make_metric("accuracy")
-    options = dict(plan.options)
+def _metric(plan: _Terms) -> Metric:
+    own = {"metric": plan.metric, **plan.options}
+    if beside := own.pop("beside", ()):
+        metrics = tuple(make_metric(**each) for each in (own, *beside))
+        return Joint(metrics=metrics, mechanism=plan.mechanism)
     if plan.metric in ("loss", "cost", "value") or ":" in plan.metric:
-        options["bound"] = plan.bound
-    return make_metric(plan.metric, **options)
+        own["bound"] = plan.bound
+    return make_metric(**own)
 
 
 def _noised(
-    plan: ScoreTerms,
-    metric: Metric,
+    plan: _Terms,
     model: nn.Module,
     data: TensorData,
-    *,
     rng: np.random.Generator,
     loss: Loss | OfRecords,
-) -> Floats | None:
-    """Return the noised means of what records add; None for weights that are not finite."""
+) -> tuple[Metric, Floats | None]:
+    """Return the metric and the noised means of what records add; none for weights not finite."""
+    metric = _metric(plan)
     if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
-        return None
+        return metric, None
     with evaluating(model), torch.no_grad(), unwritten(model):
         sums = _sums(plan, metric, model, data, loss)
     draw = tails.gaussian if plan.mechanism == "gaussian" else tails.laplace
     noise = draw(rng.random, len(sums)) * plan.standard_deviation
     # Of the score, which is a loss negated: the same draw as ever.
-    means: Floats = sums / plan.records + (-noise if metric.lower_is_better else noise)
-    return means
+    return metric, sums / plan.records + (-noise if metric.lower_is_better else noise)
 
 
 def _sums(
-    plan: ScoreTerms, metric: Metric, model: nn.Module, data: TensorData, loss: Loss | OfRecords
+    plan: _Terms, metric: Metric, model: nn.Module, data: TensorData, loss: Loss | OfRecords
 ) -> Floats:
     """Return the sums of what each record adds, in float64, shape ``[d]``."""
     device = next((p.device for p in model.parameters()), data.x.device)
-    order = 1 if plan.mechanism == "laplace" else 2
+    order, units = 1 if plan.mechanism == "laplace" else 2, bool(data.unit)
     made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
-
     outputs_of, loss_of = _passes(metric, model, loss, made_up[0][:1])
 
-    def mean(outputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        # Of rows that are each held to the bound, so it is held to it, too.
-        parts = metric.parts(outputs, targets, loss_of)
-        lengths = torch.linalg.vector_norm(parts, ord=order, dim=1, keepdim=True)
-        held = parts * (plan.bound / lengths.clamp(min=plan.bound)) * there.unsqueeze(1)
-        average: torch.Tensor = held.sum(dim=0) / there.sum().clamp(min=1)
-        return average
-
     def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return what a record adds; of a unit, the mean over its rows."""
         outputs, targets = outputs_of(x.unsqueeze(0)), y.unsqueeze(0)
-        if metric.takes != "any" and data.unit:
-            return mean(*rows_of(outputs, targets))
-        parts = metric.parts(outputs, targets, loss_of).squeeze(0)
+        if metric.takes == "any":
+            there = torch.ones(1, dtype=torch.bool, device=x.device)
+        elif units:
+            outputs, targets, there = rows_of(outputs, targets)
+        elif metric.takes == "numbers":
+            there = targets.isfinite()
+        else:
+            there = (targets >= 0) & (targets < outputs.shape[1])
+        parts = metric.parts(outputs, targets, loss_of)
         # Whatever the metric says of itself, this is what is charged.
-        length: torch.Tensor = torch.linalg.vector_norm(parts, ord=order)
-        held: torch.Tensor = parts * (plan.bound / length.clamp(min=plan.bound))
-        if metric.takes in ("classes", "two"):
-            return held.where((targets >= 0) & (targets < outputs.shape[1]), 0.0)
-        return held.where(targets.isfinite(), 0.0) if metric.takes == "numbers" else held
+        lengths = torch.linalg.vector_norm(parts, ord=order, dim=1, keepdim=True)
+        held = parts * (plan.bound / lengths.clamp(min=plan.bound))
+        total: torch.Tensor = held.where(there.unsqueeze(1), 0.0).sum(dim=0)
+        return total / there.sum().clamp(min=1)
 
+    x, y = (part[:1] for part in made_up)
     if isinstance(loss, OfRecords):
-        _check_losses(metric, made_up[0][:1], made_up[1][:1], loss_of)
+        _check_losses(metric, x, y, loss_of)
     else:
-        _check_shapes(
-            outputs_of(made_up[0][:1]), made_up[1][:1], metric, loss, units=bool(data.unit)
-        )
-    facts = find_facts(
-        lambda x, y: _parts(metric, outputs_of(x), y, loss_of, units=bool(data.unit)),
-        *data.like,
-        device=device,
-    )
+        _check_shapes(outputs_of(x), y, metric, loss, units=units)
+    facts = find_facts(lambda x, y: one(x[0], y[0]), *data.like, device=device)
     data = data.to(device).held_to(facts)
     together = _vmapped(one, *made_up)
-    total = torch.zeros_like(one(made_up[0][0], made_up[1][0]))
+    total = torch.zeros_like(one(x[0], y[0]))
     for index in torch.split(torch.arange(len(data), device=device), _CHUNK):
         x, y, lost = data.fetch(index)
-        found = together(x, y) if together is not None else _one_by_one(one, x, y)
+        found = _one_by_one(one, x, y, total) if together is None else together(x, y)
         if lost is not None:
             found = found.masked_fill(lost.unsqueeze(1), 0.0)
         total += found.sum(dim=0)
@@ -292,11 +219,22 @@ def _passes(
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Loss]:
     """Return what gives the outputs of records, and the loss of these; each sees a copy of the model."""
 
-    def passed(x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    def passed(x: torch.Tensor, weights: _Weights) -> torch.Tensor:
         # On a copy: what a forward pass writes (running statistics, a largest value) must not reach
         # the next record.
         copied, _ = fresh(model)
-        return _tensor(functional_call(copied, weights, (x,)) if weights else copied(x), metric)
+        outputs = functional_call(copied, weights, (x,)) if weights else copied(x)
+        if not isinstance(outputs, torch.Tensor):
+            raise InvalidInputError(
+                "outputs",
+                type(outputs).__name__,
+                f"must be a tensor for metric {metric.name}",
+                "Return the logits from forward, or score by a function: privtune.Score(function).",
+            )
+        if metric.takes in ("classes", "two") and outputs.ndim >= 2 and outputs.shape[-1] == 1:
+            # One logit as two, of which a softmax is the sigmoid of the one.
+            outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+        return outputs
 
     if isinstance(loss, OfRecords):
         given = loss.loss_of
@@ -314,41 +252,30 @@ def _passes(
 
         # The inputs stand for outputs: the loss passes them through the model by itself.
         return torch.Tensor.clone, of_record
-    outputs_of = partial(passed, weights=channels_last(model, partial(passed, x)))
-    if metric.takes in ("classes", "two"):
-        return partial(_two_classes, outputs_of), loss
-    return outputs_of, loss
+    return partial(passed, weights=_channels_last(model, partial(passed, x))), loss
 
 
-def _tensor(outputs: Any, metric: Metric) -> torch.Tensor:
-    """Return what a model gave, if a metric can take it."""
-    if isinstance(outputs, torch.Tensor):
-        return outputs
-    raise InvalidInputError(
-        "outputs",
-        type(outputs).__name__,
-        f"must be a tensor for metric {metric.name}",
-        "Return the logits from forward, or score by a function: privtune.Score(function).",
-    )
+def _channels_last(model: nn.Module, outputs: Callable[[_Weights], torch.Tensor]) -> _Weights:
+    """Return the weights of plain convolutions on CPU with channels last, which pools in a ninth of the time.
 
-
-def _parts(
-    metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss, *, units: bool
-) -> torch.Tensor:
-    """Return what records add, or the rows of units."""
-    if metric.takes != "any" and units:
-        outputs, y, _ = rows_of(outputs, y)
-    return metric.parts(outputs, y, loss)
-
-
-def _two_classes(
-    outputs_of: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
-) -> torch.Tensor:
-    """Return outputs; one logit as two, of which a softmax is the sigmoid of the one."""
-    outputs = outputs_of(x)
-    if outputs.ndim < 2 or outputs.shape[-1] != 1:
-        return outputs
-    return torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+    A model that reads strides gives something else then, or raises: it gets no weights.
+    """
+    found = {}
+    for name, part in model.named_modules():
+        if type(part) is nn.Conv2d and part.weight.device.type == "cpu":
+            weight = part.weight.detach().contiguous(memory_format=torch.channels_last)
+            _, channels, height, width = weight.shape
+            if channels == 1:  # both layouts are one, and strides say which is meant
+                weight = weight.as_strided(weight.shape, (height * width, 1, width, 1))
+            found[f"{name}.weight" if name else "weight"] = weight
+    if not found:
+        return {}
+    plain = outputs({})
+    try:
+        same = torch.allclose(outputs(found), plain, rtol=1e-3, atol=1e-4, equal_nan=True)
+    except Exception:
+        return {}  # a view asks for channels first
+    return found if same else {}
 
 
 def _check_shapes(
@@ -364,6 +291,7 @@ def _check_shapes(
         outputs, y = outputs[:, 0], y[:, 0]
     whole = not y.is_floating_point()
     of_classes = metric.takes in ("classes", "two")
+    shape = ("N", *outputs.shape[1:])
     if (of_classes or whole) and y.ndim != 1:
         raise InvalidInputError(
             "targets",
@@ -377,7 +305,6 @@ def _check_shapes(
             str(y.dtype),
             f"must be whole numbers, the classes that metric {metric.name} counts",
         )
-    shape = ("N", *outputs.shape[1:])
     if metric.takes == "numbers":
         if y.ndim != 1 or outputs.numel() != len(y):
             raise InvalidInputError("outputs", shape, "must be one number a record, as targets are")
@@ -418,37 +345,29 @@ def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
         return None
 
     def together(own: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def only(kept: torch.Tensor) -> torch.Tensor:
+            kept = kept.to(own.device)
+            return many(where(kept, own, x[:1]), where(kept, targets, y[:1]))
+
         try:
             return many(own, targets)
         except Exception as error:
-
-            def only(kept: torch.Tensor) -> torch.Tensor:
-                kept = kept.to(own.device)
-                return many(_where(kept, own, x), _where(kept, targets, y))
-
             lost = find_raising(error, len(own), only)
         return only(~lost).masked_fill(lost.to(own.device).unsqueeze(1), 0.0)
 
     return together
 
 
-def _one_by_one(one: _One, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    values: list[torch.Tensor | None] = []
-    for i in range(len(x)):
+def _one_by_one(one: _One, x: torch.Tensor, y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return what each record adds, shape ``[N, d]``; nothing where a record raises."""
+    found = torch.zeros(len(x), *like.shape, dtype=like.dtype, device=like.device)
+    for row, own, target in zip(found, x, y, strict=True):
         try:
-            values.append(one(x[i], y[i]))
+            row.copy_(one(own, target))
         except Exception as error:
             if not blames_records(error):
                 raise
-            values.append(None)
-    nothing = next((torch.zeros_like(value) for value in values if value is not None), None)
-    if nothing is None:
-        return torch.zeros((len(x), 1), dtype=torch.float64, device=x.device)
-    return torch.stack([nothing if value is None else value for value in values])
-
-
-def _where(kept: torch.Tensor, values: torch.Tensor, made_up: torch.Tensor) -> torch.Tensor:
-    return torch.where(kept.view(-1, *(1 for _ in values.shape[1:])), values, made_up[:1])
+    return found
 
 
 @contextmanager

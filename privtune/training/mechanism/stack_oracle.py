@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -13,35 +13,38 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
-from privtune.training.mechanism.data import TensorData, synthetic
+from privtune.training.mechanism.data import TensorData, find_raising, synthetic, where
 from privtune.training.mechanism.device import sent
-from privtune.training.mechanism.drawn import Drawn, loss_sums, rewind, same_bits, where
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_noise, noise_scale
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.oracle import Sample
-from privtune.training.mechanism.records import find_raising
 from privtune.training.mechanism.sampling import PoissonSampler, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
-from privtune.training.mechanism.transcript import StackTranscript, Transcript
+from privtune.training.mechanism.transcript import Transcript
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """A sample of each candidate; what is in it stays inside this module."""
+
+    rate: float
+    number: int
+    index: torch.Tensor
+    mask: torch.Tensor
+    sizes: npt.NDArray[np.int64]
+    fetched: list[Rows] = field(default_factory=list)  # kept for the next release, if in one piece
 
 
 class StackOracle:
     """Noisy answers about the data for K candidates: see ``Oracle`` for the guarantee.
 
-    Args:
-        schedule: The public clockwork.
-        data: The private records.
-        kernel: Computes the clipped sums.
-        streams: One for each candidate.
-        device: Where to compute.
-        physical_rows: Most rows of a candidate that are computed at once; it changes no sample and no noise.
-        noise: Source and treatment of the noise.
-        places: Where the parameters of each lie in those of the kernel, if its model is wider than theirs;
-            what is released is zero beside them.
+    ``physical_rows`` is how many rows of a candidate are computed at once; it changes no sample and no
+    noise. ``places`` say where the parameters of each lie in those of the kernel, if its model is wider
+    than theirs; what is released is zero beside them.
     """
 
     def __init__(
@@ -72,16 +75,12 @@ class StackOracle:
         self._physical_rows = padded(physical_rows)
         size, dtype = kernel.layout.size, kernel.layout.dtype
         self._noise = NoiseSource(streams, device, dtype, noise)
-        self._outside: torch.Tensor | None = None
         if places is not None:
             self._noise = PlacedNoise(streams, device, dtype, noise, places=places, size=size)
-            self._outside = torch.ones(self.candidates, size, dtype=torch.bool, device=device)
-            for row, place in zip(self._outside, places, strict=True):
-                row[place.to(device)] = False
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
-        self._log = StackTranscript(self.candidates)
+        self._log = Transcript(self.candidates)
         self._sampler = PoissonSampler(
             records=len(data),
             rate=schedule.sample_rate,
@@ -95,9 +94,10 @@ class StackOracle:
 
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
-        index, sizes, mask = self._sampler.masked()
-        own, kept = (sent(torch.from_numpy(part), self._device) for part in (index, mask))
-        return self._open(self.schedule.sample_rate, own, kept, sizes)
+        index, sizes = self._sampler()
+        own, lengths = (sent(torch.from_numpy(part), self._device) for part in (index, sizes))
+        mask = torch.arange(own.shape[1], device=self._device) < lengths.unsqueeze(1)
+        return self._open(self.schedule.sample_rate, own, mask, sizes)
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
@@ -113,11 +113,10 @@ class StackOracle:
         *,
         clipping: Clipping,
         noise_multiplier: float | torch.Tensor,
-        losses_follow: bool = False,
     ) -> torch.Tensor:
         """Release the noisy mean of the clipped per-sample gradients: see ``Oracle.gradient``."""
         own, noise = self._own(sample), noise_multiplier
-        return self._gradient(own, params, clipping, noise, halves=None, beside=losses_follow)
+        return self._gradient(own, params, clipping, noise)
 
     def gradient_and_fraction(
         self,
@@ -154,16 +153,13 @@ class StackOracle:
         totals = params[0].new_zeros(len(params), self.candidates)
         limit = bound.to(totals).unsqueeze(-1)
         for rows in self._physical(drawn):
-            totals += loss_sums([self._losses(point, rows) for point in params], limit)
+            totals += _loss_sums([self._losses(point, rows) for point in params], limit)
         for _ in params:
             scale = self._charge(drawn, mechanism, noise_multiplier, sensitivity)
         return self._noisy(totals, scale, mechanism) / self._normaliser(drawn)
 
     def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
-        for asked, known, found in rows.beside or ():
-            if point is asked and same_bits(known, point):
-                return found, rows.mask
 
         def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
             return self._kernel.losses(point, rows), rows.mask
@@ -178,36 +174,23 @@ class StackOracle:
         A pass that raises has changed nothing; what an attempt at some rows gives is dropped.
         """
         states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
+
+        def only(kept: torch.Tensor) -> Rows:
+            """Return the rows with made-up ones, of mask 0, in place of the others; dropout as it began."""
+            for stream, state in zip(rows.dropout, states, strict=False):
+                stream.set_state(state)
+            made_up = synthetic(rows.x[0], rows.y[0], (1, 1), rows.x.device)
+            kept = kept.to(rows.mask.device).view(rows.mask.shape)
+            own = (where(kept, rows.x, made_up[0]), where(kept, rows.y, made_up[1]))
+            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept)
+
         try:
             return run(rows)
         except Exception as error:
-            rows = self._without_raising(rows, error, attempt, states)
-        rewind(rows, states)
-        return run(rows)
-
-    def _without_raising(
-        self,
-        rows: Rows,
-        error: Exception,
-        attempt: Callable[[Rows], object],
-        states: Sequence[torch.Tensor],
-    ) -> Rows:
-        """Return the rows with made-up ones, of mask 0, in place of those that raise alone."""
-        x, y = synthetic(rows.x[0], rows.y[0], (1, 1), rows.x.device)
-
-        def only(kept: torch.Tensor) -> Rows:
-            kept = kept.to(rows.mask.device).view(rows.mask.shape)
-            own = (where(kept, rows.x, x), where(kept, rows.y, y))
-            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept, beside=None)
-
-        def alone(kept: torch.Tensor) -> object:
-            rewind(rows, states)
-            return attempt(only(kept))
-
-        found = find_raising(error, rows.mask.numel(), alone)
-        found = found.to(self._device)
-        self.nonfinite += (found.view(rows.mask.shape) & (rows.mask > 0)).sum(dim=1)
-        return only(~found)
+            found = find_raising(error, rows.mask.numel(), lambda kept: attempt(only(kept)))
+        lost = found.to(self._device).view(rows.mask.shape)
+        self.nonfinite += (lost & (rows.mask > 0)).sum(dim=1)
+        return run(only(~found))
 
     def _noisy(self, totals: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
         """Add noise to numbers of each candidate, shape ``[n, K]``."""
@@ -237,7 +220,7 @@ class StackOracle:
         for name, part in self._parts().items():
             part.go_to(of_prefix(name, position))
 
-    def _parts(self) -> dict[str, PoissonSampler | NoiseSource | StackTranscript]:
+    def _parts(self) -> dict[str, PoissonSampler | NoiseSource | Transcript]:
         return {"sampler": self._sampler, "noise": self._noise, "transcript": self._log}
 
     def transcripts(self) -> Sequence[Transcript]:
@@ -246,63 +229,57 @@ class StackOracle:
 
     def _open(
         self, rate: float, index: torch.Tensor, mask: torch.Tensor, sizes: npt.NDArray[np.int64]
-    ) -> Drawn:
+    ) -> _Drawn:
         number = self._log.open_sample(rate)
-        return Drawn(rate, number, index, mask.to(self._kernel.layout.dtype), sizes)
+        return _Drawn(rate, number, index, mask.to(self._kernel.layout.dtype), sizes)
 
-    def _own(self, sample: Sample) -> Drawn:
-        if not isinstance(sample, Drawn):
+    def _own(self, sample: Sample) -> _Drawn:
+        if not isinstance(sample, _Drawn):
             raise InvalidInputError("sample", sample, "must come from this oracle")
         return sample
 
-    def _normaliser(self, drawn: Drawn) -> float:
+    def _normaliser(self, drawn: _Drawn) -> float:
         """Return the public number that means are divided by; never a realised size."""
         return drawn.rate * self.schedule.records
 
-    def _physical(self, drawn: Drawn, *, beside: bool = False) -> Iterator[Rows]:
+    def _physical(self, drawn: _Drawn) -> Iterator[Rows]:
         """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time.
 
-        Rows of a sample in one piece are kept, and ask for the losses beside a pass if they should.
+        Rows of a sample in one piece are kept, for the losses that are asked for beside a gradient.
         """
         if drawn.fetched:
             yield drawn.fetched[0]
             return
-        for start in range(0, drawn.index.shape[1], self._physical_rows):
+        every = drawn.index.shape[1]
+        for start in range(0, every, self._physical_rows):
             stop = start + self._physical_rows
-            rows = self._fetch(drawn, start, stop)
-            if start == 0 and stop >= drawn.index.shape[1]:
-                rows = replace(rows, beside=[]) if beside else rows
+            index, mask, sizes = drawn.index[:, start:stop], drawn.mask[:, start:stop], drawn.sizes
+            width = index.shape[1]
+            whole = width == every
+            if not whole:
+                sizes = np.clip(sizes - start, 0, width)
+            if missing := -width % self._sampler.granule:  # the last piece of all records
+                index, mask = (
+                    torch.nn.functional.pad(part, (0, missing)) for part in (index, mask)
+                )
+            x, y, lost = self._data.fetch(index.reshape(-1))
+            if lost is not None:
+                self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1)
+                mask = mask * ~lost.view(index.shape)
+            x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+            rows = Rows(x, y, sizes, mask, self._dropout)
+            if whole:
                 drawn.fetched.append(rows)
             yield rows
 
-    def _fetch(self, drawn: Drawn, start: int, stop: int) -> Rows:
-        index, mask = drawn.index[:, start:stop], drawn.mask[:, start:stop]
-        width = index.shape[1]
-        if missed := -width % self._sampler.granule:  # the last piece of all records
-            missing = (0, missed)
-            index = torch.nn.functional.pad(index, missing)
-            mask = torch.nn.functional.pad(mask, missing)
-        x, y, lost = self._data.fetch(index.reshape(-1))
-        if lost is not None:
-            self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1)
-            mask = mask * ~lost.view(index.shape)
-        sizes = (
-            drawn.sizes
-            if start == 0 and stop >= drawn.index.shape[1]
-            else (np.clip(drawn.sizes - start, 0, width))
-        )
-        x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
-        return Rows(x, y, sizes, mask, self._dropout)
-
     def _gradient(
         self,
-        drawn: Drawn,
+        drawn: _Drawn,
         params: torch.Tensor,
         clipping: Clipping,
         noise_multiplier: float | torch.Tensor,
         *,
-        halves: torch.Tensor | None,
-        beside: bool = False,
+        halves: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Release a noisy mean: the noise is laid down first, the clipped sums are added to it."""
         sensitivity = clipping.sensitivity(self.candidates)
@@ -317,14 +294,14 @@ class StackOracle:
         def attempt(rows: Rows) -> object:
             return self._kernel.accumulate(params, rows, clipping, out=torch.zeros_like(params))
 
-        for rows in self._physical(drawn, beside=beside):
+        for rows in self._physical(drawn):
             bad = self._guarded(rows, add, attempt)
             if bad is not None:
                 self.nonfinite += bad.to(self._device)
         if wide:
             out = add_noise(out, noise, scale, self._noise.options)
-        if self._outside is not None:  # where there is no noise, nothing may be released
-            out.masked_fill_(self._outside, 0.0)
+        if self._noise.outside is not None:
+            out.masked_fill_(self._noise.outside, 0.0)
         size = self._normaliser(drawn)
         if isinstance(clipping, CoordinateTransform):
             return torch.addcmul(clipping.center, out, clipping.scale, value=1.0 / size)
@@ -332,24 +309,36 @@ class StackOracle:
 
     def _charge(
         self,
-        drawn: Drawn,
+        drawn: _Drawn,
         kind: str,
         noise_multiplier: float | torch.Tensor,
         sensitivity: torch.Tensor,
     ) -> torch.Tensor:
         """Write a release into the transcripts and return the scale of its noise, ``[K]``."""
-        plain = not isinstance(noise_multiplier, torch.Tensor)
-        for known in self._scales:
-            if known[0] is sensitivity and plain and known[1] == noise_multiplier:
-                break
+        own: float | tuple[float, ...]
+        if isinstance(noise_multiplier, torch.Tensor):
+            own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
         else:
-            scale = noise_scale(noise_multiplier, sensitivity).to(self._kernel.layout.dtype)
-            own: float | tuple[float, ...]
-            if isinstance(noise_multiplier, torch.Tensor):
-                own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
-            else:
-                own = float(noise_multiplier)
+            own = float(noise_multiplier)
+        known = next((k for k in self._scales if k[0] is sensitivity and k[1] == own), None)
+        if known is None:
+            scale = noise_scale(own, sensitivity).to(self._kernel.layout.dtype)
             known = (sensitivity, own, sent(scale, self._device))
             self._scales = [known, *self._scales[:1]]  # of a gradient, and of what is beside it
         self._log.record(drawn.number, kind, known[1])
         return known[2]
+
+
+def _loss_sums(
+    found: Sequence[tuple[torch.Tensor, torch.Tensor]], limit: torch.Tensor
+) -> torch.Tensor:
+    """Return sums of losses ``[J, K]``, each held to [0, limit]; those that are no number count nothing.
+
+    Given J times the losses of every row and the mask of those that count, ``[K, M]`` each.
+    """
+    values = torch.stack([losses for losses, _ in found])
+    values = values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    held = values.clamp_(min=0.0).minimum(limit)
+    first, *others = [mask for _, mask in found]
+    alike = all(mask is first for mask in others)
+    return held.mul_(first if alike else torch.stack([first, *others])).sum(dim=-1)

@@ -28,17 +28,8 @@ _ROWS = 2**14  # records whose products are summed at once
 def counts(cells: npt.NDArray[np.int64], sizes: Sequence[int]) -> Floats:
     """Count the records in each cell of each column, the columns one after the other.
 
-    Args:
-        cells: The cell of each record in each column, shape ``[N, d]``; -1 for a record that is in
-            none.
-        sizes: How many cells each column has.
-
-    Returns:
-        Counts, shape ``[sum(sizes)]``.
-
-    Example:
-        >>> counts(np.array([[0, 2], [1, 2], [1, -1]]), (2, 3)).tolist()
-        [1.0, 2.0, 0.0, 0.0, 2.0]
+    Given the cell of each record in each column, shape ``[N, d]``, -1 for a record that is in none, and how
+    many cells each column has.
     """
     found = []
     for column, size in enumerate(sizes):
@@ -54,23 +45,16 @@ def count_sensitivity(columns: int, adjacency: Adjacency) -> float:
     Its vector has the squared length d at most: sqrt(d) under add-remove. Replaced, it takes one unit
     vector from a block and adds another, which moves the block by sqrt(2) at most, and all of them by
     sqrt(2 d).
-
-    Example:
-        >>> count_sensitivity(4, Adjacency.ADD_REMOVE), count_sensitivity(8, Adjacency.REPLACE_ONE)
-        (2.0, 4.0)
     """
     return math.sqrt(columns * (2 if adjacency is Adjacency.REPLACE_ONE else 1))
 
 
 def moments(x: Floats) -> Floats:
-    """Return the sum of the outer products of records that are clipped to length 1, as one vector.
+    """Return the sum of the outer products of records ``[N, d]``, clipped to length 1, as one vector.
 
-    Args:
-        x: Records, shape ``[N, d]``. One that is not finite counts as zero.
-
-    Returns:
-        The diagonal, then what is above it times sqrt(2), shape ``[d (d + 1) / 2]``: the vector is
-        as long as the matrix in the Frobenius norm, and so are differences of both.
+    A record that is not finite counts as zero. The vector is the diagonal, then what is above it times
+    sqrt(2), shape ``[d (d + 1) / 2]``: it is as long as the matrix in the Frobenius norm, and so are
+    differences of both.
     """
     width = x.shape[1]
     total = np.zeros((width, width))
@@ -98,21 +82,12 @@ def moment_sensitivity(adjacency: Adjacency) -> float:
         Dwork, Talwar, Thakurta, Zhang 2014, "Analyze Gauss", Algorithm 1, which adds noise of the
         same deviation to every entry. Here an entry off the diagonal, being counted once for its two
         places, has 1/sqrt(2) of it at the same sensitivity.
-
-    Example:
-        >>> moment_sensitivity(Adjacency.ADD_REMOVE)
-        1.0
     """
     return math.sqrt(2.0) if adjacency is Adjacency.REPLACE_ONE else 1.0
 
 
 def symmetric(vector: Floats) -> Floats:
-    """Return the symmetric matrix that :func:`moments` made a vector of.
-
-    Example:
-        >>> symmetric(np.array([1.0, 2.0, math.sqrt(2.0)])).round(6).tolist()
-        [[1.0, 1.0], [1.0, 2.0]]
-    """
+    """Return the symmetric matrix that :func:`moments` made a vector of."""
     width = (math.isqrt(8 * len(vector) + 1) - 1) // 2
     matrix = np.zeros((width, width))
     matrix[np.triu_indices(width, k=1)] = vector[width:] / math.sqrt(2.0)
@@ -120,14 +95,7 @@ def symmetric(vector: Floats) -> Floats:
 
 
 def noised(sums: Floats, *, scale: float, streams: Streams, noise: NoiseOptions) -> Floats:
-    """Return sums with Gaussian noise, drawn from a stream of its own: asked again, the same.
-
-    Args:
-        sums: What is released, shape ``[n]``.
-        scale: Standard deviation on each: noise multiplier times sensitivity.
-        streams: Of the release.
-        noise: Where noise comes from, and how it is treated.
-    """
+    """Return sums with Gaussian noise of a scale, from a stream of its own: asked again, the same."""
     import torch
 
     from privtune.training.mechanism.noise import NoiseSource, add_noise

@@ -38,28 +38,17 @@ _WORDS = 624  # state words of the Mersenne Twister
 class Streams:
     """Independent random streams, by name and candidate.
 
-    Args:
-        secret: 32 bytes, or None for fresh bytes from the operating system. Whoever knows the
-            secret can recompute the noise: it must stay sealed.
-
-    Raises:
-        InvalidInputError: If the secret is not 32 bytes long.
+    The secret is 32 bytes, fresh ones from the operating system unless given. Whoever knows it can
+    recompute the noise: it must stay sealed.
 
     **Guarantee**: streams of different names, candidates or secrets are independent as far as
     HMAC-SHA256 is a pseudorandom function.
-
-    >>> streams = Streams(bytes(32))
-    >>> streams.seed("noise", 0) == Streams(bytes(32)).seed("noise", 0)
-    True
-    >>> streams.seed("noise", 0) == streams.seed("noise", 1)
-    False
     """
 
     __slots__ = ("_secret",)
 
     def __init__(self, secret: bytes | None = None) -> None:
-        if secret is None:
-            secret = secrets.token_bytes(32)
+        secret = secrets.token_bytes(32) if secret is None else secret
         if len(secret) != 32:
             raise InvalidInputError("secret", f"{len(secret)} bytes", "must be 32 bytes long")
         self._secret = bytes(secret)
@@ -83,10 +72,7 @@ class Streams:
     def generator(
         self, name: str, candidate: int = 0, *, device: torch.device | str = "cpu"
     ) -> torch.Generator:
-        """Return a torch generator with its whole state derived from the stream's key.
-
-        On CUDA the generator (Philox) takes 64 bits of key, which is all that it has.
-        """
+        """Return a torch generator with its whole state derived from the key; on CUDA it has only 64 bits."""
         import torch
 
         key = self.key(name, candidate)

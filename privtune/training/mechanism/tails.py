@@ -4,8 +4,6 @@ A Gaussian made of a uniform number of b bits ends at ``sqrt(2 b ln 2)`` deviati
 float32 on CPU, 6.76 on CUDA and here, 8.57 for float64. Behind that edge lies what a record alone makes
 possible, and it is lost at every ε. So whatever lies beyond ``EDGE`` is drawn again here, from the
 law of a Gaussian beyond it, by inversion of a uniform number fine enough for ``GAUSSIAN_REACH``.
-
-Numbers in, numbers out; the source of uniform numbers is the caller's.
 """
 
 from __future__ import annotations

@@ -31,37 +31,66 @@ class TranscriptMismatchError(PrivTuneError):
 
 @dataclass
 class Transcript:
-    """The releases of one candidate's training, sample by sample.
+    """The releases of K candidates' trainings, sample by sample; one candidate's is K = 1.
 
-    Two releases about one sample are one joint event: that is why the transcript is kept by sample.
+    Two releases about one sample are one joint event: that is why the transcript is kept by sample. What
+    happens to all candidates is written down once, so that keeping it costs next to nothing.
     """
 
+    candidates: int = 1
     _rates: list[float] = field(default_factory=list)
-    _atoms: list[list[Atom]] = field(default_factory=list)
+    _records: list[tuple[int, str, float | tuple[float, ...]]] = field(default_factory=list)
 
     def open_sample(self, rate: float) -> int:
-        """Note that a sample was drawn at ``rate`` and return its index."""
+        """Note that a sample was drawn at ``rate`` for each candidate and return its index."""
         self._rates.append(rate)
-        self._atoms.append([])
         return len(self._rates) - 1
 
-    def record(self, sample: int, kind: str, noise_multiplier: float) -> None:
-        """Note one release about sample number ``sample``."""
-        self._atoms[sample].append((kind, noise_multiplier))
+    def record(self, sample: int, kind: str, noise_multiplier: float | tuple[float, ...]) -> None:
+        """Note a release about a sample; one noise multiplier for all, or one for each."""
+        self._records.append((sample, kind, noise_multiplier))
+
+    def by_candidate(self) -> tuple[Transcript, ...]:
+        """Return one transcript for each candidate."""
+        found: list[Transcript] = []
+        for k in range(self.candidates):
+            found.append(Transcript(1, list(self._rates)))
+            for sample, kind, own in self._records:
+                found[k].record(sample, kind, own[k] if isinstance(own, tuple) else own)
+        return tuple(found)
+
+    def position(self) -> Tensors:
+        """Return what was released, as tensors."""
+        import torch
+
+        table = np.empty((len(self._records), self.candidates))
+        for row, (_, _, own) in zip(table, self._records, strict=True):
+            row[:] = own
+        return {
+            "rates": torch.tensor(self._rates, dtype=torch.float64),
+            "samples": torch.tensor([record[0] for record in self._records], dtype=torch.int64),
+            "kinds": torch.tensor([_KINDS.index(r[1]) for r in self._records], dtype=torch.uint8),
+            "multipliers": torch.from_numpy(table),
+        }
+
+    def go_to(self, position: Tensors) -> None:
+        """Go on after what was released."""
+        self._rates = position["rates"].tolist()
+        self._records = []
+        columns = (position[name].tolist() for name in ("samples", "kinds", "multipliers"))
+        for sample, kind, own in zip(*columns, strict=True):
+            self.record(sample, _KINDS[kind], tuple(own))
 
     def looks(self) -> Counter[Look]:
-        """Count the looks at the data. A sample about which nothing was released costs nothing."""
-        return Counter(
-            (rate, tuple(sorted(atoms)))
-            for rate, atoms in zip(self._rates, self._atoms, strict=True)
-            if atoms
-        )
+        """Count one candidate's looks; a sample about which nothing was released costs nothing."""
+        atoms: list[list[Atom]] = [[] for _ in self._rates]
+        for sample, kind, own in self._records:
+            atoms[sample].append((kind, own[0] if isinstance(own, tuple) else own))
+        pairs = zip(self._rates, atoms, strict=True)
+        return Counter((rate, tuple(sorted(released))) for rate, released in pairs if released)
 
     def check_within(self, event: Event) -> None:
-        """Check that what was released is no more than what ``event`` charges.
-
-        Args:
-            event: The training's event, as charged.
+        """Check that what was released is no more than what a training's event charges.
 
         Raises:
             TranscriptMismatchError: If a look happened that the event does not contain, or more
@@ -80,17 +109,12 @@ class Transcript:
                 )
 
     def check_whole(self, event: Event) -> None:
-        """Check that what was released is also no less than what ``event`` charges.
-
-        A training that released less is not the one that was planned: some of it may have gone
-        another way.
+        """Check that it is also no less: else some of the training may have gone another way.
 
         Raises:
             TranscriptMismatchError: If a look that was charged did not happen.
         """
-        if isinstance(event, NonPrivate):
-            return
-        missing = looks_of(event) - self.looks()
+        missing = Counter() if isinstance(event, NonPrivate) else looks_of(event) - self.looks()
         if missing:
             (rate, atoms), count = min(missing.items())
             raise TranscriptMismatchError(
@@ -107,80 +131,8 @@ class Transcript:
         return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
-class StackTranscript:
-    """The transcripts of K candidates that are asked the same things at the same time.
-
-    What happens to all of them is written down once, so that keeping it costs next to nothing.
-    """
-
-    def __init__(self, candidates: int) -> None:
-        self._members = tuple(range(candidates))
-        self._rates: list[float] = []
-        self._records: list[tuple[int, str, float | dict[int, float]]] = []
-
-    def open_sample(self, rate: float) -> int:
-        """Note that a sample was drawn at ``rate`` for each candidate and return its index."""
-        self._rates.append(rate)
-        return len(self._rates) - 1
-
-    def record(self, sample: int, kind: str, noise_multiplier: float | tuple[float, ...]) -> None:
-        """Note a release about a sample; one noise multiplier for all, or one for each."""
-        if isinstance(noise_multiplier, tuple):
-            own = dict(zip(self._members, noise_multiplier, strict=True))
-            self._records.append((sample, kind, own))
-        else:
-            self._records.append((sample, kind, noise_multiplier))
-
-    def position(self) -> Tensors:
-        """Return what was released, as tensors; all candidates are still there."""
-        import torch
-
-        given = [
-            tuple(own[member] for member in self._members) if isinstance(own, dict) else own
-            for _, _, own in self._records
-        ]
-        table = np.empty((len(given), len(self._members)))
-        for row, own in zip(table, given, strict=True):
-            row[:] = own
-        return {
-            "rates": torch.tensor(self._rates, dtype=torch.float64),
-            "samples": torch.tensor([record[0] for record in self._records], dtype=torch.int64),
-            "kinds": torch.tensor([_KINDS.index(r[1]) for r in self._records], dtype=torch.uint8),
-            "multipliers": torch.from_numpy(table),
-        }
-
-    def go_to(self, position: Tensors) -> None:
-        """Go on after what was released."""
-        self._rates = position["rates"].tolist()
-        self._records = []
-        columns = (position[name].tolist() for name in ("samples", "kinds", "multipliers"))
-        for sample, kind, own in zip(*columns, strict=True):
-            self.record(sample, _KINDS[kind], tuple(own))
-
-    def of(self, candidate: int) -> Transcript:
-        """Return the transcript of one of the candidates that are still there."""
-        member = self._members[candidate]
-        transcript = Transcript()
-        for rate in self._rates:
-            transcript.open_sample(rate)
-        for sample, kind, multiplier in self._records:
-            own = multiplier[member] if isinstance(multiplier, dict) else multiplier
-            transcript.record(sample, kind, own)
-        return transcript
-
-    def by_candidate(self) -> tuple[Transcript, ...]:
-        """Return one transcript a candidate."""
-        return tuple(self.of(k) for k in range(len(self._members)))
-
-
 def looks_of(event: Event) -> Counter[Look]:
     """Count the looks at the data that a training event is made of.
-
-    Args:
-        event: Built of gaussian, laplace, joint, poisson_sampled, repeated and composed events.
-
-    Returns:
-        How often each look occurs.
 
     Raises:
         TranscriptMismatchError: If the event holds something that is not a look of a training.

@@ -362,7 +362,6 @@ class HyFreeDP(LayerClipping):
             state.params,
             clipping=self.normalise(self.stabilizer),
             noise_multiplier=self.gradient_noise_multiplier,
-            losses_follow=due and same,
         )
         direction, moments = self._inner().direction(state.moments, gradient, state.params)
         if due:

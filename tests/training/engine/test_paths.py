@@ -18,7 +18,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine import batched
 from privtune.training.engine import train as engine
 from privtune.training.engine.batched import BatchedKernel, NotBatchableError
 from privtune.training.engine.one_by_one import OneByOneKernel
@@ -339,67 +338,6 @@ def test_dropout_has_a_stream_for_each_candidate():
     torch.testing.assert_close(whole.params, split.params, rtol=1e-4, atol=1e-5)
     other = fit(SimpleDPSGD(0.5), count=3, model=lambda: dropping().eval())
     assert not torch.allclose(whole.params, other.params, atol=1e-3)
-
-
-@pytest.mark.parametrize(("make", "passes"), [(mlp, 1), (dropping, 2)])
-@pytest.mark.parametrize("captured", [False, True])
-def test_losses_come_out_of_the_gradients_own_pass_where_nothing_is_dropped(
-    make, passes, captured, monkeypatch
-):
-    """They are those of a pass of their own, without dropout, and are released no other way."""
-    x, y = blobs()
-    kernel = BatchedKernel(make, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    monkeypatch.setattr(batched, "_RARE", 0 if captured else 10**6)
-    asked, own = [], kernel.losses
-    monkeypatch.setattr(kernel, "losses", lambda p, rows: asked.append(p) or own(p, rows))
-    flat = flatten_params(initial(bytes(32), make))
-    params = torch.stack([flat, 2 * flat])
-    answers = []
-    for follow in (False, True):
-        oracle = oracle_of_two(kernel, x, y)
-        sample = oracle.sample()
-        gradient = oracle.gradient(
-            sample, params, clipping=Flat(0.5), noise_multiplier=1.0, losses_follow=follow
-        )
-        asked.clear()
-        losses = oracle.losses(
-            sample, [params, params / 2], bound=torch.full((2,), 9.0), noise_multiplier=0.1
-        )
-        assert len(asked) == (passes if follow else 2)
-        answers.append((gradient, losses))
-        looks = oracle.transcripts()[0].looks()
-        assert looks == {(0.3, (("gaussian", 0.1), ("gaussian", 0.1), ("gaussian", 1.0))): 1}
-    for one, other in zip(*answers, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
-
-
-def test_losses_are_those_at_the_parameters_as_they_are_when_asked():
-    x, y = blobs()
-    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    found = []
-    for follow in (False, True):
-        oracle = oracle_of_two(kernel, x, y)
-        params, sample = torch.zeros(2, kernel.layout.size), oracle.sample()
-        options = {"clipping": Flat(0.5), "noise_multiplier": 0.0}
-        step = oracle.gradient(sample, params, **options, losses_follow=follow)
-        for change in (params.sub_, params.data.sub_):
-            change(step)
-            options = {"bound": torch.full((2,), 9.0), "noise_multiplier": 0.0}
-            found.append(oracle.losses(sample, [params], **options))
-    torch.testing.assert_close(found[:2], found[2:], rtol=1e-6, atol=1e-7)
-    assert (found[1] < found[0] - 1e-3).all()
-
-
-def test_losses_of_a_stack_come_the_same_way_where_one_candidate_has_diverged(monkeypatch):
-    x, y = blobs()
-    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    monkeypatch.setattr(kernel, "losses", None)
-    oracle, params = oracle_of_two(kernel, x, y), torch.zeros(2, kernel.layout.size)
-    params[1] = torch.nan
-    sample = oracle.sample()
-    oracle.gradient(sample, params, clipping=Flat(0.5), noise_multiplier=0.0, losses_follow=True)
-    losses = oracle.losses(sample, [params], bound=torch.full((2,), 9.0), noise_multiplier=0.0)
-    assert losses[0, 0] > 0.0 == losses[0, 1]
 
 
 def test_dropout_keeps_what_it_should():

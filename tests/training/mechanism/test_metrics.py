@@ -16,8 +16,8 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan, Scoring, validation_metric
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.metrics import METRICS, interval, is_mean, make_metric
-from privtune.training.mechanism.scoring import cross_entropy, measure, score
+from privtune.training.mechanism.metrics import METRICS, interval, is_mean, label, make_metric
+from privtune.training.mechanism.scoring import cross_entropy, measure_each, score
 from privtune.training.mechanism.streams import Streams
 
 pytestmark = pytest.mark.quick
@@ -86,15 +86,19 @@ def plan_of(name: str, records: int, mechanism: str = "gaussian") -> ScorePlan:
     return scoring.plan(records=records, public=True, **terms)
 
 
+def parts_of(name: str, metric: Any) -> torch.Tensor:
+    data = data_of(name, universe(name))
+    return metric.parts(data.x, data.y, loss_of(name))
+
+
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_record_adds_more_than_the_norm_and_one_reaches_it(name: str, mechanism: str) -> None:
     """Sums over records that are evaluated alone: a neighbour differs by one of these vectors."""
     plan = plan_of(name, 1, mechanism)
     metric = make_metric(name, **OPTIONS.get(name, {}))
-    data = data_of(name, universe(name))
     order = 1 if mechanism == "laplace" else 2
-    parts = metric.parts(data.x, data.y, loss_of(name))
+    parts = parts_of(name, metric)
     assert bool(parts.isfinite().all())
     longest = float(torch.linalg.vector_norm(parts, ord=order, dim=1).max())
     assert longest <= plan.bound * (1 + 1e-12)
@@ -114,8 +118,7 @@ def test_no_record_that_is_replaced_moves_the_sums_further_than_is_charged(
     assert plan.noise_multiplier is not None
     charged = plan.standard_deviation * plan.records / plan.noise_multiplier
     metric = make_metric(name, **OPTIONS.get(name, {}))
-    data = data_of(name, universe(name))
-    parts = metric.parts(data.x, data.y, loss_of(name))
+    parts = parts_of(name, metric)
     parts = torch.cat([parts, torch.zeros_like(parts[:1])])
     furthest = float(torch.cdist(parts, parts, p=1 if mechanism == "laplace" else 2).max())
     assert furthest <= charged * (1 + 1e-9)
@@ -281,8 +284,7 @@ def test_intervals_hold_the_truth(name: str, noise: float) -> None:
     held = 0
     for number in range(300):
         streams = Streams(number.to_bytes(32, "big"))
-        found = measure(plan, Given(), draw(300), rng=streams.numpy("report"))
-        assert found is not None
+        (found,) = measure_each(plan, Given(), draw(300), rng=streams.numpy("report")).values()
         held += found.low <= truth <= found.high
     assert held >= 270
 
@@ -311,8 +313,9 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
     held, beyond, raw = 0, 0, []
     for number in range(200):
         streams = Streams(number.to_bytes(32, "big"))
-        found = measure(plan, Given(), TensorData(x, y), rng=streams.numpy("report"))
-        assert found is not None
+        (found,) = measure_each(
+            plan, Given(), TensorData(x, y), rng=streams.numpy("report")
+        ).values()
         assert low <= found.low <= found.value <= found.high <= high
         assert found.low < found.high
         held += found.low <= truth <= found.high
@@ -333,6 +336,9 @@ def test_an_interval_is_a_function_of_what_was_released() -> None:
     terms: dict[str, Any] = {"scale": 0.01, "mechanism": "laplace", "records": 100}
     means = np.array([0.3, 0.1])
     assert interval(metric, means, **terms) == interval(metric, means, **terms)
+    exact: dict[str, Any] = {"scale": 0.0, "mechanism": "gaussian", "records": 400}
+    ends = interval(make_metric("accuracy"), np.array([0.9]), **exact)
+    assert ends == pytest.approx((0.87, 0.93), abs=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +350,7 @@ def test_an_interval_is_a_function_of_what_was_released() -> None:
         ({"metric": "mae"}, "needs \\[low, high\\]"),
         ({"metric": "mse", "target_range": (1.0, 1.0)}, "low < high"),
         ({"metric": "nowhere:function"}, "cannot be imported"),
+        ({"metric": "precision"}, "must be one of accuracy"),
         ({"metric": "f1", "bound": 3.0}, "it takes none"),
     ],
 )
@@ -411,3 +418,7 @@ def test_a_function_of_one_s_own_is_tried_on_a_record_like_the_task_s(
     like = (1,) if rows is None else (1, rows)
     known = terms["classes"] or (terms["target_range"] and 1)
     assert seen == ([((*like, known), like)] if known else [])
+
+
+def test_a_function_of_one_s_own_is_called_by_its_last_name() -> None:
+    assert [label(name) for name in ("auc", "clinic.scores:cost")] == ["auc", "cost"]

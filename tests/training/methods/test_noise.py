@@ -45,13 +45,12 @@ class Spy:
     def everything(self):
         return self.inner.everything()
 
-    def gradient(self, sample, params, *, clipping, noise_multiplier, losses_follow=False):
+    def gradient(self, sample, params, *, clipping, noise_multiplier):
         answer = self.inner.gradient(
             sample,
             params,
             clipping=clipping,
             noise_multiplier=noise_multiplier,
-            losses_follow=losses_follow,
         )
         self._keep(answer, clipping, noise_multiplier)
         return answer

@@ -79,7 +79,7 @@ class LiteralOracle:
             return value.tolist()
         return [float(value)] * self.candidates
 
-    def gradient(self, sample, params, *, clipping, noise_multiplier, losses_follow=False):
+    def gradient(self, sample, params, *, clipping, noise_multiplier):
         return self._gradients(sample, params, clipping, noise_multiplier)[0]
 
     def _gradients(self, sample, params, clipping, noise_multiplier):
