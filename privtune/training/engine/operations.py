@@ -238,7 +238,7 @@ def _conv(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, axes: 
     x, weight, bias, *rest, groups = bind(args, kwargs, names, (None, 1, 0, 1, 1))
     found = mode.names_of(weight, bias)
     if mode.adds(weight, bias):
-        run = functional.conv1d if axes == 1 else functional.conv2d
+        run: Any = functional.conv1d if axes == 1 else functional.conv2d
         with mode:
             return run(x, weight, None, *rest, groups) + bias.view(-1, *(1,) * axes)
     if found is None or mode.levels is None:

@@ -105,7 +105,7 @@ def answers(
     for _ in range(4):
         sample = oracle.sample()
         noise = {"clipping": Flat(0.7), "noise_multiplier": 0.1}
-        found.append(oracle.gradient(sample, params, **noise, losses_follow=True))
+        found.append(oracle.gradient(sample, params, **noise))
         found += oracle.gradient_and_fraction(sample, params, **noise, count_noise_multiplier=0.1)
         bound = torch.tensor(2.0)
         found.append(
