@@ -526,7 +526,7 @@ _in(
     "training/mechanism/data.py",
     (
         "what cannot be used is fetched",
-        "if self.unusable is None or not bool(self.unusable.any()):",
+        "if lost is None or not bool(lost.any()):",
         "if True:",
         f"{_UNUSABLE}::test_in_memory_zeros_are_put_in_place_once",
     ),
