@@ -99,20 +99,24 @@ class BatchedKernel:
             self._plan(example, all_classes, copy_all=False)
         except NotBatchableError as error:
             unruled(self.module)
-            for every in (False, True) if own else (True,):
-                try:
-                    self._plan(example, all_classes, copy_all=every)
-                    break
-                except NotBatchableError:
-                    continue
-            else:
-                raise error from None
-            if own:
+            if own and self._plans(example, all_classes, copy_all=False):
                 raise InvalidInputError(
                     "norms_of", ", ".join(own), f"must give the gradients of each record ({error})"
                 ) from error
+            if not self._plans(example, all_classes, copy_all=True):
+                raise error from None
         if low is not None:
             self._lower(low, *example)
+
+    def _plans(
+        self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
+    ) -> bool:
+        """Say whether a kernel with another plan passes its check, and plan so."""
+        try:
+            self._plan(example, all_classes, copy_all=copy_all)
+        except NotBatchableError:
+            return False
+        return True
 
     def _plan(
         self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
@@ -160,7 +164,7 @@ class BatchedKernel:
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         masks = self._masks(rows)
-        inputs = (_plain(params), rows.x, rows.y, *masks)
+        inputs = (_plain(params), _plain(rows.x), _plain(rows.y), *masks)
         normed = self._norms_too(rows, clipping)
         with self._running:
             program, uses = self._program(params, rows, masks, normed=normed)
@@ -240,17 +244,17 @@ class BatchedKernel:
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every row, shape ``[K, M]``."""
         key = (rows.mask.shape[0], rows.mask.shape[1])
-        params = _plain(params)
+        inputs = (_plain(params), _plain(rows.x), _plain(rows.y))
         with torch.no_grad():
             with self._running:
                 if key not in self._loss_programs:
-                    example = (params, *synthetic(rows.x[0], rows.y[0], key, params.device))
+                    example = (inputs[0], *synthetic(rows.x[0], rows.y[0], key, params.device))
                     plain = losses_of(self.module, self._loss_of, self.layout, self.plan)
                     self._loss_programs[key] = self._captured(plain, example)
                 program = self._loss_programs[key]
                 if not isinstance(program, Captured):
-                    return program(params, rows.x, rows.y)[0]
-            return program(params, rows.x, rows.y)[0]
+                    return program(*inputs)[0]
+            return program(*inputs)[0]
 
     def _norms_too(self, rows: Rows, clipping: Clipping) -> bool:
         """Say whether a captured pass gives the norms of transformed gradients, too."""
@@ -309,7 +313,7 @@ class BatchedKernel:
         return tuple(masks)
 
 
-def _plain(params: torch.Tensor) -> torch.Tensor:
-    """Return the parameters laid out as captured graphs expect them."""
-    params = params.detach().contiguous()
-    return params if params.storage_offset() == 0 else params.clone()
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor laid out as captured graphs expect it: of another, they would read other places."""
+    tensor = tensor.detach().contiguous()
+    return tensor if tensor.storage_offset() == 0 else tensor.clone()

@@ -13,6 +13,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from privtune.errors import InvalidInputError
 from privtune.training.engine.rules import DirectUse, Tensors, Use
 from privtune.training.engine.watch import ACTIVE
+from privtune.training.mechanism.apart import Apart
 
 Rule = Callable[[Any, Tensors, torch.Tensor], Mapping[str, torch.Tensor]]
 R = TypeVar("R", bound=Rule)
@@ -33,8 +34,12 @@ def norms_of(layer: type[nn.Module]) -> Callable[[R], R]:
 
     Returns:
         A decorator of the rule: a function of the layer, with one candidate's parameters; its inputs, a tuple
-        of tensors ``[B, ...]``; and the gradient of its output, ``[B, ...]``. It returns a gradient
-        ``[B, *shape]`` for each trained parameter, by the parameter's name in the layer.
+        of tensors ``[1, ...]``; and the gradient of its output, ``[1, ...]``. It returns a gradient
+        ``[1, *shape]`` for each trained parameter, by the parameter's name in the layer.
+
+    **Guarantee**: a rule sees one record, under ``torch.vmap``, so it cannot make a gradient hang on another
+    record. Norm and sum come from the same numbers: a rule that is wrong changes what is learned, and no
+    sensitivity.
 
     Raises:
         InvalidInputError: If ``layer`` is no class of layers.
@@ -67,7 +72,8 @@ def rules() -> tuple[int, ...]:
 
 def ruled(module: nn.Module) -> list[str]:
     """Let layers of a model that have a rule note how they use their parameters; return their names."""
-    found = [(name, part) for name, part in module.named_modules() if type(part) in _RULES]
+    every = module.named_modules()
+    found = [(n, m) for n, m in every if type(m) in _RULES and "forward" not in vars(m)]
     for _, part in found:
         part.forward = partial(_forward, part, _RULES[type(part)])
     return [f"{name or 'model'} ({type(part).__name__})" for name, part in found]
@@ -76,7 +82,8 @@ def ruled(module: nn.Module) -> list[str]:
 def unruled(module: nn.Module) -> None:
     """Let the layers of a model run as they are again."""
     for part in module.modules():
-        vars(part).pop("forward", None)
+        if getattr(vars(part).get("forward"), "func", None) is _forward:
+            del part.forward
 
 
 def _forward(layer: nn.Module, rule: Rule, *args: Any, **kwargs: Any) -> Any:
@@ -95,16 +102,29 @@ def _forward(layer: nn.Module, rule: Rule, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{type(layer).__name__} has a rule, and gives more than one tensor")
     seen = tuple(levels.physical(arg).detach() for arg in args)
     held = {n: levels.by_candidate(params[n]).detach() for n in trained}
+    shapes = {n: p.shape[1:] for n, p in held.items()}
+
+    versions = [a._version for a in seen]
+
+    def one(*record: torch.Tensor) -> dict[str, torch.Tensor]:
+        *inputs, grad = (part.unsqueeze(0) for part in record)
+        own = rule(layer, tuple(inputs), grad)
+        for n, shape in shapes.items():
+            if n not in own or own[n].shape != (1, *shape):
+                raise RuntimeError(f"the rule gives no gradient of {n} for each record")
+        return {n: own[n].squeeze(0) for n in shapes}
 
     def back(g: torch.Tensor) -> list[tuple[Use, Tensors]]:
         found: dict[str, list[torch.Tensor]] = {n: [] for n in trained}
         for k in range(len(g)):
-            with _reparametrize_module(layer, {n: p[k] for n, p in held.items()}), torch.no_grad():
-                own = rule(layer, tuple(a[k].squeeze(1) for a in seen), g[k].squeeze(1))
+            own = {n: p[k] for n, p in held.items()}
+            # A rule that saw a batch could make a record's gradient hang on another's values.
+            with _reparametrize_module(layer, own), torch.no_grad(), Apart():
+                made = torch.vmap(one)(*(a[k].squeeze(1) for a in seen), g[k].squeeze(1))
             for n, parts in found.items():
-                if n not in own or own[n].shape != (g.shape[1], *held[n].shape[1:]):
-                    raise RuntimeError(f"the rule gives no gradient of {n} for each record")
-                parts.append(own[n])
+                parts.append(made[n])
+        if versions != [a._version for a in seen]:
+            raise RuntimeError("the rule writes to what the layer saw")
         return [(DirectUse(trained[n]), (torch.stack(parts),)) for n, parts in found.items()]
 
     return watch.put(tuple(trained.values()), levels.physical(value), back)

@@ -12,6 +12,7 @@ from torch import nn
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.engine.coupled import refuse_coupling
 from privtune.training.engine.operations import Intercept
+from privtune.training.engine.rules import length
 from privtune.training.mechanism.clipping import CoordinateTransform, Flat
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.fresh import fresh, unwritten
@@ -203,7 +204,7 @@ def _clipped_sum(
     if clipping.by_layer:
         layers = layout.layers.values()
         groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
-    norms = torch.stack([gradients[:, start:end].norm(dim=1) for start, end in groups])
+    norms = torch.stack([length(gradients[:, start:end]) for start, end in groups])
     finite = norms.isfinite().all(dim=0)
     usable = finite & counted
     gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)

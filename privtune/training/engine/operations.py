@@ -310,8 +310,13 @@ def _embedding(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
         args, kwargs, names, (None, None, 2.0, False, False)
     )
     found = mode.names_of(weight)
-    if found is None or mode.levels is None or max_norm is not None or by_frequency:
+    if mode.levels is None or max_norm is not None or by_frequency:
         return NotImplemented
+    if found is None:
+        rows = functional.embedding(index, weight)
+        if padding is None:
+            return rows  # under vmap, torch would let rows that fill up have a gradient
+        return torch.where((index == padding % len(weight)).unsqueeze(-1), rows.detach(), rows)
     levels = mode.levels
     a, w = levels.physical(index), levels.by_candidate(weight).detach()
     with temporarily_clear_interpreter_stack():
@@ -393,11 +398,13 @@ def _attention(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
         args, kwargs, names, (None, 0.0, False, None, False)
     )
     p = 0.0 if mode.deterministic else p
-    if p == 0.0:
-        return _fused(mode.levels, q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+    if mode.levels is None and p == 0.0:
+        return NotImplemented
     if grouped and q.shape[-3] != k.shape[-3]:
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
         v = v.repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
+    if mode.levels is not None and p == 0.0:
+        return _fused(mode.levels, q, k, v, mask, is_causal=causal, scale=scale)
     scores = torch.matmul(q, k.transpose(-1, -2)) * (
         q.shape[-1] ** -0.5 if scale is None else scale
     )
@@ -418,7 +425,7 @@ def _attention(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 
 def _fused(
-    levels: Levels | None,
+    levels: Levels,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -426,8 +433,6 @@ def _fused(
     **how: Any,
 ) -> Any:
     """Run torch's own attention on the physical tensors: under ``vmap`` it would hold every score."""
-    if levels is None:
-        return NotImplemented
     held = [levels.physical(part) for part in (q, k, v, *(() if mask is None else (mask,)))]
     most = max(part.ndim for part in held)
     axes = max(

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from privtune.training.engine.compute import sums_in_float32
+from privtune.training.engine.record import shape_is_data
 from privtune.training.engine.traced import traced
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.fresh import fresh
@@ -211,15 +212,6 @@ def _name(func: Any) -> str:
     return name if func._overloadname == "default" else f"{name}.{func._overloadname}"
 
 
-def _shape_is_data(func: Any, args: Sequence[Any]) -> bool:
-    """Say whether the shape of a result tells values: code that looks at it may branch by the record."""
-    if torch.Tag.dynamic_output_shape not in func.tags:
-        return False
-    if func is not torch.ops.aten.index.Tensor:
-        return True
-    return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
-
-
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells every call below autograd."""
 
@@ -278,7 +270,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tell(name, own, named, sizes=args[len(own) :])
         shapes = self._shapes
         made = func(*args, **named)
-        self.left |= _shape_is_data(func, args)
+        self.left |= shape_is_data(func, args)
         for part in made if isinstance(made, tuple | list) else (made,):
             if isinstance(part, torch.Tensor):
                 shapes.append(tuple(part.shape))

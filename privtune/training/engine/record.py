@@ -7,7 +7,7 @@ calls; it imports a compiler and an algebra system, which takes longer than all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -156,6 +156,15 @@ def capture(program: Callable[..., Tensors], example: Tensors) -> Captured:
     return captured
 
 
+def shape_is_data(func: Any, args: Sequence[Any]) -> bool:
+    """Say whether the shape of a result tells values: code that looks at it may branch by the record."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func is not _aten.index.Tensor:
+        return True
+    return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+
+
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every call below autograd and vmap, and holds no tensor that the program lets go."""
 
@@ -166,6 +175,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.geometry: dict[fx.Node, _Geometry] = {}
         self._nodes = WeakTensorKeyDictionary()
         self._key = inputs[0].device.type.upper()
+        self._fixed: set[int] = set()  # storages of constants
         self._whole: set[Any] = set()  # calls that are not made of others
         for place, tensor in enumerate(inputs):
             self._keep(tensor, self.graph.placeholder(f"input_{place}"), ())
@@ -191,14 +201,15 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return parts
             self._whole.add(func)
         made = func(*args, **named)
-        if func is _aten.ones_like.default:
+        if func is _aten.ones_like.default and made.ndim == 0:
             # What a gradient starts from is no function of the losses: as a constant it lets these go unused.
             self._constant(made)
             return made
         seen: list[torch.Tensor] = []
-        node = self.graph.call_function(
-            func, self._nodes_of(args, seen), self._nodes_of(named, seen)
-        )
+        given = self._nodes_of(args, seen)
+        node = self.graph.call_function(func, given, self._nodes_of(named, seen))
+        if shape_is_data(func, args) or self._writes_to_constant(func, given):
+            self.read = func
         if isinstance(made, torch.Tensor):
             self._keep(made, node, seen)
         elif isinstance(made, tuple | list):
@@ -226,9 +237,21 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def _constant(self, tensor: torch.Tensor) -> None:
-        name = f"_constant{len(self.geometry)}"
+        name = f"_constant{len(list(self.root.buffers()))}"
         self.root.register_buffer(name, tensor.detach(), persistent=False)
-        self._keep(tensor, self.graph.get_attr(name), ())
+        node = self.graph.get_attr(name)
+        self._keep(tensor, node, ())
+        if node in self.geometry:
+            self._fixed.add(self.geometry[node].storage)
+
+    def _writes_to_constant(self, func: Any, given: Any) -> bool:
+        """Say whether a call leaves something in a constant, where every later run would find it."""
+        for argument, told in zip(func._schema.arguments, given, strict=False):
+            known = self.geometry.get(told) if isinstance(told, fx.Node) else None
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and known is not None and known.storage in self._fixed:
+                return True
+        return False
 
     def _nodes_of(self, value: Any, seen: list[torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
@@ -242,14 +265,15 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _keep(self, tensor: torch.Tensor, node: fx.Node, seen: Any) -> None:
         """Note a tensor and how it lies in memory: in that of an argument, or in its own."""
-        self._nodes[tensor] = node
-        if tensor.layout != torch.strided:
-            return
-        place, number = tensor.untyped_storage().data_ptr(), len(self.geometry)
-        for other in seen:
+        strided = tensor.layout == torch.strided
+        place, number = tensor.untyped_storage().data_ptr() if strided else 0, len(self.geometry)
+        for other in seen:  # the tensor itself may be one, where a call writes to it
             known = self.geometry.get(self._nodes[other])
             if known is not None and other.untyped_storage().data_ptr() == place:
                 number = known.storage
+        self._nodes[tensor] = node
+        if not strided:
+            return
         self.geometry[node] = _Geometry(
             number,
             tuple(tensor.shape),

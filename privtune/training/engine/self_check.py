@@ -9,6 +9,7 @@ from torch import nn
 
 from privtune.errors import PrivTuneError
 from privtune.training.engine.passes import run_one
+from privtune.training.engine.rules import length
 from privtune.training.engine.watch import Site
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.kernel import Kernel, Layout, LossOf, Rows
@@ -65,7 +66,7 @@ def check_kernel(
     if x.is_floating_point() and not bool(gradients.isfinite().all()):
         x = x.abs() + 1.0  # a loss may take logarithms or roots of inputs that are above 0
         gradients = alone(x)
-    norms = gradients.norm(dim=-1)
+    norms = length(gradients)
     if not bool(norms.isfinite().all()):
         raise KernelMismatchError(
             "gradients of made-up records are not finite, so the path cannot be checked"

@@ -25,6 +25,7 @@ from privtune.training.engine.rules import (
     Use,
     count,
     emptied,
+    length,
     nonfinite,
     split,
 )
@@ -45,8 +46,9 @@ def held_by_norms(uses: Sequence[Use], layout: Layout) -> tuple[int, int] | None
     """
     if layout.dtype == torch.float64 or not all(map(_is_outer, uses)):
         return None
-    widths = [layout.shapes[use.weight] for use in uses]
-    return 20 * layout.size, 4 * sum(inputs + 5 * outputs for outputs, inputs in widths)
+    shapes = [layout.shapes[use.weight] for use in uses]
+    widths = sum(shape[1:].numel() + 5 * shape[0] for shape in shapes)
+    return 20 * layout.size, 4 * widths
 
 
 def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program:
@@ -207,7 +209,7 @@ class _Products:
                 roundings = max(roundings, a.shape[-1] + g.shape[-1])
             else:
                 saved.append(self._formed(use, own))
-                formed += [torch.linalg.vector_norm(v, dim=-1).square_() for v in saved[-1]]
+                formed += [length(v).square_() for v in saved[-1]]
         # The three terms may nearly cancel: add the most that rounding can have taken away, with all
         # its errors of one sign. No way to a result has more roundings than both sides, four for each
         # use that is added up, and sixteen. Absolute values of all terms add up to no more than twice

@@ -1,11 +1,13 @@
 """Recorded graphs against `make_fx`, and what cannot be recorded."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from privtune.training.engine.record import capture
+from privtune.training.engine.record import NotCapturedError, capture
 
 pytestmark = pytest.mark.quick
 
@@ -63,3 +65,45 @@ def test_what_depends_on_values_is_refused():
 def test_what_is_drawn_within_is_found_out():
     with pytest.raises(RuntimeError, match="more than the shapes"):
         capture(lambda x: (x + torch.from_numpy(torch.rand(3).numpy()),), (torch.ones(3),))
+
+
+def masked(x):
+    kept = torch.ones_like(x, dtype=torch.float32)
+    kept.masked_fill_(x == 0, 0.0)
+    return (kept * x,)
+
+
+def filled(x):
+    view = torch.tensor([1.0, 1.0, 1.0])[:3]
+    view.masked_fill_(x == 0, 0.0)
+    return (view * x,)
+
+
+def test_what_one_run_writes_is_not_there_in_the_next():
+    """A mask that is made of ones and filled would keep the zeros of every batch before."""
+    run = capture(masked, (torch.tensor([1, 1, 1]),))
+    for x in (torch.tensor([0, 1, 2]), torch.tensor([3, 0, 1]), torch.tensor([1, 1, 1])):
+        assert torch.equal(run(x)[0], masked(x)[0])
+    with pytest.raises(NotCapturedError, match="must not depend on values"):
+        capture(filled, (torch.tensor([1, 1, 1]),))
+
+
+def test_what_has_a_shape_by_its_values_is_refused():
+    with pytest.raises(RuntimeError, match="must not depend on values"):
+        capture(lambda x: (torch.nonzero(x > 0).flatten().float(),), (torch.ones(3),))
+
+
+def test_a_run_lets_go_of_what_it_no_longer_needs():
+    """Else capturing a pass would hold every tensor of it at once."""
+    alive = []
+
+    def program(x):
+        for _ in range(20):
+            x = x * 1.5
+            alive.append(weakref.ref(x.untyped_storage()))
+        seen.append(sum(storage() is not None for storage in alive))
+        return (x,)
+
+    seen: list[int] = []
+    capture(program, (torch.ones(1000),))
+    assert seen[0] <= 3

@@ -155,6 +155,121 @@ def test_a_rule_that_gives_something_else_is_refused(rule, own):
         kernel_of(own)
 
 
+def test_a_rule_sees_one_record(own):
+    """One that shortened all gradients where one is large would move the sum by 62 times the bound."""
+
+    def rule(layer, inputs, grad):
+        assert grad.shape[0] == inputs[0].shape[0] == 1
+        large = grad.abs().amax().clamp_min(100.0) / 100.0
+        return {"weight": bilinear_rule(layer, inputs, grad / large)["weight"]}
+
+    norms_of(own)(rule)
+    model = nn.Sequential(nn.Linear(4, 5), own())
+    loss = OfOutputs(lambda outputs, targets: (outputs * targets).sum(1))
+    x, y = torch.randn(1, 65, 4), torch.ones(1, 65, 3)
+    kernel = BatchedKernel(lambda: model, loss, x=x[0], y=y[0], device=CPU)
+    params, sums = torch.randn(1, kernel.layout.size), []
+    for last in (0.0, 1e10):
+        y[0, 64] = last
+        rows = Rows(x, y, [65], torch.ones(1, 65), [torch.Generator()])
+        sums.append(torch.zeros_like(params))
+        kernel.accumulate(params, rows, Flat(0.5), out=sums[-1])
+    assert float((sums[1] - sums[0]).norm()) <= 0.5 + 1e-4
+
+
+class Twice(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.part = kind()
+
+    def forward(self, x):
+        return self.part(nn.functional.pad(self.part(x), (0, 2)))
+
+
+def test_a_layer_with_a_rule_may_be_called_twice(own):
+    norms_of(own)(bilinear_rule)
+    x, y = torch.randn(6, 5), torch.arange(6) % 3
+    kernel = BatchedKernel(lambda: Twice(own), OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    assert [type(use) for use in kernel.plan.uses] == [rules.DirectUse]
+    assert kernel.plan.copied == ()
+
+
+def test_a_right_rule_is_not_blamed_for_a_loss_that_no_rule_serves(own):
+    """A loss that takes gradients itself is served by copies, with a rule or without one."""
+    norms_of(own)(bilinear_rule)
+
+    def loss(model, x, y):
+        slope = torch.func.grad(lambda z: model(z).sum())(x)
+        return cross_entropy(model(x), y) + slope.square().sum().unsqueeze(0)
+
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), own())
+    kernel = BatchedKernel(lambda: model, loss, x=x, y=y, device=CPU)
+    assert set(kernel.plan.copied) == set(kernel.layout.shapes)
+
+
+def test_a_rule_that_writes_to_its_inputs_is_refused(own):
+    def rule(layer, inputs, grad):
+        inputs[0].mul_(0.5)
+        return bilinear_rule(layer, inputs, grad)
+
+    norms_of(own)(rule)
+    with pytest.raises(InvalidInputError, match="writes to what the layer saw"):
+        kernel_of(own)
+
+
+class Grouped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv, self.head = nn.Linear(4, 16), nn.Linear(4, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (4, 4)).transpose(1, 2).split(2, dim=1)
+        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+
+class Sliced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 4, padding_idx=1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.table(x).mean(1) + self.table.weight[:2].sum(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (Grouped, torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0))),
+        (Sliced, TOKENS),
+        (
+            lambda: nn.Sequential(nn.Conv2d(4, 5, 1), nn.Flatten(), nn.Linear(5, 3)),
+            torch.ones(4, 4, 1, 1),
+        ),
+    ],
+)
+def test_other_ways_of_use(make, x):
+    y = torch.tensor([0, 1, 2, 0])
+    kernel = BatchedKernel(make, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    assert kernel.plan.multiplied == ()
+
+
+def test_rows_that_lie_within_others_are_computed_as_they_are():
+    x, y = torch.randn(1, 24, 4), torch.arange(24)[None] % 3
+    model = nn.Linear(4, 3)
+    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
+    params = torch.randn(1, 15)
+    for number in range(8):
+        part = slice(8 * (number % 3), 8 * (number % 3) + 8)
+        rows = Rows(x[:, part], y[:, part], [8], torch.ones(1, 8), [torch.Generator()])
+        out = torch.zeros_like(params)
+        kernel.accumulate(params, rows, Flat(0.5), out=out)
+        own = per_sample_gradients(model, params[0], x[0, part], y[0, part], cross_entropy)
+        torch.testing.assert_close(out[0], clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
+
+
 def test_a_rule_is_for_a_class_of_layers():
     with pytest.raises(InvalidInputError, match=r"class of torch\.nn\.Module"):
         norms_of(nn.Linear(1, 1))
