@@ -341,6 +341,9 @@ class StudySpec(BaseModel):
 
         Returns:
             Task, schedule, space, δ and adjacency, scoring, noise.
+
+        Raises:
+            SpecError: If the spec leaves epochs or the expected batch size open.
         """
         from privtune.strategies import PlanningContext, Reporting, Scoring
 

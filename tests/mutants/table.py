@@ -48,6 +48,8 @@ _ENGINE = "tests/training/engine/test_engine.py"
 _NORMS = "tests/training/engine/test_extreme_norms.py"
 _PATHS = "tests/training/engine/test_paths.py"
 _DEVICE = "tests/training/engine/test_device.py"
+_RULES = "tests/training/engine/test_rules.py"
+_RECORD = "tests/training/engine/test_record.py"
 _NEIGHBOURS = "tests/training/engine/test_neighbours.py"
 _CANDIDATES = "tests/training/engine/test_candidates.py"
 _SENSITIVITY = f"{_NOISE}::test_one_record_moves_no_sum_by_more_than_its_sensitivity"
@@ -385,8 +387,8 @@ _in(
     ),
     (
         "what stands in for a record that raises counts",
-        "y=own[1], mask=rows.mask * kept, ",
-        "y=own[1], mask=rows.mask, ",
+        "y=own[1], mask=rows.mask * kept)",
+        "y=own[1], mask=rows.mask)",
         _FACTS,
     ),
     (
@@ -1300,7 +1302,7 @@ _in(
     ),
 )
 _in(
-    "training/engine/graph/backward.py",
+    "training/engine/passes.py",
     (
         "hooks on what is saved for the way back see all records",
         ', disable_saved_tensors_hooks("what is saved holds all records")',
@@ -1312,6 +1314,51 @@ _in(
         "if not by_record:",
         "if False:",
         f"{_NEIGHBOURS}::test_one_record_more_moves_a_sum_by_its_bound",
+    ),
+)
+_in(
+    "training/engine/layers.py",
+    (
+        "a rule of a user's sees all records",
+        "made = torch.vmap(one)(*(a[k].squeeze(1) for a in seen), g[k].squeeze(1))",
+        "made = rule(layer, tuple(a[k].squeeze(1) for a in seen), g[k].squeeze(1))",
+        f"{_RULES}::test_a_rule_sees_one_record",
+    ),
+)
+_in(
+    "training/engine/record.py",
+    (
+        "what a run writes to a constant stays there",
+        "if written and known is not None and known.storage in self._fixed:",
+        "if False:",
+        f"{_RECORD}::test_what_one_run_writes_is_not_there_in_the_next",
+    ),
+)
+_in(
+    "training/engine/rules.py",
+    (
+        "norms of long gradients are too short",
+        "if whole > 1:",
+        "if False:",
+        f"{_NORMS}::test_a_long_gradient_of_equal_numbers",
+    ),
+    (
+        "words at many places lose more than their norm allows for",
+        "gram, lengths, 0.5 * g.shape[2] + 2.0,",
+        "gram, lengths, 2.0,",
+        f"{_NORMS}::test_a_word_at_many_places",
+    ),
+    (
+        "sums that are formed anew are longer than their norms",
+        "slack = lengths * (roundings * torch.finfo(dtype).eps)",
+        "slack = lengths * 0.0",
+        f"{_NORMS}::test_a_word_at_many_places",
+    ),
+    (
+        "a bias of another layer is clipped with the weight's",
+        'all(b is None or b.rpartition(".")[0] == owner for b in shared)',
+        "True",
+        f"{_RULES}::test_a_bias_of_another_layer_is_clipped_with_its_own",
     ),
 )
 _in(

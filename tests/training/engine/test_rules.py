@@ -12,7 +12,7 @@ from privtune.training.engine import rules
 from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.passes import tape_of
 from privtune.training.engine.train import choose_kernel
-from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.clipping import EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, Rows
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
@@ -254,6 +254,30 @@ def test_other_ways_of_use(make, x):
     y = torch.tensor([0, 1, 2, 0])
     kernel = BatchedKernel(make, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     assert kernel.plan.multiplied == ()
+
+
+class Apart(nn.Module):
+    """A head whose bias lies in another layer, as that of a masked language model."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.other = nn.Linear(4, 3, bias=False), nn.Module()
+        self.other.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return F.linear(x, self.body.weight, self.other.bias)
+
+
+def test_a_bias_of_another_layer_is_clipped_with_its_own():
+    """By layer, each to its own bound."""
+    x, y, model = torch.randn(6, 4), torch.arange(6) % 3, Apart()
+    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    params, out = torch.randn(1, 15), torch.zeros(1, 15)
+    rows = Rows(x[None], y[None], [6], torch.ones(1, 6), [torch.Generator()])
+    kernel.accumulate(params, rows, EqualByLayer(0.3), out=out)
+    own = per_sample_gradients(model, params[0], x, y, cross_entropy)
+    parts = [clipped_sum(part, 0.3 / 2**0.5) for part in (own[:, :12], own[:, 12:])]
+    torch.testing.assert_close(out[0], torch.cat(parts), rtol=1e-4, atol=1e-5)
 
 
 def test_rows_that_lie_within_others_are_computed_as_they_are():
