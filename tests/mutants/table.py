@@ -1309,12 +1309,6 @@ _in(
         "",
         f"{_NEIGHBOURS}::test_one_record_more_moves_a_sum_by_its_bound",
     ),
-    (
-        "a backward of a user's sees all records",
-        "if not by_record:",
-        "if False:",
-        f"{_NEIGHBOURS}::test_one_record_more_moves_a_sum_by_its_bound",
-    ),
 )
 _in(
     "training/engine/layers.py",

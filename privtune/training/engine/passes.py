@@ -5,8 +5,9 @@ was used in a way that no rule covers; it is copied for every record from then o
 So no use is missed silently.
 
 The way forward sees one record. The way back is run on tensors of all candidates and records, by formulas of
-torch's that treat each by itself. A hook, or the ``backward`` of an autograd function of the user's, would be
-handed all of them, and what it makes of one may hang on the others: it is refused.
+torch's that treat each by itself. What a user puts on the way back would be handed all records, and what it
+makes of one may hang on the others. Hooks on tensors are refused where they are put, hooks of layers and
+functions with a ``backward`` of their own by ``vmap``, unless torch runs them record by record.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch._C import _functorch as functorch
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
@@ -39,7 +39,6 @@ T = TypeVar("T")
 Program = Callable[..., Tensors]
 Tape = tuple[Program, list[Use]]  # and the uses that it gives the parts of, in order
 
-_OURS = "privtune."
 _TRIES = 3  # another thread may draw meanwhile: only what is seen each time is the pass
 
 
@@ -133,7 +132,6 @@ def plan_model(
     done = drawn_with_torch(
         lambda: _run(module, loss_of, stacked, copies=copies, x=x, y=y, masks=None)
     )
-    refuse_batched_backward(module, done.losses)
     copied = set(leaves)
     if not copy_all:
         reached: Sequence[torch.Tensor | None] = [None] * len(leaves)
@@ -381,40 +379,6 @@ def apart() -> Iterator[None]:
     """
     with traced(), Apart(), disable_saved_tensors_hooks("what is saved holds all records"):
         yield
-
-
-def refuse_batched_backward(module: nn.Module, losses: torch.Tensor) -> None:
-    """Refuse what a user has put on the way back, unless torch takes it record by record.
-
-    Hooks on tensors are refused where they are put, as the pass is watched.
-
-    Args:
-        module: The model.
-        losses: What its pass came to, with the graph behind it.
-
-    Raises:
-        RuntimeError: Says what was found.
-    """
-    tables = vars(nn.modules.module)
-    hooked = [tables["_global_backward_hooks"], tables["_global_backward_pre_hooks"]]
-    hooked += [t for m in module.modules() for t in (m._backward_hooks, m._backward_pre_hooks)]
-    if any(hooked):
-        raise RuntimeError("a module's backward hook would see all records at once")
-    waiting, seen = [losses.grad_fn], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, BackwardCFunction):
-            made: Any = type(node)._forward_cls
-            by_record = made.__module__.startswith(_OURS) or made.generate_vmap_rule
-            if not by_record:
-                raise RuntimeError(
-                    f"the backward of {made.__name__} would see all records at once; "
-                    "generate_vmap_rule = True has torch take them one by one"
-                )
-        waiting += [following for following, _ in node.next_functions]
 
 
 def drawn_with_torch(run: Callable[[], T]) -> T:
