@@ -259,13 +259,13 @@ def serve(name: str, work: Work, candidates: int, device: torch.device) -> objec
         "device": device.type,
         "on_step": lambda _, report: meter.after(len(report["learning_rate"])),
     }
-    try:
-        from privtune.training.engine.train import Training
-    except ImportError:  # the version before had a function of the same arguments
+    try:  # the version before had a function of the same arguments
         from privtune.training.engine.candidates import train_made
+    except ImportError:
+        from privtune.training.engine.train import Training
 
-        return list(train_made(method, schedule, made, **how))
-    return list(Training(method, schedule, **how).of(made))
+        return list(Training(method, schedule, **how).of(made))
+    return list(train_made(method, schedule, made, **how))
 
 
 def loop(name: str, work: Work, device: torch.device, meter: Meter) -> None:
