@@ -31,7 +31,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine.operations import Intercept
 from privtune.training.engine.rules import DirectUse, Tensors, Use, merged
 from privtune.training.engine.traced import traced
-from privtune.training.engine.watch import Levels, Site
+from privtune.training.engine.watch import Entry, Levels, Site
 from privtune.training.mechanism.apart import Apart
 from privtune.training.mechanism.kernel import Layout, LossOf
 
@@ -218,17 +218,34 @@ def tape_of(
             grads = torch.autograd.grad(
                 done.losses.sum(), outs, allow_unused=True, materialize_grads=True
             )
-        found = [part for entry, g in zip(entries, grads, strict=False) for part in entry.back(g)]
-        found += [(DirectUse(n), (g,)) for n, g in zip(copies, grads[len(entries) :], strict=True)]
-        by_weight: dict[str, list[tuple[Use, Tensors]]] = {}
-        for use, parts in found:
-            by_weight.setdefault(use.weight, []).append((use, parts))
-        whole = [one for group in by_weight.values() for one in merged(group)]
-        uses[:] = [use for use, _ in whole]
-        tape = [part for _, parts in whole for part in parts]
-        return tuple(t.to(params.dtype) if t.is_floating_point() else t for t in tape)
+        waiting: dict[str, list[tuple[Entry, torch.Tensor]]] = {}
+        for place, entry in enumerate(entries):
+            waiting.setdefault(entry.names[0], []).append((entry, grads[place]))
+        copied = [
+            (DirectUse(n), (g.to(params.dtype),))
+            for n, g in zip(copies, grads[len(entries) :], strict=True)
+        ]
+        del done, entries, outs, grads  # what rules are done with goes: patches are large
+        every: list[tuple[Use, Tensors]] = []
+        while waiting:
+            every += _merged(waiting.pop(next(iter(waiting))), params.dtype)
+        every += copied
+        uses[:] = [use for use, _ in every]
+        return tuple(part for _, parts in every for part in parts)
 
     return program, uses
+
+
+def _merged(
+    entries: Sequence[tuple[Entry, torch.Tensor]], dtype: torch.dtype
+) -> list[tuple[Use, Tensors]]:
+    """Return one use for each weight of some entries, with parts in the parameters' own type."""
+    by_weight: dict[str, list[tuple[Use, Tensors]]] = {}
+    for entry, g in entries:
+        for use, parts in entry.back(g):
+            whole = tuple(t.to(dtype) if t.is_floating_point() else t for t in parts)
+            by_weight.setdefault(use.weight, []).append((use, whole))
+    return [one for group in by_weight.values() for one in merged(group)]
 
 
 def losses_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) -> Program:

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -37,7 +37,7 @@ Tensors = tuple[torch.Tensor, ...]
 LOST = 2.0**-100
 """More than a sum of squares in float32 loses below 1e-38, up to 60 million of them; 1e-15 squared."""
 
-Form = Literal["outer", "ghost", "direct", "twice"]
+Form = Literal["outer", "ghost", "direct", "formed", "twice"]
 """``outer``: one place a record, so the gradient is one outer product; else see the module."""
 
 _DIRECT_BYTES = 64 * 2**20  # of the per-record gradients of a layer that are kept for the sum
@@ -57,8 +57,10 @@ class Use(ABC):
     weight: str
     bias: str | None = None
 
-    parts: ClassVar[int] = 2
-    """How many tensors of a tape belong to it."""
+    @property
+    def parts(self) -> int:
+        """How many tensors of a tape belong to it."""
+        return 2
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,7 +86,8 @@ class Use(ABC):
 class ProductUse(Use):
     """A weight that is multiplied with: ``a`` is ``[K, B, T, d]`` and ``g`` is ``[K, B, T, p]``.
 
-    In the outer form both lack the axis T.
+    In the outer form both lack the axis T. Where direct gradients take less memory than what they are made
+    of, the pass forms them (*formed*): the parts are those of weight and bias, ``[K, B, n]``.
 
     Args:
         form: How norms are taken.
@@ -112,15 +115,22 @@ class ProductUse(Use):
             form, a, g = "outer", a.squeeze(2), g.squeeze(2)
         elif places**2 * (inputs + outputs) < 8 * inputs * outputs:
             form = "ghost"
+        if form == "direct" and inputs * outputs < places * (inputs + outputs) * self.groups:
+            return replace(self, form="formed"), self._gradients(a, g)
         return replace(self, form=form), (a, g)
+
+    @property
+    def parts(self) -> int:
+        """Both sides of the product, or the gradients of weight and bias."""
+        return len(self.names) if self.form == "formed" else 2
 
     def squared_norms(self, *parts: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
         """Return norms in the chosen form."""
+        if self.form in ("direct", "formed"):
+            parts = self._gradients(*parts) if self.form == "direct" else parts
+            squared = _square(parts[0])
+            return (squared if self.bias is None else squared.add_(_square(parts[1]))), parts
         a, g = parts
-        if self.form == "direct":
-            saved = self._gradients(a, g)
-            squared = _square(saved[0])
-            return (squared if self.bias is None else squared.add_(_square(saved[1]))), saved
         if self.form == "outer":
             squared = _square(a).add_(LOST if self.bias is None else 1.0)
             return squared.mul_(_square(g).add_(LOST)), (a, g)
@@ -132,7 +142,7 @@ class ProductUse(Use):
         self, coefficients: torch.Tensor, saved: Tensors, out: Mapping[str, torch.Tensor]
     ) -> None:
         """Contract scaled output gradients with inputs, or weigh the gradients that were kept."""
-        if self.form == "direct":
+        if self.form in ("direct", "formed"):
             row = coefficients.unsqueeze(1)
             for name, kept in zip(self.names, saved, strict=True):
                 total = torch.bmm(row, kept).squeeze(1)
@@ -153,10 +163,11 @@ class ProductUse(Use):
 
     def instantiate(self, *parts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the per-record gradients by the direct form."""
-        a, g = parts
         if self.form == "outer":
-            a, g = a.unsqueeze(2), g.unsqueeze(2)
-        gradients = dict(zip(self.names, self._gradients(a, g), strict=True))
+            parts = self._gradients(*(part.unsqueeze(2) for part in parts))
+        elif self.form != "formed":
+            parts = self._gradients(*parts)
+        gradients = dict(zip(self.names, parts, strict=True))
         gradients[self.weight] = self._in_order(gradients[self.weight])
         return gradients
 
@@ -239,7 +250,10 @@ class DirectUse(Use):
     record, which is exact for any use and slow where the copies are multiplied.
     """
 
-    parts: ClassVar[int] = 1
+    @property
+    def parts(self) -> int:
+        """Its gradient alone."""
+        return 1
 
     def squared_norms(self, *parts: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
         """Return the squared norms of the gradients."""

@@ -251,7 +251,8 @@ def serve(name: str, work: Work, candidates: int, device: torch.device) -> objec
     torch.manual_seed(0)
     first = work.model()
     values = {name: GIVEN[name] for name in method.parameters}
-    made = [Made(copy.deepcopy(first), bytes([k]) * 32, values) for k in range(candidates)]
+    models = [first, *(copy.deepcopy(first) for _ in range(candidates - 1))]
+    made = [Made(model, bytes([k]) * 32, values) for k, model in enumerate(models)]
     schedule = Schedule(RECORDS, work.batch / RECORDS, STEPS)
     how: dict[str, Any] = {
         "loss_of": OfOutputs(cross_entropy),

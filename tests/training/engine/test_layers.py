@@ -431,7 +431,7 @@ def test_layers_take_the_form_that_they_should():
     kernel, *_ = make("linear sequence ghost", 1, 2, [2])
     assert [use.form for use in kernel.plan.uses] == ["ghost", "outer"]
     kernel, *_ = make("linear sequence direct", 1, 2, [2])
-    assert [use.form for use in kernel.plan.uses] == ["direct", "direct", "outer"]
+    assert [use.form for use in kernel.plan.uses] == ["formed", "formed", "outer"]
     kernel, *_ = make("conv2d 1x1 ghost", 1, 2, [2])
     assert [use.form for use in kernel.plan.uses] == ["ghost", "outer"]
 

@@ -317,7 +317,7 @@ def test_gradients_that_are_not_kept_give_the_same_sums(limit, monkeypatch):
     x, y = torch.randn(7, 9, 3), torch.arange(7) % 2
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2))
     kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    assert kernel.plan.uses[0].form == ("direct" if limit else "twice")
+    assert kernel.plan.uses[0].form == ("formed" if limit else "twice")
     params, out = torch.randn(1, kernel.layout.size), torch.zeros(1, kernel.layout.size)
     rows = Rows(x[None], y[None], [7], torch.ones(1, 7), [torch.Generator()])
     kernel.accumulate(params, rows, Flat(0.3), out=out)
