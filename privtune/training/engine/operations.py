@@ -17,13 +17,19 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 
-from privtune.training.engine.rules import EmbeddingUse, ProductUse, Tensors, Use
+from privtune.training.engine.rules import (
+    EmbeddingUse,
+    ProductUse,
+    Tensors,
+    Use,
+    multiplied,
+    turns,
+)
 from privtune.training.engine.watch import DRAWS, Handler, Levels, Watch, bind
 
 Back = list[tuple[Use, Tensors]]
 Cell = Callable[[torch.Tensor, Tensors, Tensors], Tensors]
 
-_FEW_OUTPUTS = 16  # a vector of float32 numbers
 _SMALL_CLASSES = 64  # up to here, softmax over the leading axis beats softmax over the last
 
 _LIBRARY: Any = torch.library.Library("privtune", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -202,12 +208,7 @@ def _linear(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     with temporarily_clear_interpreter_stack():
         lead, (outputs, inputs) = a.shape[:2], w.shape[1:]
         rows = a.reshape(lead[0], -1, inputs)
-        if outputs < _FEW_OUTPUTS and not rows.requires_grad and rows.device.type == "cpu":
-            # A product of few columns takes longer than its transpose, whose rows are records.
-            y = torch.bmm(w, rows.mT) if b is None else torch.baddbmm(b.unsqueeze(2), w, rows.mT)
-            y = y.mT
-        else:
-            y = torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), rows, w.mT)
+        y = multiplied(rows, w, b, turned=turns(outputs, rows.device) and not rows.requires_grad)
         y = y.reshape(*lead, -1, outputs)
         seen = rows.detach().view(*lead, -1, inputs)
     out = mode.put(found, y, lambda g: [(ProductUse(name, found[1]), (seen, g))])

@@ -42,6 +42,7 @@ Form = Literal["outer", "ghost", "direct", "formed", "twice"]
 
 _DIRECT_BYTES = 64 * 2**20  # of the per-record gradients of a layer that are kept for the sum
 _PIECE_BYTES = 8 * 2**20  # of those that are formed at once for their norms alone
+_FEW_OUTPUTS = 16  # a vector of numbers of float32
 _LANE = 4096  # up to here, a sum of squares in float32 keeps its digits
 
 
@@ -408,6 +409,21 @@ def count(
 def longest(dtype: torch.dtype) -> float:
     """Return the largest norm whose square is finite."""
     return math.sqrt(torch.finfo(dtype).max)
+
+
+def turns(outputs: int, device: torch.device) -> bool:
+    """Say whether a product of so few columns takes longer than its transpose, whose rows are records."""
+    return outputs < _FEW_OUTPUTS and device.type == "cpu"
+
+
+def multiplied(
+    rows: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *, turned: bool
+) -> torch.Tensor:
+    """Multiply K stacks of rows with K weights: ``[K, R, d]`` and ``[K, p, d]`` to ``[K, R, p]``."""
+    if turned:
+        y = torch.bmm(w, rows.mT) if b is None else torch.baddbmm(b.unsqueeze(2), w, rows.mT)
+        return y.mT
+    return torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b.unsqueeze(1), rows, w.mT)
 
 
 def length(rows: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,10 @@ from privtune.training.engine.rules import (
     count,
     emptied,
     length,
+    multiplied,
     nonfinite,
     split,
+    turns,
 )
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.device import looks_freely
@@ -237,14 +239,15 @@ class _Products:
             self._of(part, use.weight).view(len(a), g.shape[-1], a.shape[-1])
             for part in (self._weight, self._pull)
         )
+        turned = turns(g.shape[-1], a.device)
         square = torch.addcmul(_lost(a.dtype, a.device), a, a)
         if use.bias is None:
-            half = torch.bmm(square, matrix.mT) * g * -0.5
+            half = multiplied(square, matrix, None, turned=turned) * g * -0.5
         else:
-            own = self._of(self._weight, use.bias).unsqueeze(1)
+            half = multiplied(square, matrix, self._of(self._weight, use.bias), turned=turned)
             pulled = self._of(self._pull, use.bias).unsqueeze(1)
-            half = torch.addcmul(pulled, torch.baddbmm(own, square, matrix.mT), g, value=-0.5)
-        half = torch.baddbmm(half, a, pull.mT)
+            half = torch.addcmul(pulled, half, g, value=-0.5)
+        half = torch.baddbmm(half.mT, pull, a.mT).mT if turned else torch.baddbmm(half, a, pull.mT)
         found: torch.Tensor = (half * g).sum(dim=-1)
         return found
 
