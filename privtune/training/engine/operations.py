@@ -218,6 +218,9 @@ def _linear(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _matmul(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Handle a product whose right side is a parameter: its gradient is that of its transpose, transposed."""
     x, weight = bind(args, kwargs, ("input", "other"), ())
+    if mode.levels is not None and id(weight) in mode.turned:
+        with mode:
+            return functional.linear(x, mode.turned[id(weight)][1])
     found = mode.names_of(weight)
     if found is None or mode.levels is None or weight.ndim != 2 or x.ndim < 2:
         return NotImplemented
@@ -234,7 +237,8 @@ def _matmul(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _addmm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     names = ("input", "mat1", "mat2", "beta", "alpha")
     added, x, weight, beta, alpha = bind(args, kwargs, names, (1, 1))
-    if mode.names_of(weight) is None or (beta, alpha) != (1, 1):
+    known = mode.names_of(weight) is not None or id(weight) in mode.turned
+    if not known or (beta, alpha) != (1, 1):
         return NotImplemented
     with mode:
         return torch.matmul(x, weight) + added

@@ -135,6 +135,7 @@ class Levels:
 _READ = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 _TRAINED, _MADE_BY = torch.Tensor.requires_grad, torch.Tensor.grad_fn
+_TURNS = frozenset({torch.Tensor.T, torch.Tensor.mT, torch.Tensor.t, torch.t})
 
 # Activations, and where their argument ``inplace`` stands.
 _IN_PLACE: Mapping[Any, int] = {
@@ -190,6 +191,7 @@ class Watch(TorchFunctionMode):
     Attributes:
         entries: Every use that was caught.
         sites: Every place of a draw.
+        turned: Transposes of parameters that are matrices, and these, by the ``id`` of the transpose.
         multiplied: Parameters that meet what is made of records by more than element by element, uncaught.
     """
 
@@ -202,6 +204,7 @@ class Watch(TorchFunctionMode):
     entries: list[Entry] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     multiplied: set[str] = field(default_factory=set)
+    turned: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     _made_of: dict[int, tuple[torch.Tensor, set[str]]] = field(default_factory=dict)
     _outer: list[Watch | None] = field(default_factory=list)
 
@@ -228,11 +231,10 @@ class Watch(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Route one call; anything without a handler, or not in a known form, runs as it is."""
-        kwargs = kwargs or {}
+        kwargs, read = kwargs or {}, getattr(func, "__self__", None)
         if self.levels is not None:
             if func is torch.Tensor.register_hook:
                 raise RuntimeError("a hook on a gradient would see all records at once")
-            read = getattr(func, "__self__", None)
             if read is _MADE_BY:  # under vmap there is none, and a hook on it would be left out
                 raise RuntimeError("what reads grad_fn would see all records at once")
             if read is _TRAINED and len(args) == 1:
@@ -248,6 +250,8 @@ class Watch(TorchFunctionMode):
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
+        if (func in _TURNS or read in _TURNS) and id(args[0]) in self.names and args[0].ndim == 2:
+            self.turned[id(result)] = result, args[0]
         if self.levels is not None and torch.is_tensor(result):
             self._follow(func, (*args, *kwargs.values()), result)
         return result

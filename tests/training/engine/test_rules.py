@@ -230,6 +230,15 @@ class Grouped(nn.Module):
         return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
 
 
+class Transposed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5, bias=False), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return torch.addmm(self.b.bias, x.mean(1) @ self.a.weight.T, self.b.weight.t())
+
+
 class Sliced(nn.Module):
     def __init__(self):
         super().__init__()
@@ -244,6 +253,7 @@ class Sliced(nn.Module):
     [
         (Grouped, torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0))),
         (Sliced, TOKENS),
+        (Transposed, torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0))),
         (
             lambda: nn.Sequential(nn.Conv2d(4, 5, 1), nn.Flatten(), nn.Linear(5, 3)),
             torch.ones(4, 4, 1, 1),
