@@ -23,7 +23,7 @@ from privtune.training.engine.rules import (
     count,
     emptied,
     nonfinite,
-    norms_of,
+    norms_by_use,
     split,
 )
 from privtune.training.engine.self_check import KernelMismatchError, check_kernel
@@ -184,7 +184,7 @@ class BatchedKernel:
                 return sums.accumulate(parts, rows, out=out, halves=halves)
             del tape  # norms let go of what they have read
             layout, by_layer = self.layout, clipping.by_layer
-            norms, saved = norms_of(used, parts, layout=layout, by_layer=by_layer)
+            norms, saved = norms_by_use(used, parts, layout=layout, by_layer=by_layer)
             bad = nonfinite(norms, look=looks_freely(norms.device))
             if bad is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
@@ -216,7 +216,7 @@ class BatchedKernel:
         held = {t.untyped_storage().data_ptr() for t in tape}
         scaled, results = max(t.nbytes for t in tape), sum(t.nbytes for t in tape)
         with torch.inference_mode():
-            _, saved = norms_of(uses, split(uses, tape), layout=self.layout, by_layer=False)
+            _, saved = norms_by_use(uses, split(uses, tape), layout=self.layout, by_layer=False)
         extra = sum(
             t.untyped_storage().nbytes()
             for kept in saved

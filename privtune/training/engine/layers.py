@@ -65,7 +65,7 @@ def norms_of(layer: type[nn.Module]) -> Callable[[R], R]:
     return register
 
 
-def rules() -> tuple[int, ...]:
+def registered() -> tuple[int, ...]:
     """Return what tells the registered rules from others: with others, a kernel is built anew."""
     return tuple(map(id, _RULES.values()))
 

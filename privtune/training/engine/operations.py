@@ -136,23 +136,6 @@ class _StackedConv2d(torch.autograd.Function):
         return (gradient, None, None, *(None for _ in ctx.options))
 
 
-def stacked_conv2d(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    b: torch.Tensor | None,
-    *,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> torch.Tensor:
-    """Convolve K stacks of images with K weights: ``[K, N, C, H, W]`` to ``[K, N, O, H', W']``."""
-    y: torch.Tensor = _StackedConv2d.apply(  # type: ignore[no-untyped-call]
-        x, w, b, stride, padding, dilation, groups
-    )
-    return y
-
-
 class _CrossEntropy(torch.autograd.Function):
     """Cross-entropy of ``[C, R]``: few classes, laid out first."""
 
@@ -267,15 +250,8 @@ def _conv(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, axes: 
         if axes == 1:
             a, w, kernel = a.unsqueeze(-2), w.unsqueeze(-2), (1, *kernel)
         images = a.flatten(1, 2)
-        y = stacked_conv2d(
-            images,
-            w,
-            b,
-            stride=list(stride),
-            padding=list(padding),
-            dilation=list(dilation),
-            groups=groups,
-        )
+        windows = (list(stride), list(padding), list(dilation), groups)
+        y: Any = _StackedConv2d.apply(images, w, b, *windows)  # type: ignore[no-untyped-call]
         y = y.view(*a.shape[:3], *y.shape[2:])
         use = ProductUse(
             str(found[0]), found[1], taps=kernel[0] * kernel[1], depth=w.shape[2], groups=groups
@@ -324,9 +300,10 @@ def _embedding(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     if mode.levels is None or max_norm is not None or by_frequency:
         return NotImplemented
     if found is None:
+        if padding is None or not mode.levels.of_record(weight):
+            return NotImplemented
+        # Of a table that was copied for each record, torch would let rows that fill up have a gradient.
         rows = functional.embedding(index, weight)
-        if padding is None:
-            return rows  # under vmap, torch would let rows that fill up have a gradient
         return torch.where((index == padding % len(weight)).unsqueeze(-1), rows.detach(), rows)
     levels = mode.levels
     a, w = levels.physical(index), levels.by_candidate(weight).detach()
@@ -446,9 +423,8 @@ def _fused(
     """Run torch's own attention on the physical tensors: under ``vmap`` it would hold every score."""
     held = [levels.physical(part) for part in (q, k, v, *(() if mask is None else (mask,)))]
     most = max(part.ndim for part in held)
-    axes = max(
-        most, 5
-    )  # candidates, records, and what torch has a fast kernel for: heads, places, features
+    # Candidates, records, and what torch has a fast kernel for: heads, places, features.
+    axes = max(most, 5)
     with temporarily_clear_interpreter_stack():
         wide = [part[(slice(None),) * 2 + (None,) * (axes - part.ndim)] for part in held]
         lead = [max(sizes) for sizes in zip(*(part.shape[:-2] for part in wide), strict=True)]

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from privtune.training.engine.compute import sums_in_float32
-from privtune.training.engine.record import shape_is_data
+from privtune.training.engine.record import Following, shape_is_data
 from privtune.training.engine.traced import traced
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.fresh import fresh
@@ -212,7 +212,7 @@ def _name(func: Any) -> str:
     return name if func._overloadname == "default" else f"{name}.{func._overloadname}"
 
 
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Calls(Following):
     """Tells every call below autograd."""
 
     def __init__(self) -> None:
@@ -224,11 +224,6 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # else another tensor could take the identity of one
         self._shapes: list[tuple[int, ...]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled in here, and the compiler need not be imported to be told so."""
-        return False
 
     def program(self) -> Program:
         """Return what was told.

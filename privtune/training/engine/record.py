@@ -165,7 +165,16 @@ def shape_is_data(func: Any, args: Sequence[Any]) -> bool:
     return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
 
 
-class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Is handed every call below autograd."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in here, and the compiler need not be imported to be told so."""
+        return False
+
+
+class _Recording(Following):
     """Notes every call below autograd and vmap, and holds no tensor that the program lets go."""
 
     def __init__(self, inputs: Tensors) -> None:
@@ -179,11 +188,6 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._whole: set[Any] = set()  # calls that are not made of others
         for place, tensor in enumerate(inputs):
             self._keep(tensor, self.graph.placeholder(f"input_{place}"), ())
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled in here, and the compiler need not be imported to be told so."""
-        return False
 
     def __torch_dispatch__(
         self,

@@ -294,18 +294,15 @@ def merged(found: Sequence[tuple[Use, Tensors]]) -> list[tuple[Use, Tensors]]:
         return [found[0]]
     if any(isinstance(use, DirectUse) for use in uses):
         if not all(isinstance(use, DirectUse) for use in uses):
-            return list(
-                found
-            )  # which a plan takes for two parts of one gradient, and copies the weight
+            # A plan takes these for two parts of one gradient, and copies the weight.
+            return list(found)
         return [(first, (torch.stack([part for _, (part,) in found]).sum(dim=0),))]
     if all(isinstance(use, EmbeddingUse) for use in uses):
         sides = zip(*(parts for _, parts in found), strict=True)
         return [(first, tuple(torch.cat(side, dim=2) for side in sides))]
-    own, pairs, biases = (
-        ProductUse(first.weight, first.bias if whole else None),
-        [],
-        dict[str, torch.Tensor](),
-    )
+    own = ProductUse(first.weight, first.bias if whole else None)
+    pairs: list[Tensors] = []
+    biases: dict[str, torch.Tensor] = {}
     for use, (a, g) in found:
         if isinstance(use, ProductUse):
             own = replace(own, taps=use.taps, depth=use.depth, groups=use.groups)
@@ -328,14 +325,14 @@ def split(uses: Sequence[Use], tape: Sequence[torch.Tensor]) -> list[Tensors]:
     return [tuple(islice(left, use.parts)) for use in uses]
 
 
-def norms_of(
+def norms_by_use(
     uses: Sequence[Use], parts: list[Tensors], *, layout: Layout, by_layer: bool
 ) -> tuple[torch.Tensor, list[Tensors]]:
     """Return norms ``[G, K, B]``, over everything or by layer, and what the sums need.
 
     ``parts`` is emptied on the way: what a use keeps for its sum often takes the place of a larger pair.
     """
-    squares: list[torch.Tensor] = [None] * (len(layout.layers) if by_layer else 1)  # type: ignore[list-item]
+    squares: dict[int, torch.Tensor] = {}
     saved = []
     for place, use in enumerate(uses):
         own, parts[place] = parts[place], ()
@@ -343,9 +340,10 @@ def norms_of(
         del own
         saved.append(kept)
         group = layout.layer_of[use.weight] if by_layer else 0
-        squares[group] = squared if squares[group] is None else squares[group].add_(squared)
-    missing = torch.zeros_like(next(square for square in squares if square is not None))
-    return torch.stack([missing if s is None else s for s in squares]).sqrt_(), saved
+        squares[group] = squares[group].add_(squared) if group in squares else squared
+    unused = torch.zeros_like(next(iter(squares.values())))
+    groups = range(len(layout.layers) if by_layer else 1)
+    return torch.stack([squares.get(group, unused) for group in groups]).sqrt_(), saved
 
 
 def add_sums(

@@ -26,7 +26,7 @@ from privtune.training.engine.candidates import (
 )
 from privtune.training.engine.checkpoint import Checkpoint, Keeper, Middle
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
-from privtune.training.engine.layers import rules
+from privtune.training.engine.layers import registered
 from privtune.training.engine.one_by_one import OneByOneKernel
 from privtune.training.engine.optimizers import Optimized, Own
 from privtune.training.engine.program import program_of
@@ -324,7 +324,7 @@ def choose_kernel(
     if program is None:
         found = program_of(module, loss_of, x, y)
         program = None if found is None else found.digest
-    key = (program, x.shape, x.dtype, y.shape, y.dtype, device, classes, low, rules())
+    key = (program, x.shape, x.dtype, y.shape, y.dtype, device, classes, low, registered())
     known = _kernels.get(key)
     if known is not None and same_fixed(module, known.module):
         return known

@@ -176,7 +176,7 @@ class _Products:
                 for name in () if outer else use.names:
                     self._of(self._shift, name).zero_()
         self.inverse = scale.reciprocal()
-        # What squares of float32 lose is added to factors: see ``uses``. From float64 nothing is lost.
+        # What squares of float32 lose is added to factors: see ``rules``. From float64 nothing is lost.
         # A larger weight is a longer norm: what has no weight left is not lost, either.
         lost = _lost(center.dtype, center.device)
         self._weight = torch.addcmul(lost, self.inverse, self.inverse)

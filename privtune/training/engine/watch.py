@@ -252,7 +252,8 @@ class Watch(TorchFunctionMode):
         result = func(*args, **kwargs)
         if (func in _TURNS or read in _TURNS) and id(args[0]) in self.names and args[0].ndim == 2:
             self.turned[id(result)] = result, args[0]
-        if self.levels is not None and torch.is_tensor(result):
+        planned = self.masks is not None  # what a plan asks for is known by then
+        if self.levels is not None and not planned and torch.is_tensor(result):
             self._follow(func, (*args, *kwargs.values()), result)
         return result
 
