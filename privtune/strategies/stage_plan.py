@@ -12,7 +12,7 @@ from privtune.accounting import Adjacency, Event, Gaussian, calibrate, event_fro
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.errors import PrivTuneError
 from privtune.ledger import RECORD
-from privtune.tasks._stage import TaskStage
+from privtune.tasks.stages import TaskStage
 from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.statistics import noised
 from privtune.training.mechanism.streams import Streams

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from privtune.study._declared_trial import DeclaredTrial
     from privtune.study.declared import Mechanism
     from privtune.tasks import Score, Task
-    from privtune.tasks._candidate import Build, RecordLoss
+    from privtune.tasks._task import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.noise_options import NoiseOptions
 
