@@ -38,7 +38,6 @@ FLOORS = {
     "api": 6,
     "integrations": 6,
     "plots": 6,
-    "testing": 6,
     "views": 7,
     "tracking": 8,
     "cli": 9,

@@ -11,10 +11,9 @@ from privtune.errors import PrivTuneError
 from privtune.files import OwnFolder
 from privtune.ledger import Ledger
 from privtune.ledger.doctor import Check
-from privtune.ledger.migrate import schema_version
 from privtune.ledger.places import artifact_root, checked_url, database_path
 from privtune.ledger.schema import HEAD
-from privtune.ledger.storage import Storage
+from privtune.ledger.storage import Storage, schema_version
 from privtune.study._rows import StudyRow
 from privtune.study._standing import AnyPlan
 from privtune.study._store import StudyStore

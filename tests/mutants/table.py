@@ -954,7 +954,7 @@ _in(
 )
 
 _in(
-    "ledger/verification.py",
+    "ledger/certificate.py",
     (
         "Gaussian charges are not recomputed",
         "if basis in (BASIS_FILTER, BASIS_GAUSSIAN):",
@@ -1017,7 +1017,7 @@ _in(
 )
 
 _in(
-    "ledger/leases.py",
+    "ledger/rounds.py",
     (
         "a task kills workers for ever",
         "if row.attempts > self._max_attempts]",
@@ -1027,7 +1027,7 @@ _in(
 )
 
 _in(
-    "ledger/round_values.py",
+    "ledger/rounds.py",
     (
         "all trials have one seed",
         '.key("trial", number)',
@@ -1037,7 +1037,7 @@ _in(
 )
 
 _in(
-    "ledger/round_rows.py",
+    "ledger/rounds.py",
     (
         "rows before the last are closed, too",
         "*of_round(charge_id), tasks.c.number > number,",
