@@ -8,7 +8,7 @@ The contract, for whoever runs trials (inline, in processes, on a cluster):
   trial comes from it. Whoever takes a task over works with the same seed, so that the same output
   comes out. The secret is forgotten when the charge is settled.
 - A worker leases a row for a while and renews the lease while it works. A lease that expired is
-  given to the next who asks. Leases (``leases.py``) keep two workers from doing the same work; that
+  given to the next who asks. Leases keep two workers from doing the same work; that
   nothing is counted twice does not hang on them, nor on any clock.
 - The first result of a row is accepted, every later one is dropped: one output per trial is ever
   seen.
