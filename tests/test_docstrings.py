@@ -28,7 +28,6 @@ PACKAGES = (
     "privtune.plots",
     "privtune.training.methods",
     "privtune.spaces",
-    "privtune.priors",
 )
 
 # Shown by no example of their own, and why.

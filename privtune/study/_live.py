@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
-from privtune.priors import IndependentSampler
+from privtune.spaces import IndependentSampler
 from privtune.strategies.everything import sampler_of
 from privtune.study._round import Files, StudyRound, work_on_rows
 from privtune.study._shown import suggested

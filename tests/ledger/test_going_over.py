@@ -365,7 +365,7 @@ def test_the_wrong_order_is_no_log(
     """A divergence after a Gaussian charge, or a Gaussian charge beside what still runs."""
     found = iter(bases)
     monkeypatch.setattr("privtune.ledger.ledger.admit", lambda *_: next(found))
-    monkeypatch.setattr("privtune.ledger.ledger.admit", lambda *_: None)
+    monkeypatch.setattr("privtune.ledger.ledger.ask", lambda *_: None)
     monkeypatch.setattr("privtune.ledger.ledger.admission_of", lambda *_: ("", [Weight(1e-3, 0.0)]))
     request = [ChargeRequest(Gaussian(50.0))]
     ledger.reserve("b", request)
