@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from privtune.tasks import Score, Task
     from privtune.tasks._candidate import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
-    from privtune.training.mechanism.noise_options import NoiseOptions
+    from privtune.training.mechanism.schedule import NoiseOptions
 
 _RECORDS = (
     "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",

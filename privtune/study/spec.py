@@ -29,8 +29,7 @@ from privtune.study._spec_words import NUMBER, Space, checked, sentence
 from privtune.study._yaml import read_yaml
 from privtune.tasks import Task, get_task
 from privtune.training.engine.compute import Compute, check_device
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 
 if TYPE_CHECKING:
     from privtune.strategies import PlanningContext
