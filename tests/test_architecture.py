@@ -56,7 +56,6 @@ HOMES = {
     "sqlalchemy": (
         "ledger/",
         *(f"study/{name}.py" for name in ("_rows", "_results", "_store", "lifecycle")),
-        "tracking/fresh.py",
         "tracking/store.py",
         "tasks/_sql.py",
     ),
