@@ -55,7 +55,7 @@ HOMES = {
     "mlflow": "tracking/",
     "sqlalchemy": (
         "ledger/",
-        *(f"study/{name}.py" for name in ("_rows", "_results", "_store", "lifecycle")),
+        *(f"study/{name}.py" for name in ("rows", "lifecycle")),
         "tracking/fresh.py",
         "tracking/store.py",
         "tasks/_sql.py",

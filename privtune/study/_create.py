@@ -15,11 +15,9 @@ from privtune.ledger.migrate import schema_version
 from privtune.ledger.places import artifact_root, checked_url, database_path
 from privtune.ledger.schema import HEAD
 from privtune.ledger.storage import Storage
-from privtune.study._rows import StudyRow
-from privtune.study._standing import AnyPlan
-from privtune.study._store import StudyStore
-from privtune.study.lifecycle import Life, new_arm
+from privtune.study.lifecycle import AnyPlan, Life, new_arm
 from privtune.study.planning import plan_study
+from privtune.study.rows import StudyRow, StudyStore
 from privtune.study.spec import StudySpec
 
 

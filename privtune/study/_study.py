@@ -12,9 +12,9 @@ from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies import Plan, Release
 from privtune.study._familiar import answer, answers
-from privtune.study._release import MODEL
 from privtune.study.lifecycle import Life
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
+from privtune.study.release import MODEL
 from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 
@@ -170,7 +170,7 @@ class Study:
                 records are not there. Nothing is spent.
         """
         from privtune.execution.executor import Executor
-        from privtune.study._run import run_study
+        from privtune.study.run import run_study
 
         releases = run_study(
             self._life,
