@@ -27,7 +27,6 @@ FLOORS = {
     "numbers": 0,
     "accounting": 0,
     "ledger": 1,
-    "priors": 1,
     "spaces": 1,
     "training": 1,
     "tasks": 2,
@@ -36,7 +35,7 @@ FLOORS = {
     "study": 5,
     "audit": 5,
     "api": 6,
-    "integrations": 6,
+    "opacus": 6,
     "plots": 6,
     "testing": 6,
     "views": 7,
@@ -51,7 +50,7 @@ TRAINING = {"mechanism": 0, "methods": 1, "engine": 2}
 HOMES = {
     "autodp": ("accounting/rdp.py", "accounting/compare.py"),
     "dp_accounting": ("accounting/pairs.py", "accounting/compare.py"),
-    "opacus": ("integrations/opacus.py", "accounting/compare.py"),
+    "opacus": ("opacus.py", "accounting/compare.py"),
     "mlflow": "tracking/",
     "sqlalchemy": (
         "ledger/",

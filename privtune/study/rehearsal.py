@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from privtune.priors import IndependentSampler
-    from privtune.spaces import SearchSpace
+    from privtune.spaces import IndependentSampler, SearchSpace
     from privtune.tasks import Task
     from privtune.training.engine.compute import Compute
 

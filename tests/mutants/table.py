@@ -555,7 +555,7 @@ _in(
 )
 
 _in(
-    "study/_suggestions.py",
+    "study/trial.py",
     (
         "a sealed trial tells its position",
         'streams.seed("number") % _NUMBERS if sealed else number',

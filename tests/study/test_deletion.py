@@ -18,7 +18,7 @@ from privtune.ledger import Ledger
 from privtune.ledger.doctor import check_artifacts
 from privtune.ledger.places import artifact_root
 from privtune.study import Study, delete_study, study_names
-from privtune.study._create import check_studies
+from privtune.study._study import check_studies
 from privtune.study.lifecycle import Life
 from privtune.study.rows import StudyStore
 from tests.study.conftest import toy_spec
