@@ -19,8 +19,7 @@ from privtune.execution.table import Handed, make_rounds, patiently, work_throug
 from privtune.ledger import SKIPPED
 from privtune.names import check_text
 from privtune.numbers import is_number
-from privtune.priors import IndependentSampler
-from privtune.spaces import check_hyperparameter, plain
+from privtune.spaces import IndependentSampler, check_hyperparameter, plain
 from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
