@@ -53,8 +53,7 @@ HOMES = {
     "mlflow": "tracking/",
     "sqlalchemy": (
         "ledger/",
-        *(f"study/{name}.py" for name in ("_rows", "_results", "_store", "lifecycle")),
-        "tracking/fresh.py",
+        *(f"study/{name}.py" for name in ("rows", "lifecycle")),
         "tracking/store.py",
         "tasks/_sql.py",
     ),
