@@ -37,18 +37,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a budget's log.
-
-    Attributes:
-        budget: The budget's name.
-        seq: 1 for the entry that creates the budget, then without gaps.
-        kind: What happened.
-        charge: The charge's number, 0 for an entry about the budget itself.
-        body: The public part, as canonical JSON.
-        sealed: The salted digest of the sealed part.
-        previous: The hash of the predecessor.
-        hash: The hash of this entry.
-    """
+    """One line of a budget's log."""
 
     budget: str
     seq: int
@@ -96,11 +85,7 @@ def new_entry(
     sealed: Mapping[str, Any],
     previous: str,
 ) -> tuple[Entry, str]:
-    """Build the next entry of a log.
-
-    Returns:
-        The entry, and the text of its sealed part with a fresh salt.
-    """
+    """Build the next entry of a log."""
     sealed_text = canonical({**sealed, "salt": secrets.token_hex(16)})
     draft = Entry(
         budget, seq, str(kind), charge, canonical(body), sealed_digest(sealed_text), previous, ""

@@ -176,13 +176,7 @@ def pause() -> None:
 
 
 class Turn:
-    """The turn to write to a database.
-
-    Args:
-        database: SQLite's file; None where there is none, and threads alone wait here.
-        patience: For how long it may stay with one holder, in seconds.
-        busy: What to say then.
-    """
+    """The turn to write to a database."""
 
     def __init__(self, database: Path | None, patience: float, busy: str) -> None:
         self._database = database
@@ -192,11 +186,7 @@ class Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the turn, and have it until the block, or the process, ends.
-
-        Raises:
-            LedgerBusyError: One holder has it for too long.
-        """
+        """Wait for the turn, and have it until the block, or the process, ends."""
         self._wait(lambda: self._threads.acquire(timeout=0.05))
         try:
             file = self._opened()

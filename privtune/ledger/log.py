@@ -53,12 +53,7 @@ class Line:
 
 
 class Log:
-    """The logs of all budgets in one storage, with what was read of them kept in memory.
-
-    Args:
-        storage: Where they are.
-        clock: The time; None takes the storage's. It is noted and nothing hangs on it.
-    """
+    """The logs of all budgets in one storage, with what was read of them kept in memory."""
 
     def __init__(self, storage: Storage, *, clock: Callable[[], datetime] | None) -> None:
         self.storage = storage
@@ -83,11 +78,7 @@ class Log:
                 return self._sync(connection, name, head, seen)
 
     def create(self, name: str, first: Callable[[datetime], Line]) -> tuple[History, bool]:
-        """Create a budget's log with its first entry, or return the one that is there.
-
-        Returns:
-            The history, and whether it was created now.
-        """
+        """Create a budget's log with its first entry, or return the one that is there."""
         with self._guard:
             with self.storage.write() as connection:
                 if self.storage.dialect == "postgresql":
@@ -110,16 +101,7 @@ class Log:
         name: str,
         decide: Callable[[Connection, History], Sequence[Line]],
     ) -> tuple[History, tuple[Entry, ...]]:
-        """Lock a budget, decide on what its log says then, and append.
-
-        Args:
-            name: The budget.
-            decide: Sees the locked log, may write more in the same transaction, and returns what
-                to append; raises to write nothing.
-
-        Returns:
-            The history after the commit, and the new entries.
-        """
+        """Lock a budget, decide on what its log says then, and append."""
         with self._guard:
             with self.storage.write() as connection:
                 head = self._head(connection, name)
@@ -247,10 +229,7 @@ def _row(entry: Entry, sealed: str) -> dict[str, Any]:
 
 
 def round_digest(connection: Connection, budget: str, charge: int) -> str | None:
-    """Return the digest of a finished round's results; None where none is, or some are missing.
-
-    It covers the number of rows, which is sealed as well: only entries' sealed parts may hold it.
-    """
+    """Return the digest of a finished round's results; None where none is, or some are missing."""
     rows = connection.execute(
         sa.select(tasks.c.number, tasks.c.score, tasks.c.result, tasks.c.done)
         .where(tasks.c.budget == budget, tasks.c.charge == charge)

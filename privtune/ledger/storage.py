@@ -62,14 +62,7 @@ class _Held(threading.local):
 
 
 class Storage:
-    """One database, for one process.
-
-    Args:
-        url: A SQLAlchemy URL: ``sqlite:///file.db`` or ``postgresql://user@host/database``.
-        patience: How long to wait for the lock, in seconds, before giving up.
-
-    Threads may share a storage; a forked child may not, and is told so.
-    """
+    """One database, for one process."""
 
     def __init__(self, url: str, *, patience: float = 60.0) -> None:
         self.url = checked_url(url)
@@ -146,12 +139,7 @@ class Storage:
 
     @contextmanager
     def quick(self) -> Iterator[Connection]:
-        """Give a connection for one statement whose loss in a crash costs nothing but work.
-
-        On SQLite it does not wait for the disk; what is written after it by :meth:`write` does, and
-        with that all before: it is one log, written in order. On PostgreSQL it is a transaction by
-        itself, which says itself whether it waits, and is sent in one message.
-        """
+        """Give a connection for one statement whose loss in a crash costs nothing but work."""
         self._same_process()
         with self._turn.taken(), translated(self.safe_url), self._connected() as plain:
             if self.dialect == "postgresql" and self._held.connection is None:
@@ -163,10 +151,7 @@ class Storage:
 
     @contextmanager
     def lend(self) -> Iterator[None]:
-        """Let another library write to the database: nobody else who writes here does meanwhile.
-
-        On PostgreSQL, where all may write at once, nobody else to whom it is lent does.
-        """
+        """Let another library write to the database: nobody else who writes here does meanwhile."""
         if self.dialect == "sqlite":
             with self._turn.taken():
                 yield
@@ -190,11 +175,7 @@ class Storage:
     def lock(
         self, connection: Connection, row: sa.Select[Any], values: Mapping[str, Any]
     ) -> sa.Row[Any] | None:
-        """Read a row and lock it until the transaction ends; SQLite's transaction holds all of them.
-
-        PostgreSQL's waiting is in order, and ends when one holder has had the lock for too long: as
-        long as it goes from hand to hand, it is waited on.
-        """
+        """Read a row and lock it until the transaction ends; SQLite's transaction holds all of them."""
         if self.dialect == "sqlite":
             return connection.execute(row, values).one_or_none()
         holder = None
@@ -212,16 +193,7 @@ class Storage:
 
     @contextmanager
     def hold(self, name: str, file: Callable[[str], Path]) -> Iterator[bool]:
-        """Hold a name until the block or the process ends; False if another holds it already.
-
-        No clock takes part. PostgreSQL lets go when the connection ends, a file system when the
-        file's last holder does; so nobody waits for a process that was killed. It spares work that
-        another does already: that nothing is charged or released twice hangs on transactions.
-
-        Args:
-            name: What is held.
-            file: Returns where the file is, of a name, by which SQLite's storages hold this name.
-        """
+        """Hold a name until the block or the process ends; False if another holds it already."""
         self._same_process()
         if self.dialect == "postgresql":
             with translated(self.safe_url), self.engine.connect() as connection:
@@ -267,10 +239,7 @@ class Storage:
             yield connection
 
     def _begin(self, connection: Connection) -> sa.RootTransaction:
-        """Begin, waiting with random pauses for a writer that takes no turns.
-
-        Who reads on SQLite waits, too, while the write-ahead log is recovered after a crash.
-        """
+        """Begin, waiting with random pauses for a writer that takes no turns."""
         deadline = time.monotonic() + self.patience
         while True:
             try:
@@ -333,11 +302,7 @@ def schema_version(connection: Connection) -> str | None:
 
 
 def prepare(storage: Storage) -> None:
-    """Create the schema in an empty storage; refuse another version of it.
-
-    Raises:
-        LedgerSchemaError: The storage holds another version of the schema.
-    """
+    """Create the schema in an empty storage; refuse another version of it."""
     with storage.read() as connection:
         found = schema_version(connection)
     if found is None:
