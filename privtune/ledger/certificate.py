@@ -438,15 +438,8 @@ def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _public(entry: Entry) -> dict[str, Any]:
-    return {
-        "seq": entry.seq,
-        "kind": entry.kind,
-        "charge": entry.charge,
-        "body": json.loads(entry.body),
-        "sealed": entry.sealed,
-        "previous": entry.previous,
-        "hash": entry.hash,
-    }
+    parts = {name: part for name, part in asdict(entry).items() if name != "budget"}
+    return {**parts, "body": json.loads(entry.body)}
 
 
 def _entry(budget: str, value: Mapping[str, Any]) -> Entry:

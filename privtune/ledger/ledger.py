@@ -129,7 +129,8 @@ def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
     try:
         admit(history, events)
     except BudgetExceededError as error:
-        raise error.with_fitting(suggestions(history, events)) from None
+        error.fitting = suggestions(history, events)
+        raise
 
 
 def check_same(there: Budget, asked: Budget) -> None:
@@ -152,8 +153,7 @@ class Ledger:
         url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; as for the command line,
             ``privtune.db`` in the working directory unless given.
         patience: How long to wait for other processes, in seconds.
-        clock: The time, for tests; PostgreSQL's own, or this machine's. It is noted with every
-            entry, and no decision hangs on it.
+        clock: The time that is noted with every entry, for tests; else this machine's.
 
     **Guarantee**: a charge is in the log, durably, before :meth:`reserve` returns it; all charges
     of one call are admitted in one transaction, or none; whatever crashes, what was started stays
@@ -247,9 +247,9 @@ class Ledger:
             body = {"terms": budget.to_dict(), "created_at": at.date().isoformat()}
             return Line(Kind.CREATED, body=body)
 
-        history, _ = self.log.create(budget.name, first)
-        check_same(history.terms(), budget)
-        return history.terms()
+        there = self.log.create(budget.name, first).terms()
+        check_same(there, budget)
+        return there
 
     def close_budget(self, name: str) -> None:
         """Close a budget for good: it admits nothing more; what it admitted may still run.
