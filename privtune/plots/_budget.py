@@ -10,7 +10,7 @@ from privtune.accounting import Composed, Event, epsilon
 from privtune.ledger import Charge, Ledger
 from privtune.numbers import show_epsilon, show_left
 from privtune.plots._style import MOST_TRACES, colours, new_figure
-from privtune.strategies.curves import epsilon_spent
+from privtune.strategies.plan import epsilon_spent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -25,7 +25,7 @@ from privtune.strategies import (
     Scoring,
     Strategy,
 )
-from privtune.strategies._check_needs import check_objective, needs_of
+from privtune.strategies.arms import check_objective, needs_of
 from privtune.study._live import deadline_of
 from privtune.study._run import check_records
 from privtune.study._standing import Stage

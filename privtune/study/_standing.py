@@ -14,7 +14,7 @@ from privtune.errors import PrivTuneError
 from privtune.files import made_private
 from privtune.ledger import Charge, ChargeState, ChargeStateError, Ledger
 from privtune.strategies import Plan, Release
-from privtune.strategies.stage_plan import StagePlan
+from privtune.strategies.plan import StagePlan
 from privtune.study._release import load_release
 from privtune.study._results import Results
 from privtune.study._store import Arm, StudyStore

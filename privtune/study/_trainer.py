@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.execution.executor import Executor
 from privtune.strategies import Outcome, Plan
-from privtune.strategies.stage_plan import StagePlan, release_stage
+from privtune.strategies.plan import StagePlan, release_stage
 from privtune.study._files import TrialFiles
 from privtune.study._live import LiveRound, in_threads, own_sampler
 from privtune.study._release import shaped, utility_of

@@ -26,7 +26,7 @@ from privtune.strategies import (
     TrialResult,
     plan_arm,
 )
-from privtune.strategies._check_needs import check_given, check_objective
+from privtune.strategies.arms import check_given, check_objective
 from privtune.study._declared_trial import (
     DeclaredError,
     DeclaredTrial,

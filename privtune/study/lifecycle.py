@@ -24,7 +24,7 @@ from privtune.files import forget_times
 from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError
 from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
-from privtune.strategies.stage_plan import StagePlan
+from privtune.strategies.plan import StagePlan
 from privtune.study._release import MODEL, make_release
 from privtune.study._rows import check_there
 from privtune.study._standing import AnyPlan, Stage, Standing

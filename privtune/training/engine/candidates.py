@@ -17,8 +17,7 @@ from privtune.training.mechanism.kernel import Layout, flatten_params, same_fixe
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.methods._rate_schedule import SEARCHED, rate_factors
-from privtune.training.methods.automatic import AutomaticClipping
-from privtune.training.methods.dpsgd import FixedRates
+from privtune.training.methods.dpsgd import AutomaticClipping, FixedRates
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
