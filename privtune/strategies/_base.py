@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.strategies.context import PlanningContext
     from privtune.strategies.plan import Plan, TrainingPlan
-    from privtune.strategies.release import Outcome, TrainingPlan, TrialResult
+    from privtune.strategies.release import Outcome, TrialResult
     from privtune.training.mechanism.streams import Streams
 
 
