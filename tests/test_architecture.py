@@ -37,7 +37,6 @@ FLOORS = {
     "api": 6,
     "opacus": 6,
     "plots": 6,
-    "testing": 6,
     "views": 7,
     "tracking": 8,
     "cli": 9,
