@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from privtune.audit.canaries import secrets_of
 from privtune.strategies import Plan, TrainingPlan
-from privtune.study._declared_trial import DeclaredTrial, own_generators
+from privtune.study.declared import DeclaredTrial, own_generators
 from privtune.training.mechanism.streams import Streams
 
 Canary = Callable[[DeclaredTrial, bool], float]

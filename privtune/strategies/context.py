@@ -13,8 +13,7 @@ from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
 from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
 from privtune.tasks import Task
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.methods.declared import Declared
 
 if TYPE_CHECKING:

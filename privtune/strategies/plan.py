@@ -28,9 +28,8 @@ from privtune.numbers import is_number
 from privtune.strategies.scoring import ScorePlan
 from privtune.tasks._fine_tuning import PART
 from privtune.tasks._stage import TaskStage
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.statistics import noised
+from privtune.training.mechanism.metrics import noised
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 from privtune.training.methods._base import Method, scale_noise_of
