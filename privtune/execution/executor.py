@@ -17,18 +17,7 @@ ExecutorName = Literal["inline", "processes", "external", "ray", "slurm"]
 
 @dataclass(frozen=True)
 class Executor:
-    """Where the rows of rounds are trained. It changes no result.
-
-    Args:
-        name: ``inline`` (this process, whole stacks at once), ``processes`` (spawned beside it),
-            ``external`` (workers that somebody starts: ``privtune worker``), ``ray`` or ``slurm``
-            (workers that are started there, and find the storage by ``PRIVTUNE_STORAGE`` or a file
-            for its owner alone that ``PRIVTUNE_STORAGE_FILE`` names).
-        jobs: How many workers to start.
-        gpus: GPUs of each worker, with processes and Ray: a fraction shares one. 0 leaves it to
-            the device: processes on CUDA then take the GPUs in turn, workers on Ray get none.
-        options: submitit's, for SLURM.
-    """
+    """Where the rows of rounds are trained. It changes no result."""
 
     name: ExecutorName = "inline"
     jobs: int = 1
@@ -55,16 +44,7 @@ class Executor:
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any] | None, jobs: int) -> Executor:
-        """Return an executor: processes for more than one job, unless one is given.
-
-        Args:
-            given: Its name, or a mapping as in specs: ``type``; ``gpus`` for processes and Ray; what
-                submitit takes for SLURM.
-            jobs: How many workers to start; -1, as in Optuna, for one a processor.
-
-        Raises:
-            InvalidInputError: If there is no such executor or option, or no job.
-        """
+        """Return an executor: processes for more than one job, unless one is given."""
         if jobs == -1:
             jobs = os.cpu_count() or 1
         if not isinstance(given, Mapping):
@@ -81,20 +61,7 @@ class Executor:
 
 
 def gpu_slots(jobs: int, *, gpus: float, device: str) -> list[str | None]:
-    """Return what ``CUDA_VISIBLE_DEVICES`` shall be for each of some processes.
-
-    Args:
-        jobs: How many processes.
-        gpus: GPUs of each; a fraction shares one; 0 gives them out in turn, however many there are.
-        device: Where they train, as :class:`~privtune.training.engine.compute.Compute` says it.
-
-    Returns:
-        One value a process, as wide apart as can be; ``None`` leaves the environment as it is: for the
-        CPU, and for a GPU that was named.
-
-    Raises:
-        InvalidInputError: If there are too few GPUs.
-    """
+    """Return what ``CUDA_VISIBLE_DEVICES`` shall be for each of some processes."""
     there = [] if device not in {"auto", "cuda"} else _visible()
     if not gpus:
         return [there[n % len(there)] if there else None for n in range(jobs)]

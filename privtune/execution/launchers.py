@@ -46,18 +46,7 @@ class Worker(Protocol):
 def keep_workers(
     start: Callable[[int], Sequence[Worker]], *, jobs: int, open_count: Callable[[], int]
 ) -> None:
-    """Keep workers at work until no row is open; those that die are replaced.
-
-    Args:
-        start: Starts so many workers.
-        jobs: How many at once, at least 1.
-        open_count: Returns how many rows have no result yet.
-
-    Raises:
-        WorkersDiedError: If workers keep dying and no row gets a result. The charge stays; running
-            the study again goes on.
-        WorkerStoppedError: If an error stopped one.
-    """
+    """Keep workers at work until no row is open; those that die are replaced."""
     if jobs < 1:
         raise InvalidInputError("n_jobs", jobs, "must be a whole number of at least 1")
     workers: list[Worker] = []
@@ -94,17 +83,7 @@ def wait_for(
     at_work: Callable[[], bool] = lambda: True,
     remind: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until workers that somebody else started have given every row a result.
-
-    Args:
-        open_count: Returns how many rows have no result yet.
-        stopped: Returns whether an error has stopped a worker.
-        at_work: Returns whether a worker holds a row at this moment.
-        remind: Called when none has for a minute; once until one does.
-
-    Raises:
-        WorkerStoppedError: If one was.
-    """
+    """Wait until workers that somebody else started have given every row a result."""
     asked = seen = time.monotonic()
     reminded = False
     while open_count():
@@ -147,21 +126,7 @@ def run_in_processes(
     open_count: Callable[[], int],
     gpus: Sequence[str | None] | None = None,
 ) -> None:
-    """Run ``target(*args)`` in spawned processes until no row is open.
-
-    Args:
-        target: A module-level function that works through the round's rows; ends its process with
-            ``STOPPED`` after an error.
-        args: Its arguments; picklable.
-        jobs: How many processes at once, at least 1.
-        open_count: Returns how many rows have no result yet.
-        gpus: ``CUDA_VISIBLE_DEVICES`` of each process at once; a process that takes the place of one
-            that died sees the same. ``None`` leaves it as it is.
-
-    Raises:
-        WorkersDiedError: If workers keep dying and no row gets a result.
-        WorkerStoppedError: If an error stopped one.
-    """
+    """Run ``target(*args)`` in spawned processes until no row is open."""
     context = multiprocessing.get_context("spawn")
     slots = list(gpus or [None] * jobs)
     running: list[_Process] = []
@@ -224,22 +189,7 @@ def run_on_ray(
     gpus: float,
     open_count: Callable[[], int],
 ) -> None:
-    """Have tasks of Ray work until no row is open.
-
-    Args:
-        assist: Given the study's and the arm's name, works through the arm's rows; returns 0, or
-            ``STOPPED`` after an error, and never raises. The nodes import it.
-        names: The study's and the arm's.
-        jobs: How many tasks at once.
-        gpus: GPUs of each; a fraction shares one.
-        open_count: Returns how many rows have no result yet.
-
-    Raises:
-        PrivTuneError: If Ray is missing, or the cluster cannot hold such a task: Ray would wait for
-            ever.
-        WorkersDiedError: If tasks keep dying and no row gets a result.
-        WorkerStoppedError: If an error stopped one.
-    """
+    """Have tasks of Ray work until no row is open."""
     ray = find_extra("ray", extra="ray", what="executor: ray")
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS", "local")
@@ -291,24 +241,7 @@ def run_on_slurm(
     options: Mapping[str, Any],
     open_count: Callable[[], int],
 ) -> None:
-    """Have jobs of SLURM work until no row is open.
-
-    Args:
-        assist: Given the study's and the arm's name, works through the arm's rows; returns 0, or
-            ``STOPPED`` after an error, and never raises. The nodes import it.
-        names: The study's and the arm's.
-        jobs: How many jobs at once; they are submitted as arrays.
-        folder: Where submitit keeps its files: shared by the nodes, for its owner alone.
-        options: submitit's: ``timeout_min``, ``slurm_partition``, ``gpus_per_node``, ...; and
-            ``cluster: local`` runs them on this machine.
-        open_count: Returns how many rows have no result yet.
-
-    Raises:
-        PrivTuneError: If submitit is missing, or there is no SLURM here.
-        InvalidInputError: If submitit does not know an option.
-        WorkersDiedError: If jobs keep dying and no row gets a result.
-        WorkerStoppedError: If an error stopped one.
-    """
+    """Have jobs of SLURM work until no row is open."""
     submitit = find_extra("submitit", extra="slurm", what="executor: slurm")
     asked = dict(options)
     private_folder(folder)

@@ -47,18 +47,7 @@ _LOSSES = 3  # how often a round trains anew what its object store has lost, bef
 
 @dataclass(frozen=True)
 class Asked:
-    """A training that a strategy asked for, beside the rows of a sealed round.
-
-    Args:
-        key: The name of the training, or the number of a trial that is shown: ``1`` and ``"1"`` differ.
-        training: What to run.
-        params: The candidate.
-        scored: Whether to score it.
-
-    **Guarantee**: everything random in a training derives from the whole of this. Two that differ in
-    anything, if only a candidate under the same name, have independent samples and noise: with the same
-    noise, the difference of two releases would be free of it.
-    """
+    """A training that a strategy asked for, beside the rows of a sealed round."""
 
     key: str | int
     training: TrainingPlan
@@ -83,11 +72,7 @@ class Asked:
         )
 
     def check_same(self, content: bytes) -> None:
-        """Refuse a result that was stored under the same key for something else.
-
-        Raises:
-            StrategyError: If it was.
-        """
+        """Refuse a result that was stored under the same key for something else."""
         if request_of(content) != self.request:
             what = "Trial" if isinstance(self.key, int) else "The training of name"
             raise StrategyError(
@@ -110,14 +95,7 @@ def _trial_file(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Files(ABC):
-    """Trains candidates of an arm, each under a secret of its own, and keeps their results.
-
-    Args:
-        plan: The arm's plan.
-        secret: 32 secret bytes of the arm: everything random derives from them.
-        results: Where results are kept; inside the trust boundary.
-        space: What candidates are drawn from.
-    """
+    """Trains candidates of an arm, each under a secret of its own, and keeps their results."""
 
     plan: Plan
     secret: bytes
@@ -140,10 +118,7 @@ class Files(ABC):
         return Streams(self.secret)
 
     def candidate(self, number: int) -> dict[str, Any]:
-        """Return the hyperparameters of a row: a function of the secret and its number alone.
-
-        Those of a trial that is shown were drawn by a sampler, and are kept beside the row.
-        """
+        """Return the hyperparameters of a row: a function of the secret and its number alone."""
         if not self.plan.is_sealed:
             drawn = suggested(self.results, number)
             return {**self.plan.params, **{name: value for name, (value, _) in drawn.items()}}
@@ -160,20 +135,7 @@ class Files(ABC):
         alone: bool = True,
         named: bool = False,
     ) -> Iterable[TrialResult]:
-        """Train some candidates; everything random in each derives from its secret.
-
-        Args:
-            training: What to run.
-            trials: Candidates by number.
-            secrets: Their secrets.
-            scored: Whether to score them.
-            alone: Whether no other process may be at the same ones.
-            named: Whether this is a training with a name, whose number is no row's and no trial's.
-
-        Returns:
-            A result a candidate, in any order, each as soon as it is done; a list where all are done
-            at the same moment.
-        """
+        """Train some candidates; everything random in each derives from its secret."""
 
     def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
         """Train leased rows, those of one training together, on the seeds of their leases."""
@@ -210,15 +172,7 @@ class Files(ABC):
 def work_on_rows(
     rounds: Rounds, charge_id: str, files: Files, *, workers: int = 1, most: int | None = None
 ) -> int:
-    """Work through a round's rows in this process; return how many were run here.
-
-    Args:
-        rounds: The rounds.
-        charge_id: The round's charge.
-        files: Trains and keeps results.
-        workers: How many share the round at least.
-        most: How many rows to run before leaving; all unless given.
-    """
+    """Work through a round's rows in this process; return how many were run here."""
     threshold = files.plan.threshold
     return work_through(
         rounds,
@@ -233,16 +187,7 @@ def work_on_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRound:
-    """The round of one arm, as its strategy sees it.
-
-    Args:
-        kept: The study's trials in Optuna's storage, for the curator.
-        ledger: Holds the round's rows.
-        charge_id: The arm's charge; None for an arm without any guarantee.
-        files: Trains and keeps results.
-        give_out: Has the rows worked through by others; they are trained in this process unless
-            given.
-    """
+    """The round of one arm, as its strategy sees it."""
 
     kept: StudyTrials
     ledger: Ledger
@@ -411,14 +356,7 @@ class StudyRound:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveFiles(Files):
-    """Trains candidates whose hyperparameters are suggested while a function of the user's runs.
-
-    Args:
-        sampler: A sampler of the user's own for sealed trials.
-        deadline: When to stop beginning trials, on the monotonic clock.
-        live: Optuna's trials, where every trial is paid for, by number.
-        shown: Opens Optuna's trials in a process of a worker, which draws by the plan's sampler.
-    """
+    """Trains candidates whose hyperparameters are suggested while a function of the user's runs."""
 
     sampler: IndependentSampler | None = None
     deadline: float = math.inf
@@ -426,11 +364,7 @@ class LiveFiles(Files):
     shown: Callable[[], ShownTrials] | None = None
 
     def check_deadline(self) -> None:
-        """Stop before a trial begins that the time is over for.
-
-        Raises:
-            StudyInterruptedError: If it is.
-        """
+        """Stop before a trial begins that the time is over for."""
         if time.monotonic() > self.deadline:
             raise StudyInterruptedError(
                 "The time is over before every trial was run. Nothing was released and the charge "
@@ -456,13 +390,7 @@ class LiveFiles(Files):
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRound(StudyRound):
-    """The round of an arm whose candidates a function of the user's suggests.
-
-    Args:
-        sampler: Optuna's sampler, where every trial is paid for.
-        pruner: Optuna's pruner, likewise.
-        files: Trains and keeps results; ``ask`` hands it Optuna's trials.
-    """
+    """The round of an arm whose candidates a function of the user's suggests."""
 
     files: LiveFiles
     sampler: BaseSampler | None = None

@@ -40,20 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskTrainer:
-    """Trains the arms of a study with the engine.
-
-    Args:
-        life: The study.
-        task: The task that its arms are planned for.
-        observer: Hears of steps.
-        compute: Where to train, how many at once.
-        executor: Who trains the rows of rounds.
-        tell: Says what is waited for.
-        strategy: The strategy of an arm of ``study.optimize``; those of a spec stand in the spec.
-        sampler: A sampler of Optuna's, or one of the user's own that declares independence.
-        pruner: Optuna's pruner.
-        deadline: When to stop beginning trials, on the monotonic clock.
-    """
+    """Trains the arms of a study with the engine."""
 
     life: Life
     task: Task
@@ -215,13 +202,7 @@ def check_records(
     anyway: bool,
     told: Callable[[RecordCheck], None] | None,
 ) -> None:
-    """Stop a study whose records are not what is declared, before anything is charged.
-
-    What is found is the curator's alone. A study whose own stage counts usable records is not looked at.
-
-    Raises:
-        UnusableRecordsError: With the reason for the curator, without it for everybody else.
-    """
+    """Stop a study whose records are not what is declared, before anything is charged."""
     stages = life.spec.make_stages()
     if any(stage.type == "usable" for stage in stages):
         return

@@ -60,15 +60,7 @@ _OPENING = 30.0  # seconds that a worker waits for a database which its driver c
 def give_out(
     executor: Executor, life: Life, plan: Plan, *, compute: Compute, tell: Callable[[str], None]
 ) -> Callable[[Rounds], None] | None:
-    """Return a function that hands an arm's rows to its executor; None where they are trained here.
-
-    Args:
-        executor: Who trains.
-        life: The study.
-        plan: The arm's plan.
-        compute: Where to train.
-        tell: Says what is waited for; see :func:`telling`.
-    """
+    """Return a function that hands an arm's rows to its executor; None where they are trained here."""
     charge = life.charge_of(plan)
     if charge is None or executor.name == "inline":
         return None
@@ -161,21 +153,7 @@ def work(  # noqa: PLR0917 (a process is given them by position)
 
 
 def assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
-    """Work through an arm's rows on a machine that somebody else's scheduler chose.
-
-    There it is told two names; the storage is in that machine's environment. Never raises: what
-    schedulers catch they show.
-
-    Args:
-        study: The study's name.
-        arm: The arm's.
-        url: Of the storage, for a process of this machine.
-        how: What ``_work`` takes.
-
-    Returns:
-        0; ``STOPPED`` after an error, which is kept for the curator; another number if the database
-        stayed away.
-    """
+    """Work through an arm's rows on a machine that somebody else's scheduler chose."""
     try:
         opened = partial(Life, study, url or storage_here())
         with closing(patiently(opened, patience=_OPENING)) as life:
@@ -195,11 +173,7 @@ def assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
 
 
 def storage_here() -> str:
-    """Return the URL of the storage, as this machine has it.
-
-    Raises:
-        PrivTuneError: If it has none, or others may read the file that holds it.
-    """
+    """Return the URL of the storage, as this machine has it."""
     if url := os.environ.get("PRIVTUNE_STORAGE"):
         return url
     if file := os.environ.get("PRIVTUNE_STORAGE_FILE"):
@@ -221,27 +195,7 @@ def serve(
     idle_exit: float = math.inf,
     tell: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Work on every round that is open, and wait for more.
-
-    Args:
-        url: URL of the storage.
-        study: The only study to work for, until it is finished; all unless given. Of all, those that
-            cannot be loaded here, or whose trainings fail, are skipped, and the others are served.
-        arm: The only arm of each study to work for; all unless given.
-        device: Where to train; what the study says unless given.
-        stack: How many candidates to train in one pass, likewise.
-        most: How many rows to run before leaving.
-        idle_exit: How many seconds to wait for work before leaving.
-        tell: Hears which studies are skipped and why, once each, and that the only one is finished.
-
-    Returns:
-        How many rows were run. Sealed: it tells of the number of runs.
-
-    Raises:
-        InvalidInputError: If there is no such device here.
-        ArmStoppedError: If a training was stopped by an error, which is kept for the curator.
-        PrivTuneError: If the only study cannot be loaded here, or was deleted.
-    """
+    """Work on every round that is open, and wait for more."""
     if device is not None:
         check_device(device)
     count, idle = 0, time.monotonic()
@@ -291,11 +245,7 @@ class _Studies:
         self._one = None if only is None else opened.enter_context(closing(Life(only, url)))
 
     def is_over(self) -> bool:
-        """Return whether the only study to work for is finished.
-
-        Raises:
-            StudyNotFoundError: If it was deleted.
-        """
+        """Return whether the only study to work for is finished."""
         if self._one is None or self._only is None:
             return False
         self._store.study(self._only)
@@ -315,11 +265,7 @@ class _Studies:
 
     @contextmanager
     def skipping(self, name: str, arm: str = "", *, uid: str = "") -> Iterator[None]:
-        """Skip a study, or an arm, that cannot be worked for here; say so once, with the reason.
-
-        What cannot be loaded is tried again after a minute; what failed while it was trained never is,
-        since its driver has stopped, too. The only study to work for is not skipped.
-        """
+        """Skip a study, or an arm, that cannot be worked for here; say so once, with the reason."""
         try:
             yield
         except (LedgerConnectionError, LedgerBusyError):
