@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.files import private_folder
 from privtune.imports import find_extra
 
-STOPPED = 70
-"""How a worker ends that an error stopped, which it kept for the curator."""
-
+STOPPED = 70  # how a worker ends that an error stopped, which it kept for the curator
+_DIED = 1
+_GRACE = 5.0  # seconds for a worker to see that no row is open, and leave
 _POLL = 0.2
 _LONELY = 60.0  # seconds without a worker after which whoever waits is reminded of it
 _QUICK_DEATHS = 5  # workers that die in a row without any progress
@@ -47,8 +48,6 @@ def keep_workers(
     start: Callable[[int], Sequence[Worker]], *, jobs: int, open_count: Callable[[], int]
 ) -> None:
     """Keep workers at work until no row is open; those that die are replaced."""
-    if jobs < 1:
-        raise InvalidInputError("n_jobs", jobs, "must be a whole number of at least 1")
     workers: list[Worker] = []
     left, deaths = open_count(), 0
     try:
@@ -100,9 +99,6 @@ def wait_for(
         time.sleep(_POLL)
 
 
-_GRACE = 5.0  # seconds for a worker to see that no row is open, and leave
-
-
 class _Process:
     def __init__(self, process: BaseProcess, slot: int) -> None:
         self._process, self.slot = process, slot
@@ -119,16 +115,15 @@ class _Process:
 
 
 def run_in_processes(
-    target: Callable[..., None],
+    target: Callable[..., int | None],
     args: tuple[Any, ...],
     *,
-    jobs: int,
+    slots: Sequence[str | None],
     open_count: Callable[[], int],
-    gpus: Sequence[str | None] | None = None,
+    **options: Any,
 ) -> None:
-    """Run ``target(*args)`` in spawned processes until no row is open."""
+    """Run ``target(*args, **options)`` in a spawned process for each slot of GPUs, until no row is open."""
     context = multiprocessing.get_context("spawn")
-    slots = list(gpus or [None] * jobs)
     running: list[_Process] = []
 
     def start(count: int) -> list[_Process]:
@@ -137,12 +132,20 @@ def run_in_processes(
         started = []
         for slot in [slot for slot in range(len(slots)) if slot not in taken][:count]:
             with _environment(slots[slot]):
-                process = context.Process(target=target, args=args, daemon=True)
+                process = context.Process(
+                    target=_exit_with, args=(target, args, options), daemon=True
+                )
                 started.append(_Process(process, slot))
         running.extend(started)
         return started
 
-    keep_workers(start, jobs=jobs, open_count=open_count)
+    keep_workers(start, jobs=len(slots), open_count=open_count)
+
+
+def _exit_with(
+    target: Callable[..., int | None], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    sys.exit(target(*args, **options))
 
 
 @contextmanager
@@ -159,9 +162,6 @@ def _environment(gpus: str | None) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-_DIED = 1
 
 
 class _Task:
@@ -205,6 +205,7 @@ def run_on_ray(
             f"Each worker asks for 1 CPU and {gpus:g} GPUs, and no node of the cluster has both (at "
             f"most {most:g} GPUs): Ray would wait for ever. Ask for less, or add nodes."
         )
+    # Ray would run a killed task again, with other workers at its rows.
     task = ray.remote(max_retries=0, num_cpus=1, num_gpus=gpus)(assist)
     keep_workers(
         lambda count: [_Task(ray, task.remote(*names)) for _ in range(count)],
@@ -213,9 +214,8 @@ def run_on_ray(
     )
 
 
-_DIED = 1
-
-
+# submitit writes what jobs are given, and what they raise, into a folder that the nodes share: so they are
+# given two names, and raise nothing.
 class _Job:
     def __init__(self, job: Any) -> None:
         self._job = job

@@ -74,8 +74,8 @@ class Trainer(Protocol):
         """Return the arm's strategy and its round; may touch the data, for the arm has started."""
         ...
 
-    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
-        """Return the outcome as it is to be stored, and its metrics on the test split."""
+    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
+        """Return what the released model reaches on the test split."""
         ...
 
     def machine(self) -> Mapping[str, str]:
@@ -544,7 +544,7 @@ def _train(
                 outcome = strategy.run(plan, trials)
                 if not plan.is_private:  # else it tells how many records there are
                     seconds = time.perf_counter() - started
-                outcome, utility = trainer.finish(plan, outcome)
+                utility = trainer.finish(plan, outcome)
                 machine = trainer.machine()
             cost = life.guarantee(plan)
             document, files = make_release(

@@ -14,7 +14,6 @@ from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResu
 from privtune.study._shown import INDEX
 
 if TYPE_CHECKING:
-    import torch
     from optuna.trial import FrozenTrial
     from torch import nn
 
@@ -84,14 +83,12 @@ def utility_of(
     plan: Plan,
     task: Task,
     model: nn.Module,
-    weights: torch.Tensor,
     *,
     data: TaskData,
     streams: Streams,
 ) -> dict[str, Measured]:
     """Return what a model reaches on the test split: public, or noised as the plan has it."""
     from privtune.execution.training import held_to_classes, scored_as
-    from privtune.training.mechanism.kernel import load_params
     from privtune.training.mechanism.scoring import measure_each
 
     report = plan.report
@@ -102,7 +99,6 @@ def utility_of(
     test = held_to_classes(data.test, task.classes)
     if report.event is None:  # a public split: its true size is known
         report = replace(report, records=len(test))
-    load_params(model, weights)
     module, loss = scored_as(report, task, model.eval())
     found = measure_each(report, module, test, rng=streams.numpy("report", 0), loss=loss)
     return {f"test_{name}": value for name, value in found.items()}
@@ -152,15 +148,6 @@ def check_measured(plan: Plan, task: Task, model: nn.Module) -> None:
     if terms := plan.report or exact:
         module, loss = scored_as(terms, task, model)
         measure_each(terms, module, data, rng=Streams(bytes(32)).numpy("score", 0), loss=loss)
-
-
-def shaped(model: nn.Module, result: TrialResult) -> TrialResult:
-    """Note the names and shapes of the parameters, so that anybody can load them."""
-    return result if result.shapes else replace(result, shapes=_shapes_of(model))
-
-
-def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad}
 
 
 def load_release(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import PrivTuneError
-from privtune.execution.executor import Executor, gpu_slots
+from privtune.execution.executor import Executor
 from privtune.execution.launchers import (
     STOPPED,
     run_in_processes,
@@ -37,7 +37,7 @@ from privtune.ledger.urls import masked_url
 from privtune.study._files import TrialFiles
 from privtune.study.failures import NotLoadedError, stopping
 from privtune.study.lifecycle import Life, Stage
-from privtune.study.rounds import Files, work_on_rows
+from privtune.study.rounds import work_on_rows
 from privtune.study.rows import StudyStore
 from privtune.study.seal import open_stream
 from privtune.tasks import TaskDataError, get_task
@@ -48,29 +48,33 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
 
-TASK = "task.json"
-"""Name of the sealed result that says where workers find an arm's functions and data."""
+TASK = "task.json"  # the sealed result that says where workers find an arm's functions and data
 
 _POLL = 1.0
 _DIED = 1
 _AGAIN = 60.0  # seconds after which a study that could not be loaded is tried again
 _OPENING = 30.0  # seconds that a worker waits for a database which its driver could reach
 
+Stack = int | Literal["auto"] | None
+
 
 def give_out(
-    executor: Executor, life: Life, plan: Plan, *, compute: Compute, tell: Callable[[str], None]
-) -> Callable[[Rounds], None] | None:
-    """Return a function that hands an arm's rows to its executor; None where they are trained here."""
-    charge = life.charge_of(plan)
-    if charge is None or executor.name == "inline":
-        return None
-    charge_id, before = charge.id, len(life.failures(plan.arm))
+    executor: Executor,
+    life: Life,
+    plan: Plan,
+    *,
+    charge_id: str,
+    compute: Compute,
+    tell: Callable[[str], None],
+) -> Callable[[Rounds], None]:
+    """Return a function that hands an arm's rows to its executor."""
+    before, names = len(life.failures(plan.arm)), (life.name, plan.arm)
 
     def give(rounds: Rounds) -> None:
         def open_count() -> int:
             return patiently(partial(rounds.open_count, charge_id))
 
-        jobs, names = executor.jobs, (life.name, plan.arm)
+        jobs = executor.jobs
         if executor.name == "external":
             failures = partial(life.failures, plan.arm)
             tell(
@@ -94,9 +98,16 @@ def give_out(
                 assist, names, jobs=jobs, folder=folder, options=options, open_count=open_count
             )
         else:
-            slots = gpu_slots(jobs, gpus=executor.gpus, device=compute.device)
-            args = (life.url, *names, jobs, compute.stack, compute.device)
-            run_in_processes(work, args, jobs=jobs, open_count=open_count, gpus=slots)
+            run_in_processes(
+                assist,
+                names,
+                slots=executor.slots(compute.device),
+                open_count=open_count,
+                url=life.url,
+                workers=jobs,
+                stack=compute.stack,
+                device=compute.device,
+            )
 
     return give
 
@@ -105,13 +116,8 @@ def give_out(
 def telling() -> Iterator[Callable[[str], None]]:
     """Yield a function that prints to standard error, also from inside a seal."""
     stream = open_stream(sys.stderr)
-
-    def tell(text: str) -> None:
-        stream.write(f"{text}\n")
-        stream.flush()
-
     try:
-        yield tell
+        yield lambda text: print(text, file=stream, flush=True)
     finally:
         if stream is not sys.stderr:
             stream.close()
@@ -140,26 +146,18 @@ def make_files(
     )
 
 
-def work(  # noqa: PLR0917 (a process is given them by position)
-    url: str,
-    study: str,
-    arm: str,
-    jobs: int,
-    stack: int | Literal["auto"],
-    device: str,
-) -> None:
-    """Work through an arm's rows beside ``jobs - 1`` others, as a process of its own."""
-    sys.exit(assist(study, arm, url=url, workers=jobs, stack=stack, device=device))
-
-
 def assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
-    """Work through an arm's rows on a machine that somebody else's scheduler chose."""
+    """Work through an arm's rows as a process, or on a machine that somebody else's scheduler chose.
+
+    It never raises: what schedulers catch they show. It returns 0; ``STOPPED`` after an error, which is kept
+    for the curator; another number if the database stayed away.
+    """
     try:
         opened = partial(Life, study, url or storage_here())
         with closing(patiently(opened, patience=_OPENING)) as life:
             try:
                 for plan, charge_id in _open_rounds(life, arm):
-                    _work(life, plan.arm, charge_id=charge_id, **how)
+                    _work(life, plan, charge_id=charge_id, **how)
             except LedgerConnectionError:
                 return _DIED  # no fault of the program's: whoever comes next finds the same rows
             except Exception as error:
@@ -190,12 +188,27 @@ def serve(
     study: str | None = None,
     arm: str | None = None,
     device: str | None = None,
-    stack: int | Literal["auto"] | None = None,
+    stack: Stack = None,
     most: int | None = None,
     idle_exit: float = math.inf,
     tell: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Work on every round that is open, and wait for more."""
+    """Work on every round that is open, and wait for more.
+
+    Args:
+        url: URL of the storage.
+        study: The only study to work for, until it is finished; all unless given. Of all, those that
+            cannot be loaded here, or whose trainings fail, are skipped, and the others are served.
+        arm: The only arm of each study to work for; all unless given.
+        device: Where to train; what the study says unless given.
+        stack: How many candidates to train in one pass, likewise.
+        most: How many rows to run before leaving.
+        idle_exit: How many seconds to wait for work before leaving.
+        tell: Hears which studies are skipped and why, once each, and that the only one is finished.
+
+    Returns:
+        How many rows were run. Sealed: it tells of the number of runs.
+    """
     if device is not None:
         check_device(device)
     count, idle = 0, time.monotonic()
@@ -211,10 +224,10 @@ def serve(
                     return count
                 for life, plan, charge_id in studies.at_work(arm):
                     left = None if most is None else most - count
-                    with studies.skipping(life.name, plan.arm):
-                        count += _serve(
-                            life, plan, charge_id, device=device, stack=stack, most=left
-                        )
+                    how: dict[str, Any] = {"device": device, "stack": stack, "most": left}
+                    stops = stopping(life.name, plan.arm, life.record_failure)
+                    with studies.skipping(life.name, plan.arm), stops:
+                        count += _work(life, plan, charge_id=charge_id, **how)
                     if most is not None and count >= most:
                         return count
             except LedgerConnectionError:
@@ -306,30 +319,17 @@ def _open_rounds(life: Life, arm: str | None) -> Iterator[tuple[Plan, str]]:
             yield plan, charge.id
 
 
-def _serve(
-    life: Life,
-    plan: Plan,
-    charge_id: str,
-    *,
-    device: str | None,
-    stack: int | Literal["auto"] | None,
-    most: int | None,
-) -> int:
-    with stopping(life.name, plan.arm, life.record_failure):
-        return _work(life, plan.arm, charge_id=charge_id, stack=stack, device=device, most=most)
-
-
 def _work(
     life: Life,
-    arm: str,
+    plan: Plan,
     *,
     charge_id: str,
     workers: int = 1,
-    stack: int | Literal["auto"] | None = None,
+    stack: Stack = None,
     device: str | None = None,
     most: int | None = None,
 ) -> int:
-    plan = life.plans()[arm]
+    """Train rows of an arm's round here, inside its seal; return how many."""
     with life.seal(plan):
         compute = life.spec.compute
         compute = replace(compute, stack=stack or compute.stack, device=device or compute.device)
@@ -348,19 +348,7 @@ def _code(life: Life, plan: Plan) -> bytes | None:
     return life.sealed(plan.arm).get(TASK)
 
 
-def _data(task: Task) -> TaskData:
-    """Load a task's data; what stops that may come from a record, so its words are not passed on."""
-    try:
-        return task.load_checked()
-    except TaskDataError:  # of public facts
-        raise
-    except (Exception, SystemExit) as error:
-        raise NotLoadedError(
-            "The records could not be read on this machine. Load them here by hand to see why."
-        ) from error
-
-
-def _files(life: Life, plan: Plan, compute: Compute) -> Files:
+def _files(life: Life, plan: Plan, compute: Compute) -> TrialFiles:
     if life.spec.task is not None:
         task = life.task()
     elif (stored := _code(life, plan)) is not None:
@@ -370,7 +358,15 @@ def _files(life: Life, plan: Plan, compute: Compute) -> Files:
             f"Arm {plan.arm!r} of study {life.name!r} is trained by functions that no other process can "
             "import: give them as 'package.module:function'."
         )
-    files = make_files(life, plan, task=task, data=_data(task), compute=compute)
+    try:
+        data = task.load_checked()
+    except TaskDataError:  # of public facts
+        raise
+    except (Exception, SystemExit) as error:  # its words may come from a record
+        raise NotLoadedError(
+            "The records could not be read on this machine. Load them here by hand to see why."
+        ) from error
+    files = make_files(life, plan, task=task, data=data, compute=compute)
     if task.build is None:
         return files
     shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))

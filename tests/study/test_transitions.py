@@ -50,7 +50,7 @@ class Watching:
         self.seen[plan.arm] = str(self.life.charges()[plan.arm].state)
         return self.trainer.prepare(plan)
 
-    def finish(self, plan: Any, outcome: Any) -> tuple[Any, Mapping[str, Any]]:
+    def finish(self, plan: Any, outcome: Any) -> Mapping[str, Any]:
         return self.trainer.finish(plan, outcome)
 
     def machine(self) -> Mapping[str, str]:
