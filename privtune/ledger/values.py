@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from privtune.accounting import Adjacency, Event
-from privtune.accounting.algebra import MAX_DEPTH
+from privtune.accounting.events import MAX_DEPTH
 from privtune.errors import InvalidInputError
 from privtune.names import NAME_RULE, check_text, is_name
 from privtune.numbers import is_number
