@@ -28,7 +28,7 @@ PACKAGES = (
     "privtune.plots",
     "privtune.training.methods",
     "privtune.spaces",
-    "privtune.priors",
+    "privtune.spaces",
     "privtune.testing.ledgers",
 )
 

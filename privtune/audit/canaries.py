@@ -14,7 +14,7 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.strategies import Plan, TrainingPlan
-from privtune.study._declared_trial import DeclaredTrial, own_generators
+from privtune.study.declared import DeclaredTrial, own_generators
 from privtune.tasks import Task
 from privtune.training.engine.candidates import Made, initialisation
 from privtune.training.engine.train import Training

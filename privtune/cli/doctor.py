@@ -20,7 +20,7 @@ def doctor(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     from privtune.execution.doctor import check_engines
     from privtune.ledger.doctor import check_artifacts, check_machine, check_storage
     from privtune.ledger.places import artifact_root
-    from privtune.study._create import check_studies
+    from privtune.study._study import check_studies
 
     checks = [*check_machine(), *check_engines(), *check_storage(storage)]
     with contextlib.suppress(PrivTuneError):  # a storage that is none is among the checks already

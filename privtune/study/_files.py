@@ -11,10 +11,9 @@ from optuna.exceptions import TrialPruned
 
 from privtune.execution.training import OnStep, part_of, pruned, train_built, train_trials
 from privtune.strategies import StrategyError, TrainingPlan, TrialResult
-from privtune.study._live import LiveFiles
-from privtune.study._round import STACK
 from privtune.study.build import Built, build_candidate
 from privtune.study.rehearsal import DependentTrialsError, described
+from privtune.study.rounds import STACK, LiveFiles
 from privtune.training.engine.compute import Compute
 
 if TYPE_CHECKING:

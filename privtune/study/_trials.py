@@ -23,7 +23,7 @@ from privtune.study._shown import INDEX, ShownTrials, from_storage
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.strategies import TrialResult
-    from privtune.study._results import Results
+    from privtune.study.rows import Results
 
 _OUTSIDE = "params:"
 

@@ -9,7 +9,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.priors import IndependentSampler
+from privtune.spaces import IndependentSampler
 from privtune.strategies import TrainingPlan
 from privtune.study.trial import Trial
 from privtune.tasks import Candidate, Task

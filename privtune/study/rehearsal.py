@@ -15,8 +15,8 @@ from privtune.execution.training import dry_run, made_of, made_up_records
 from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
 from privtune.strategies._check_needs import check_given
 from privtune.strategies.searching import parts_of
-from privtune.study._release import check_end, check_measured
 from privtune.study.build import Built, build_candidate
+from privtune.study.release import check_end, check_measured
 from privtune.tasks._fine_tuning import PART, for_candidate
 from privtune.training.mechanism.streams import Streams
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from privtune.priors import IndependentSampler
-    from privtune.spaces import SearchSpace
+    from privtune.spaces import IndependentSampler, SearchSpace
     from privtune.tasks import Task
     from privtune.training.engine.compute import Compute
 

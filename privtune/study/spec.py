@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -19,14 +23,15 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.files import read_bounded
-from privtune.spaces import SearchSpace, without_numpy
+from privtune.ledger import RECORD, Budget, check_unit
+from privtune.names import check_name
+from privtune.spaces import SearchSpace, with_public_priors, without_numpy
+from privtune.strategies import Strategy, make_strategy
 from privtune.study._objects import check_address
-from privtune.study._spec_parts import ArmSpec, BudgetSpec, Name
-from privtune.study._spec_words import NUMBER, Space, checked, sentence
-from privtune.study._yaml import read_yaml
 from privtune.tasks import Task, get_task
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.noise_options import NoiseOptions
@@ -35,6 +40,222 @@ from privtune.training.mechanism.schedule import Schedule
 if TYPE_CHECKING:
     from privtune.strategies import PlanningContext
     from privtune.tasks.stages import TaskStage
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, which itself takes the last of two values, and 1e-3 for text."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return a mapping as it is written, before ``<<`` adds to it what it may change."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                said = f"{key.value} stands twice in one mapping"
+                raise yaml.composer.ComposerError(problem=said, problem_mark=key.start_mark)
+            seen.add((key.tag, str(key.value)))
+        return node
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_yaml(text: str) -> Any:
+    """Return what a YAML document says.
+
+    Raises:
+        yaml.YAMLError: It is none, or says something twice.
+
+    Example:
+        >>> read_yaml("{low: 1e-3, high: 5}")
+        {'low': 0.001, 'high': 5}
+        >>> read_yaml("{epsilon: 4, epsilon: 40}")
+        Traceback (most recent call last):
+            ...
+        yaml.composer.ComposerError: epsilon stands twice in one mapping
+          in "<unicode string>", line 1, column 14:
+            {epsilon: 4, epsilon: 40}
+                         ^
+    """
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+
+
+T = TypeVar("T")
+
+
+def _no_switch(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")
+    return value
+
+
+NUMBER = BeforeValidator(_no_switch)
+"""Pydantic takes true for 1."""
+
+
+def checked(check: Callable[[T], T], value: T) -> T:
+    """Ask a check of the package; what it refuses is told with the name of the spec's field.
+
+    Raises:
+        ValueError: If the check refuses the value.
+    """
+    try:
+        return check(value)
+    except InvalidInputError as error:
+        remedy = f". {error.remedy[:-1]}" if error.remedy else ""
+        raise ValueError(f"{error.allowed}, not {error.value!r}{remedy}") from None
+
+
+Space = Annotated[
+    Mapping[str, Mapping[str, Any]], AfterValidator(partial(checked, with_public_priors))
+]
+"""What a spec says of its space: a public prior is the law that it stands for from then on."""
+
+
+_IN_WORDS: Mapping[str, str] = {
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names to values",
+    "mapping_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of names to values",
+    "string_type": "must be text",
+    "invalid_key": "must be text",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "value_error": "{error}",
+}
+"""Pydantic's kinds of errors, in the words of a spec."""
+
+
+def sentence(
+    error: ValidationError, data: object, fields: Callable[[ErrorDetails], Collection[str]]
+) -> str:
+    """Return what is wrong with the first field that is wrong; of a choice, all that is allowed.
+
+    Args:
+        error: What Pydantic found.
+        data: What was checked.
+        fields: The fields that there are, where one that is not one was given.
+    """
+    first, *others = error.errors()
+    path = _path(first, data)
+    where = ".".join(map(str, path)) or "the spec"
+    allowed, but, given = _in_words(first, fields).partition(", not ")
+    for other in others:
+        words = _in_words(other, fields).partition(", not ")[0].removeprefix("must be ")
+        # Of a choice, each part has its say, below the same path.
+        part = path == _path(other, data) and path not in (first["loc"], other["loc"])
+        if part and words not in allowed:
+            allowed += f" or {words}"
+    return f"{where}: {allowed}{but}{given}".rstrip(".")
+
+
+def _path(error: ErrorDetails, data: object) -> tuple[int | str, ...]:
+    """Return where an error is, without Pydantic's names for the parts of a choice or of a key."""
+    path: list[int | str] = []
+    for part in error["loc"]:
+        if isinstance(data, Mapping) and (part in data or error["type"] == "missing"):
+            data = data.get(part)
+        elif isinstance(data, list | tuple) and isinstance(part, int):
+            data = data[part]
+        else:
+            break
+        path.append(part)
+    return tuple(path)
+
+
+def _in_words(error: ErrorDetails, fields: Callable[[ErrorDetails], Collection[str]]) -> str:
+    """Return what is wrong with a field, what is allowed, and what was given."""
+    if error["type"] == "extra_forbidden":
+        known = fields(error)
+        if close := difflib.get_close_matches(str(error["loc"][-1]), known, n=1):
+            return f"is not a field of it; {close[0]} is"
+        return f"is not a field of it; these are: {', '.join(known)}"
+    words = _IN_WORDS.get(error["type"])
+    if words is None:
+        return error["msg"]
+    said = words.format(**error.get("ctx", {}))
+    given = error["input"]
+    shown = isinstance(given, str | int | float) and error["type"] != "value_error"
+    return f"{said}, not {given!r}" if shown else said
+
+
+Name = Annotated[str, AfterValidator(partial(checked, check_name))]
+
+
+class BudgetSpec(BaseModel):
+    """The budget that a study draws on; created with the study if it does not exist.
+
+    Args:
+        name: Name of the budget.
+        epsilon: ε, above 0.
+        delta: δ, in (0, 1).
+        adjacency: ``add-remove`` or ``replace-one``.
+        unit: What is protected, in a word: ``record``, or what the task groups its rows by.
+
+    Example:
+        >>> BudgetSpec(name="digits", epsilon=8.0, delta=1e-5).to_budget().adjacency
+        <Adjacency.ADD_REMOVE: 'add-remove'>
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    epsilon: Annotated[float, NUMBER] = Field(gt=0, allow_inf_nan=False)
+    delta: Annotated[float, NUMBER] = Field(gt=0, lt=1)
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    unit: Annotated[str, AfterValidator(partial(checked, check_unit))] = RECORD
+
+    def to_budget(self) -> Budget:
+        """Return the ledger's budget."""
+        return Budget(
+            self.epsilon, self.delta, name=self.name, adjacency=self.adjacency, unit=self.unit
+        )
+
+
+class ArmSpec(BaseModel):
+    """One arm: its name, its strategy, and the strategy's own options beside them.
+
+    Args:
+        name: Name of the arm.
+        strategy: How it chooses.
+        weight: The arm's target ε in proportion to those of the other arms; equal unless given.
+
+    Example:
+        >>> arm = ArmSpec(name="selection", strategy="papernot-steinke", mean_runs=20)
+        >>> arm.to_strategy().mean_runs
+        20
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: Name
+    strategy: str
+    weight: Annotated[float, NUMBER] = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    def to_strategy(self) -> Strategy:
+        """Build the strategy; its options are checked here.
+
+        Returns:
+            The strategy, of this arm's name.
+        """
+        return make_strategy(self.strategy, arm=self.name, options=dict(self.model_extra or {}))
+
 
 __all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
 

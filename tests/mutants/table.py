@@ -545,7 +545,7 @@ _in(
 )
 
 _in(
-    "study/_round.py",
+    "study/rounds.py",
     (
         "all trainings that a strategy names share their noise",
         'streams.key(f"training/{_hash(self.request)}")',
@@ -555,7 +555,7 @@ _in(
 )
 
 _in(
-    "study/_suggestions.py",
+    "study/trial.py",
     (
         "a sealed trial tells its position",
         'streams.seed("number") % _NUMBERS if sealed else number',
@@ -807,7 +807,7 @@ _in(
 )
 
 _in(
-    "study/_standing.py",
+    "study/lifecycle.py",
     (
         "an arm changes its plan",
         "if there.digest() != plan.digest():",
@@ -1409,7 +1409,7 @@ _in(
     ),
 )
 _in(
-    "study/_run.py",
+    "study/run.py",
     (
         "the public learns why a run stopped",
         'UnusableRecordsError(life.name, "" if told is None else found.reason)',

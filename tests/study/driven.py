@@ -21,7 +21,8 @@ from privtune.execution import table
 from privtune.ledger import round_rows
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Study, _files, _trainer
+from privtune.study import Study, _files
+from privtune.study import run as running
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
 from tests.study.elsewhere import OWN, simple
@@ -201,7 +202,7 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     watching("quick", "a lease's commit")
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
-    patch(_trainer, "rehearse", named("plan", _trainer.rehearse))
+    patch(running, "rehearse", named("plan", running.rehearse))
     patch(_files, "train_trials", named("train", _files.train_trials))
     patch(checkpoint, "_SECONDS", 0.0)
     patch(checkpoint, "_SHARE", 1e9)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privtune.strategies import ScorePlan
-    from privtune.study._results import Results
+    from privtune.study.rows import Results
     from privtune.tasks import Task, TaskData
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured

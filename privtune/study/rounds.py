@@ -5,30 +5,39 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from privtune.errors import InvalidInputError
 from privtune.execution.files import pack_result, request_of, unpack_result
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.ledger import SKIPPED
 from privtune.names import check_text
-from privtune.spaces import check_hyperparameter, plain
+from privtune.numbers import is_number
+from privtune.spaces import IndependentSampler, check_hyperparameter, plain
 from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
+from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
 from privtune.study._shown import suggested
+from privtune.study.failures import StudyInterruptedError
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
+    from privtune.execution.table import Handed
     from privtune.ledger import Lease, Ledger, Rounds
     from privtune.spaces import SearchSpace
-    from privtune.study._results import Results
-    from privtune.study._shown import ShownTrials
+    from privtune.study._shown import ShownTrial, ShownTrials
     from privtune.study._trials import StudyTrials
+    from privtune.study.rows import Results
+
 
 STACK = 16  # candidates that are trained together
 _SMALL = 2**18  # bytes of a result below which those of a stack are handed in together
@@ -398,3 +407,102 @@ class StudyRound:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
         self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveFiles(Files):
+    """Trains candidates whose hyperparameters are suggested while a function of the user's runs.
+
+    Args:
+        sampler: A sampler of the user's own for sealed trials.
+        deadline: When to stop beginning trials, on the monotonic clock.
+        live: Optuna's trials, where every trial is paid for, by number.
+        shown: Opens Optuna's trials in a process of a worker, which draws by the plan's sampler.
+    """
+
+    sampler: IndependentSampler | None = None
+    deadline: float = math.inf
+    live: dict[int, ShownTrial] = field(default_factory=dict)
+    shown: Callable[[], ShownTrials] | None = None
+
+    def check_deadline(self) -> None:
+        """Stop before a trial begins that the time is over for.
+
+        Raises:
+            StudyInterruptedError: If it is.
+        """
+        if time.monotonic() > self.deadline:
+            raise StudyInterruptedError(
+                "The time is over before every trial was run. Nothing was released and the charge "
+                "stays; call optimize again with the same arm to go on."
+            )
+
+    def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
+        """Train leased rows; trials that are shown are opened here, unless whoever asked did so."""
+        if self.shown is None or self.plan.is_sealed:
+            yield from super().run_rows(leases)
+            return
+        shown = self.shown()
+        numbers = [lease.number for lease in leases]
+        for number in numbers:
+            sampler = sampler_of(self.plan, self.streams, number, self.space)
+            trial = self.live[number] = shown.ask(number, sampler=sampler)
+            trial.take(suggested(self.results, number))  # by a worker that died at it
+        for handed, number in zip(super().run_rows(leases), numbers, strict=True):
+            shown.hand_over(number)
+            yield handed
+            del self.live[number]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRound(StudyRound):
+    """The round of an arm whose candidates a function of the user's suggests.
+
+    Args:
+        sampler: Optuna's sampler, where every trial is paid for.
+        pruner: Optuna's pruner, likewise.
+        files: Trains and keeps results; ``ask`` hands it Optuna's trials.
+    """
+
+    files: LiveFiles
+    sampler: BaseSampler | None = None
+    pruner: BasePruner | None = None
+
+    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
+        """Open Optuna's trial; where no space is declared, the function's suggestions define it."""
+        if self.space:
+            return super().ask(number, make)
+        self._check_kind(sealed=False)
+        sampler = make(self.space) if self.sampler is None else self.sampler
+        trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
+        self.files.live[number] = trial
+        return {}
+
+
+def own_sampler(sampler: Any) -> Any:
+    """Return a sampler of the user's own; None for one of Optuna's."""
+    import optuna
+
+    return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler
+
+
+def in_threads(files: LiveFiles, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
+    """Return what works through a round in threads: for a function that only this process knows."""
+
+    def give(rounds: Rounds) -> None:
+        with ThreadPoolExecutor(jobs) as pool:
+            done = [pool.submit(work_on_rows, rounds, charge_id, files) for _ in range(jobs)]
+            for job in done:
+                job.result()
+
+    return give
+
+
+def deadline_of(timeout: float | None) -> float:
+    """Return when a timeout is over, on the monotonic clock."""
+    if timeout is None:
+        return math.inf
+    if not is_number(timeout) or timeout <= 0.0:
+        allowed = "must be finite seconds above 0, or None for no end"
+        raise InvalidInputError("timeout", timeout, allowed)
+    return time.monotonic() + timeout

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from privtune.strategies import Release, Strategy
-    from privtune.study._declared_trial import DeclaredResult, DeclaredTrial
+    from privtune.study.declared import DeclaredResult, DeclaredTrial
 
 __all__ = ["make_private", "mechanism", "result", "select"]
 
