@@ -504,7 +504,7 @@ class Life:
 
     def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
-        from privtune.ledger.round_rows import forget_secret
+        from privtune.ledger.rounds import forget_secret
 
         charge = self.charge_of(plan)
 
