@@ -28,7 +28,6 @@ PACKAGES = (
     "privtune.plots",
     "privtune.training.methods",
     "privtune.spaces",
-    "privtune.spaces",
     "privtune.testing.ledgers",
 )
 
