@@ -37,7 +37,6 @@ FLOORS = {
     "api": 6,
     "opacus": 6,
     "plots": 6,
-    "testing": 6,
     "views": 7,
     "tracking": 8,
     "cli": 9,
@@ -54,8 +53,7 @@ HOMES = {
     "mlflow": "tracking/",
     "sqlalchemy": (
         "ledger/",
-        *(f"study/{name}.py" for name in ("_rows", "_results", "_store", "lifecycle")),
-        "tracking/fresh.py",
+        *(f"study/{name}.py" for name in ("rows", "lifecycle")),
         "tracking/store.py",
         "tasks/_sql.py",
     ),

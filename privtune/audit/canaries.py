@@ -18,13 +18,11 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.tasks import Task
-from privtune.training.engine.candidates import Made, initialisation
-from privtune.training.engine.train import Training
+from privtune.training.engine.train import Made, Training, initialisation
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._base import Candidate, Method
 
@@ -146,7 +144,8 @@ class _Watching:
     def update(self, state: Any, oracle: Any) -> Any:
         if not self.made or self.made[-1]._oracle is not oracle:
             self.made.append(_Watched(oracle, self._columns, replaced=self._replaced))
-        return self._method.update(state, self.made[-1])
+        watched: Any = self.made[-1]
+        return self._method.update(state, watched)
 
 
 class _Canaried(nn.Module):

@@ -27,8 +27,7 @@ from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, ScorePlan, Strategy, TrialResult
 from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism import sampling
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 
 LEVEL = 1e-4

@@ -140,7 +140,7 @@ def write_report(study: Study, path: Path) -> None:
 def write_chart(study: Study, path: Path) -> None:
     """Write what arms reached against their ε, and the ε of one training alone, as a page."""
     from privtune.plots import plot_utility
-    from privtune.views.page import document, figure
+    from privtune.views.report import document, figure
     from privtune.views.text import explain_utility, utility_name
 
     arms = study.status()

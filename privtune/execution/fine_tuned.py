@@ -145,7 +145,7 @@ def check_remembers_nothing(task: Task, model: torch.nn.Module, data: TensorData
     Raises:
         AdapterError: If it is.
     """
-    from privtune.training.mechanism.fresh import fresh
+    from privtune.training.mechanism.kernel import fresh
 
     try:
         # Of copies: what a model keeps in buffers of its own has a refusal of its own.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.tasks import Task
-    from privtune.training.engine.candidates import Made
     from privtune.training.engine.checkpoint import Keeper
+    from privtune.training.engine.train import Made
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.kernel import Loss
     from privtune.training.mechanism.scoring import OfRecords
@@ -132,7 +132,7 @@ def made_of(
         params: Its hyperparameters.
         secret: What everything random in its trial derives from.
     """
-    from privtune.training.engine.candidates import Made, initialisation
+    from privtune.training.engine.train import Made, initialisation
     from privtune.training.methods._rate_schedule import SEARCHED
 
     used = training.as_trained(params)
@@ -271,7 +271,7 @@ def scored_as(
         task: The task.
         model: Its model.
     """
-    from privtune.training.mechanism.packing import OfUnits
+    from privtune.training.mechanism.data import OfUnits
     from privtune.training.mechanism.scoring import OfRecords, cross_entropy
 
     if terms.metric in ("cost", "value"):

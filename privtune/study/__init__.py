@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
-    from privtune.study._store import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study._study import Study, delete_study
     from privtune.study.audits import audits_of, keep_audit
     from privtune.study.declared import DeclaredError, DeclaredTrial, Mechanism
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from privtune.study.observer import ArmStatus, NullObserver, Observer
     from privtune.study.planning import StudyPlan, plan_study
     from privtune.study.rehearsal import DependentTrialsError
+    from privtune.study.rows import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study.seal import SealedError, SealedTrialsError
     from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
     from privtune.study.trial import Trial

@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.executor import Executor
-from privtune.execution.gpus import gpu_slots
+from privtune.execution.executor import Executor, gpu_slots
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.names import check_name
 from privtune.numbers import is_number, show_left
@@ -26,18 +25,15 @@ from privtune.strategies import (
     Strategy,
 )
 from privtune.strategies._check_needs import check_objective, needs_of
-from privtune.study._live import deadline_of
-from privtune.study._run import check_records
-from privtune.study._standing import Stage
-from privtune.study._trainer import TaskTrainer
 from privtune.study.build import named_method
-from privtune.study.lifecycle import Life, carry_on
+from privtune.study.lifecycle import Life, Stage, carry_on
 from privtune.study.planning import plan_arms
+from privtune.study.rounds import deadline_of
+from privtune.study.run import TaskTrainer, check_records
 from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import telling
 from privtune.training.engine.compute import check_device
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
-    from privtune.study._results import Results
+    from privtune.study.rows import Results
 
 Kept = dict[str, tuple[Any, "BaseDistribution"]]
 

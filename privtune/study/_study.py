@@ -17,20 +17,17 @@ from privtune.files import OwnFolder
 from privtune.imports import find_extra
 from privtune.ledger import Ledger
 from privtune.ledger.doctor import Check
-from privtune.ledger.migrate import schema_version
 from privtune.ledger.places import artifact_root, checked_url, database_path
 from privtune.ledger.schema import HEAD
-from privtune.ledger.storage import Storage
+from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release, validation_metric
 from privtune.study._familiar import answer, answers
-from privtune.study._release import MODEL
-from privtune.study._rows import StudyRow
-from privtune.study._standing import AnyPlan
-from privtune.study._store import StudyStore
-from privtune.study.lifecycle import Life, new_arm
+from privtune.study.lifecycle import AnyPlan, Life, new_arm
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
 from privtune.study.planning import plan_study
+from privtune.study.release import MODEL
+from privtune.study.rows import StudyRow, StudyStore
 from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
     from privtune.tasks import Score, Task
     from privtune.tasks._candidate import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
-    from privtune.training.mechanism.noise_options import NoiseOptions
+    from privtune.training.mechanism.schedule import NoiseOptions
 
 _RECORDS = (
     "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",
@@ -183,7 +180,7 @@ class Study:
                 records are not there. Nothing is spent.
         """
         from privtune.execution.executor import Executor
-        from privtune.study._run import run_study
+        from privtune.study.run import run_study
 
         releases = run_study(
             self._life,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.errors import InvalidInputError
 from privtune.ledger import Ledger, LedgerCorruptedError
 from privtune.ledger.audits import AUDITS, check_audit, kept_audits, note_audit
-from privtune.study._results import Results
-from privtune.study._store import StudyStore
+from privtune.study.rows import Results, StudyStore
 
 if TYPE_CHECKING:
     from privtune.study._study import Study

@@ -31,12 +31,11 @@ from privtune.strategies import (
     plan_arm,
 )
 from privtune.strategies._check_needs import check_given, check_objective
-from privtune.study._live import LiveFiles, LiveRound, deadline_of, own_sampler
 from privtune.study._optimize import check_open, check_strategy, target_of
-from privtune.study._standing import Stage
-from privtune.study.lifecycle import Life, carry_on
+from privtune.study.lifecycle import Life, Stage, carry_on
 from privtune.study.observer import NullObserver, Observer
 from privtune.study.rehearsal import refuse_unasked
+from privtune.study.rounds import LiveFiles, LiveRound, deadline_of, own_sampler
 from privtune.study.trial import Suggestions
 from privtune.tasks import MECHANISM, PublicFacts, Score, Task
 from privtune.training.mechanism.schedule import Schedule

@@ -1,35 +1,39 @@
 """The life of an arm: planned → charged → started → trained → released → announced.
 
-One function a transition, each idempotent: whatever stops a study, whoever goes on calls the same
-functions again, and finds done what is done. :func:`carry_on` drives them, for the tasks of a spec
-and for functions of the user's alike; a :class:`Trainer` says what is trained in between. How far an
-arm is stands in the ledger and in rows beside it, changed in the ledger's own transactions.
+One function a transition, each idempotent: whatever stops a study, the next call of the same functions finds
+done what is done. How far an arm is stands in the ledger and in rows beside it, changed in the ledger's own
+transactions.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
 from privtune.execution.files import unpack_result
-from privtune.files import forget_times
-from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError
+from privtune.files import forget_times, made_private
+from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError, Ledger
 from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
 from privtune.strategies.stage_plan import StagePlan
-from privtune.study._release import MODEL, make_release
-from privtune.study._rows import check_there
-from privtune.study._standing import AnyPlan, Stage, Standing
-from privtune.study._store import Arm
+from privtune.study._trials import StudyTrials
 from privtune.study.failures import StageRefusedError, stopping
+from privtune.study.observer import ArmStatus, StageStatus
+from privtune.study.release import MODEL, load_release, make_release
+from privtune.study.rows import Arm, Results, StudyStore, check_there
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
 from privtune.tasks import declared_note
@@ -41,7 +45,23 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
+    from privtune.tasks import Task
     from privtune.training.mechanism.scoring import Measured
+
+
+AnyPlan = Plan | StagePlan
+"""Of an arm, or of a stage before the arms: both live alike."""
+
+
+class Stage(StrEnum):
+    """How far an arm is."""
+
+    PLANNED = "planned"
+    CHARGED = "charged"
+    STARTED = "started"
+    TRAINED = "trained"
+    RELEASED = "released"
+    ANNOUNCED = "announced"
 
 
 class StudyBusyError(PrivTuneError):
@@ -72,14 +92,218 @@ class Trainer(Protocol):
         ...
 
 
-class Life(Standing):
-    """One study in its storage, and the transitions of its arms.
+class Life:
+    """One study in its storage: its rows, charges and results, and the transitions of its arms.
 
     **Guarantee**: an arm is charged once, for its plan's digest, before it starts; its first release
     stays; with the settlement its secret and the models that lost are forgotten.
     """
 
     _placed = False
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name, self.url = name, url
+        self.ledger = Ledger(url)
+        try:
+            self._store = StudyStore(self.ledger.log.storage)
+            self._row = self._store.study(name)
+            self.spec = StudySpec.parse(dict(self._row.spec), stored=True)
+        except BaseException:
+            self.ledger.close()
+            raise
+        self.folder = self._row.folder
+        self.files = self._row.files
+        if self.files.names():  # a study's own folder is its owner's, whoever made it how
+            made_private(self.folder)
+            if "PRIVTUNE_ARTIFACTS" not in os.environ:  # which may name a folder of others
+                made_private(self.folder.parent)
+        self.budget = self.spec.budget.name
+        self.trials = StudyTrials(self.ledger.log.storage, name)
+        self._results = Results(self.ledger.log.storage, self._row)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.trials.close()
+        self.ledger.close()
+
+    def rows(self) -> dict[str, Arm]:
+        """Return the stages and the arms by name, in order."""
+        return self._store.arms(self.name)
+
+    def plans(self) -> dict[str, Plan]:
+        """Return the plans of the arms by name, in order."""
+        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, Plan)}
+
+    def stages(self) -> dict[str, StagePlan]:
+        """Return the plans of the stages by name, in order."""
+        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, StagePlan)}
+
+    def stage_releases(self) -> dict[str, Mapping[str, Any]]:
+        """Return what stages have released, by name."""
+        return {
+            name: row.release
+            for name, row in self.rows().items()
+            if isinstance(row.plan, StagePlan) and row.release is not None
+        }
+
+    def finished(self) -> bool:
+        """Return whether every arm that the spec declares is released, and observers have heard of it."""
+        rows = self.rows()
+        return self.spec.task is not None and all(arm.announced for arm in rows.values())
+
+    def task(self) -> Task:
+        """Return the study's task with what its stages released."""
+        return self.spec.load_task(self.stage_releases())
+
+    def charges(self, rows: Mapping[str, Arm] | None = None) -> dict[str, Charge]:
+        """Return the charges by arm.
+
+        Args:
+            rows: The stages and arms, if they were read.
+        """
+        by_digest = self._by_digest()
+        return {
+            name: by_digest[arm.digest]
+            for name, arm in (self.rows() if rows is None else rows).items()
+            if arm.digest in by_digest
+        }
+
+    def _by_digest(self) -> dict[str, Charge]:
+        charges = self.ledger.charges(self.budget)
+        return {c.plan_digest: c for c in charges if c.state is not ChargeState.VOIDED}
+
+    def _charge_in(self, arm: Arm | None) -> Charge | None:
+        return None if arm is None else self._by_digest().get(arm.digest)
+
+    def row(self, name: str) -> Arm | None:
+        """Return one stage or arm, None if there is none of this name."""
+        return self._store.arm(self.name, name)
+
+    def _there(self, plan: AnyPlan) -> Arm:
+        """Return the row of an arm that is there."""
+        if (row := self.row(plan.arm)) is None:
+            raise PrivTuneError(f"Study {self.name!r} has no arm {plan.arm!r} any more.")
+        return row
+
+    def stage(self, plan: AnyPlan) -> Stage:
+        """Return how far an arm is. Without any guarantee it has no charge to wait for."""
+        arm = self.row(plan.arm)
+        charge = self._charge_in(arm)
+        if arm is None or (plan.is_private and charge is None):
+            return Stage.PLANNED
+        if arm.announced:
+            return Stage.ANNOUNCED
+        if arm.release is not None:
+            settled = charge is None or charge.state is ChargeState.SETTLED
+            return Stage.RELEASED if settled and arm.secret is None else Stage.TRAINED
+        started = charge is None or charge.state is not ChargeState.RESERVED
+        return Stage.STARTED if started else Stage.CHARGED
+
+    def release(self, plan: Plan) -> Release | None:
+        """Return an arm's release, ``None`` until it is trained."""
+        return self._release_in(self._there(plan), plan)
+
+    def _release_in(self, row: Arm, plan: Plan) -> Release | None:
+        """Return the release that an arm's row has, ``None`` until it is trained."""
+        if row.release is None:
+            return None
+        results, kept = self.released(plan.arm), partial(self.trials.of, plan.arm)
+        return load_release(plan, results, row.release, self.guarantee(plan), kept)
+
+    def guarantee(self, plan: AnyPlan) -> Guarantee:
+        """Return what an arm costs alone."""
+        budget = self.spec.budget
+        if not plan.is_private:
+            return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
+        return epsilon(plan.event, budget.delta, adjacency=budget.adjacency)
+
+    def statuses(self) -> tuple[ArmStatus, ...]:
+        """Return how far every arm is, in order, for people."""
+        rows = self.rows()
+        charges = self.charges(rows)
+        return tuple(
+            ArmStatus(
+                row.plan,
+                self.guarantee(row.plan),
+                _word(row.plan, charges),
+                self._release_in(row, row.plan),
+            )
+            for row in rows.values()
+            if isinstance(row.plan, Plan)
+        )
+
+    def stage_statuses(self) -> tuple[StageStatus, ...]:
+        """Return how far every stage is, in order, for people."""
+        rows = self.rows()
+        charges = self.charges(rows)
+        return tuple(
+            StageStatus(
+                row.plan,
+                self.guarantee(row.plan),
+                _word(row.plan, charges),
+                row.release if name in charges else None,
+            )
+            for name, row in rows.items()
+            if isinstance(row.plan, StagePlan)
+        )
+
+    def secret(self, plan: AnyPlan) -> bytes:
+        """Return what everything random in an arm derives from."""
+        secret = self._there(plan).secret
+        if secret is None:
+            raise PrivTuneError(
+                f"Arm {plan.arm!r} of study {self.name!r} has no secret any more: it was released."
+            )
+        return secret
+
+    def sealed(self, arm: str) -> Results:
+        """Return the results of an arm that stay inside the trust boundary."""
+        return self._results.within(f"sealed/{arm}")
+
+    def released(self, arm: str) -> Results:
+        """Return the results of an arm that are released."""
+        return self._results.within(arm)
+
+    def charge_of(self, plan: AnyPlan) -> Charge | None:
+        """Return an arm's charge, ``None`` for an arm without any guarantee.
+
+        Raises:
+            ChargeStateError: If it has none.
+        """
+        charge = self._charge_in(self.row(plan.arm))
+        if charge is None and plan.is_private:
+            raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
+        return charge
+
+    def certificate(self) -> dict[str, Any]:
+        """Return the certificate of the budget, JSON-ready."""
+        from privtune.ledger import export_certificate
+
+        return export_certificate(self.ledger.log.storage, self.budget)
+
+    def failures(self, arm: str) -> list[dict[str, Any]]:
+        """Return what stopped an arm, the latest last: ``time`` and ``traceback``."""
+        return self._store.failures(self.name, arm)
+
+    def planned(self, plan: Plan) -> Plan:
+        """Return the plan that an arm of this name exists with, which runs; or this one.
+
+        Raises:
+            PrivTuneError: If it is another one.
+        """
+        arm = self.row(plan.arm)
+        if arm is None or not isinstance(arm.plan, Plan):
+            return plan
+        self.check_same(plan, arm.plan)
+        return arm.plan
+
+    def check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
+        """Raise ``PrivTuneError`` if an arm's plan is not the one it exists with."""
+        if there.digest() != plan.digest():
+            raise PrivTuneError(
+                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
+                "planned does not change. Say arm='another-name' for a new arm."
+            )
 
     def delete(self, *, leave_objects: bool = False) -> list[Path]:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay.
@@ -280,7 +504,7 @@ class Life(Standing):
 
     def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
-        from privtune.ledger.round_rows import forget_secret
+        from privtune.ledger.rounds import forget_secret
 
         charge = self.charge_of(plan)
 
@@ -347,6 +571,12 @@ class Life(Standing):
             return self.place(f"sealed/{plan.arm}.log")
         except OSError:  # a worker of another user: the seal writes to nowhere then
             return self.folder / "sealed" / f"{plan.arm}.log"
+
+
+def _word(plan: AnyPlan, charges: Mapping[str, Charge]) -> str:
+    if plan.arm in charges:
+        return str(charges[plan.arm].state)
+    return "planned" if plan.is_private else "not charged"
 
 
 def new_arm(spec: StudySpec, uid: str, plan: AnyPlan) -> Arm:

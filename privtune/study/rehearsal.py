@@ -15,8 +15,8 @@ from privtune.execution.training import dry_run, made_of, made_up_records
 from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
 from privtune.strategies._check_needs import check_given
 from privtune.strategies.searching import parts_of
-from privtune.study._release import check_end, check_measured
 from privtune.study.build import Built, build_candidate
+from privtune.study.release import check_end, check_measured
 from privtune.tasks._fine_tuning import PART, for_candidate
 from privtune.training.mechanism.streams import Streams
 
@@ -127,7 +127,7 @@ def _rehearse_build(
         )
 
     def program(model: nn.Module) -> Any:
-        from privtune.training.engine.program import program_of
+        from privtune.training.engine.capture import program_of
 
         return program_of(model, task.record_loss, *made_up_records(task, 1).like)
 

@@ -34,8 +34,7 @@ from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, m
 from privtune.study._objects import check_address
 from privtune.tasks import Task, get_task
 from privtune.training.engine.compute import Compute, check_device
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 
 if TYPE_CHECKING:
     from privtune.tasks.stages import TaskStage

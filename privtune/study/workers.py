@@ -21,23 +21,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import PrivTuneError
-from privtune.execution.executor import Executor
-from privtune.execution.gpus import gpu_slots
-from privtune.execution.processes import run_in_processes
-from privtune.execution.ray import run_on_ray
-from privtune.execution.slurm import run_on_slurm
-from privtune.execution.supervise import STOPPED, wait_for
+from privtune.execution.executor import Executor, gpu_slots
+from privtune.execution.launchers import (
+    STOPPED,
+    run_in_processes,
+    run_on_ray,
+    run_on_slurm,
+    wait_for,
+)
 from privtune.execution.table import make_rounds, patiently
 from privtune.files import read_private
 from privtune.imports import described
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.urls import masked_url
 from privtune.study._files import TrialFiles
-from privtune.study._round import Files, work_on_rows
-from privtune.study._standing import Stage
-from privtune.study._store import StudyStore
 from privtune.study.failures import NotLoadedError, stopping
-from privtune.study.lifecycle import Life
+from privtune.study.lifecycle import Life, Stage
+from privtune.study.rounds import Files, work_on_rows
+from privtune.study.rows import StudyStore
 from privtune.study.seal import open_stream
 from privtune.tasks import TaskDataError, get_task
 from privtune.training.engine.compute import Compute, check_device

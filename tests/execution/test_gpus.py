@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.executor import Executor
-from privtune.execution.gpus import gpu_slots
-from privtune.execution.processes import run_in_processes
+from privtune.execution.executor import Executor, gpu_slots
+from privtune.execution.launchers import run_in_processes
 from privtune.ledger import Ledger
 from privtune.study import Study
 from privtune.study.workers import serve

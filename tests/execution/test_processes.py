@@ -11,8 +11,7 @@ import pytest
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
-from privtune.execution.processes import run_in_processes
-from privtune.execution.supervise import WorkersDiedError
+from privtune.execution.launchers import WorkersDiedError, run_in_processes
 from privtune.execution.table import make_rounds, work_through
 from privtune.ledger import Budget, ChargeRequest, Ledger
 from tests.execution import workers

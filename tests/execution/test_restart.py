@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
-from privtune.execution.processes import run_in_processes
+from privtune.execution.launchers import run_in_processes
 from privtune.execution.table import make_rounds, patiently
 from privtune.ledger import Budget, ChargeRequest, Ledger, verify
 from tests.execution import workers

@@ -13,7 +13,7 @@ import privtune
 from privtune.accounting import Composed, epsilon
 from privtune.ledger import BudgetExceededError, verify
 from privtune.study import Study, StudySpec, plan_study
-from privtune.study import _trainer as running
+from privtune.study import run as running
 from privtune.training.engine.compute import hardware
 from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study

@@ -213,7 +213,7 @@ def test_a_long_training_goes_on_from_its_checkpoint(
     monkeypatch.setattr("privtune.training.engine.checkpoint._SECONDS", 0.0)
     monkeypatch.setattr("privtune.training.engine.checkpoint._SHARE", 1e9)
     if large:
-        monkeypatch.setattr("privtune.study._results._LARGE", 100)
+        monkeypatch.setattr("privtune.study.rows._LARGE", 100)
     spec = toy_spec(seed=2)
     (tmp_path / "whole").mkdir()
     whole = Study.create(spec, f"sqlite:///{tmp_path / 'whole' / 'privtune.db'}").run()

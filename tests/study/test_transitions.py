@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from privtune.execution.executor import Executor
 from privtune.execution.table import make_rounds
 from privtune.ledger import LedgerCorruptedError, verify
-from privtune.ledger.round_values import OpenRound
+from privtune.ledger.rounds import OpenRound
 from privtune.ledger.schema import tasks
 from privtune.study import NullObserver, Study
-from privtune.study._trainer import TaskTrainer
 from privtune.study.lifecycle import Life, carry_on, new_arm
+from privtune.study.run import TaskTrainer
 from privtune.training.mechanism.streams import Streams
 from tests.ledger.one_task import lease_one
 from tests.study.conftest import toy_spec

@@ -65,8 +65,8 @@ def split(run: Any, spent: list[tuple[float, float]]) -> Any:
 def main() -> None:
     """Measure and print."""
     whole = table.work_through
-    import privtune.study._round as rounds
-    from privtune.study import _run
+    import privtune.study.rounds as rounds
+    import privtune.study.run as running
 
     for arm in ARMS:
         spent: list[tuple[float, float]] = []
@@ -92,7 +92,7 @@ def main() -> None:
 
                 return give
 
-            _run.give_out = beside
+            running.give_out = beside
             with closing(Study.create(spec(arm), url)) as study:
                 study.run(executor="external")
         trained = sum(t for t, _ in spent)
