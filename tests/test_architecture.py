@@ -37,7 +37,6 @@ FLOORS = {
     "api": 6,
     "opacus": 6,
     "plots": 6,
-    "testing": 6,
     "views": 7,
     "tracking": 8,
     "cli": 9,
@@ -55,7 +54,6 @@ HOMES = {
     "sqlalchemy": (
         "ledger/",
         *(f"study/{name}.py" for name in ("rows", "lifecycle")),
-        "tracking/fresh.py",
         "tracking/store.py",
         "tasks/_sql.py",
     ),

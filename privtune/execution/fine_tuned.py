@@ -116,7 +116,7 @@ def check_loaded(
 
 def check_remembers_nothing(task: Task, model: torch.nn.Module, data: TensorData) -> None:
     """Refuse a loss that is another number the second time; one that raises is for others to explain."""
-    from privtune.training.mechanism.fresh import fresh
+    from privtune.training.mechanism.kernel import fresh
 
     try:
         # Of copies: what a model keeps in buffers of its own has a refusal of its own.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.tasks import Task
-    from privtune.training.engine.candidates import Made
     from privtune.training.engine.checkpoint import Keeper
+    from privtune.training.engine.train import Made
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.kernel import Loss
     from privtune.training.mechanism.scoring import OfRecords
@@ -99,7 +99,7 @@ def made_of(
     secret: bytes,
 ) -> Made:
     """Return a candidate of a task's own model, with first weights from the trial's own stream."""
-    from privtune.training.engine.candidates import Made, initialisation
+    from privtune.training.engine.train import Made, initialisation
     from privtune.training.methods._rate_schedule import SEARCHED
 
     used = training.as_trained(params)
@@ -203,7 +203,7 @@ def scored_as(
     terms: ScorePlan, task: Task, model: torch.nn.Module
 ) -> tuple[torch.nn.Module, Loss | OfRecords]:
     """Return a task's model and its loss as its metric takes them."""
-    from privtune.training.mechanism.packing import OfUnits
+    from privtune.training.mechanism.data import OfUnits
     from privtune.training.mechanism.scoring import OfRecords, cross_entropy
 
     if terms.metric in ("cost", "value"):

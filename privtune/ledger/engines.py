@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
-from privtune.ledger.errors import LedgerError
-from privtune.ledger.turn import pause
+from privtune.ledger.errors import (
+    LedgerBusyError,
+    LedgerConnectionError,
+    LedgerCorruptedError,
+    LedgerError,
+    LedgerFullError,
+    LedgerReadOnlyError,
+)
+from privtune.ledger.urls import masked
 
 WRITE, QUICK = "privtune_write", "privtune_quick"
 
@@ -155,3 +168,154 @@ def _on_sqlite_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN")
     # The first look takes the snapshot, and may have to wait; what comes later never does.
     connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1")
+
+
+def pause() -> None:
+    """Sleep for a few random milliseconds, before asking for a lock again."""
+    time.sleep(random.uniform(0.0005, 0.01))  # noqa: S311  a pause, not a secret
+
+
+class Turn:
+    """The turn to write to a database.
+
+    Args:
+        database: SQLite's file; None where there is none, and threads alone wait here.
+        patience: For how long it may stay with one holder, in seconds.
+        busy: What to say then.
+    """
+
+    def __init__(self, database: Path | None, patience: float, busy: str) -> None:
+        self._database = database
+        self._path = None if database is None else database.with_name(f"{database.name}-turn")
+        self._patience, self._busy = patience, busy
+        self._threads = threading.Lock()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for the turn, and have it until the block, or the process, ends.
+
+        Raises:
+            LedgerBusyError: One holder has it for too long.
+        """
+        self._wait(lambda: self._threads.acquire(timeout=0.05))
+        try:
+            file = self._opened()
+            try:
+                self._wait(lambda: _locked(file))
+                yield
+            finally:
+                if file is not None:
+                    os.close(file)
+        finally:
+            self._threads.release()
+
+    def _wait(self, taken: Callable[[], bool]) -> None:
+        last, since = self._passed(), time.monotonic()
+        while not taken():
+            if (now := self._passed()) != last:
+                last, since = now, time.monotonic()
+            elif time.monotonic() - since > self._patience:
+                raise LedgerBusyError(self._busy)
+            pause()
+
+    def _passed(self) -> int:
+        """Return a number that changes when the turn goes to another: the time of the file."""
+        try:
+            return 0 if self._path is None else self._path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def _opened(self) -> int | None:
+        """Open the file, for this turn alone: a child that was forked would hold it, too."""
+        if self._path is None or self._database is None or not self._database.exists():
+            return None  # where there is no database, nothing is left behind
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # whoever may not write here is told so by SQLite
+            return None
+
+
+def _locked(file: int | None) -> bool:
+    """Lock a file if nobody has; where there are no such locks, SQLite's own is all that is waited for."""
+    if file is None:
+        return True
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.utime(file)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows; some network file systems
+        return True
+    return True
+
+
+LOCK_TIMEOUT = "55P03"
+"""How PostgreSQL calls a lock that was waited for too long."""
+
+_NOTHING = "nothing was written"
+
+# What the driver says (lower case), or PostgreSQL's code, which is the same in all of its languages -> the
+# error, and what to do about it. The first match counts.
+_KNOWN: tuple[tuple[tuple[str, ...], type[LedgerError], str], ...] = (
+    (
+        ("append-only",),
+        LedgerCorruptedError,
+        "somebody tried to change an entry: the log is append-only",
+    ),
+    (
+        ("disk is full", "disk full", "no space left", "disk i/o error", "53100"),
+        LedgerFullError,
+        f"the disk is full or failing: {_NOTHING}; make room and try again",
+    ),
+    (
+        ("readonly", "read-only", "25006"),
+        LedgerReadOnlyError,
+        f"the storage is read-only: {_NOTHING}; give this user the right to write, or copy it",
+    ),
+    (
+        ("locked", LOCK_TIMEOUT, "40P01", "40001"),
+        LedgerBusyError,
+        f"another process holds the lock: {_NOTHING}; try again",
+    ),
+    (
+        ("not a database", "malformed"),
+        LedgerCorruptedError,
+        "the file is damaged, or no SQLite database; restore it from a copy and verify it",
+    ),
+    (
+        ("unable to open",),
+        LedgerConnectionError,
+        "the file cannot be opened; check that its folder exists and is yours",
+    ),
+)
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Raise a LedgerError for every error of the database underneath."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        text, state = str(error.orig).lower(), sqlstate(error)
+        for words, kind, remedy in _KNOWN:
+            said = (word for word in words if word.islower())  # a number in a key is no code
+            if state in words or any(word in text for word in said):
+                raise kind(f"{url}: {remedy}.") from error
+        if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
+            raise LedgerConnectionError(
+                f"{url}: the connection failed ({_first_line(error)}); an unfinished transaction "
+                "is rolled back by the database, so look at the charges before trying again."
+            ) from error
+        raise LedgerError(f"{url}: the database refused ({_first_line(error)}).") from error
+
+
+def sqlstate(error: sa.exc.DBAPIError) -> str:
+    """Return PostgreSQL's code of an error, empty where there is none."""
+    return getattr(error.orig, "sqlstate", None) or ""
+
+
+def _first_line(error: sa.exc.DBAPIError) -> str:
+    lines = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
+    return masked(lines[0].rstrip("."))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import threading
@@ -16,7 +18,7 @@ from sqlalchemy.engine import Connection, Row
 from privtune.ledger.chain import Entry, Kind, new_entry, sealed_digest
 from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
 from privtune.ledger.history import History
-from privtune.ledger.schema import budgets, entries
+from privtune.ledger.schema import budgets, entries, tasks
 from privtune.ledger.storage import Storage
 from privtune.names import check_text
 
@@ -242,3 +244,19 @@ def _row(entry: Entry, sealed: str) -> dict[str, Any]:
         "previous": entry.previous,
         "hash": entry.hash,
     }
+
+
+def round_digest(connection: Connection, budget: str, charge: int) -> str | None:
+    """Return the digest of a finished round's results; None where none is, or some are missing.
+
+    It covers the number of rows, which is sealed as well: only entries' sealed parts may hold it.
+    """
+    rows = connection.execute(
+        sa.select(tasks.c.number, tasks.c.score, tasks.c.result, tasks.c.done)
+        .where(tasks.c.budget == budget, tasks.c.charge == charge)
+        .order_by(tasks.c.number)
+    ).all()
+    if not rows or not all(row.done for row in rows):
+        return None
+    text = json.dumps([[row.number, repr(row.score), row.result] for row in rows])
+    return hashlib.sha256(text.encode()).hexdigest()

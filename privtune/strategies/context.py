@@ -13,8 +13,7 @@ from privtune.spaces import SearchSpace
 from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.scoring import Reporting, Scoring
 from privtune.tasks import Task
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.methods.declared import Declared
 
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)

@@ -20,7 +20,7 @@ from privtune.accounting.reach import mass_beyond_reach
 from privtune.ledger import RECORD
 from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.trainings import SearchPlan, TrainingPlan
-from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import NoiseOptions
 
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace

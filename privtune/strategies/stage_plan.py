@@ -13,8 +13,8 @@ from privtune.accounting.reach import mass_beyond_reach
 from privtune.errors import PrivTuneError
 from privtune.ledger import RECORD
 from privtune.tasks._stage import TaskStage
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.statistics import noised
+from privtune.training.mechanism.metrics import noised
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 
 _NEGLIGIBLE = 1e-3  # of δ

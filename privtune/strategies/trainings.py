@@ -13,8 +13,7 @@ from privtune.accounting import (
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
 from privtune.tasks._fine_tuning import PART
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.methods import METHODS
 from privtune.training.methods._base import Method, scale_noise_of
 from privtune.training.methods._rate_schedule import SEARCHED

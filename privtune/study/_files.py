@@ -19,8 +19,8 @@ from privtune.training.engine.compute import Compute
 if TYPE_CHECKING:
     from privtune.study._shown import ShownTrial
     from privtune.tasks import Task, TaskData
-    from privtune.training.engine.candidates import Made
     from privtune.training.engine.checkpoint import Keeper
+    from privtune.training.engine.train import Made
 
 
 @dataclass(frozen=True, kw_only=True)

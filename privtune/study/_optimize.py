@@ -33,8 +33,7 @@ from privtune.study.run import TaskTrainer
 from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import telling
 from privtune.training.engine.compute import check_device
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:

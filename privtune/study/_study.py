@@ -17,10 +17,9 @@ from privtune.files import OwnFolder
 from privtune.imports import find_extra
 from privtune.ledger import Ledger
 from privtune.ledger.doctor import Check
-from privtune.ledger.migrate import schema_version
 from privtune.ledger.places import artifact_root, checked_url, database_path
 from privtune.ledger.schema import HEAD
-from privtune.ledger.storage import Storage
+from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release, validation_metric
 from privtune.study._familiar import answer, answers
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from privtune.tasks import Score, Task
     from privtune.tasks._candidate import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
-    from privtune.training.mechanism.noise_options import NoiseOptions
+    from privtune.training.mechanism.schedule import NoiseOptions
 
 _RECORDS = (
     "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",

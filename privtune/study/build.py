@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from privtune.study._shown import ShownTrial
-    from privtune.training.engine.candidates import Made
+    from privtune.training.engine.train import Made
 
 
 @cache
@@ -73,7 +73,7 @@ class Built:
     @property
     def made(self) -> Made:
         """The candidate as the engine trains it."""
-        from privtune.training.engine.candidates import Made
+        from privtune.training.engine.train import Made
 
         return Made(
             model=self.model,
@@ -143,7 +143,7 @@ def _called(
     task: Task, trial: Trial, secret: bytes
 ) -> tuple[Candidate, nn.Module, torch.optim.Optimizer | None]:
     """Call ``build``; return its candidate, the model with its part to train, and the optimizer of that."""
-    from privtune.training.engine.candidates import initialisation
+    from privtune.training.engine.train import initialisation
 
     if task.build is None:
         raise InvalidInputError("task", task.name, "must have a build function")

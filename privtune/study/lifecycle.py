@@ -413,7 +413,7 @@ class Life(StoredStudy):
 
     def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
-        from privtune.ledger.round_rows import forget_secret
+        from privtune.ledger.rounds import forget_secret
 
         charge, release = self.charge_of(plan), self._there(plan).release or {}
 

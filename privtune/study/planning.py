@@ -34,7 +34,7 @@ from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 
 if TYPE_CHECKING:
-    from privtune.accounting.sensitivity import Sensitivity
+    from privtune.accounting.costs import Sensitivity
 
 _LEFT, _LEFT_REPLACED = 1e-3, 2e-2  # of a study's ε, to reports whose share is not given
 
@@ -294,7 +294,7 @@ def advice(planned: StudyPlan) -> Sensitivity:
     total = planned.total
     names |= {stage.event: f"stage {stage.arm}" for stage in planned.stages}
     event = Composed([*(p.event for p in plans), *(s.event for s in planned.stages)])
-    from privtune.accounting.sensitivity import sensitivity
+    from privtune.accounting.costs import sensitivity
 
     return sensitivity(event, total.delta, adjacency=total.adjacency, names=names)
 

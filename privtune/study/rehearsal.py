@@ -111,7 +111,7 @@ def _rehearse_build(
         )
 
     def program(model: nn.Module) -> Any:
-        from privtune.training.engine.program import program_of
+        from privtune.training.engine.capture import program_of
 
         return program_of(model, task.record_loss, *made_up_records(task, 1).like)
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from privtune.tasks._registry import TASKS, get_task
     from privtune.tasks._task import Task, TaskData, TaskDataError
     from privtune.tasks._units import by_unit, unit_records
-    from privtune.training.mechanism.data import TensorData
-    from privtune.training.mechanism.packing import Packing
+    from privtune.training.mechanism.data import Packing, TensorData
 
 __all__ = [
     "A_RECORD",

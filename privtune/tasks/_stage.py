@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
-from privtune.training.mechanism.statistics import Floats
+from privtune.training.mechanism.metrics import Floats
 
 TaskSpec = Mapping[str, Any]
 """A task as a spec describes it."""

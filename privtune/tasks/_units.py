@@ -93,13 +93,13 @@ def by_unit(
         return TaskData(**found)
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        from privtune.training.mechanism.packing import rows_of
+        from privtune.training.mechanism.data import rows_of
 
         rows, known, there = rows_of(outputs, targets)
         return (task.loss(rows, known) * there).view(targets.shape).sum(dim=-1)
 
     def model() -> torch.nn.Module:
-        from privtune.training.mechanism.packing import OfUnits
+        from privtune.training.mechanism.data import OfUnits
 
         return OfUnits(task.model(), rows)
 
@@ -158,8 +158,7 @@ def unit_records(
     """
     import torch
 
-    from privtune.training.mechanism.data import TensorData
-    from privtune.training.mechanism.packing import FILLER
+    from privtune.training.mechanism.data import FILLER, TensorData
 
     if data.y.ndim != 1:
         raise TaskDataError("Units need one target for each row: targets of shape (N,).")

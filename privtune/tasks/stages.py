@@ -20,7 +20,7 @@ from privtune.tasks._facts import SPLITS
 from privtune.tasks._registry import get_task
 from privtune.tasks._stage import TaskSpec, TaskStage, as_number
 from privtune.tasks.tabular import Table, read_table, tabular
-from privtune.training.mechanism.statistics import (
+from privtune.training.mechanism.metrics import (
     Floats,
     count_sensitivity,
     counts,

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from privtune import plots
-from privtune.plots._budget import shares
+from privtune.plots._study import shares
 from privtune.plots._style import MOST_TRACES
 from privtune.study import Study, rows
 from tests.cli.conftest import Cli

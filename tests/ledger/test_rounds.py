@@ -25,9 +25,7 @@ from privtune.ledger import (
     UnknownChargeError,
 )
 from privtune.ledger.history import History
-from privtune.ledger.leases import leased
-from privtune.ledger.round_rows import forget_secret
-from privtune.ledger.round_values import OpenRound
+from privtune.ledger.rounds import OpenRound, forget_secret, leased
 from privtune.ledger.schema import tasks
 from tests.ledger.one_task import complete_one, lease_one, renew_one
 
@@ -156,7 +154,7 @@ def test_nobody_waits_longer_than_a_lease_whatever_the_clock_does(
 ) -> None:
     """Its worker is dead and the clock is set back; then it goes on, stands still, or runs back."""
     waited = 0.0
-    monkeypatch.setattr("privtune.ledger.leases.time.monotonic", lambda: waited)
+    monkeypatch.setattr("privtune.ledger.rounds.time.monotonic", lambda: waited)
     charge_id = begin(2).charge_id
     for _ in range(2):
         assert lease_one(rounds, charge_id, "dead") is not None
@@ -172,7 +170,7 @@ def test_a_lease_that_is_renewed_is_not_overdue(
     rounds: Rounds, clock: Clock, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = 0.0
-    monkeypatch.setattr("privtune.ledger.leases.time.monotonic", lambda: waited)
+    monkeypatch.setattr("privtune.ledger.rounds.time.monotonic", lambda: waited)
     charge_id = begin(1).charge_id
     lease = lease_one(rounds, charge_id, "alive")
     clock.now -= 86_400

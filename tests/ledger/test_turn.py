@@ -16,9 +16,8 @@ import pytest
 
 from privtune.files import OwnFolder
 from privtune.ledger import Budget, Ledger, LedgerBusyError
-from privtune.ledger.engines import connect_patiently
+from privtune.ledger.engines import Turn, connect_patiently
 from privtune.ledger.storage import Storage
-from privtune.ledger.turn import Turn
 from privtune.study._trials import StudyTrials
 
 fcntl = pytest.importorskip("fcntl")
@@ -78,7 +77,7 @@ def test_a_turn_that_goes_round_is_waited_for(held: Any) -> None:
 
 def test_the_turn_goes_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from privtune.ledger.turn import Turn\n"
+        "import os, signal; from pathlib import Path; from privtune.ledger.engines import Turn\n"
         f"with Turn(Path({str(tmp_path / 'a.db')!r}), 1.0, 'busy').taken():\n"
         "    os.fork() or os._exit(0); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -18,7 +18,7 @@ import privtune
 from privtune.cli import main
 from privtune.errors import PrivTuneError
 from privtune.execution import table
-from privtune.ledger import round_rows
+from privtune.ledger import rounds as ledger_rounds
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Study, _files
@@ -101,7 +101,7 @@ def take_part(url: str, role: str, notes: str, point: int | None, strike: str) -
     # Who dies in mid-row keeps it until its lease ends.
     table.make_rounds.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
     table.work_through.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
-    round_rows._IDLE = 2  # type: ignore[misc]
+    ledger_rounds._IDLE = 2  # type: ignore[misc]
     sessions: set[int] = set()
     sa.event.listen(
         sa.pool.Pool,

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from privtune.execution.executor import Executor
 from privtune.execution.table import make_rounds
 from privtune.ledger import LedgerCorruptedError, verify
-from privtune.ledger.round_values import OpenRound
+from privtune.ledger.rounds import OpenRound
 from privtune.ledger.schema import tasks
 from privtune.study import NullObserver, Study
 from privtune.study.lifecycle import Life, carry_on, new_arm
