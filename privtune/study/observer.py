@@ -107,18 +107,7 @@ class ArmStatus:
 
 @dataclass(frozen=True)
 class StageStatus:
-    """How far a stage is.
-
-    Args:
-        plan: Its plan.
-        guarantee: What it costs alone.
-        state: ``planned``, or the state of its charge.
-        release: What it released, JSON-ready, once there is something.
-
-    Example:
-        >>> study.stages  # the spec has none
-        ()
-    """
+    """How far a stage is."""
 
     plan: StagePlan
     guarantee: Guarantee

@@ -297,7 +297,7 @@ class PUR(FullBatchDescent):
 
     def _longest(self, schedule: Schedule, *, epsilon: float, delta: float) -> int:
         """Return how many steps fit, by the exact composition of Gaussians."""
-        from privtune.accounting.gaussian import gaussian_delta
+        from privtune.accounting.rdp import gaussian_delta
 
         spent = 0.0
         for step in range(schedule.steps):
