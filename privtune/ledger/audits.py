@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from privtune.accounting import Event, epsilon, event_from_dict, lower_bound
-from privtune.accounting.algebra import flatten
+from privtune.accounting.events import flatten
 from privtune.ledger.admission import DRIFT
 from privtune.ledger.chain import Kind, canonical
 from privtune.ledger.errors import LedgerCorruptedError

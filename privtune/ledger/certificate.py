@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from privtune.accounting import Composed, Guarantee
-from privtune.accounting.witness import DisputedAccountError, ask_witnesses
+from privtune.accounting.compare import DisputedAccountError, ask_witnesses
 from privtune.ledger.admission import (
     DRIFT,
     block_epsilon,

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from privtune.accounting import Adjacency, Event
-from privtune.accounting.algebra import MAX_DEPTH
+from privtune.accounting.events import MAX_DEPTH
 from privtune.errors import InvalidInputError
 from privtune.ledger.errors import LedgerError, UnitMismatchError
 from privtune.names import NAME_RULE, check_text, is_name

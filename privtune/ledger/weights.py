@@ -11,13 +11,13 @@ import numpy as np
 import scipy as sp
 
 from privtune.accounting import Adjacency, Composed, Event, Repeated
-from privtune.accounting.algebra import flatten
 from privtune.accounting.curves import ORDERS
+from privtune.accounting.events import flatten
+from privtune.accounting.pairs import Direction
 from privtune.accounting.pld import fine_pair, no_pair
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rdp import rdp_curve
 from privtune.accounting.registry import entry, under
-from privtune.accounting.releases import Direction
 from privtune.errors import PrivTuneError
 from privtune.ledger.privacy_filter import FloatArray, gaussian_delta
 

@@ -23,11 +23,11 @@ from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release, validation_metric
 from privtune.study._familiar import answer, answers
-from privtune.study.lifecycle import AnyPlan, Life, new_arm
+from privtune.study.lifecycle import Life, new_arm
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
 from privtune.study.planning import plan_study
 from privtune.study.release import MODEL
-from privtune.study.rows import StudyRow, StudyStore
+from privtune.study.rows import AnyPlan, StudyRow, StudyStore
 from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 
@@ -657,7 +657,7 @@ def check_studies(storage: str) -> Iterator[Check]:
             if schema_version(connection) != HEAD:
                 return
         store = StudyStore(opened)
-        rows, half = [store.study(name) for name in store.names()], store.deleting()
+        rows, half = [store.study(name) for name in store.uids()], store.deleting()
     for name in half:
         says = f"The deletion of study {name!r} is not complete. Run: privtune study delete {name}"
         yield Check("deletion", "warn", says)

@@ -718,8 +718,8 @@ _in(
     ),
     (
         "training goes on outside of the seal",
-        "with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):\n            strategy",
-        "with stopping(life.name, plan.arm, life.record_failure):\n            strategy",
+        "            with life.seal(plan):\n                strategy",
+        "            with nullcontext():\n                strategy",
         _TALK,
     ),
     (
@@ -742,7 +742,7 @@ _in(
     ),
     (
         "the secret of an arm is kept",
-        "            self._store.forget_secret(connection, self.name, plan.arm)\n",
+        "            self.forget_secret(connection, plan.arm)\n",
         "",
         _GONE,
     ),
@@ -778,8 +778,8 @@ _in(
     ),
     (
         "a private arm's release says how long it took",
-        "            if not plan.is_private:",
-        "            if True:",
+        "                if not plan.is_private:  # else",
+        "                if True:  # else",
         f"{_STEPS}::test_every_arm_trains_on_a_started_charge_and_none_shows_its_time",
     ),
     (
@@ -1065,7 +1065,7 @@ _REGISTRY = "tests/accounting/test_registry.py"
 _LEAVING = "tests/accounting/test_leaving.py"
 
 _in(
-    "accounting/witness.py",
+    "accounting/compare.py",
     (
         "what is proved to cost more is certified",
         "if (ours := min(found.ours.epsilon, composed)) < lower:",
@@ -1085,7 +1085,7 @@ _in(
 )
 
 _in(
-    "accounting/leaving.py",
+    "accounting/pld.py",
     (
         "what is left without a part has no frequency that the part alone hides",
         "kept = whole - touched * largest < _NEGLIGIBLE",
@@ -1095,7 +1095,7 @@ _in(
 )
 
 _in(
-    "accounting/explain.py",
+    "accounting/costs.py",
     (
         "what little is left is read from the lattice of the whole",
         "if saved <= 0.5 * whole.epsilon:",
@@ -1121,7 +1121,7 @@ _in(
 )
 
 _in(
-    "accounting/mechanisms/releases.py",
+    "accounting/registry.py",
     (
         "half the Rényi divergence of a Gaussian",
         "return ORDERS / (2.0 * event.noise_multiplier**2)",
@@ -1168,7 +1168,7 @@ _in(
 )
 
 _in(
-    "accounting/mechanisms/compositions.py",
+    "accounting/registry.py",
     (
         "the cheapest of several is charged",
         "return np.asarray(curves.max(axis=0))",
@@ -1190,7 +1190,7 @@ _in(
 )
 
 _in(
-    "accounting/mechanisms/choices.py",
+    "accounting/registry.py",
     (
         "the final training costs nothing",
         "return amplified_curve(ORDERS, tuning, event.rate) + training",
@@ -1208,7 +1208,7 @@ _in(
 )
 
 _in(
-    "strategies/subsampled.py",
+    "strategies/tuning.py",
     (
         "a subset is tuned at the rate of all records",
         "search.with_rate_factor(tuned / kept)",
@@ -1229,7 +1229,7 @@ _in(
 )
 
 _in(
-    "accounting/run_law.py",
+    "accounting/runs.py",
     (
         "a minimum of runs that is charged and not drawn",
         "            return self.drawn.pmf(values - self.sure_runs)\n",
