@@ -27,7 +27,6 @@ FLOORS = {
     "numbers": 0,
     "accounting": 0,
     "ledger": 1,
-    "priors": 1,
     "spaces": 1,
     "training": 1,
     "tasks": 2,
@@ -36,9 +35,8 @@ FLOORS = {
     "study": 5,
     "audit": 5,
     "api": 6,
-    "integrations": 6,
+    "opacus": 6,
     "plots": 6,
-    "testing": 6,
     "views": 7,
     "tracking": 8,
     "cli": 9,
@@ -51,12 +49,11 @@ TRAINING = {"mechanism": 0, "methods": 1, "engine": 2}
 HOMES = {
     "autodp": ("accounting/rdp.py", "accounting/compare.py"),
     "dp_accounting": ("accounting/pairs.py", "accounting/compare.py"),
-    "opacus": ("integrations/opacus.py", "accounting/compare.py"),
+    "opacus": ("opacus.py", "accounting/compare.py"),
     "mlflow": "tracking/",
     "sqlalchemy": (
         "ledger/",
-        *(f"study/{name}.py" for name in ("_rows", "_results", "_store", "lifecycle")),
-        "tracking/fresh.py",
+        *(f"study/{name}.py" for name in ("rows", "lifecycle")),
         "tracking/store.py",
         "tasks/_sql.py",
     ),
@@ -199,7 +196,7 @@ def test_registries_name_what_they_hold_and_import_it_when_it_is_asked_for() -> 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = set(done.stdout.split())
     assert {"privtune.strategies.in_run", "privtune.training.methods.dpsgd"} <= found
-    for other in ("strategies.selection", "training.methods.dog", "tasks.tabular", "tasks.own"):
+    for other in ("strategies.selection", "training.methods.free", "tasks.tabular", "tasks.own"):
         assert f"privtune.{other}" not in found
 
 

@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from privtune.errors import InvalidInputError
-from privtune.priors import LogNormal
 from privtune.spaces import (
     DependentSamplerError,
+    LogNormal,
     SearchSpace,
     require_independent_sampler,
 )

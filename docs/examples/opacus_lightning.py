@@ -5,7 +5,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
-from privtune.integrations.opacus import make_private, result, select
+from privtune.opacus import make_private, result, select
 
 x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
 data = DataLoader(TensorDataset(x[:1400].float() / 16, y[:1400]), batch_size=70)

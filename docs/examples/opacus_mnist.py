@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from privtune.integrations.opacus import result, select  # +
+from privtune.opacus import result, select  # +
 
 x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))  # need no download
 images = x.float().view(-1, 1, 8, 8) / 16

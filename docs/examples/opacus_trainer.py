@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from privtune.integrations.opacus import make_private, select
+from privtune.opacus import make_private, select
 
 tokens = torch.randint(1, 20, (400, 8), generator=torch.Generator().manual_seed(0))
 labels = (tokens < 10).sum(dim=1).gt(4).long()  # made up: nothing is downloaded

@@ -14,16 +14,7 @@ _GROUPS = {
     "budget": "Budgets and their charges.",
     "study": "Studies: create, plan, run, compare.",
 }
-_COMMANDS = {
-    "audit": "audit",
-    "strategies": "catalogue",
-    "tasks": "catalogue",
-    "demo": "demo",
-    "doctor": "doctor",
-    "ui": "ui",
-    "worker": "worker",
-}
-"""The module of each command that is in no group: a function of the command's name."""
+_COMMANDS = ("strategies", "tasks", "demo", "doctor", "ui", "worker", "audit")
 
 
 def mount(command: str | None = None, inner: str | None = None) -> typer.Typer:
@@ -49,8 +40,9 @@ def mount(command: str | None = None, inner: str | None = None) -> typer.Typer:
             module = importlib.import_module(f"privtune.cli.{name}")
             group = _only(module.app, inner) if known else module.app
             app.add_typer(group, name=name, help=text, no_args_is_help=True)
-    for name, home in _COMMANDS.items():
+    for name in _COMMANDS:
         if command == name or not known:
+            home = "audit" if name == "audit" else "commands"
             module = importlib.import_module(f"privtune.cli.{home}")
             app.command()(getattr(module, name))
     return app

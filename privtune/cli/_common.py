@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from privtune.accounting.sensitivity import Sensitivity
+    from privtune.accounting.costs import Sensitivity
     from privtune.study import Study
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
@@ -140,7 +140,7 @@ def write_report(study: Study, path: Path) -> None:
 def write_chart(study: Study, path: Path) -> None:
     """Write what arms reached against their ε, and the ε of one training alone, as a page."""
     from privtune.plots import plot_utility
-    from privtune.views.page import document, figure
+    from privtune.views.report import document, figure
     from privtune.views.text import explain_utility, utility_name
 
     arms = study.status()

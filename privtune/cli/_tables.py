@@ -18,8 +18,8 @@ from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, console, program
 from privtune.ledger import show_adjacency
 from privtune.numbers import json_ready, show_epsilon, show_left, show_seconds
+from privtune.strategies.describe import noise_of
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
-from privtune.strategies.trainings import CANDIDATE
 from privtune.tasks import MECHANISM, declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
@@ -35,8 +35,8 @@ from privtune.views.text import (
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.spaces import SearchSpace
-    from privtune.strategies import Plan, TrainingPlan
-    from privtune.strategies.stage_plan import StagePlan
+    from privtune.strategies import Plan
+    from privtune.strategies.plan import StagePlan
     from privtune.study import ArmStatus, Study, StudySpec
     from privtune.tasks._usable import RecordCheck
 
@@ -409,27 +409,6 @@ def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
 
 def _finite_or_none(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
-
-
-def noise_of(plan: Plan) -> dict[str, float]:
-    """Return every noise multiplier of a plan, by what it is for; of trials that differ, each."""
-    noises: dict[str, float] = {}
-    each: tuple[tuple[TrainingPlan, Mapping[str, Any]], ...] = ((plan.training, {}),)
-    if plan.search is not None and not plan.final and len(plan.search.trainings) > 1:
-        each = tuple(zip(plan.search.trainings, plan.search.points, strict=True))
-    for training, point in each:
-        said = (point[CANDIDATE],) if CANDIDATE in point else point.values()
-        of = f" ({', '.join(map(str, said))})" if point else ""
-        noises |= {
-            name + of: value
-            for name, value in training.to_dict()["method"].items()
-            if name.endswith("noise_multiplier") and value is not None
-        }
-    if plan.score is not None and plan.score.noise_multiplier is not None:
-        noises["score_noise_multiplier"] = plan.score.noise_multiplier
-    if plan.report is not None and plan.report.noise_multiplier is not None:
-        noises["report_noise_multiplier"] = plan.report.noise_multiplier
-    return noises
 
 
 def _averages(plan: Plan) -> list[str]:

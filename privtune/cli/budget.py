@@ -1,30 +1,150 @@
-"""``privtune budget``: budgets, their charges, what proves them, and copies of it all."""
+"""``privtune budget``: budgets, their charges, certificates and signatures, and copies of it all."""
 
 from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privtune.cli._budgets import document_of, document_of_charge, filter_line, verify_log
 from privtune.cli._common import (
     DEFAULT_STORAGE,
     AsJson,
     Storage,
     console,
     emit_json,
+    read_bytes,
     read_json,
 )
-from privtune.cli._signing import check, sign
 from privtune.numbers import show_epsilon, show_left
 
 if TYPE_CHECKING:
-    from privtune.ledger import Ledger
+    from privtune.ledger import Budget, Charge, Ledger, Verification
+    from privtune.ledger.signature import Signed
+
 
 app = typer.Typer()
+
+
+def _document_of(ledger: Ledger, budget: Budget) -> dict[str, Any]:
+    """Return a budget's terms, state and reading of the filter, JSON-ready."""
+    name = budget.name
+    found = ledger.charges(name)
+    states: dict[str, int] = {}
+    for one in found:
+        states[str(one.state)] = states.get(str(one.state), 0) + 1
+    return {
+        **budget.to_dict(),
+        "closed": ledger.is_closed(name),
+        "charges": len(found),
+        "states": states,
+        "spent": ledger.spent(name).to_dict(),
+        "remaining": ledger.remaining(name),
+        "filter": ledger.filter_state(name).to_dict(),
+        "head": ledger.head(name),
+    }
+
+
+def _document_of_charge(charge: Charge) -> dict[str, Any]:
+    def when(value: Any) -> str | None:
+        return None if value is None else value.isoformat()
+
+    return {
+        "id": charge.id,
+        "budget": charge.budget,
+        "state": str(charge.state),
+        "basis": charge.basis,
+        "study": charge.study,
+        "arm": charge.arm,
+        "note": charge.note,
+        "plan_digest": charge.plan_digest,
+        "event": charge.event.to_dict(),
+        "created_at": when(charge.created_at),
+        "started_at": when(charge.started_at),
+        "closed_at": when(charge.closed_at),
+        "transcript_digest": charge.transcript_digest,
+        "unit": charge.unit,
+    }
+
+
+def _filter_line(state: dict[str, Any]) -> str:
+    if not state["in_force"]:
+        return "not in force: nothing has started, so the block may still be declared"
+    if state["capacity"] is None:
+        return "no room: the declared block uses the budget up"
+    return (
+        f"Rényi order {state['order']:g}: {state['used']:.4g} of {state['capacity']:.4g} used "
+        f"({state['used'] / state['capacity']:.0%})"
+        + (", Gaussian charges from now on" if state.get("variance") else "")
+    )
+
+
+def _verify_log(ledger: Ledger, name: str, head: str | None) -> Verification:
+    """Replay a budget's log; whoever named a certificate's file is told how that is checked."""
+    from privtune.errors import PrivTuneError
+    from privtune.ledger import UnknownBudgetError, verify
+
+    try:
+        return verify(ledger.log.storage, name, head=head)
+    except UnknownBudgetError as error:
+        if not Path(name).is_file():
+            raise
+        raise PrivTuneError(f"{error} A file is checked with --certificate {name}.") from None
+
+
+@app.command()
+def sign(
+    certificate: Annotated[Path, typer.Argument(help="The certificate, a file that was exported.")],
+    *,
+    key: Annotated[
+        Path, typer.Option(help="Your Ed25519 private key in PEM, readable by you alone.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="The signature's file; CERTIFICATE.sig if not given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a certificate and sign it. The certificate stays as it is, the key where it is.
+
+    A key: openssl genpkey -algorithm ed25519 -out KEY.pem; what others check with: openssl pkey
+    -in KEY.pem -pubout -out PUBLIC.pem.
+    """
+    from privtune.files import read_private
+    from privtune.ledger import verify_certificate, write_file
+    from privtune.ledger.signature import private_key, sign_certificate
+
+    value = read_json(certificate)
+    verified = verify_certificate(value)
+    pem = read_private(key)
+    passphrase = None
+    if b"ENCRYPTED" in pem:
+        passphrase = typer.prompt("Passphrase of the key", hide_input=True, err=True).encode()
+    today = datetime.now(UTC).date().isoformat()
+    signature = sign_certificate(value, private_key(pem, passphrase), signed_on=today)
+    output = output or certificate.with_name(f"{certificate.name}.sig")
+    write_file(output, json.dumps(signature, indent=1) + "\n")
+    if as_json:
+        emit_json({"file": str(output), **signature, "within_budget": verified.within_budget})
+        return
+    console().print(
+        f"Signed the certificate of [bold]{verified.budget}[/] ({verified.entries} entries, "
+        f"{verified.charges} charges) into {output}, dated {today}.",
+        soft_wrap=True,
+    )
+    console().print(f"Your key, for those who check: {signature['key']}", soft_wrap=True)
+    if not verified.within_budget:
+        console().print(f"[bold]Mind:[/] {verified.warnings[0]}", soft_wrap=True, highlight=False)
+
+
+def _check(certificate: dict[str, Any], signature: Path, key: Path) -> Signed:
+    """Check the signature file of a certificate against a public key's file."""
+    from privtune.ledger.signature import check_signature, public_key
+
+    return check_signature(certificate, read_json(signature), public_key(read_bytes(key)))
+
 
 Name = Annotated[str, typer.Argument(help="Name of the budget.")]
 MaybeName = Annotated[str | None, typer.Argument(help="Name of the budget.")]
@@ -86,7 +206,7 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     with _ledger(storage) as ledger:
-        documents = [document_of(ledger, budget) for budget in ledger.budgets()]
+        documents = [_document_of(ledger, budget) for budget in ledger.budgets()]
     if as_json:
         emit_json(documents)
         return
@@ -111,7 +231,7 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
     from rich.table import Table
 
     with _ledger(storage) as ledger:
-        document = document_of(ledger, ledger.budget(name))
+        document = _document_of(ledger, ledger.budget(name))
     if as_json:
         emit_json(document)
         return
@@ -125,7 +245,7 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
         "charges": ", ".join(f"{n} {state}" for state, n in document["states"].items()) or "none",
         "odometer: spent": f"ε = {show_epsilon(float(spent['epsilon']), 4)} (by {spent['method']})",
         "odometer: left": f"ε = {show_left(document['remaining'], 4)}",
-        "filter": filter_line(document["filter"]),
+        "filter": _filter_line(document["filter"]),
         "chain head": document["head"],
     }
     for key, value in rows.items():
@@ -144,7 +264,7 @@ def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fa
     with _ledger(storage) as ledger:
         found = ledger.charges(name)
     if as_json:
-        emit_json([document_of_charge(charge) for charge in found])
+        emit_json([_document_of_charge(charge) for charge in found])
         return
     table = Table()
     for column in ("charge", "state", "basis", "study", "arm", "event", "note", "reserved (UTC)"):
@@ -195,7 +315,7 @@ def charge(
         else:
             [made] = ledger.reserve(name, [request])
             made = ledger.start(made.id)
-        document = {**document_of_charge(made), "remaining": ledger.remaining(name)}
+        document = {**_document_of_charge(made), "remaining": ledger.remaining(name)}
         broken = ledger.spent(name).epsilon > ledger.budget(name).epsilon
     if as_json:
         emit_json(document)
@@ -218,7 +338,7 @@ def void(
     with _ledger(storage) as ledger:
         made = ledger.void(charge_id)
     if as_json:
-        emit_json(document_of_charge(made))
+        emit_json(_document_of_charge(made))
     else:
         console().print(f"Voided {made.id}: no data was touched for it.")
 
@@ -258,12 +378,12 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
     if certificate is not None:
         value = read_json(certificate)
         if signature is not None and key is not None:
-            signed = check(value, signature, key)
+            signed = _check(value, signature, key)
         verified = verify_certificate(value, head=head)
         head = verified.head
     if name is not None:
         with _ledger(storage) as ledger:
-            verified = verify_log(ledger, name, head)
+            verified = _verify_log(ledger, name, head)
     if verified is None:
         return
     if as_json:
@@ -327,9 +447,6 @@ def export(  # noqa: PLR0917 (the command line passes them by name)
         return
     console().print(f"Wrote {output}{f' and {html}' if html else ''}.", soft_wrap=True)
     console().print(f"Chain head, to be noted elsewhere: {certificate['head']}", soft_wrap=True)
-
-
-app.command()(sign)
 
 
 @app.command()

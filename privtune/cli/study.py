@@ -19,8 +19,7 @@ from privtune.cli._common import (
     console,
     emit_json,
 )
-from privtune.cli._specs import opened, planning
-from privtune.cli.sync import sync
+from privtune.cli._run import opened, planning
 from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from privtune.tasks._usable import RecordCheck
 
 app = typer.Typer()
-app.command()(sync)
-
 SpecFile = Annotated[Path, typer.Argument(help="The study's spec, a YAML file.")]
 Data = Annotated[
     Path | None,
@@ -204,7 +201,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
 
     _give(data)
     with libraries():
-        from privtune.cli._progress import run_study
+        from privtune.cli._run import run_study
         from privtune.cli._tables import comparison_document, print_comparison
 
         study = opened(name, storage, curator=curator)
@@ -404,3 +401,41 @@ def _load(name: str, storage: str, *, curator: bool = False) -> Study:
     from privtune.study import Study
 
     return Study(name, storage, curator=curator)
+
+
+@app.command()
+def sync(
+    name: Annotated[str, typer.Argument(help="Name of the study.")],
+    *,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MLFLOW_TRACKING_URI",
+            help="MLflow's store or server; beside the study's database unless given.",
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Log this arm's released model in MLflow's own format; repeatable."),
+    ] = None,
+    register: Annotated[
+        str | None, typer.Option(help="Register those models under this name.")
+    ] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Log releases to MLflow that are not there yet, such as those of a study run while it was down."""
+    from privtune.study import Study
+    from privtune.tracking.mlflow import log_model, sync_study
+
+    with closing(Study(name, storage)) as study:
+        logged = sync_study(study, uri=tracking_uri)
+        models = {
+            arm: log_model(study, arm, register=register, uri=tracking_uri) for arm in model or ()
+        }
+    if as_json:
+        emit_json({"study": name, "logged": list(logged), "models": models})
+        return
+    for arm, address in models.items():
+        console().print(f"Logged the model of {arm}: {address}", soft_wrap=True, highlight=False)
+    console().print(f"Logged {', '.join(logged)}." if logged else "Nothing to log.", soft_wrap=True)

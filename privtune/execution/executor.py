@@ -1,4 +1,4 @@
-"""Where the rows of rounds are trained: a name, and what goes with it."""
+"""Where the rows of rounds are trained, and which GPU each of several processes sees."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Executor:
     Args:
         name: ``inline`` (this process, whole stacks at once), ``processes`` (spawned beside it),
             ``external`` (workers that somebody starts: ``privtune worker``), ``ray`` or ``slurm``
-            (workers that are started there, and find the storage by ``PRIVTUNE_STORAGE`` or a file
-            for its owner alone that ``PRIVTUNE_STORAGE_FILE`` names).
+            (workers that are started there, and find the storage by ``PRIVTUNE_STORAGE``).
         jobs: How many workers to start.
         gpus: GPUs of each worker, with processes and Ray: a fraction shares one. 0 leaves it to
             the device: processes on CUDA then take the GPUs in turn, workers on Ray get none.
@@ -55,16 +54,7 @@ class Executor:
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any] | None, jobs: int) -> Executor:
-        """Return an executor: processes for more than one job, unless one is given.
-
-        Args:
-            given: Its name, or a mapping as in specs: ``type``; ``gpus`` for processes and Ray; what
-                submitit takes for SLURM.
-            jobs: How many workers to start; -1, as in Optuna, for one a processor.
-
-        Raises:
-            InvalidInputError: If there is no such executor or option, or no job.
-        """
+        """Return an executor: processes for more than one job, unless one is given."""
         if jobs == -1:
             jobs = os.cpu_count() or 1
         if not isinstance(given, Mapping):
@@ -78,3 +68,34 @@ class Executor:
         if not is_number(gpus):
             raise InvalidInputError("gpus", gpus, "must be a number")
         return cls(name, jobs, float(gpus), options)
+
+    def slots(self, device: str) -> list[str | None]:
+        """Return ``CUDA_VISIBLE_DEVICES`` of each process; None leaves it as it is."""
+        if self.name != "processes":
+            return []
+        there = _visible() if device in {"auto", "cuda"} else []
+        if not self.gpus:
+            return [there[n % len(there)] if there else None for n in range(self.jobs)]
+        each = int(self.gpus)
+        if self.gpus < 1:
+            slots = there * int(1 / self.gpus + 1e-9)
+        else:
+            slots = [",".join(there[n : n + each]) for n in range(0, len(there) - each + 1, each)]
+        if self.jobs > len(slots):
+            raise InvalidInputError(
+                "gpus",
+                self.gpus,
+                f"for each of {self.jobs} processes on device {device} needs more GPUs than the "
+                f"{len(there)} that can be used here",
+                "Ask for fewer jobs, or for a fraction.",
+            )
+        return list(slots[: self.jobs])
+
+
+def _visible() -> list[str]:
+    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(n) for n in range(count)] if named is None else named.split(",")[:count]

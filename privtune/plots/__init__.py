@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
-    from privtune.plots._audit import plot_audit, plot_audits
-    from privtune.plots._budget import plot_budget, plot_epsilon_spent
-    from privtune.plots._comparison import plot_cost, plot_utility
-    from privtune.plots._lines import plot_lines
-    from privtune.plots._results import plot_results
-    from privtune.plots._runs import plot_runs
-    from privtune.plots._trajectories import plot_trajectories
+    from privtune.plots._results import plot_lines, plot_results
+    from privtune.plots._study import (
+        plot_audit,
+        plot_audits,
+        plot_budget,
+        plot_cost,
+        plot_epsilon_spent,
+        plot_runs,
+        plot_trajectories,
+        plot_utility,
+    )
 
 __all__ = [
     "plot_audit",

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
-    from privtune.study._create import delete_study
-    from privtune.study._declared_trial import DeclaredError, DeclaredTrial
-    from privtune.study._store import StudyExistsError, StudyNotFoundError, study_names
-    from privtune.study._study import Study
+    from privtune.study._study import Study, delete_study
     from privtune.study.audits import audits_of, keep_audit
-    from privtune.study.declared import Mechanism
+    from privtune.study.declared import DeclaredError, DeclaredTrial, Mechanism
     from privtune.study.failures import StudyInterruptedError
     from privtune.study.lifecycle import StudyBusyError
     from privtune.study.observer import ArmStatus, NullObserver, Observer
     from privtune.study.planning import StudyPlan, plan_study
     from privtune.study.rehearsal import DependentTrialsError
+    from privtune.study.rows import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study.seal import SealedError, SealedTrialsError
     from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
     from privtune.study.trial import Trial

@@ -1,20 +1,33 @@
-"""A study: create, load, run, resume, compare."""
+"""A study: create, load, run, resume, compare, export, delete."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies import Plan, Release
+from privtune.files import OwnFolder
+from privtune.imports import find_extra
+from privtune.ledger import Ledger
+from privtune.ledger.doctor import Check
+from privtune.ledger.places import artifact_root, checked_url, database_path
+from privtune.ledger.schema import HEAD
+from privtune.ledger.storage import Storage, schema_version
+from privtune.numbers import json_ready
+from privtune.strategies import Plan, Release, validation_metric
 from privtune.study._familiar import answer, answers
-from privtune.study._release import MODEL
-from privtune.study.lifecycle import Life
+from privtune.study.lifecycle import Life, new_arm
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
+from privtune.study.planning import plan_study
+from privtune.study.release import MODEL
+from privtune.study.rows import AnyPlan, StudyRow, StudyStore
 from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 
@@ -24,12 +37,11 @@ if TYPE_CHECKING:
     import torch
 
     from privtune.strategies import Strategy
-    from privtune.study._declared_trial import DeclaredTrial
-    from privtune.study.declared import Mechanism
+    from privtune.study.declared import DeclaredTrial, Mechanism
     from privtune.tasks import Score, Task
     from privtune.tasks._task import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
-    from privtune.training.mechanism.noise_options import NoiseOptions
+    from privtune.training.mechanism.schedule import NoiseOptions
 
 _RECORDS = (
     "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",
@@ -120,9 +132,7 @@ class Study:
             []
             >>> study.close()
         """
-        from privtune.study._create import store_study
-
-        store_study(spec, storage)
+        _store_study(spec, storage)
         return cls(spec.name, storage)
 
     def run(
@@ -170,7 +180,7 @@ class Study:
                 records are not there. Nothing is spent.
         """
         from privtune.execution.executor import Executor
-        from privtune.study._run import run_study
+        from privtune.study.run import run_study
 
         releases = run_study(
             self._life,
@@ -450,15 +460,11 @@ class Study:
 
     def compare(self) -> pandas.DataFrame:
         """Return one row an arm: what it reached, at what ε, at what cost."""
-        from privtune.study._compare import comparison
-
-        return comparison(self.status())
+        return _comparison(self.status())
 
     def export(self) -> dict[str, Any]:
         """Return all that may leave the trust boundary, JSON-ready: plans, releases, certificate."""
-        from privtune.study._export import export
-
-        return export(
+        return _export(
             self.spec,
             self.status(),
             model=lambda arm: self.model_path(arm).relative_to(self.folder),
@@ -585,3 +591,184 @@ class Study:
     def close(self) -> None:
         """Close the connections."""
         self._life.close()
+
+
+def _store_study(spec: StudySpec, storage: str) -> None:
+    """Plan a study and store it: see :meth:`privtune.Study.create`."""
+    with Ledger(storage) as ledger:
+        store = StudyStore(ledger.log.storage)
+        store.check_new(
+            spec.name
+        )  # before the planning, which takes seconds; `create` checks again
+        planned = plan_study(spec) if spec.arms else None
+        plans: list[AnyPlan] = [] if planned is None else [*planned.stages, *planned.plans]
+        if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
+            ledger.create_budget(spec.budget.to_budget())
+        else:
+            _check_terms(ledger, spec)
+        document = spec.model_dump(mode="json")
+        row = StudyRow(spec.name, uuid.uuid4().hex, document, artifact_root(storage))
+        store.create(row, [new_arm(spec, row.uid, plan) for plan in plans])
+
+
+def delete_study(name: str, storage: str, *, leave_objects: bool = False) -> list[Path]:
+    """Delete a study, its trials and its models.
+
+    Its charges are the ledger's and stay: what was released cannot be taken back.
+
+    Args:
+        name: Name of the study.
+        storage: Database URL of studies and budgets.
+        leave_objects: Leave what is in an object store that is gone for good.
+
+    Returns:
+        The study's folders that stay, since they hold files of others.
+
+    Raises:
+        StudyNotFoundError: If there is no such study.
+
+    Example:
+        >>> import privtune
+        >>> study = privtune.create_study("old", budget=privtune.Budget(4.0, 1e-5, name="clinic"))
+        >>> delete_study("old", study.storage)
+        []
+        >>> from privtune.study import study_names
+        >>> study_names(study.storage)
+        []
+    """
+    with closing(Life(name, storage)) as life:
+        return life.delete(leave_objects=leave_objects)
+
+
+def check_studies(storage: str) -> Iterator[Check]:
+    """Report deletions that were stopped half way, and folders of no study.
+
+    Args:
+        storage: Database URL of studies and budgets.
+
+    Raises:
+        PrivTuneError: If the storage cannot be read.
+    """
+    path = database_path(checked_url(storage))
+    if path is not None and not path.exists():
+        return
+    with closing(Storage(storage, patience=5)) as opened:
+        with opened.read() as connection:
+            if schema_version(connection) != HEAD:
+                return
+        store = StudyStore(opened)
+        rows, half = [store.study(name) for name in store.uids()], store.deleting()
+    for name in half:
+        says = f"The deletion of study {name!r} is not complete. Run: privtune study delete {name}"
+        yield Check("deletion", "warn", says)
+    known = {row.uid for row in rows}
+    roots = dict.fromkeys([artifact_root(storage), *(row.root for row in rows)])
+    lists = [found for root in roots for found in sorted(root.glob(f"*/{OwnFolder.LIST}"))]
+    for folder in (found.parent for found in lists):
+        if not known & {owner for owner, _ in OwnFolder.listed(folder)}:
+            says = f"{folder} is of a study that this storage does not have: remove it by hand, unless "
+            yield Check("deletion", "warn", f"{says}another storage keeps its files there, too.")
+    if not half:
+        yield Check("deletion", "ok", "No deletion of a study was stopped half way.")
+
+
+def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
+    budget = ledger.budget(spec.budget.name)
+    asked = (spec.budget.epsilon, spec.budget.delta, spec.budget.adjacency, spec.budget.unit)
+    if (budget.epsilon, budget.delta, budget.adjacency, budget.unit) != asked:
+        raise PrivTuneError(
+            f"Budget {budget.name!r} exists with epsilon = {budget.epsilon}, delta = "
+            f"{budget.delta}, {budget.adjacency} adjacency, unit {budget.unit}, and cannot be changed; "
+            f"the spec of study {spec.name!r} says epsilon = {asked[0]}, delta = {asked[1]}, {asked[2]}, "
+            f"unit {asked[3]}. Write the "
+            "budget's own terms, and the study's share as 'epsilon' of the study."
+        )
+
+
+def _export(
+    spec: StudySpec,
+    arms: Sequence[ArmStatus],
+    *,
+    model: Callable[[str], Path],
+    certificate: Mapping[str, Any],
+    stages: Sequence[StageStatus] = (),
+) -> dict[str, Any]:
+    """Return a study's spec, plans, releases and the certificate of its budget, JSON-ready.
+
+    Args:
+        spec: The study's spec.
+        arms: How each of its arms stands.
+        model: Returns where an arm's released model lies, relative to the study's folder.
+        certificate: The certificate of its budget.
+        stages: How each of its stages stands.
+    """
+    documents = []
+    for status in arms:
+        release = status.release
+        documents.append(
+            {
+                "plan": status.plan.to_dict(),
+                "state": status.state,
+                "guarantee": status.guarantee.to_dict(),
+                "release": None
+                if release is None
+                else {
+                    "params": json_ready(release.params),
+                    "score": _json(release.score),
+                    "utility": dict(release.utility),
+                    "note": release.note,
+                    "model": None if release.is_nothing else model(status.plan.arm).as_posix(),
+                },
+            }
+        )
+    return {
+        "format": "privtune-study",
+        "version": 1,
+        "spec": spec.model_dump(mode="json"),
+        "arms": documents,
+        **({"stages": [stage.to_dict() for stage in stages]} if stages else {}),
+        "certificate": dict(certificate),
+    }
+
+
+def _json(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _comparison(arms: Sequence[ArmStatus]) -> pandas.DataFrame:
+    """Return one row an arm: public facts and releases only.
+
+    Args:
+        arms: How each arm of the study stands.
+
+    Returns:
+        Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
+        (higher is better; a loss is negated), ``gradient_evaluations`` (expected), ``wall_seconds``
+        (expected), ``validation_accuracy`` or ``validation_loss``, each utility, each
+        released hyperparameter as ``params.NAME``; the index is the arm.
+    """
+    rows: list[dict[str, Any]] = []
+    for status in arms:
+        release = status.release
+        row: dict[str, Any] = {
+            "arm": status.plan.arm,
+            "strategy": status.plan.strategy,
+            "state": status.state,
+            "epsilon": status.guarantee.epsilon,
+            "delta": status.guarantee.delta,
+            "bound": status.guarantee.method,
+            "sealed": status.plan.is_sealed,
+            "score": None if release is None else release.score,
+            "gradient_evaluations": status.plan.expected_gradient_evaluations,
+            "wall_seconds": None if release is None else release.cost.wall_seconds,
+        }
+        if release is not None:
+            of = status.plan.scored
+            row |= validation_metric(status.plan.score, release.score, of=of)
+            row |= release.utility
+            row |= {f"params.{name}": value for name, value in release.params.items()}
+        rows.append(row)
+    columns = ["arm"] if not rows else None
+    frames = find_extra("pandas", extra="ui", what="A study's table")
+    table: pandas.DataFrame = frames.DataFrame(rows, columns=columns).set_index("arm")
+    return table

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from privtune.errors import PrivTuneError
-from privtune.execution.supervise import WorkerStoppedError
+from privtune.execution.launchers import WorkerStoppedError
 from privtune.ledger import LedgerBusyError, LedgerConnectionError
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.study._objects import DamagedResultError
@@ -88,17 +88,7 @@ class ArmStoppedError(PrivTuneError):
 
 @contextmanager
 def stopping(study: str, arm: str, record: Callable[[str, Exception], None]) -> Iterator[None]:
-    """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included.
-
-    Args:
-        study: The study's name.
-        arm: The arm's name.
-        record: Keeps what stopped the arm, for the curator alone.
-
-    Raises:
-        ArmStoppedError: Without cause or context: what raised is in the store.
-        PrivTuneError: The storage failed, or the time is over.
-    """
+    """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included."""
     stopped = False
     try:
         yield

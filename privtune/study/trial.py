@@ -1,15 +1,223 @@
-"""A trial as ``build`` sees it: Optuna's suggestions and public facts, and no data."""
+"""A trial as `build` sees it: Optuna's suggestions and public facts, and no data."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from privtune.errors import InvalidInputError
+from privtune.spaces import (
+    IndependentSampler,
+    Prior,
+    SearchSpace,
+    categorical,
+    check_hyperparameter,
+    plain,
+)
 from privtune.strategies import TrainingPlan
 from privtune.study._familiar import answer
-from privtune.study._suggestions import Suggestions
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
-    pass
+    from privtune.strategies import TrainingPlan
+    from privtune.study._shown import ShownTrial
+
+_NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
+
+_PLANNED = frozenset(
+    {"batchsize", "expectedbatchsize", "lotsize", "epoch", "epochs", "nepoch", "nepochs"}
+    | {"numepochs", "maxepochs", "steps", "nsteps", "numsteps", "maxsteps"}
+    | {"iterations", "niterations", "numiterations", "maxiterations"}
+    | {"noise", "noisemultiplier", "noisescale", "sigma", "samplerate"}
+    | {"epsilon", "targetepsilon", "delta", "targetdelta"}
+)
+"""Names of what the plan says of each training, as loops call it: lower case, letters alone."""
+
+
+class Suggestions:
+    """The hyperparameters of one trial, each drawn when it is first asked for.
+
+    Args:
+        training: What the trial is charged for. It records and releases what was drawn, and is handed
+            what the training makes of that.
+        sealed: Whether it is one of a sealed selection.
+        number: Position in its round, or Optuna's number: see :attr:`number`.
+        streams: The trial's random streams.
+        given: Hyperparameters that are fixed for this trial: suggestions return them.
+        sampler: A sampler of the user's own that declares independence.
+        live: Optuna's trial, where every trial is paid for.
+    """
+
+    def __init__(
+        self,
+        training: TrainingPlan,
+        *,
+        sealed: bool,
+        number: int,
+        streams: Streams,
+        given: Mapping[str, Any],
+        sampler: IndependentSampler | None = None,
+        live: ShownTrial | None = None,
+    ) -> None:
+        self._training = training
+        # The position of a sealed trial is kept from its function: see the property.
+        self._number = streams.seed("number") % _NUMBERS if sealed else number
+        self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
+        self._streams, self._given, self._live = streams, dict(given), live
+        if sampler is not None and not given:
+            self._given = dict(sampler.draw(streams.numpy("search")))
+
+    @property
+    def number(self) -> int:
+        """Optuna's number under ``everything``; in a sealed selection a random one below 2**31.
+
+        Private selection covers candidates that are drawn independently. With positions, a function that
+        computes ``GRID[trial.number % len(GRID)]`` would walk through its grid: how many of it are tried
+        would then be the secret number of runs. With a number from the trial's own stream it draws from the
+        grid. The number is no suggestion: it is not released, and a final training on what was suggested
+        has another one. What a release shall name is suggested: ``trial.suggest_categorical``.
+        """
+        return self._number
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What was suggested, by name; a copy: what is released is what was suggested."""
+        return {name: value for name, (value, _) in self._suggested.items()}
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """What it was suggested from, by name; a copy."""
+        return {name: distribution for name, (_, distribution) in self._suggested.items()}
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Suggest a number, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            low: Least value.
+            high: Largest value.
+            step: Distance of the values; any value unless given.
+            log: Whether the logarithm is uniform; ``low`` is above 0 then.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+        """
+        return float(self._suggest(name, FloatDistribution(low, high, log=log, step=step)))
+
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
+        """Suggest a whole number, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            low: Least value.
+            high: Largest value, included.
+            step: Distance of the values.
+            log: Whether the logarithm is uniform; ``low`` is at least 1 then.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+
+        Raises:
+            InvalidInputError: If it is the learning rate of a tuning subset, which is scaled.
+        """
+        value = self._suggest(name, IntDistribution(low, high, log=log, step=step))
+        if isinstance(value, float):
+            allowed = "must be suggested by suggest_float: it is scaled to the tuning subset"
+            raise InvalidInputError(name, f"suggest_int({low}, {high})", allowed)
+        return int(value)
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Suggest one of some choices, as Optuna's trials do.
+
+        Args:
+            name: Name of the hyperparameter.
+            choices: None, booleans, numbers, texts, scalars of NumPy's, or tuples of these; a list, a
+                tuple, a range or an array of them. Of others (modules, functions, enums) suggest the names.
+
+        Returns:
+            One of them; the same one whenever the trial asks for this name.
+        """
+        return self._suggest(name, categorical(name, choices))
+
+    def suggest(self, name: str, prior: Prior) -> Any:
+        """Suggest a value of a public prior: log-normal, a mixture, one of your own.
+
+        Args:
+            name: Name of the hyperparameter.
+            prior: Its law.
+
+        Returns:
+            The value; the same one whenever the trial asks for this name.
+        """
+        return self._suggest(name, prior.distribution, prior)
+
+    def _suggest(
+        self, name: str, distribution: BaseDistribution, prior: Prior | None = None
+    ) -> Any:
+        _refuse_planned(check_hyperparameter(name))
+        if name in self._suggested:
+            value, before = self._suggested[name]
+            if not _same_values(before, distribution):
+                raise InvalidInputError(
+                    name,
+                    distribution,
+                    f"was suggested to this trial before, by {before}",
+                    "Give each hyperparameter a name of its own.",
+                )
+            return self._used(name, value)
+        if name in self._given:
+            value = self._given[name]
+        elif self._live is not None:
+            value = self._live.suggest(name, distribution)
+        else:
+            # Each name has a stream of its own: what is drawn does not hang on the order of calls.
+            law = {name: distribution if prior is None else prior}
+            value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
+        value = plain(name, value)
+        self._suggested[name] = value, distribution
+        return self._used(name, value)
+
+    def _used(self, name: str, value: Any) -> Any:
+        """Return a value as the training uses it."""
+        return self._training.as_trained({name: value})[name]
+
+
+def _same_values(law: BaseDistribution, other: BaseDistribution) -> bool:
+    """Say whether laws have the same values: as in Optuna, a scale may be left out the second time."""
+    if isinstance(law, CategoricalDistribution):
+        return law == other
+    ranges = [{n: v for n, v in vars(each).items() if n != "log"} for each in (law, other)]
+    return type(law) is type(other) and ranges[0] == ranges[1]
+
+
+def _refuse_planned(name: str) -> None:
+    """Refuse a name that belongs to the plan: a value would be released that nothing ran with.
+
+    Raises:
+        InvalidInputError: With the ways to search it.
+    """
+    if re.sub(r"[\s_-]", "", name.lower()) not in _PLANNED:
+        return
+    raise InvalidInputError(
+        "name of a hyperparameter",
+        name,
+        "belongs to the plan: what a trial runs is what was charged, whatever it suggests",
+        "To search it, run an arm for each value (study.optimize with other epochs=..., or "
+        "epsilon=...), or declare a task: the space of a spec takes expected_batch_size, epochs and "
+        "noise_multiplier as a categorical, with guarantee: common (docs/spec.md).",
+    )
 
 
 class Trial(Suggestions):

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from privtune.tasks._partition import Sizes, by_unit, split, unit_records
     from privtune.tasks._task import Candidate, Score, Task, TaskData
     from privtune.tasks.built_in import TASKS, get_task
-    from privtune.training.mechanism.data import TensorData
-    from privtune.training.mechanism.packing import Packing
+    from privtune.training.mechanism.data import Packing, TensorData
 
 __all__ = [
     "A_RECORD",

@@ -298,14 +298,14 @@ class _Units:
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of the losses of each unit's rows."""
-        from privtune.training.mechanism.packing import rows_of
+        from privtune.training.mechanism.data import rows_of
 
         rows, known, there = rows_of(outputs, targets)
         return (self.rows.loss(rows, known) * there).view(targets.shape).sum(dim=-1)
 
     def model(self) -> torch.nn.Module:
         """Return the model of rows, called on units."""
-        from privtune.training.mechanism.packing import OfUnits
+        from privtune.training.mechanism.data import OfUnits
 
         return OfUnits(self.rows.model(), len(self.rows.input_shape))
 
@@ -345,8 +345,7 @@ def unit_records(
     """
     import torch
 
-    from privtune.training.mechanism.data import TensorData
-    from privtune.training.mechanism.packing import FILLER
+    from privtune.training.mechanism.data import FILLER, TensorData
 
     if data.y.ndim != 1:
         raise TaskDataError("Units need one target for each row: targets of shape (N,).")

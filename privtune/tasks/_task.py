@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from privtune.tasks._usable import Fault, RecordCheck
-    from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.data import RecordTree, TensorData
     from privtune.training.mechanism.kernel import LossOf
-    from privtune.training.mechanism.packing import RecordTree
 
 IGNORED = -100
 """The class of a place that is none, as losses of torch's skip it."""

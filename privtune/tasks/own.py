@@ -354,7 +354,7 @@ def _no_model(*_: Any) -> Any:
 
 def _packed(function: Callable[..., Any], records: Records, field: str) -> LossOf:
     """Return a function of packed records that calls one of records as they were given."""
-    from privtune.training.mechanism.packing import mean_of_rows, sum_of_rows
+    from privtune.training.mechanism.data import mean_of_rows, sum_of_rows
 
     if records.data.unit:
         return (mean_of_rows if field == "score" else sum_of_rows)(function)

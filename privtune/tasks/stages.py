@@ -21,7 +21,7 @@ from privtune.tasks._columns import PAID, Category
 from privtune.tasks._facts import SPLITS
 from privtune.tasks.built_in import get_task
 from privtune.tasks.tabular import Table, read_table, tabular
-from privtune.training.mechanism.statistics import (
+from privtune.training.mechanism.metrics import (
     Floats,
     count_sensitivity,
     counts,

@@ -14,8 +14,7 @@ import yaml
 
 from privtune.errors import PrivTuneError
 from privtune.numbers import ceil_to
-from privtune.views.evidence import OPEN, Evidence, evidence
-from privtune.views.officer import grouped, whose
+from privtune.views.officer import OPEN, Evidence, evidence, grouped, whose
 from privtune.views.text import public_facts
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from privtune.integrations import opacus as selection
+from privtune import opacus as selection
 from privtune.strategies import PapernotSteinke
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

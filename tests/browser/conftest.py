@@ -92,7 +92,7 @@ def ui(tracked: Tracked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     """``privtune ui`` itself, as a user starts it."""
     folder = tmp_path_factory.mktemp("ui")
     port = free_port()
-    command = [sys.executable, "-m", "privtune.cli", "ui", "--no-browser", "--port", str(port)]
+    command = [sys.executable, "-m", "privtune", "ui", "--no-browser", "--port", str(port)]
     command += ["--storage", tracked.study.storage]
     root = Path(__file__).parents[2]
     server = Server(command, port=port, log=folder / "ui.log", cwd=root)

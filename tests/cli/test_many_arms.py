@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from privtune import plots
-from privtune.plots._budget import shares
+from privtune.plots._study import shares
 from privtune.plots._style import MOST_TRACES
-from privtune.study import Study, _store
+from privtune.study import Study, rows
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 
@@ -48,9 +48,9 @@ def released(folder: Path, count: int) -> str:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Count statements that are sent to databases, and rows of arms that are read."""
     found: Counter[str] = Counter()
-    read = _store._read_arm
+    read = rows._read_arm
 
-    def counting(row: sa.Row) -> _store.Arm:  # type: ignore[type-arg]
+    def counting(row: sa.Row) -> rows.Arm:  # type: ignore[type-arg]
         found["rows"] += 1
         return read(row)
 
@@ -59,7 +59,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
     sa.event.listen(sa.Engine, "before_cursor_execute", sent)
     with monkeypatch.context() as patched:
-        patched.setattr(_store, "_read_arm", counting)
+        patched.setattr(rows, "_read_arm", counting)
         yield found
     sa.event.remove(sa.Engine, "before_cursor_execute", sent)
 

@@ -11,7 +11,7 @@ import pytest
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
-from privtune.execution.supervise import STOPPED
+from privtune.execution.launchers import STOPPED
 from privtune.ledger import Ledger
 from privtune.study import Study
 from privtune.study.workers import assist

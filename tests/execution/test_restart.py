@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
-from privtune.execution.processes import run_in_processes
+from privtune.execution.launchers import run_in_processes
 from privtune.execution.table import make_rounds, patiently
 from privtune.ledger import Budget, ChargeRequest, Ledger, verify
 from tests.execution import workers
@@ -62,7 +62,9 @@ def disturbed(cluster: Cluster, rows: int, at: list[int], disturb: Callable[[], 
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            run_in_processes(workers.slow, (cluster.url, charge.id), jobs=2, open_count=open_count)
+            run_in_processes(
+                workers.slow, (cluster.url, charge.id), slots=[None, None], open_count=open_count
+            )
         finally:
             over.set()
             watcher.join()

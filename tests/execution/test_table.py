@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.execution import table
-from privtune.execution.supervise import wait_for
+from privtune.execution.launchers import wait_for
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.files import OwnFolder
 from privtune.ledger import Budget, ChargeRequest, Lease, Ledger, LedgerConnectionError, Rounds

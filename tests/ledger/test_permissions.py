@@ -110,7 +110,7 @@ def read_only(request: pytest.FixtureRequest, finished: Path, tmp_path: Path) ->
 
 
 def ask(url: str, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    call = [*_AS_OTHERS, sys.executable, "-m", "privtune.cli", *command, "--storage", url]
+    call = [*_AS_OTHERS, sys.executable, "-m", "privtune", *command, "--storage", url]
     return subprocess.run(call, capture_output=True, text=True, check=False, cwd=cwd)
 
 

@@ -9,8 +9,7 @@ import pytest
 from privtune import plots
 from privtune.accounting import PrivateSelection, epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.plots._budget import shares
-from privtune.plots._comparison import wilson_interval
+from privtune.plots._study import shares, wilson_interval
 from privtune.study import Study
 from tests.tracked import Tracked
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from privtune.accounting import Composed, epsilon
-from privtune.cli.catalogue import strategies as list_strategies
+from privtune.cli.commands import strategies as list_strategies
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
 from privtune.strategies import (

@@ -7,9 +7,7 @@ import pytest
 
 from privtune.ledger import Ledger
 from privtune.study import StudySpec
-from privtune.study._results import Results
-from privtune.study._rows import StudyRow
-from privtune.study._store import StudyStore
+from privtune.study.rows import Results, StudyRow, StudyStore
 
 
 def toy_spec(**changes: object) -> StudySpec:

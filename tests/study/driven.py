@@ -18,10 +18,11 @@ import privtune
 from privtune.cli import main
 from privtune.errors import PrivTuneError
 from privtune.execution import table
-from privtune.ledger import round_rows
+from privtune.ledger import rounds as ledger_rounds
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Study, _files, _trainer
+from privtune.study import Study, _files
+from privtune.study import run as running
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
 from tests.study.elsewhere import OWN, simple
@@ -45,7 +46,7 @@ def charge(url: str, gate: Any, results: Any) -> None:
 
     def charged() -> list[str]:
         with closing(Life("toy", url)) as life:
-            life.charge([arm.plan for arm in life.rows().values()])
+            life.charge([arm.plan for arm in life.arms().values()])
             return sorted(found.id for found in life.charges().values())
 
     gate.wait()
@@ -100,7 +101,7 @@ def take_part(url: str, role: str, notes: str, point: int | None, strike: str) -
     # Who dies in mid-row keeps it until its lease ends.
     table.make_rounds.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
     table.work_through.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
-    round_rows._IDLE = 2  # type: ignore[misc]
+    ledger_rounds._IDLE = 2  # type: ignore[misc]
     sessions: set[int] = set()
     sa.event.listen(
         sa.pool.Pool,
@@ -201,7 +202,7 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     watching("quick", "a lease's commit")
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
-    patch(_trainer, "rehearse", named("plan", _trainer.rehearse))
+    patch(running, "rehearse", named("plan", running.rehearse))
     patch(_files, "train_trials", named("train", _files.train_trials))
     patch(checkpoint, "_SECONDS", 0.0)
     patch(checkpoint, "_SHARE", 1e9)

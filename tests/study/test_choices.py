@@ -23,11 +23,10 @@ from torch import nn
 import privtune
 from privtune.cli._tables import comparison_document
 from privtune.errors import InvalidInputError
-from privtune.priors import LogNormal, Prior
-from privtune.spaces import SearchSpace, plain, with_tuples
+from privtune.spaces import LogNormal, Prior, SearchSpace, plain, with_tuples
 from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import Study
-from privtune.study._suggestions import _PLANNED
+from privtune.study.trial import _PLANNED
 from privtune.training.methods import METHODS
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import OWN

@@ -35,8 +35,7 @@ from privtune.strategies import (
     SubsampledTuning,
 )
 from privtune.study import Study, keep_audit
-from privtune.study._declared_trial import DeclaredError, DeclaredTrial
-from privtune.study.declared import Mechanism
+from privtune.study.declared import DeclaredError, DeclaredTrial, Mechanism
 from privtune.study.failures import ArmStoppedError
 from privtune.views.officer import to_markdown
 from privtune.views.record import arm_record, budget_view
@@ -187,7 +186,7 @@ def opacus_loop(
     """Return a small Opacus loop, and what it declares; other noise or steps are a mistake."""
     from opacus import PrivacyEngine
 
-    from privtune.integrations.opacus import mechanism
+    from privtune.opacus import mechanism
 
     data = TensorDataset(torch.tensor(X[:240], dtype=torch.float32), torch.tensor(Y[:240]))
     loader = DataLoader(data, batch_size=40)

@@ -20,7 +20,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.table import make_rounds
 from privtune.ledger import Budget, ChargeRequest, ChargeStateError, Ledger, Rounds
 from privtune.strategies import Everything
-from privtune.study import Study, _round
+from privtune.study import Study, rounds
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.ledger.one_task import complete_one, lease_one
@@ -70,7 +70,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return give
 
-    monkeypatch.setattr("privtune.study._trainer.give_out", give_out)
+    monkeypatch.setattr("privtune.study.run.give_out", give_out)
     return batches
 
 
@@ -152,7 +152,7 @@ def dying(url: str, folder: str) -> None:
         Path(folder, "second" if Path(folder, "first").exists() else "first").touch()
         return hand_in(self, results)
 
-    _round._SMALL = -1  # those of a stack one after the other, as large results are
+    rounds._SMALL = -1  # those of a stack one after the other, as large results are
     Rounds.complete_some = complete_some  # type: ignore[method-assign]
     serve(url, idle_exit=600.0)
 
@@ -171,7 +171,7 @@ def test_a_worker_and_a_driver_are_killed_in_mid_batch(storage: str, tmp_path: P
     driver.join()
     assert worker.exitcode == -signal.SIGKILL
     with closing(Life("toy", storage)) as life:
-        (arm,) = life.rows().values()
+        (arm,) = life.arms().values()
         assert life.stage(arm.plan) is Stage.STARTED
         results = life.sealed("arm")
         done = [name for name in results.names() if name.endswith(".safetensors")]

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 import privtune
 from privtune.cli._app import mount
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.processes import run_in_processes
-from privtune.execution.supervise import WorkersDiedError, WorkerStoppedError
+from privtune.execution.launchers import WorkersDiedError, WorkerStoppedError, run_in_processes
 from privtune.ledger import Ledger, LedgerConnectionError, OpenRound, RoundStuckError
 from privtune.strategies import Everything, Fixed, PapernotSteinke, StrategyError
 from privtune.study import Study, StudyInterruptedError
@@ -269,14 +268,14 @@ def test_the_curator_alone_is_shown_what_stopped_an_arm(storage: str) -> None:
 
 
 def _raises(*_: object) -> None:
-    from privtune.execution.supervise import STOPPED
+    from privtune.execution.launchers import STOPPED
 
     raise SystemExit(STOPPED)
 
 
 def test_a_worker_that_an_error_stopped_is_not_started_again() -> None:
     with pytest.raises(WorkerStoppedError):
-        run_in_processes(_raises, (), jobs=1, open_count=lambda: 1)
+        run_in_processes(_raises, (), slots=[None], open_count=lambda: 1)
 
 
 @pytest.mark.slow
@@ -373,7 +372,7 @@ def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
     task = blobs()
     life = study._life
     files = make_files(life, plan, task=task, data=task.load(), compute=study.spec.compute)
-    from privtune.study._round import StudyRound
+    from privtune.study.rounds import StudyRound
 
     trials = StudyRound(kept=life.trials, ledger=life.ledger, charge_id=None, files=files)
     params = {"learning_rate": 0.5, "max_grad_norm": 1.0}

@@ -280,7 +280,7 @@ def test_tasks_and_workers_are_under_the_same_seal(
     with pytest.raises(SealedError, match="thread 'late'"):
         study.run(n_jobs=jobs)
     assert not study._life.charges()
-    rehearse = "privtune.study._trainer.TaskTrainer.rehearse"
+    rehearse = "privtune.study.run.TaskTrainer.rehearse"
     monkeypatch.setattr(rehearse, lambda *_: 0.0)
     with pytest.raises(ArmStoppedError):
         study.run(n_jobs=jobs)

@@ -28,7 +28,7 @@ from privtune.strategies import (
     TrainingPlan,
 )
 from privtune.study import Study
-from privtune.study._round import Asked, StudyRound
+from privtune.study.rounds import Asked, StudyRound
 from privtune.study.workers import make_files
 from privtune.tasks import Task
 from privtune.training.mechanism.streams import Streams

@@ -19,10 +19,8 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger, Rounds
 from privtune.study import Study
 from privtune.study._objects import DamagedResultError, ObjectStore, check_address
-from privtune.study._results import Results
-from privtune.study._rows import StudyRow
-from privtune.study._store import StudyStore
 from privtune.study.lifecycle import Life
+from privtune.study.rows import Results, StudyRow, StudyStore
 from privtune.study.spec import SpecError
 from tests.study.conftest import toy_spec
 
@@ -76,7 +74,7 @@ def write(address: str, name: str, content: bytes) -> None:
 
 @pytest.fixture
 def rows(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Results]:
-    monkeypatch.setattr("privtune.study._results._LARGE", 20)
+    monkeypatch.setattr("privtune.study.rows._LARGE", 20)
     with Ledger(f"sqlite:///{tmp_path / 'rows.db'}") as ledger:
         row = StudyRow("toy", "uid", {"artifacts": address}, tmp_path / "files")
         StudyStore(ledger.log.storage).create(row, [])
@@ -307,7 +305,7 @@ def test_a_large_file_is_written_before_its_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: bool
 ) -> None:
     """So that neither the file's lock nor a row's is held while a disk takes its time."""
-    monkeypatch.setattr("privtune.study._results._LARGE", 20)
+    monkeypatch.setattr("privtune.study.rows._LARGE", 20)
     with Ledger(f"sqlite:///{tmp_path / 'rows.db'}") as ledger:
         row = StudyRow("toy", "uid", {}, tmp_path / "files")
         StudyStore(ledger.log.storage).create(row, [])
@@ -336,7 +334,7 @@ def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
     expected = Study.create(
         toy_spec(arms=[ARM], seed=4), f"sqlite:///{tmp_path / 'whole.db'}"
     ).run()
-    monkeypatch.setattr("privtune.study._results._LARGE", 100)
+    monkeypatch.setattr("privtune.study.rows._LARGE", 100)
     url = f"sqlite:///{tmp_path / 'p.db'}"
     study = Study.create(toy_spec(arms=[ARM], seed=4, artifacts=address), url)
     assert json.loads(json.dumps(study.spec.model_dump(mode="json")))["artifacts"] == address
@@ -364,7 +362,7 @@ def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
     assert len(objects(address)) == 1, "the released model; what was sealed is gone"
     monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "another directory"))
     life = Life("toy", url)
-    assert torch.equal(life.release(next(iter(life.rows().values())).plan).weights, release.weights)
+    assert torch.equal(life.release(next(iter(life.arms().values())).plan).weights, release.weights)
     life.delete()
     assert objects(address) == {}
 
@@ -372,7 +370,7 @@ def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
 def test_a_store_that_always_loses_is_said_and_nothing_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privtune.study._results._LARGE", 100)
+    monkeypatch.setattr("privtune.study.rows._LARGE", 100)
     address = f"file://{tmp_path}/objects"
     url = f"sqlite:///{tmp_path / 'p.db'}"
     study = Study.create(toy_spec(arms=[ARM], seed=4, artifacts=address), url)

@@ -24,8 +24,7 @@ from torch import nn
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
-from privtune.priors import LogNormal
-from privtune.spaces import DependentSamplerError
+from privtune.spaces import DependentSamplerError, LogNormal
 from privtune.strategies import (
     Everything,
     Fixed,

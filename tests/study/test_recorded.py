@@ -16,9 +16,9 @@ from privtune.ledger import Finished, Ledger, Rounds
 from privtune.spaces import SearchSpace
 from privtune.strategies import TrialResult
 from privtune.study import Study
-from privtune.study._results import Results
-from privtune.study._round import STACK
 from privtune.study._trials import StudyTrials
+from privtune.study.rounds import STACK
+from privtune.study.rows import Results
 from tests.ledger.conftest import ledger_url, postgres_url, sqlite_url
 from tests.study.conftest import toy_spec
 
@@ -86,8 +86,8 @@ def test_a_stack_hands_in_its_results_in_one_transaction(
 def test_small_results_are_read_together_and_large_ones_are_left_out(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privtune.study._results._LARGE", 8)
-    monkeypatch.setattr("privtune.study._results._ASKED", 2)
+    monkeypatch.setattr("privtune.study.rows._LARGE", 8)
+    monkeypatch.setattr("privtune.study.rows._ASKED", 2)
     for number in range(5):
         results.put(f"{number}", bytes([number]))
     results.put("large", bytes(9))

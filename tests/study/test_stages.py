@@ -13,7 +13,7 @@ import privtune
 from privtune.accounting import Composed, epsilon
 from privtune.ledger import BudgetExceededError, verify
 from privtune.study import Study, StudySpec, plan_study
-from privtune.study import _trainer as running
+from privtune.study import run as running
 from privtune.training.engine.compute import hardware
 from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
@@ -153,7 +153,7 @@ def test_a_release_is_drawn_once_whatever_stops_the_study(
         assert names == ["quantiles", "quantiles", "histogram", "dp-pca"]
         assert drawn[0] == drawn[1]  # the same noise: what came of it is one release
     assert len(study.certificate()["charges"]) == 5
-    secrets = {name: row.secret for name, row in study._life.rows().items()}
+    secrets = {name: row.secret for name, row in study._life.arms().items()}
     assert set(secrets.values()) == {None}
 
 

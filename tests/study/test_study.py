@@ -213,7 +213,7 @@ def test_a_long_training_goes_on_from_its_checkpoint(
     monkeypatch.setattr("privtune.training.engine.checkpoint._SECONDS", 0.0)
     monkeypatch.setattr("privtune.training.engine.checkpoint._SHARE", 1e9)
     if large:
-        monkeypatch.setattr("privtune.study._results._LARGE", 100)
+        monkeypatch.setattr("privtune.study.rows._LARGE", 100)
     spec = toy_spec(seed=2)
     (tmp_path / "whole").mkdir()
     whole = Study.create(spec, f"sqlite:///{tmp_path / 'whole' / 'privtune.db'}").run()
@@ -285,7 +285,7 @@ def test_the_secret_and_the_losers_are_gone_after_the_release(storage: str) -> N
     study.run()
     for plan in study.plans:
         with closing(Life("toy", storage)) as life:
-            assert life.rows()[plan.arm].secret is None
+            assert life.arms()[plan.arm].secret is None
             assert life.sealed(plan.arm).names() == [], "models that lost are in no row either"
     assert not list(study.folder.glob("sealed/**/*.safetensors"))
 

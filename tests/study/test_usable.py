@@ -22,7 +22,7 @@ from scipy import stats
 
 from privtune.accounting import Adjacency, Gaussian
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies.stage_plan import plan_stage, release_stage
+from privtune.strategies.plan import plan_stage, release_stage
 from privtune.study import Study, StudySpec
 from privtune.study.failures import (
     StageRefusedError,
@@ -32,7 +32,7 @@ from privtune.study.failures import (
 from privtune.tasks import Task, TaskData, TaskDataError, get_task
 from privtune.tasks.stages import Usable, make_stage
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
 from tests.study.conftest import toy_spec

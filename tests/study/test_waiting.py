@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from privtune import PrivTuneError
-from privtune.execution import supervise
+from privtune.execution import launchers
 from privtune.ledger import ChargeState, Ledger
 from privtune.study import Study, StudyNotFoundError, delete_study
 from privtune.study.lifecycle import Life
@@ -151,7 +151,7 @@ def test_a_worker_that_cannot_load_a_study_leaves_its_driver_waiting(
         else:
             elsewhere(source)
 
-    monkeypatch.setattr(supervise, "time", _Clock(sleep))
+    monkeypatch.setattr(launchers, "time", _Clock(sleep))
     spec = toy_spec(task="of_this_host:blobs", arms=[ARM], epochs=1, seed=3)
     with closing(Study.create(spec, storage)) as study:
         (release,) = study.run(executor="external")
@@ -205,7 +205,7 @@ def test_a_driver_says_what_it_waits_for_and_how_to_start_it(
     """At once, and again after a minute without any worker; from inside of the seal."""
     heard = io.StringIO()
     monkeypatch.setattr(sys, "stderr", heard)
-    monkeypatch.setattr(supervise, "_LONELY", 0.6)
+    monkeypatch.setattr(launchers, "_LONELY", 0.6)
     said: list[str] = []
 
     def sleep(seconds: float) -> None:
@@ -214,7 +214,7 @@ def test_a_driver_says_what_it_waits_for_and_how_to_start_it(
         if len(said) == 2:  # now a worker comes
             assert serve(storage, study="toy", idle_exit=0.0) > 0
 
-    monkeypatch.setattr(supervise, "time", _Clock(sleep))
+    monkeypatch.setattr(launchers, "time", _Clock(sleep))
     with closing(Study.create(toy_spec(arms=[ARM], epochs=1, seed=3), storage)) as study:
         assert len(study.run(executor="external")) == 1
     first, second = said
@@ -229,9 +229,9 @@ def test_a_worker_that_is_at_work_is_not_missed() -> None:
     reminded: list[int] = []
     left = iter([3] * 40 + [0] * 5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervise, "_LONELY", 0.0)
-        patch.setattr(supervise, "_POLL", 0.0)
-        supervise.wait_for(
+        patch.setattr(launchers, "_LONELY", 0.0)
+        patch.setattr(launchers, "_POLL", 0.0)
+        launchers.wait_for(
             lambda: next(left),
             lambda: False,
             at_work=lambda: True,

@@ -10,8 +10,7 @@ from pathlib import Path
 import mlflow.store.db.utils
 import pytest
 
-from privtune.tracking.fresh import begin_at_copy
-from privtune.tracking.store import open_client
+from privtune.tracking.store import begin_at_copy, open_client
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -10,7 +10,7 @@ import pytest
 from mlflow.models import Model
 
 from privtune.errors import PrivTuneError
-from privtune.tracking.models import log_model
+from privtune.tracking.mlflow import log_model
 from tests.tracked import Tracked
 
 pytestmark = [

@@ -32,7 +32,8 @@ from privtune.ledger import certificate as certificate_module
 from privtune.ledger import log as log_module
 from privtune.ledger.rounds import Rounds
 from privtune.strategies import TrialResult
-from privtune.study import Study, _files, _trainer
+from privtune.study import Study, _files
+from privtune.study import run as running
 from privtune.tracking import mlflow as observer_module
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.views.report import render_study
@@ -172,7 +173,7 @@ def pipeline(
 ) -> tuple[list[int], list[Numbers]]:
     """Run the studies; return K of each, and what each has added to what can be seen."""
     monkeypatch.setattr(_files, "train_trials", Clocks(monkeypatch).train)
-    monkeypatch.setattr(_trainer, "rehearse", lambda *_args, **_options: 1.0)
+    monkeypatch.setattr(running, "rehearse", lambda *_args, **_options: 1.0)
     # Pages of single arms are parts of the report that is read, and half of the time.
     monkeypatch.setattr(observer_module, "render_arm", lambda *_: "")
     storage = f"sqlite:///{folder / 'privtune.db'}"

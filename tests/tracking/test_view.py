@@ -84,7 +84,7 @@ def test_a_version_that_does_not_know_the_view_gets_a_plain_link(
 ) -> None:
     from mlflow.entities import Experiment, ExperimentTag
 
-    from privtune.cli.ui import _address
+    from privtune.cli.commands import _address
 
     tags = [ExperimentTag(VIEW_TAG, saved_view(params=[], curves=[]))] if tagged else []
     experiment = Experiment("7", "study", "file:///x", "active", tags=tags)

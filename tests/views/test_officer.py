@@ -18,8 +18,7 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, ChargeRequest, Ledger, verify_certificate
 from privtune.numbers import show_epsilon
 from privtune.study import Study
-from privtune.views.evidence import OPEN
-from privtune.views.officer import to_html, to_markdown
+from privtune.views.officer import OPEN, to_html, to_markdown
 from privtune.views.registry import SCHEMA, registry_entry, to_yaml
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec

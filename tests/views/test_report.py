@@ -12,9 +12,7 @@ import pytest
 from privtune.accounting import epsilon
 from privtune.numbers import ceil_to
 from privtune.study import Study
-from privtune.views.page import Html, document, figure, table, text
-from privtune.views.report import render_study
-from privtune.views.statement import meaning
+from privtune.views.report import Html, document, figure, meaning, render_study, table, text
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 from tests.toy import curated

@@ -9,7 +9,7 @@ import pytest
 from privtune.cli._tables import print_comparison
 from privtune.study import Study
 from privtune.views.record import budget_view, study_note
-from privtune.views.statement import privacy_statement
+from privtune.views.report import privacy_statement
 from tests.study.conftest import toy_spec
 
 PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}

@@ -91,7 +91,7 @@ def commands(checkout: Path, found: dict[str, list[float]], walls: dict[str, lis
         folder = Path(place)
         shutil.copy(SPEC, folder)
         for command in COMMANDS:
-            words = ["-m", "privtune.cli", *command.split()]
+            words = ["-m", "privtune", *command.split()]
             start = time.perf_counter()
             found.setdefault(command, []).append(spent(words, folder, checkout))
             walls.setdefault(command, []).append(time.perf_counter() - start)
@@ -104,7 +104,7 @@ def studies(work: str, trials: int, found: dict[str, list[float]]) -> None:
         epochs, batch = EPOCHS[work]
         spec = STUDY.format(work=work, trials=trials, epochs=epochs, batch=batch)
         (folder / "study.yaml").write_text(spec, encoding="utf-8")
-        command = ["-m", "privtune.cli", "study", "run", "study.yaml"]
+        command = ["-m", "privtune", "study", "run", "study.yaml"]
         found.setdefault("privtune", []).append(spent(command, folder, ROOT))
         found.setdefault("imports", []).append(spent(["-c", IMPORTS], folder, ROOT))
     for mode in (*MODES, "plain"):

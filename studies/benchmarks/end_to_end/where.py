@@ -32,9 +32,8 @@ DOING = (
     ("tracking/", "", "writing to MLflow"),
     ("study/_trials.py", "", "Optuna's storage"),
     ("ledger/", "", "the ledger and the studies' tables"),
-    ("study/_store.py", "", "the ledger and the studies' tables"),
-    ("study/_standing.py", "", "the ledger and the studies' tables"),
-    ("study/_results.py", "", "the ledger and the studies' tables"),
+    ("study/rows.py", "", "the ledger and the studies' tables"),
+    ("study/lifecycle.py", "", "the ledger and the studies' tables"),
     ("tasks/", "", "records: reading, splitting"),
 )
 

@@ -97,7 +97,7 @@ class Node:
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }
         return subprocess.Popen(
-            [*command, "-m", "privtune.cli", *words],
+            [*command, "-m", "privtune", *words],
             cwd=self.folder,
             env=environment,
             stdout=subprocess.PIPE,

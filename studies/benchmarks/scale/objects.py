@@ -75,7 +75,7 @@ def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str
     """Start a command of PrivTune in a folder of its own."""
     folder.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "privtune.cli", *words],
+        [sys.executable, "-m", "privtune", *words],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,

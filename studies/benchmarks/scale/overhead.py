@@ -65,8 +65,8 @@ def split(run: Any, spent: list[tuple[float, float]]) -> Any:
 def main() -> None:
     """Measure and print."""
     whole = table.work_through
-    import privtune.study._round as rounds
-    from privtune.study import _run
+    import privtune.study.rounds as rounds
+    import privtune.study.run as running
 
     for arm in ARMS:
         spent: list[tuple[float, float]] = []
@@ -88,11 +88,11 @@ def main() -> None:
 
                 def give(_rounds: Any) -> None:
                     with closing(Life("overhead", url)) as worker:  # noqa: B023
-                        _work(worker, plan.arm, charge_id=charge)
+                        _work(worker, plan, charge_id=charge)
 
                 return give
 
-            _run.give_out = beside
+            running.give_out = beside
             with closing(Study.create(spec(arm), url)) as study:
                 study.run(executor="external")
         trained = sum(t for t, _ in spent)

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
-from privtune.execution.ray import run_on_ray
+from privtune.execution.launchers import run_on_ray
 from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.ledger import Budget, ChargeRequest, Lease, Ledger
 

@@ -1,0 +1,203 @@
+"""A study is made from its spec and run, with progress on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from privtune.cli._common import patience
+from privtune.imports import libraries
+
+if TYPE_CHECKING:
+    from privtune.strategies import Plan, Release
+    from privtune.study import Observer, Study, StudySpec
+    from privtune.tasks._usable import RecordCheck
+
+
+def run_study(
+    study: Study,
+    *,
+    mlflow: bool,
+    quiet: bool,
+    executor: str | None = None,
+    jobs: int = 1,
+    device: str | None = None,
+    stack: int | Literal["auto"] | None = None,
+    non_private: bool = False,
+    anyway: bool = False,
+) -> None:
+    """Run a study with progress on the terminal and, if asked, releases to MLflow."""
+    from privtune.cli._tables import print_records
+    from privtune.study.seal import open_stream
+    from privtune.tasks._reader import ON_READ
+
+    observers: list[Observer] = []
+    if mlflow:
+        with libraries():  # torch among them
+            from privtune.tracking.mlflow import MlflowObserver
+
+        observers.append(MlflowObserver(study))
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        _OpenOnly(MofNCompleteColumn()),
+        _OpenOnly(TimeElapsedColumn()),
+        console=Console(file=open_stream(sys.stdout)),
+        disable=quiet,
+    )
+    bars: list[Any] = []
+
+    def read(share: float) -> None:
+        progress.start()
+        if not bars or progress.tasks[bars[-1]].finished:
+            bars.append(progress.add_task("reading", total=1.0, sealed=True))
+        progress.update(bars[-1], completed=share)
+
+    def told(records: RecordCheck) -> None:
+        progress.stop()
+        print_records(records, err=True)
+
+    heard = ON_READ.set(read)
+    try:
+        study.run(
+            _Fanout([_ProgressObserver(progress), *observers]),
+            executor=executor,
+            n_jobs=jobs,
+            device=device,
+            stack=stack,
+            non_private=non_private,
+            anyway=anyway,
+            told=told,
+        )
+    finally:
+        ON_READ.reset(heard)
+        if progress.live.is_started:
+            progress.stop()
+
+
+class _OpenOnly(ProgressColumn):
+    """Shows another column for arms that are not sealed: a round's time tells its runs."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return "" if task.fields.get("sealed") else self._column.render(task)
+
+
+class _ProgressObserver:
+    """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, Any] = {}
+
+    def arm_started(self, plan: Plan) -> None:
+        label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
+        total = None if plan.is_sealed else plan.training.schedule.steps
+        # With the first arm and no sooner: bars of nothing are an empty line.
+        self._progress.start()
+        self._bars[plan.arm] = self._progress.add_task(label, total=total, sealed=plan.is_sealed)
+
+    def step(self, plan: Plan, done: int, steps: int) -> None:
+        self._progress.update(self._bars[plan.arm], completed=done, total=steps)
+
+    def released(self, plan: Plan, release: Release) -> None:
+        if plan.arm in self._bars:
+            self._progress.update(
+                self._bars[plan.arm],
+                description=f"{plan.arm}: released",
+                total=plan.training.schedule.steps,
+                completed=plan.training.schedule.steps,
+            )
+
+    def arm_failed(self, plan: Plan) -> None:
+        self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
+
+
+class _Fanout:
+    """Tells several observers."""
+
+    def __init__(self, observers: list[Any]) -> None:
+        self._observers = observers
+
+    def arm_started(self, plan: Plan) -> None:
+        for observer in self._observers:
+            observer.arm_started(plan)
+
+    def step(self, plan: Plan, done: int, steps: int) -> None:
+        for observer in self._observers:
+            observer.step(plan, done, steps)
+
+    def released(self, plan: Plan, release: Release) -> None:
+        for observer in self._observers:
+            observer.released(plan, release)
+
+    def arm_failed(self, plan: Plan) -> None:
+        for observer in self._observers:
+            observer.arm_failed(plan)
+
+
+@contextmanager
+def planning(spec: StudySpec) -> Iterator[None]:
+    """Say on stderr what planning does if it takes long, and that a task's data is not here."""
+    if spec.task is not None and (absent := spec.load_task().look()):
+        typer.echo(absent, err=True)
+    arms = ", ".join(arm.name for arm in spec.arms)
+    with patience(f"Planning {arms}: their noise is calibrated to one target"):
+        yield
+
+
+def made(spec: StudySpec, storage: str, *, curator: bool = False) -> tuple[Study, list[str]]:
+    """Create a study, or load the one of its name; return it, and in which fields its spec was another."""
+    from privtune.study import Study, StudyExistsError
+
+    try:
+        Study.create(spec, storage).close()
+        return Study(spec.name, storage, curator=curator), []
+    except StudyExistsError:
+        study = Study(spec.name, storage, curator=curator)
+    stored, given = (each.model_dump(mode="json") for each in (study.spec, spec))
+    return study, sorted(key for key in given if given[key] != stored[key])
+
+
+def opened(name: str, storage: str, *, curator: bool = False) -> Study:
+    """Return the study of a name, or of a spec: created unless it was, by the very same one."""
+    from privtune.errors import PrivTuneError
+    from privtune.study import Study, StudySpec, study_names
+
+    path = Path(name)
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        return Study(name, storage, curator=curator)
+    if not path.is_file() and name in study_names(storage):
+        return Study(name, storage, curator=curator)
+    spec = StudySpec.from_file(path)
+    with planning(spec):
+        study, others = made(spec, storage, curator=curator)
+    if others:
+        study.close()
+        raise PrivTuneError(
+            f"Study {spec.name!r} exists already, and was created with other {', '.join(others)} than "
+            f"{path.name} has now. Go on with it as it was planned: privtune study run {spec.name}. Or "
+            "give the spec another name, or delete the study first (what it charged stays charged): "
+            f"privtune study delete {spec.name}."
+        )
+    return study

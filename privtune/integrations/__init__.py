@@ -1,1 +1,0 @@
-"""What makes training with other libraries a declared mechanism."""

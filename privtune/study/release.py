@@ -1,0 +1,210 @@
+"""From a strategy's outcome to a release, and back from storage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from privtune.accounting import Adjacency, Guarantee
+from privtune.errors import PrivTuneError
+from privtune.execution.files import pack_result, unpack_result
+from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
+from privtune.study._shown import INDEX
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+    from torch import nn
+
+    from privtune.strategies import ScorePlan
+    from privtune.study.rows import Results
+    from privtune.tasks import Task, TaskData
+    from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.scoring import Measured
+    from privtune.training.mechanism.streams import Streams
+
+MODEL = "model.safetensors"
+"""Name of the released model in its arm's folder."""
+
+_TRIALS = "trials/"
+
+
+class ReleaseError(PrivTuneError):
+    """A rehearsal's release differs from what is read back from its file."""
+
+
+def make_release(
+    plan: Plan,
+    outcome: Outcome,
+    *,
+    guarantee: Guarantee,
+    seconds: float | None,
+    utility: Mapping[str, Measured],
+    machine: Mapping[str, str],
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return what is stored of a release: a document, and the content of its files by name."""
+    import torch
+
+    result = outcome.result
+    if result is None:
+        result = TrialResult(index=0, params={}, weights=torch.empty(0), score=None)
+    if plan.is_sealed:
+        # The plan promises no curves; the winner's position would bound the number of runs.
+        result = replace(result, curves={}, index=0)
+    result = replace(result, unusable=0)
+    # By its place among the trials that are shown: names of trainings say nothing of their order.
+    trials = tuple(replace(t, unusable=0, index=n) for n, t in enumerate(outcome.trials))
+    certificate = {
+        "arm": plan.arm,
+        "strategy": plan.strategy,
+        "guarantee": guarantee.to_dict(),
+        "event": plan.event.to_dict(),
+        "plan_digest": plan.digest(),
+    }
+    document = {
+        "utility": {name: found.value for name, found in utility.items()},
+        "intervals": {name: [found.low, found.high] for name, found in utility.items()},
+        "note": outcome.note,
+        "checked": result.checked,
+        "transcript_digest": result.transcript_digest,
+        "machine": dict(machine),
+        "cost": {
+            "gradient_evaluations": plan.expected_gradient_evaluations,
+            "wall_seconds": seconds,
+            "expected": plan.is_private,
+        },
+    }
+    files = {f"{_TRIALS}{t.index:06d}.safetensors": pack_result(t) for t in trials}
+    return document, {MODEL: pack_result(result, certificate=certificate), **files}
+
+
+def utility_of(
+    plan: Plan,
+    task: Task,
+    model: nn.Module,
+    *,
+    data: TaskData,
+    streams: Streams,
+) -> dict[str, Measured]:
+    """Return what a model reaches on the test split: public, or noised as the plan has it."""
+    from privtune.execution.training import held_to_classes, scored_as
+    from privtune.training.mechanism.scoring import measure_each
+
+    report = plan.report
+    if report is None and task.public_test:
+        report = _exact(plan, task, data.test)
+    if report is None:
+        return {}
+    test = held_to_classes(data.test, task.classes)
+    if report.event is None:  # a public split: its true size is known
+        report = replace(report, records=len(test))
+    module, loss = scored_as(report, task, model.eval())
+    found = measure_each(report, module, test, rng=streams.numpy("report", 0), loss=loss)
+    return {f"test_{name}": value for name, value in found.items()}
+
+
+def _exact(plan: Plan, task: Task, test: TensorData) -> ScorePlan | None:
+    """Return the metric on a public split that no report names, or None where none suits."""
+    of_classes = not test.y.is_floating_point() and (task.build is None or test.y.ndim == 1)
+    if task.target_range is None and (not of_classes or (task.build is not None and plan.score)):
+        # Neither a class a record nor numbers in a range, as for a density: only what scored the trials.
+        return plan.score and replace(plan.score, noise_multiplier=None, moved=None)
+    return Scoring().exact(records=task.test_records, target_range=task.target_range)
+
+
+def check_end(plan: Plan, result: TrialResult) -> None:
+    """Pack, release and load what a rehearsal ended with, as a round and a release do."""
+    nothing = Guarantee(0.0, 0.0, "rehearsal", Adjacency.ADD_REMOVE)
+    outcome = Outcome(result, trials=() if plan.is_sealed else (result,))
+    try:
+        _, files = make_release(
+            plan, outcome, guarantee=nothing, seconds=None, utility={}, machine={}
+        )
+        for content in (pack_result(result), *files.values()):
+            found = unpack_result(content)
+            # As text: 1 and True are equal, and a number that is none is not itself.
+            same = repr(dict(found.params)) == repr(dict(result.params))
+            there, back = result.weights.cpu(), found.weights
+            if not same or there.shape != back.shape or not bool((there == back).all()):
+                raise ReleaseError("something else is read from it than was written")
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise ReleaseError(
+            f"A trial of arm {plan.arm!r} would end in what no file of a release can hold ({said}). "
+            "Hyperparameters are numbers, texts, booleans, None or tuples of these; parameters of models "
+            "are real floating-point tensors. Nothing was charged."
+        ) from error
+
+
+def check_measured(plan: Plan, task: Task, model: nn.Module) -> None:
+    """Measure a model as its release will be measured, on made-up records."""
+    from privtune.execution.training import held_to_classes, made_up_records, scored_as
+    from privtune.training.mechanism.scoring import measure_each
+    from privtune.training.mechanism.streams import Streams
+
+    data = held_to_classes(replace(made_up_records(task, 2), unit=task.unit), task.classes)
+    exact = _exact(plan, task, data) if task.public_test else None
+    if terms := plan.report or exact:
+        module, loss = scored_as(terms, task, model)
+        measure_each(terms, module, data, rng=Streams(bytes(32)).numpy("score", 0), loss=loss)
+
+
+def load_release(
+    plan: Plan,
+    results: Results,
+    document: Mapping[str, Any],
+    guarantee: Guarantee,
+    kept: Callable[[], Sequence[FrozenTrial]],
+) -> Release:
+    """Return a release as it was stored; ``kept`` returns the arm's trials as Optuna's storage has them."""
+
+    def read(name: str) -> TrialResult:
+        found = unpack_result(results.get(name) or b"")
+        return found if plan.score is None else found.with_score(plan.score.held(found.score))
+
+    result = read(MODEL)
+    trials = [read(name) for name in results.names() if name.startswith(_TRIALS)]
+    return Release(
+        arm=plan.arm,
+        strategy=plan.strategy,
+        params=dict(result.params),
+        weights=lambda: result.weights,
+        score=result.score,
+        curves=result.curves,
+        guarantee=guarantee,
+        utility=document["utility"],
+        intervals={k: tuple(v) for k, v in document["intervals"].items()},
+        cost=Cost(**document["cost"]),
+        sealed=plan.is_sealed,
+        trials=tuple(sorted(trials, key=lambda trial: trial.index)),
+        note=document["note"],
+        shapes=result.shapes,
+        machine=document["machine"],
+        shown=lambda: _shown(kept(), trials),
+        checked=document["checked"],
+    )
+
+
+def _shown(kept: Sequence[FrozenTrial], released: Sequence[TrialResult]) -> list[FrozenTrial]:
+    """Return released trials as Optuna has them: nothing of them that was not released, as their times."""
+    from optuna.trial import TrialState, create_trial
+
+    places = {trial.user_attrs.get(INDEX): trial for trial in kept}
+    found = []
+    for trial in sorted(released, key=lambda trial: trial.index):
+        own = places.get(trial.index)
+        laws = {} if own is None else own.distributions
+        pruned = trial.failed == "TrialPruned"
+        missing = trial.score is None or math.isnan(trial.score)
+        found.append(
+            create_trial(
+                state=TrialState.PRUNED if pruned else TrialState.COMPLETE,
+                value=None if pruned else -math.inf if missing else trial.score,
+                params={n: v for n, v in trial.params.items() if n in laws},
+                distributions=laws,
+                user_attrs={n: v for n, v in trial.params.items() if n not in laws},
+                intermediate_values={} if own is None else own.intermediate_values,
+            )
+        )
+    return found

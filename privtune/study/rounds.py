@@ -1,0 +1,422 @@
+"""A round: the trials of one arm, on the ledger's table, resumable without a second charge."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from privtune.errors import InvalidInputError
+from privtune.execution.files import pack_result, request_of, unpack_result
+from privtune.execution.table import Handed, make_rounds, patiently, work_through
+from privtune.ledger import SKIPPED
+from privtune.names import check_text
+from privtune.numbers import is_number
+from privtune.spaces import IndependentSampler, check_hyperparameter, plain
+from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
+from privtune.strategies.everything import sampler_of
+from privtune.study._objects import DamagedResultError
+from privtune.study._shown import suggested
+from privtune.study.failures import StudyInterruptedError
+from privtune.training.mechanism.streams import Streams
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+    from privtune.execution.table import Handed
+    from privtune.ledger import Lease, Ledger, Rounds
+    from privtune.spaces import SearchSpace
+    from privtune.study._shown import ShownTrial, ShownTrials
+    from privtune.study._trials import StudyTrials
+    from privtune.study.rows import Results
+
+
+STACK = 16  # candidates that are trained together
+_SMALL = 2**18  # bytes of a result below which those of a stack are handed in together
+_CAUTIOUS = 4  # likewise, where a known score ends the round: what is trained after it is wasted
+_LOSSES = 3  # how often a round trains anew what its object store has lost, before it says so
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A training that a strategy asked for, beside the rows of a sealed round."""
+
+    # Everything random in it derives from all of these: with the same noise, the difference of two
+    # releases that differ in the candidate alone would be free of it.
+    key: str | int
+    training: TrainingPlan
+    params: Mapping[str, Any]
+    scored: bool = True
+
+    @cached_property
+    def request(self) -> str:
+        """The request as one JSON text."""
+        parts = [self.key, self.training.to_dict(), dict(self.params), self.scored]
+        return json.dumps(parts, sort_keys=True)
+
+    def secret(self, streams: Streams) -> bytes:
+        """Return the 32 bytes that everything random in the training derives from."""
+        return streams.key(f"training/{_hash(self.request)}")
+
+    @property
+    def file(self) -> str:
+        """The name of its result: no part of a name that a strategy chose becomes part of a path."""
+        return (
+            _trial_file(self.key) if isinstance(self.key, int) else f"{_hash(self.key)}.safetensors"
+        )
+
+    def check_same(self, content: bytes) -> None:
+        """Refuse a result that was stored under the same key for something else."""
+        if request_of(content) != self.request:
+            what = "Trial" if isinstance(self.key, int) else "The training of name"
+            raise StrategyError(
+                f"{what} {self.key!r} was trained before with other hyperparameters, by another plan of its "
+                "training, or with a score where there is none now. Give each training a name of its own."
+            )
+
+
+def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {check_hyperparameter(name): plain(name, value) for name, value in params.items()}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _trial_file(number: int) -> str:
+    return f"trial-{number:06d}.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(ABC):
+    """Trains candidates of an arm, each under a secret of its own, and keeps their results."""
+
+    plan: Plan
+    secret: bytes
+    results: Results  # inside the trust boundary
+    space: SearchSpace
+    sampler: IndependentSampler | None = None  # of the user's own, for sealed trials
+    deadline: float = math.inf  # on the monotonic clock; no trial begins after it
+    live: dict[int, ShownTrial] = field(default_factory=dict)  # Optuna's trials that are open here
+    shown: Callable[[], ShownTrials] | None = None  # opens them in a worker's process
+
+    @property
+    def at_once(self) -> int:
+        """How many rows to take at once."""
+        return 1
+
+    @property
+    def hardware(self) -> str:
+        """The class of hardware, part of the row's digest: on another, a row need not repeat."""
+        return "the function's own"
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the arm as a whole: number of runs, candidates, ties, subset."""
+        return Streams(self.secret)
+
+    def candidate(self, number: int) -> dict[str, Any]:
+        """Return the hyperparameters of a row: a function of the secret and its number alone."""
+        if not self.plan.is_sealed:
+            drawn = suggested(self.results, number)
+            return {**self.plan.params, **{name: value for name, (value, _) in drawn.items()}}
+        return self.plan.candidate(self.space, self.streams, number)
+
+    @abstractmethod
+    def train(
+        self,
+        training: TrainingPlan,
+        trials: Mapping[int, Mapping[str, Any]],
+        *,
+        secrets: Mapping[int, bytes],
+        scored: bool,
+        alone: bool = True,
+        named: bool = False,
+    ) -> Iterable[TrialResult]:
+        """Train some candidates; everything random in each derives from its secret.
+
+        A list is what is done at the same moment. ``alone``: no other process is at the same candidates;
+        ``named``: a training with a name, whose number is no row's and no trial's.
+        """
+
+    def check_deadline(self) -> None:
+        """Stop before a trial begins that the time is over for."""
+        if time.monotonic() > self.deadline:
+            raise StudyInterruptedError(
+                "The time is over before every trial was run. Nothing was released and the charge "
+                "stays; call optimize again with the same arm to go on."
+            )
+
+    def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
+        """Train leased rows; a worker opens the trials that are shown, which their driver has open."""
+        if self.shown is None or self.plan.is_sealed:
+            yield from self._rows(leases)
+            return
+        shown = self.shown()
+        for lease in leases:
+            sampler = sampler_of(self.plan, self.streams, lease.number, self.space)
+            trial = self.live[lease.number] = shown.ask(lease.number, sampler=sampler)
+            trial.take(suggested(self.results, lease.number))  # by a worker that died at it
+        for handed in self._rows(leases):
+            shown.hand_over(handed.lease.number)
+            yield handed
+            del self.live[handed.lease.number]
+
+    def _rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
+        """Train rows, those of one training together, on the seeds of their leases."""
+        search = self.plan.search
+        if search is None:
+            return
+        rows = {lease.number: self.candidate(lease.number) for lease in leases}
+        by_number = {lease.number: lease for lease in leases}
+        for training in search.trainings:
+            own = {n: p for n, p in rows.items() if search.training_of(p) == training}
+            if not own:
+                continue
+            # A trial that is shown has the same noise here as in the process of its strategy.
+            asked = {n: Asked(n, training, p) for n, p in own.items() if not self.plan.is_sealed}
+            shown = {number: each.secret(self.streams) for number, each in asked.items()}
+            secrets = {number: by_number[number].seed for number in own} | shown
+            results = self.train(training, own, secrets=secrets, scored=True, alone=False)
+            left = len(results) if isinstance(results, list) else 0
+            for result in results:
+                lease, name = by_number[result.index], _trial_file(result.index)
+                request = asked[result.index].request if asked else ""
+                content = pack_result(result, request=request)
+                staged, left = self.results.stage(name, content), left - 1
+                yield Handed(
+                    lease,
+                    -math.inf if result.score is None else result.score,
+                    {"file": name, "hardware": self.hardware},
+                    keep=partial(self.results.insert, name, staged),
+                    drop=partial(self.results.discard, name, staged),
+                    more=left > 0 and len(content) <= _SMALL,
+                )
+
+
+def work_on_rows(
+    rounds: Rounds, charge_id: str, files: Files, *, workers: int = 1, most: int | None = None
+) -> int:
+    """Work through a round's rows in this process; return how many were run here."""
+    threshold = files.plan.threshold
+    return work_through(
+        rounds,
+        charge_id,
+        files.run_rows,
+        stack=files.at_once if threshold is None else min(files.at_once, _CAUTIOUS),
+        workers=workers,
+        most=most,
+        enough=threshold,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRound:
+    """The round of one arm, as its strategy sees it."""
+
+    kept: StudyTrials
+    ledger: Ledger
+    charge_id: str | None
+    files: Files
+    give_out: Callable[[Rounds], None] | None = None  # has rows trained elsewhere
+    sampler: BaseSampler | None = None
+    pruner: BasePruner | None = None
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the arm."""
+        return self.files.streams
+
+    @property
+    def space(self) -> SearchSpace:
+        """What candidates are drawn from."""
+        return self.files.space
+
+    def select(self, plan: Plan) -> Sequence[TrialResult]:
+        """Run the sealed round: rows that have no result yet, then read all of them."""
+        if self.charge_id is None:
+            return ()
+        self._check_kind(sealed=True)
+        rounds = make_rounds(self.ledger)
+        losses = 0
+        while True:
+            if self.give_out is None:
+                work_on_rows(rounds, self.charge_id, self.files)
+            else:
+                self.give_out(rounds)
+            try:
+                results = self._read(rounds, self.charge_id)
+                break
+            except DamagedResultError:
+                losses += 1
+                if losses > _LOSSES:
+                    raise
+        self.kept.record(plan.arm, space=self.space, results=results)
+        return results
+
+    def _read(self, rounds: Rounds, charge_id: str) -> list[TrialResult]:
+        """Return the results of a finished round; a row whose result is damaged is open again."""
+        results, damaged = [], None
+        rows = [r for r in patiently(partial(rounds.results, charge_id)) if SKIPPED not in r.result]
+        stored = self.files.results.get_small([row.result["file"] for row in rows])
+        for row in rows:
+            name = row.result["file"]
+            try:
+                content = stored.pop(name, None) or self.files.results.get(name)
+                results.append(unpack_result(content or b""))
+            except DamagedResultError as error:
+                rounds.reopen(charge_id, row.number, partial(self.files.results.lose, name))
+                damaged = error
+        if damaged is not None:
+            raise damaged
+        return results
+
+    def train(
+        self,
+        plan: Plan,
+        training: TrainingPlan,
+        params: Mapping[str, Any],
+        *,
+        name: str,
+        scored: bool = False,
+    ) -> TrialResult:
+        """Train one candidate, unless its result is there."""
+        asked = Asked(check_text(name, "name"), training, _plain(params), scored)
+        return self._trained([asked])[0]
+
+    @property
+    def at_once(self) -> int:
+        """How many candidates it pays to train together: those of a stack; all, by several workers."""
+        search = self.files.plan.search
+        if self.give_out is None or search is None or search.trials is None:
+            return self.files.at_once
+        return search.trials
+
+    def train_numbered(
+        self, plan: Plan, trials: Mapping[int, Mapping[str, Any]]
+    ) -> Sequence[TrialResult]:
+        """Train some trials together, those of one training as one stack, or as rows of the table."""
+        self._check_kind(sealed=False)
+        if plan.search is None:
+            return ()
+        asked = [Asked(int(n), plan.search.training_of(p), _plain(p)) for n, p in trials.items()]
+        if len(trials) > 1:
+            self._distribute(asked)
+        done: dict[str | int, TrialResult] = {}
+        for training in plan.search.trainings:
+            own = [each for each in asked if each.training == training]
+            done |= zip((each.key for each in own), self._trained(own), strict=True)
+        return [done[number] for number in trials]
+
+    def _check_kind(self, *, sealed: bool) -> None:
+        """Refuse sealed rows and trials that are shown in one arm: both are numbered from 0."""
+        if self.files.plan.is_sealed is sealed:
+            return
+        raise StrategyError(
+            f"Arm {self.files.plan.arm!r} "
+            + (
+                "has no law of runs, so there is no sealed round to select from: train what it pays for "
+                "with train or train_numbered."
+                if sealed
+                else "is a sealed selection, whose trials are drawn by select and are not shown: ask and "
+                "train_numbered are for plans without a law of runs."
+            )
+        )
+
+    def _distribute(self, asked: Sequence[Asked]) -> None:
+        """Have trials that have no result worked through as rows, if others shall train them."""
+        there = set(self.files.results.names())
+        # Others train what was drawn; a candidate that the strategy made up is trained here.
+        missing = [
+            int(each.key)
+            for each in asked
+            if each.file not in there and self.files.candidate(int(each.key)) == each.params
+        ]
+        if self.give_out is None or self.charge_id is None or not missing:
+            return
+        rounds = make_rounds(self.ledger)
+        patiently(partial(rounds.propose, self.charge_id, missing, secret=self.files.secret))
+        self.give_out(rounds)
+        if not self.space:  # what a function defines while it runs was drawn where it ran
+            self.shown.take(missing)
+
+    def _trained(self, asked: Sequence[Asked]) -> list[TrialResult]:
+        """Train the requests of one training as a stack, except those with a stored result."""
+        done: dict[int, TrialResult] = {}
+        missing: dict[int, Asked] = {}
+        for index, each in enumerate(asked):
+            if (content := self.files.results.find(each.file)) is not None:
+                each.check_same(content)
+                done[index] = unpack_result(content)
+            else:
+                missing[each.key if isinstance(each.key, int) else index] = each
+        if missing:
+            first = next(iter(missing.values()))
+            results = self.files.train(
+                first.training,
+                {number: each.params for number, each in missing.items()},
+                secrets={number: each.secret(self.streams) for number, each in missing.items()},
+                scored=first.scored,
+                named=isinstance(first.key, str),
+            )
+            for result in results:
+                each = missing[result.index]
+                done[asked.index(each)] = result
+                self.files.results.put(each.file, pack_result(result, request=each.request))
+        return [done[index] for index in range(len(asked))]
+
+    @cached_property
+    def shown(self) -> ShownTrials:
+        """Optuna's trials, where every trial is paid for."""
+        return self.kept.shown(self.files.plan.arm, self.files.results)
+
+    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
+        """Draw a trial with Optuna, once; where no space is declared, a function's suggestions define it."""
+        self._check_kind(sealed=False)
+        sampler = self.sampler or make(self.space)
+        trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
+        if not self.space:
+            self.files.live[number] = trial
+        return {name: trial.suggest(name, law) for name, law in self.space.items()}
+
+    def tell(self, number: int, result: TrialResult) -> None:
+        """Tell Optuna how a trial ended, once."""
+        score = -math.inf if result.score is None else result.score
+        self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
+
+
+def own_sampler(sampler: Any) -> Any:
+    """Return a sampler of the user's own; None for one of Optuna's."""
+    import optuna
+
+    return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler
+
+
+def in_threads(files: Files, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
+    """Return what works through a round in threads: for a function that only this process knows."""
+
+    def give(rounds: Rounds) -> None:
+        with ThreadPoolExecutor(jobs) as pool:
+            done = [pool.submit(work_on_rows, rounds, charge_id, files) for _ in range(jobs)]
+            for job in done:
+                job.result()
+
+    return give
+
+
+def deadline_of(timeout: float | None) -> float:
+    """Return when a timeout is over, on the monotonic clock."""
+    if timeout is None:
+        return math.inf
+    if not is_number(timeout) or timeout <= 0.0:
+        allowed = "must be finite seconds above 0, or None for no end"
+        raise InvalidInputError("timeout", timeout, allowed)
+    return time.monotonic() + timeout
