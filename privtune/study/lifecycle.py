@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
+from privtune.execution.launchers import WorkerStoppedError
 from privtune.files import forget_times, made_private
 from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError, Ledger
 from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
 from privtune.strategies.stage_plan import StagePlan
 from privtune.study._trials import StudyTrials
-from privtune.study.failures import StageRefusedError, stopping
+from privtune.study.failures import WITHOUT_DATA, ArmStoppedError, StageRefusedError
 from privtune.study.observer import ArmStatus, StageStatus
 from privtune.study.release import load_release, make_release
 from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, add_arm, check_there
@@ -294,11 +295,32 @@ class Life(StoredStudy):
                 "return or raise an error instead of calling sys.exit."
             ) from error
 
+    @contextmanager
+    def stopping(self, arm: str) -> Iterator[None]:
+        """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included."""
+        stopped = False
+        try:
+            yield
+        except WITHOUT_DATA:
+            raise
+        except WorkerStoppedError:  # the worker has kept what stopped it
+            stopped = True
+        except Exception as error:
+            with suppress(PrivTuneError):  # its context would be the error
+                self.record_failure(arm, error)
+            stopped = True
+        if stopped:
+            stop = ArmStoppedError(self.name, arm)
+            try:
+                raise stop from None
+            finally:
+                stop.__context__ = None  # it would show the failure to whoever looks at the error
+
     def _log(self, plan: AnyPlan) -> Path:
         try:
             return self.place(f"sealed/{plan.arm}.log")
-        except OSError:  # a worker of another user: the seal writes to nowhere then
-            return self.folder / "sealed" / f"{plan.arm}.log"
+        except OSError:  # a worker of another user or machine: the folder is not its own
+            return Path(os.devnull)
 
     def place(self, name: str) -> Path:
         """Return the path of a study's file that is no result, and make its folder."""
@@ -524,7 +546,7 @@ def _release_stage(life: Life, plan: StagePlan, measure: Any) -> None:
     """Lead a stage from wherever it is to its announcement. A release that is stored is not drawn again."""
     if life.stage(plan) in (Stage.CHARGED, Stage.STARTED):
         life.start(plan)
-        with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):
+        with life.stopping(plan.arm), life.seal(plan):
             life.set_release(plan.arm, measure(plan))
     if life.stage(plan) is Stage.TRAINED:
         life.settle(plan)
@@ -537,7 +559,7 @@ def _train(
     """Train an arm inside its seal, and store what it releases."""
     observer.arm_started(plan)
     try:
-        with stopping(life.name, plan.arm, life.record_failure):
+        with life.stopping(plan.arm):
             with life.seal(plan):
                 strategy, trials = trainer.prepare(plan)
                 started = time.perf_counter()

@@ -565,11 +565,11 @@ _in(
 )
 
 _in(
-    "study/failures.py",
+    "study/lifecycle.py",
     (
         "an error of PrivTune's own leaves a charged arm",
-        "    except _WITHOUT_DATA:",
-        "    except PrivTuneError:",
+        "        except WITHOUT_DATA:",
+        "        except PrivTuneError:",
         "tests/study/test_failures.py::test_every_exception_is_the_same_sentence",
     ),
 )

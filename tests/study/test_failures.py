@@ -21,7 +21,7 @@ from privtune.ledger import Ledger, LedgerConnectionError, OpenRound, RoundStuck
 from privtune.strategies import Everything, Fixed, PapernotSteinke, StrategyError
 from privtune.study import Study, StudyInterruptedError
 from privtune.study._objects import DamagedResultError
-from privtune.study.failures import ArmStoppedError, UnreadableRecordsError, stopping
+from privtune.study.failures import ArmStoppedError, UnreadableRecordsError
 from privtune.study.lifecycle import Life
 from privtune.study.workers import serve
 from privtune.tasks import Task, TaskData, TaskDataError
@@ -117,7 +117,7 @@ def test_every_exception_is_the_same_sentence(storage: str, error: Exception) ->
     life = Study.create(spec(), storage)._life
     with (
         pytest.raises(ArmStoppedError) as stopped,
-        stopping("toy", "selection", life.record_failure),
+        life.stopping("selection"),
     ):
         raise error
     assert str(stopped.value) == str(ArmStoppedError("toy", "selection"))
@@ -133,7 +133,7 @@ def test_what_hangs_on_no_record_is_said(storage: str, error: type[Exception]) -
     life = Study.create(spec(), storage)._life
     with (
         pytest.raises(error, match="away"),
-        stopping("toy", "selection", life.record_failure),
+        life.stopping("selection"),
     ):
         raise error("away")
     assert not life.failures("selection")
