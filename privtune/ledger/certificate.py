@@ -163,11 +163,7 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
 def replay(
     name: str, lines: Iterable[tuple[Entry, str | None]], *, head: str | None = None
 ) -> History:
-    """Replay entries and check each: chain, states, and that it was right to admit it.
-
-    Raises:
-        LedgerCorruptedError: Names the first entry that is wrong.
-    """
+    """Replay entries and check each: chain, states, and that it was right to admit it."""
     history = History(name)
     heads = set()
     last_declared: Entry | None = None
@@ -238,11 +234,7 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
 
 
 def is_within(history: History, guarantee: Guarantee) -> bool:
-    """Return whether what everything charged costs is at most the budget.
-
-    Where a rule admitted everything, another version's account may lie a little above the one that
-    the rule had.
-    """
+    """Return whether what everything charged costs is at most the budget."""
     allowed = _ROUNDING if history.recorded else 2.0 * DRIFT
     return guarantee.epsilon <= history.terms().epsilon * (1 + allowed)
 
@@ -446,15 +438,8 @@ def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _public(entry: Entry) -> dict[str, Any]:
-    return {
-        "seq": entry.seq,
-        "kind": entry.kind,
-        "charge": entry.charge,
-        "body": json.loads(entry.body),
-        "sealed": entry.sealed,
-        "previous": entry.previous,
-        "hash": entry.hash,
-    }
+    parts = {name: part for name, part in asdict(entry).items() if name != "budget"}
+    return {**parts, "body": json.loads(entry.body)}
 
 
 def _entry(budget: str, value: Mapping[str, Any]) -> Entry:
@@ -531,11 +516,7 @@ def _digest(value: Mapping[str, Any]) -> str:
 
 
 def _witnesses_of(history: History) -> dict[str, Any]:
-    """Ask the witnesses about every charge that was not voided, and about all of them together.
-
-    Raises:
-        DisputedAccountError: More is proved than our account says.
-    """
+    """Ask the witnesses about every charge that was not voided, and about all of them together."""
     terms = history.terms()
     charges = [c for c in history.charges.values() if c.state is not ChargeState.VOIDED]
     asked = {charge.id: charge.event for charge in charges}

@@ -43,13 +43,7 @@ ORDER BY relname
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: What.
-        state: ``"ok"``; ``"warn"``; ``"fail"`` where a guarantee would break.
-        says: What was found, and what to do about it; a sentence.
-    """
+    """One thing that was looked at."""
 
     name: str
     state: str

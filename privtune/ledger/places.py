@@ -22,11 +22,7 @@ _LINE = re.compile(rb".+ [0-9]+ [0-9a-f]{64}")
 
 
 def forget_heads(database: Path) -> None:
-    """Delete the heads that were noted beside a database that is gone.
-
-    Raises:
-        LedgerError: If the file of that name holds something else.
-    """
+    """Delete the heads that were noted beside a database that is gone."""
     path = database.with_name(f"{database.name}-heads")
     try:
         lines = path.read_bytes().splitlines()
@@ -41,11 +37,7 @@ def forget_heads(database: Path) -> None:
 
 
 class Witness:
-    """The heads that were noted beside a database.
-
-    Args:
-        database: The database's file; None where there is none, as with PostgreSQL.
-    """
+    """The heads that were noted beside a database."""
 
     def __init__(self, database: Path | None) -> None:
         self.path = None if database is None else database.with_name(f"{database.name}-heads")
@@ -84,16 +76,7 @@ class Witness:
         return found
 
     def check(self, budget: str, seen: Seen, hashes: Mapping[int, str]) -> None:
-        """Hold a log against the heads that were noted before it was read.
-
-        Args:
-            budget: The budget's name.
-            seen: What :meth:`seen` returned.
-            hashes: The hash of every entry of the log, by number.
-
-        Raises:
-            LedgerCorruptedError: The log lacks an entry, or has another in its place.
-        """
+        """Hold a log against the heads that were noted before it was read."""
         for seq, head in sorted(seen.items()):
             if hashes.get(seq) == head:
                 continue
@@ -112,12 +95,7 @@ class Witness:
 
 
 def checked_url(url: str) -> URL:
-    """Return a storage's URL with its driver.
-
-    Raises:
-        InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
-            The message shows no password.
-    """
+    """Return a storage's URL with its driver."""
     shown = masked_url(str(url))
     try:
         check_text(url, "storage")
@@ -154,15 +132,7 @@ def checked_url(url: str) -> URL:
 
 
 def artifact_root(url: str) -> Path:
-    """Return the folder for models and trackers' files.
-
-    Args:
-        url: The storage's URL.
-
-    Returns:
-        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
-        ``<database>-artifacts`` in the working directory. The folder need not exist.
-    """
+    """Return the folder for models and trackers' files."""
     if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
         return Path(given).absolute()
     checked = checked_url(url)
@@ -188,12 +158,7 @@ STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 
 
 def read_only_url(url: URL) -> URL:
-    """Return a URL by which SQLite reads a file that it may not write, and makes no file beside it.
-
-    Without a write-ahead log nobody has the database open, so that it can be read as a file that does
-    not change; :class:`~privtune.ledger.storage.Storage` looks whether it does. What may be written is
-    opened as it was given.
-    """
+    """Return a URL by which SQLite reads a file that it may not write, and makes no file beside it."""
     path = database_path(url)
     if path is None or not path.is_file() or "immutable" in url.query:
         return url
@@ -207,10 +172,7 @@ def read_only_url(url: URL) -> URL:
 
 
 def create_database(url: URL) -> None:
-    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode.
-
-    What cannot be created here is left to SQLite, which says why.
-    """
+    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode."""
     path = database_path(url)
     if path is None or "mode" in url.query or path.exists():
         return

@@ -24,7 +24,7 @@ from privtune.strategies import (
     Scoring,
     Strategy,
 )
-from privtune.strategies._check_needs import check_objective, needs_of
+from privtune.strategies.arms import check_objective, needs_of
 from privtune.study.build import named_method
 from privtune.study.lifecycle import Life, Stage, carry_on
 from privtune.study.planning import plan_arms

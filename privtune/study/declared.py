@@ -30,7 +30,7 @@ from privtune.strategies import (
     TrialResult,
     plan_arm,
 )
-from privtune.strategies._check_needs import check_given, check_objective
+from privtune.strategies.arms import check_given, check_objective
 from privtune.study._optimize import check_open, check_strategy, target_of
 from privtune.study.lifecycle import Life, Stage, carry_on
 from privtune.study.observer import NullObserver, Observer

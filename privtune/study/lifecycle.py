@@ -28,7 +28,7 @@ from privtune.files import forget_times, made_private
 from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError, Ledger
 from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
-from privtune.strategies.stage_plan import StagePlan
+from privtune.strategies.plan import StagePlan
 from privtune.study._trials import StudyTrials
 from privtune.study.failures import WITHOUT_DATA, ArmStoppedError, StageRefusedError
 from privtune.study.observer import ArmStatus, StageStatus

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from privtune.accounting import Guarantee
 from privtune.strategies import Plan, Release
-from privtune.strategies.stage_plan import StagePlan
+from privtune.strategies.plan import StagePlan
 
 
 class Observer(Protocol):

@@ -28,8 +28,8 @@ from privtune.strategies import (
 )
 from privtune.strategies.arms import with_report
 from privtune.strategies.context import SHARES
+from privtune.strategies.plan import StagePlan, plan_stage
 from privtune.strategies.searching import parts_of
-from privtune.strategies.stage_plan import StagePlan, plan_stage
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 

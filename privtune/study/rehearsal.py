@@ -13,7 +13,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.fine_tuned import check_remembers_nothing, reduced
 from privtune.execution.training import dry_run, made_of, made_up_records
 from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
-from privtune.strategies._check_needs import check_given
+from privtune.strategies.arms import check_given
 from privtune.strategies.searching import parts_of
 from privtune.study.build import Built, build_candidate
 from privtune.study.release import check_end, check_measured

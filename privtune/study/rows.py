@@ -27,7 +27,7 @@ from privtune.ledger.schema import arms, blobs, failures, studies
 from privtune.ledger.storage import Storage
 from privtune.names import check_text
 from privtune.strategies import Plan
-from privtune.strategies.stage_plan import StagePlan
+from privtune.strategies.plan import StagePlan
 from privtune.study._objects import DamagedResultError, ObjectStore
 
 AnyPlan = Plan | StagePlan

@@ -12,7 +12,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
 from privtune.imports import users_code
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release
-from privtune.strategies.stage_plan import StagePlan, release_stage
+from privtune.strategies.plan import StagePlan, release_stage
 from privtune.study._files import TrialFiles
 from privtune.study.build import build_candidate, model_for
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError

@@ -18,7 +18,7 @@ from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.strategies import validation_metric
-from privtune.strategies.curves import epsilon_spent
+from privtune.strategies.plan import epsilon_spent
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED, declared_note
 from privtune.views.text import (
     budget_line,

@@ -1208,7 +1208,7 @@ _in(
 )
 
 _in(
-    "strategies/subsampled.py",
+    "strategies/tuning.py",
     (
         "a subset is tuned at the rate of all records",
         "search.with_rate_factor(tuned / kept)",

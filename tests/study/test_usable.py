@@ -22,7 +22,7 @@ from scipy import stats
 
 from privtune.accounting import Adjacency, Gaussian
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies.stage_plan import plan_stage, release_stage
+from privtune.strategies.plan import plan_stage, release_stage
 from privtune.study import Study, StudySpec
 from privtune.study.failures import (
     StageRefusedError,

@@ -1,4 +1,4 @@
-"""Options of strategies as they come from a spec: known by name, and of the type they are declared."""
+"""Options as they come from a spec: known by name, of their declared type, described in words."""
 
 from __future__ import annotations
 
