@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
 from privtune.execution.launchers import WorkerStoppedError
-from privtune.files import forget_times, made_private
+from privtune.files import made_private
 from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError, Ledger
 from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
@@ -33,7 +33,7 @@ from privtune.study._trials import StudyTrials
 from privtune.study.failures import WITHOUT_DATA, ArmStoppedError, StageRefusedError
 from privtune.study.observer import ArmStatus, StageStatus
 from privtune.study.release import load_release, make_release
-from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, add_arm, check_there
+from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, check_there
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
 from privtune.tasks import declared_note
@@ -245,15 +245,8 @@ class Life(StoredStudy):
         arm = self.arm(plan.arm)
         if arm is None or not isinstance(arm.plan, Plan):
             return plan
-        self._check_same(plan, arm.plan)
+        self.check_same(plan, arm.plan)
         return arm.plan
-
-    def _check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
-        if there.digest() != plan.digest():
-            raise PrivTuneError(
-                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
-                "planned does not change. Say arm='another-name' for a new arm."
-            )
 
     # What runs: locks, seals, files.
 
@@ -378,11 +371,6 @@ class Life(StoredStudy):
             if plan.is_private
         ]
 
-        def add(connection: Connection) -> None:
-            check_there(connection, self.row)
-            for arm in asked:
-                self._check_same(arm.plan, add_arm(connection, self.name, arm).plan)
-
         requests = [
             ChargeRequest(
                 event=arm.plan.event,
@@ -396,7 +384,8 @@ class Life(StoredStudy):
             for arm in asked
         ]
         if requests:
-            self.ledger.reserve(self.budget, requests, work=add)
+            work = partial(self.add_arms, asked=asked)
+            self.ledger.reserve(self.budget, requests, work=work)
 
     def _notes(self, plan: AnyPlan) -> tuple[str, ...]:
         return plan.noise_note, self.spec.weakened, declared_note(plan.public_facts)
@@ -435,18 +424,8 @@ class Life(StoredStudy):
 
     def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
-        from privtune.ledger.rounds import forget_secret
-
         charge, release = self.charge_of(plan), self._there(plan).release or {}
-
-        def forget(connection: Connection) -> bool:
-            check_there(connection, self.row)
-            self.sealed(plan.arm).forget(connection)
-            self.forget_secret(connection, plan.arm)
-            if charge is not None:
-                forget_secret(connection, charge.id)
-            return True
-
+        forget = partial(self.forget_sealed, arm=plan.arm)
         if charge is None or charge.state is ChargeState.SETTLED:
             with self.storage.write() as connection:
                 forget(connection)
@@ -471,7 +450,7 @@ class Life(StoredStudy):
             text = json.dumps(self.certificate(), indent=2, allow_nan=False)
             self.files.write(f"{plan.arm}/certificate.json", text.encode())
             tell(plan, release)
-            forget_times(results.folder, within=True)
+            self.files.forget_times(plan.arm)
             self.set_announced(plan.arm)
         return release
 

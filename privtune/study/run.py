@@ -196,7 +196,7 @@ def run_study(
     """Run what has not been released: see :meth:`privtune.Study.run`."""
     if life.spec.task is None:
         life.spec.load_task()  # says that the study is open, and what runs its arms
-    plans = list(life.plans().values())
+    task, plans = _task(life), list(life.plans().values())
     without = [plan.arm for plan in plans if not plan.is_private]
     if without and not non_private:
         raise NonPrivateError(
@@ -206,7 +206,7 @@ def run_study(
         )
     executor.slots(compute.device)  # too few GPUs are said before the charge
     with life.alone(), telling() as tell:
-        trainer = TaskTrainer(life, _task(life), observer, compute, executor, tell)
+        trainer = TaskTrainer(life, task, observer, compute, executor, tell)
         look = None
         if not life.charges() and not (anyway and told is None):
             look = partial(trainer.look, plans, anyway=anyway, told=told)

@@ -139,11 +139,15 @@ def test_what_hangs_on_no_record_is_said(storage: str, error: type[Exception]) -
     assert not life.failures("selection")
 
 
-def test_a_failure_that_cannot_be_kept_is_not_told_either() -> None:
-    def record(arm: str, error: Exception) -> None:
+def test_a_failure_that_cannot_be_kept_is_not_told_either(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(*_: object) -> None:
         raise LedgerConnectionError("away")
 
-    with pytest.raises(ArmStoppedError) as stopped, stopping("toy", "selection", record):
+    monkeypatch.setattr(Life, "record_failure", record)
+    life = Study.create(spec(), storage)._life
+    with pytest.raises(ArmStoppedError) as stopped, life.stopping("selection"):
         raise ValueError(SECRET)
     assert stopped.value.__context__ is stopped.value.__cause__ is None
 
