@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from privtune.spaces import LogNormal, Mixture
     from privtune.study import Mechanism, Study, StudySpec, Trial
     from privtune.tasks import Candidate, Score, Task
-    from privtune.training.engine.layers import norms_of
-    from privtune.training.mechanism.noise_options import NoiseOptions
+    from privtune.training.engine.watch import norms_of
+    from privtune.training.mechanism.schedule import NoiseOptions
 
 __all__ = [
     "Budget",

@@ -24,8 +24,7 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.training.engine.candidates import Made, initialisation
-from privtune.training.engine.train import Training
+from privtune.training.engine.train import Made, Training, initialisation
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs, load_params
 from privtune.training.mechanism.schedule import Schedule

@@ -20,15 +20,14 @@ from scipy import stats
 
 from privtune.accounting import Gaussian, RunLaw
 from privtune.audit.canaries import secrets_of
-from privtune.audit.rounds import Made
+from privtune.audit.selections import Made
 from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.ledger import Budget, ChargeRequest, Lease, Ledger
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, ScorePlan, Strategy, TrialResult
 from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism import sampling
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 
 LEVEL = 1e-4

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from privtune.accounting.sensitivity import Sensitivity
+    from privtune.accounting.costs import Sensitivity
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 

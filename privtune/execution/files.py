@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 def pack_result(
     result: TrialResult, *, certificate: Mapping[str, Any] | None = None, request: str = ""
 ) -> bytes:
-    """Return a result as the content of a safetensors file.
-
-    Args:
-        result: The result. If it knows its shapes, the file holds the parameters by name, so that
-            a reader without PrivTune can load them into the model; else the flat vector.
-        certificate: What the release cost, for whoever finds the file.
-        request: What the training was asked for by.
-    """
+    """Return a result as the content of a safetensors file."""
     from safetensors.torch import save
 
     document = {
@@ -49,11 +42,7 @@ def pack_result(
 
 
 def unpack_result(content: bytes) -> TrialResult:
-    """Return what :func:`pack_result` packed.
-
-    Raises:
-        PrivTuneError: If it is something else.
-    """
+    """Return what :func:`pack_result` packed."""
     header = _header(content)
     metadata = header.get("__metadata__", {})
     if "result" not in metadata:

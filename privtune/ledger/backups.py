@@ -13,9 +13,8 @@ from typing import IO, Any
 from privtune.errors import InvalidInputError
 from privtune.files import open_private
 from privtune.ledger.errors import LedgerCorruptedError, LedgerError
-from privtune.ledger.places import STORE
+from privtune.ledger.places import STORE, Witness, forget_heads
 from privtune.ledger.storage import Storage
-from privtune.ledger.witness import Witness, forget_heads
 
 _DRAFT = ".privtune-backup-"
 _DRAFT_NAME = re.compile(rf"{re.escape(_DRAFT)}[0-9a-f]{{32}}")

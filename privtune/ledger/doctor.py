@@ -19,10 +19,9 @@ from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
 from privtune.ledger.backups import drafts_in
-from privtune.ledger.migrate import schema_version
 from privtune.ledger.places import STORE, checked_url, database_path
 from privtune.ledger.schema import HEAD, arms, blobs, entries, failures, rounds, tasks
-from privtune.ledger.storage import Storage
+from privtune.ledger.storage import Storage, schema_version
 
 # SQLite's locks do not hold there, or nobody knows; and what the next start forgets.
 _REMOTE = ("nfs", "cifs", "smb", "afs", "lustre", "gluster", "ceph", "fuse.sshfs", "fuse.s3")
@@ -44,13 +43,7 @@ ORDER BY relname
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: What.
-        state: ``"ok"``; ``"warn"``; ``"fail"`` where a guarantee would break.
-        says: What was found, and what to do about it; a sentence.
-    """
+    """One thing that was looked at."""
 
     name: str
     state: str

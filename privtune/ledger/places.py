@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -11,18 +13,89 @@ from sqlalchemy.engine import URL, make_url
 
 from privtune.errors import InvalidInputError
 from privtune.files import create_private
+from privtune.ledger.errors import LedgerCorruptedError, LedgerError
 from privtune.ledger.urls import masked_url
-from privtune.ledger.witness import forget_heads
 from privtune.names import check_text
+
+Seen = Mapping[int, str]
+_LINE = re.compile(rb".+ [0-9]+ [0-9a-f]{64}")
+
+
+def forget_heads(database: Path) -> None:
+    """Delete the heads that were noted beside a database that is gone."""
+    path = database.with_name(f"{database.name}-heads")
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    # The last line may have broken off in a crash.
+    if not all(_LINE.fullmatch(line) for line in lines[:-1]) or path.is_symlink():
+        raise LedgerError(
+            f"{path} holds no heads of a ledger's logs: it is in the way, so remove it."
+        )
+    path.unlink()
+
+
+class Witness:
+    """The heads that were noted beside a database."""
+
+    def __init__(self, database: Path | None) -> None:
+        self.path = None if database is None else database.with_name(f"{database.name}-heads")
+
+    def note(self, budget: str, seq: int, head: str) -> None:
+        """Note a head that was committed. What cannot be written is not noted: the log is whole."""
+        if self.path is None:
+            return
+        try:
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError:
+            return
+        try:
+            # One small write to a file that only grows: lines of two processes do not mix.
+            os.write(file, f"{budget} {seq} {head}\n".encode())
+        except OSError:
+            return
+        finally:
+            os.close(file)
+
+    def seen(self, budget: str) -> Seen:
+        """Return the heads noted for a budget, by number of the entry; read before the log is."""
+        if self.path is None or not self.path.is_file():
+            return {}
+        found = {}
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            parts = line.split(" ")
+            # A line that broke off in a crash says nothing.
+            if (
+                len(parts) == 3
+                and parts[0] == budget
+                and parts[1].isdecimal()
+                and len(parts[2]) == 64
+            ):
+                found[int(parts[1])] = parts[2]
+        return found
+
+    def check(self, budget: str, seen: Seen, hashes: Mapping[int, str]) -> None:
+        """Hold a log against the heads that were noted before it was read."""
+        for seq, head in sorted(seen.items()):
+            if hashes.get(seq) == head:
+                continue
+            why = (
+                f"entry {seq} is not the one noted there: the log was rewritten, or another put in its "
+                "place"
+                if seq in hashes
+                else f"it holds {len(hashes)} of {max(seen)} entries: the database was copied without "
+                "its write-ahead log (the file that ends in -wal), or an older copy was put back"
+            )
+            raise LedgerCorruptedError(
+                f"the log of budget {budget!r} is not what was noted in {self.path}; {why}. Use the "
+                "newest whole copy; to go on from this one is to forget what was spent, and needs "
+                "that file removed."
+            )
 
 
 def checked_url(url: str) -> URL:
-    """Return a storage's URL with its driver.
-
-    Raises:
-        InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
-            The message shows no password.
-    """
+    """Return a storage's URL with its driver."""
     shown = masked_url(str(url))
     try:
         check_text(url, "storage")
@@ -59,15 +132,7 @@ def checked_url(url: str) -> URL:
 
 
 def artifact_root(url: str) -> Path:
-    """Return the folder for models and trackers' files.
-
-    Args:
-        url: The storage's URL.
-
-    Returns:
-        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
-        ``<database>-artifacts`` in the working directory. The folder need not exist.
-    """
+    """Return the folder for models and trackers' files."""
     if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
         return Path(given).absolute()
     checked = checked_url(url)
@@ -93,12 +158,7 @@ STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 
 
 def read_only_url(url: URL) -> URL:
-    """Return a URL by which SQLite reads a file that it may not write, and makes no file beside it.
-
-    Without a write-ahead log nobody has the database open, so that it can be read as a file that does
-    not change; :class:`~privtune.ledger.storage.Storage` looks whether it does. What may be written is
-    opened as it was given.
-    """
+    """Return a URL by which SQLite reads a file that it may not write, and makes no file beside it."""
     path = database_path(url)
     if path is None or not path.is_file() or "immutable" in url.query:
         return url
@@ -112,10 +172,7 @@ def read_only_url(url: URL) -> URL:
 
 
 def create_database(url: URL) -> None:
-    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode.
-
-    What cannot be created here is left to SQLite, which says why.
-    """
+    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode."""
     path = database_path(url)
     if path is None or "mode" in url.query or path.exists():
         return

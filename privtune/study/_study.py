@@ -17,18 +17,17 @@ from privtune.files import OwnFolder
 from privtune.imports import find_extra
 from privtune.ledger import Ledger
 from privtune.ledger.doctor import Check
-from privtune.ledger.migrate import schema_version
 from privtune.ledger.places import artifact_root, checked_url, database_path
 from privtune.ledger.schema import HEAD
-from privtune.ledger.storage import Storage
+from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release, validation_metric
 from privtune.study._familiar import answer, answers
-from privtune.study.lifecycle import AnyPlan, Life, new_arm
+from privtune.study.lifecycle import Life, new_arm
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
 from privtune.study.planning import plan_study
 from privtune.study.release import MODEL
-from privtune.study.rows import StudyRow, StudyStore
+from privtune.study.rows import AnyPlan, StudyRow, StudyStore
 from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.declared import DeclaredTrial, Mechanism
     from privtune.tasks import Score, Task
-    from privtune.tasks._candidate import Build, RecordLoss
+    from privtune.tasks._task import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
-    from privtune.training.mechanism.noise_options import NoiseOptions
+    from privtune.training.mechanism.schedule import NoiseOptions
 
 _RECORDS = (
     "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",
@@ -658,7 +657,7 @@ def check_studies(storage: str) -> Iterator[Check]:
             if schema_version(connection) != HEAD:
                 return
         store = StudyStore(opened)
-        rows, half = [store.study(name) for name in store.names()], store.deleting()
+        rows, half = [store.study(name) for name in store.uids()], store.deleting()
     for name in half:
         says = f"The deletion of study {name!r} is not complete. Run: privtune study delete {name}"
         yield Check("deletion", "warn", says)

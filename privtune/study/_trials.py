@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from privtune.imports import unsearched
-from privtune.ledger.failures import translated
+from privtune.ledger.engines import translated
 from privtune.ledger.storage import Storage
 from privtune.spaces import inside, with_tuples
 from privtune.study._shown import INDEX, ShownTrials, from_storage

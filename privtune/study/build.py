@@ -17,7 +17,7 @@ from privtune.tasks._fine_tuning import check_part, for_candidate
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import FixedDPSGD
-from privtune.training.methods._common import check_hyperparameter
+from privtune.training.methods._base import check_hyperparameter
 from privtune.training.methods._rate_schedule import SEARCHED, check_given
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from privtune.study._shown import ShownTrial
-    from privtune.training.engine.candidates import Made
+    from privtune.training.engine.train import Made
 
 
 @cache
@@ -73,7 +73,7 @@ class Built:
     @property
     def made(self) -> Made:
         """The candidate as the engine trains it."""
-        from privtune.training.engine.candidates import Made
+        from privtune.training.engine.train import Made
 
         return Made(
             model=self.model,
@@ -143,7 +143,7 @@ def _called(
     task: Task, trial: Trial, secret: bytes
 ) -> tuple[Candidate, nn.Module, torch.optim.Optimizer | None]:
     """Call ``build``; return its candidate, the model with its part to train, and the optimizer of that."""
-    from privtune.training.engine.candidates import initialisation
+    from privtune.training.engine.train import initialisation
 
     if task.build is None:
         raise InvalidInputError("task", task.name, "must have a build function")

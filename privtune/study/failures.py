@@ -17,7 +17,7 @@ from privtune.execution.launchers import WorkerStoppedError
 from privtune.ledger import LedgerBusyError, LedgerConnectionError
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.study._objects import DamagedResultError
-from privtune.tasks._task import TaskChangedError
+from privtune.tasks._facts import TaskChangedError
 
 
 class StudyInterruptedError(PrivTuneError):
@@ -88,17 +88,7 @@ class ArmStoppedError(PrivTuneError):
 
 @contextmanager
 def stopping(study: str, arm: str, record: Callable[[str, Exception], None]) -> Iterator[None]:
-    """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included.
-
-    Args:
-        study: The study's name.
-        arm: The arm's name.
-        record: Keeps what stopped the arm, for the curator alone.
-
-    Raises:
-        ArmStoppedError: Without cause or context: what raised is in the store.
-        PrivTuneError: The storage failed, or the time is over.
-    """
+    """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included."""
     stopped = False
     try:
         yield

@@ -13,8 +13,7 @@ from torch.utils.data import TensorDataset
 
 from privtune.errors import InvalidInputError
 from privtune.tasks._task import IGNORED
-from privtune.training.mechanism.data import TensorData, blames_records
-from privtune.training.mechanism.packing import TARGETS, RecordTree
+from privtune.training.mechanism.data import TARGETS, RecordTree, TensorData, blames_records
 
 _TWICE = 3  # first records that are read twice
 _KINDS = (

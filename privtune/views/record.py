@@ -19,7 +19,7 @@ from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.plots._style import colours
 from privtune.strategies import validation_metric
-from privtune.strategies.curves import epsilon_spent
+from privtune.strategies.plan import epsilon_spent
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED, declared_note
 from privtune.views.page import render
 from privtune.views.text import (

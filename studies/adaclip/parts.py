@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from privtune.accounting import Adjacency, Composed, Gaussian, PoissonSampled, Repeated, calibrate
-from privtune.accounting.moments import sampled_gaussian_curve
+from privtune.accounting.curves import sampled_gaussian_curve
 from privtune.tasks.stages import DpPca
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.statistics import moment_sensitivity, moments, noised
+from privtune.training.mechanism.metrics import moment_sensitivity, moments, noised
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import AdaCliP, FixedDPSGD
 from privtune.training.methods.adaclip import AdaCliPState

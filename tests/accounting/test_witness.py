@@ -20,8 +20,12 @@ from privtune.accounting import (
     Repeated,
     accountant,
 )
-from privtune.accounting.compare import proved_by_dp_accounting
-from privtune.accounting.witness import DisputedAccountError, ask_witnesses, autodp_epsilon
+from privtune.accounting.compare import (
+    DisputedAccountError,
+    ask_witnesses,
+    autodp_epsilon,
+    proved_by_dp_accounting,
+)
 from privtune.ledger import (
     Budget,
     ChargeRequest,

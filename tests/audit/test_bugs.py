@@ -26,11 +26,10 @@ from privtune.ledger import OpenRound, Rounds
 from privtune.strategies import Fixed, PapernotSteinke, Scoring
 from privtune.strategies import selection as selecting
 from privtune.training.mechanism import noise as noises
-from privtune.training.mechanism import sampling, stack_oracle, tails
+from privtune.training.mechanism import oracle, sampling
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.sampling import PoissonSampler
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from tests.statistical.rounds import DELTA, RATE, context
 from tests.toy import blobs
 
@@ -110,8 +109,8 @@ def test_5_noise_that_is_large_is_drawn_again(monkeypatch):
 
 
 def test_6_the_noise_is_half(monkeypatch):
-    real = stack_oracle.noise_scale
-    monkeypatch.setattr(stack_oracle, "noise_scale", lambda *args: real(*args) / 2.0)
+    real = oracle.noise_scale
+    monkeypatch.setattr(oracle, "noise_scale", lambda *args: real(*args) / 2.0)
     report = audit(plan_of(FIXED), delta=DELTA, runs=200)
     assert not report.rows[0].passed
     assert broken(report.checks) == ["noise of releases"]
@@ -155,6 +154,6 @@ def test_10_a_score_has_no_noise(monkeypatch):
     plan = plan_of(SELECTION, task=blobs(), scoring=scoring)
     plan = replace(plan, runs=None, search=None)  # its score alone
     assert [r.passed for r in audit(plan, delta=DELTA, runs=100).rows] == [True, True]
-    monkeypatch.setattr(tails, "gaussian", lambda uniform, count: np.zeros(count))
+    monkeypatch.setattr(noises, "exact_gaussian", lambda uniform, count: np.zeros(count))
     rows = audit(plan, delta=DELTA, runs=100).rows
     assert [r.name for r in rows if not r.passed][-1] == "one score"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from privtune.training.mechanism import stack_oracle
+from privtune.training.mechanism import oracle
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS
@@ -37,8 +37,8 @@ def test_an_arm_is_audited_and_nothing_is_touched(cli: Cli, study: tuple[str, ..
 def test_a_contradiction_is_exit_1(
     cli: Cli, study: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = stack_oracle.noise_scale
-    monkeypatch.setattr(stack_oracle, "noise_scale", lambda *args: real(*args) / 4.0)
+    real = oracle.noise_scale
+    monkeypatch.setattr(oracle, "noise_scale", lambda *args: real(*args) / 4.0)
     done = cli("audit", *study, "--arm", "defaults", "--runs", "100", "--json")
     assert done.code == 1
     [report] = json.loads(done.out)

@@ -16,7 +16,7 @@ import pytest
 
 from privtune.ledger import Ledger
 from privtune.study import Study
-from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.oracle import Oracle
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 
@@ -95,7 +95,7 @@ def test_sigterm_is_ctrl_c_and_nothing_is_lost(
 ) -> None:
     """A scheduler's first signal, in the middle of a training; the same command goes on from there."""
     storage, command = made(tmp_path, seed=1)
-    gradient, step = StackOracle.gradient, itertools.count()
+    gradient, step = Oracle.gradient, itertools.count()
 
     def terminated(*args: Any, **options: Any) -> Any:
         answer = gradient(*args, **options)
@@ -108,7 +108,7 @@ def test_sigterm_is_ctrl_c_and_nothing_is_lost(
     before = signal.getsignal(signal.SIGTERM)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(StackOracle, "gradient", terminated)
+            patch.setattr(Oracle, "gradient", terminated)
             stopped = cli(*command)
     finally:
         signal.signal(signal.SIGTERM, before)

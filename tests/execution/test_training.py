@@ -16,10 +16,10 @@ from privtune.execution.training import part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
 from privtune.training.engine.compute import Compute
 from privtune.training.engine.train import Training
-from privtune.training.mechanism import tails
+from privtune.training.mechanism import noise
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
-from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.scoring import score
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import TranscriptMismatchError
@@ -136,7 +136,9 @@ def test_a_score_is_that_of_the_trial_s_own_stream() -> None:
         model = TASK.model()
         load_params(model, result.weights)
         exact = score(ScorePlan(60, None), model, DATA.validation, rng=Streams(bytes(32)).numpy(""))
-        unit = tails.gaussian(Streams(bytes([result.index]) * 32).numpy("score", 0).random, 1)[0]
+        unit = noise.exact_gaussian(
+            Streams(bytes([result.index]) * 32).numpy("score", 0).random, 1
+        )[0]
         assert result.score == pytest.approx(exact + unit / 60)
 
 

@@ -8,7 +8,7 @@ import torch
 from privtune.accounting import Adjacency, epsilon
 from privtune.audit.bounds import Claim, lower_bound
 from privtune.audit.canaries import canaries, secrets_of, train_canaries
-from privtune.training.mechanism import stack_oracle as releases
+from privtune.training.mechanism import oracle as releases
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS

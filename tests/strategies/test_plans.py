@@ -41,7 +41,7 @@ from privtune.strategies import (
 )
 from privtune.strategies import SubsampledTuning as Subsampled
 from privtune.strategies.laws import choose_law, finding_probability
-from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import NoiseOptions
 from tests.strategies.world import BOTH, RATE, context
 from tests.toy import LOADS
 

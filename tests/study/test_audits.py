@@ -24,7 +24,7 @@ from privtune.ledger import certificate as certificates
 from privtune.ledger.audits import AUDITS, check_audit, contradictions
 from privtune.ledger.schema import blobs
 from privtune.study import Study, audits_of, keep_audit
-from privtune.training.mechanism import stack_oracle
+from privtune.training.mechanism import oracle
 from privtune.views.officer import to_markdown
 from privtune.views.report import render_study
 from tests.cli.conftest import Cli, cli
@@ -188,9 +188,9 @@ def test_what_contradicts_is_kept_and_said_everywhere(
     study = Study.create(toy_spec(arms=ARMS[:1], seed=1), storage)
     study.run()
     keep_audit(study, audited(study))
-    real = stack_oracle.noise_scale
+    real = oracle.noise_scale
     with monkeypatch.context() as patch:
-        patch.setattr(stack_oracle, "noise_scale", lambda *args: real(*args) / 4.0)
+        patch.setattr(oracle, "noise_scale", lambda *args: real(*args) / 4.0)
         keep_audit(study, audited(study, seed=1))
     assert [record["passed"] for record in audits_of(study)].count(False) == 1
     certificate = study.certificate()

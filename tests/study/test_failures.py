@@ -275,7 +275,7 @@ def _raises(*_: object) -> None:
 
 def test_a_worker_that_an_error_stopped_is_not_started_again() -> None:
     with pytest.raises(WorkerStoppedError):
-        run_in_processes(_raises, (), jobs=1, open_count=lambda: 1)
+        run_in_processes(_raises, (), slots=[None], open_count=lambda: 1)
 
 
 @pytest.mark.slow

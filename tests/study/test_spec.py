@@ -13,7 +13,7 @@ from privtune.study import SpecError, Study, StudySpec, plan_study, study_names
 from privtune.study.spec import read_yaml
 from privtune.tasks import TaskDataError
 from privtune.training.engine.compute import Compute
-from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import NoiseOptions
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import OWN, simple
 from tests.toy import LOADS

@@ -285,7 +285,7 @@ def test_the_secret_and_the_losers_are_gone_after_the_release(storage: str) -> N
     study.run()
     for plan in study.plans:
         with closing(Life("toy", storage)) as life:
-            assert life.rows()[plan.arm].secret is None
+            assert life.arms()[plan.arm].secret is None
             assert life.sealed(plan.arm).names() == [], "models that lost are in no row either"
     assert not list(study.folder.glob("sealed/**/*.safetensors"))
 

@@ -8,11 +8,10 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.tasks import Packing
-from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import TensorData, find_facts
+from privtune.training.mechanism.data import RecordTree, TensorData, find_facts
 from privtune.training.mechanism.kernel import OfOutputs, Rows, flatten_params
-from privtune.training.mechanism.packing import RecordTree
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
 
 

@@ -14,11 +14,10 @@ from scipy import stats
 
 from privtune.accounting import Adjacency, Gaussian, epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies.stage_plan import StagePlan, plan_stage, release_stage
+from privtune.strategies.plan import StagePlan, plan_stage, release_stage
 from privtune.tasks import get_task
 from privtune.tasks.stages import STAGES, DpPca, Histogram, Quantiles, make_stage, staged_task
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.statistics import (
+from privtune.training.mechanism.metrics import (
     count_sensitivity,
     counts,
     moment_sensitivity,
@@ -26,6 +25,7 @@ from privtune.training.mechanism.statistics import (
     noised,
     symmetric,
 )
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 
 BOTH = tuple(Adjacency)

@@ -18,8 +18,7 @@ from privtune.ledger import Ledger, UnitMismatchError, export_certificate
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, get_task, unit_records
 from privtune.tasks.own import own_task
-from privtune.training.engine.candidates import Made
-from privtune.training.engine.train import Training
+from privtune.training.engine.train import Made, Training
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule

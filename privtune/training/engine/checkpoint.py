@@ -23,10 +23,10 @@ from privtune.training.engine.compute import hardware, versions
 from privtune.training.mechanism import noise
 from privtune.training.mechanism.kernel import say_once
 from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
-from privtune.training.methods._checkpoint import restore_state, state_tensors
+from privtune.training.methods._base import restore_state, state_tensors
 
 if TYPE_CHECKING:
-    from privtune.training.mechanism.stack_oracle import StackOracle
+    from privtune.training.mechanism.oracle import Oracle
 
 _SECONDS = 10.0
 """Least time between two checkpoints: what a death costs at most, beside the next number."""
@@ -79,7 +79,7 @@ class Checkpoint:
     damaged one: the training then begins again from its seed, with the same law of what is released.
     """
 
-    def __init__(self, keeper: Keeper, training: str, start: Any, oracle: StackOracle) -> None:
+    def __init__(self, keeper: Keeper, training: str, start: Any, oracle: Oracle) -> None:
         self._keeper, self._start, self._oracle = keeper, start, oracle
         self._device = start.params.device
         first = hashlib.sha256()

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine.coupled import refuse_coupling
-from privtune.training.engine.traced import traced
-from privtune.training.mechanism.apart import by_record
+from privtune.training.engine.kernels import refuse_coupling
+from privtune.training.engine.watch import traced
 from privtune.training.mechanism.data import TensorData, find_facts, find_raising
-from privtune.training.mechanism.fresh import fresh, unwritten
+from privtune.training.mechanism.kernel import by_record, fresh, unwritten
 
 _PASS = 256  # records whose features are computed at once
 

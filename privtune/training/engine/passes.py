@@ -30,10 +30,8 @@ from torch.utils._pytree import tree_map
 from privtune.errors import InvalidInputError
 from privtune.training.engine.operations import Intercept
 from privtune.training.engine.rules import DirectUse, Tensors, Use, merged
-from privtune.training.engine.traced import traced
-from privtune.training.engine.watch import Entry, Levels, Site
-from privtune.training.mechanism.apart import Apart
-from privtune.training.mechanism.kernel import Layout, LossOf
+from privtune.training.engine.watch import Entry, Levels, Site, traced
+from privtune.training.mechanism.kernel import Apart, Layout, LossOf
 
 T = TypeVar("T")
 Program = Callable[..., Tensors]

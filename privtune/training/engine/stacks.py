@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.mechanism.kernel import Kernel
 from privtune.training.mechanism.sampling import GRANULE, padded
 from privtune.training.mechanism.schedule import Schedule

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism.device import looks_freely, sent
 
 if TYPE_CHECKING:
     import torch
+
 
 _SMALLEST = 1e-15  # of bounds: float32 sees no norm below 1e-19
 
@@ -235,3 +235,15 @@ def _as_rows(column: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _make_room(known: dict[Any, Any]) -> None:
     while len(known) >= _KEPT:
         known.pop(next(iter(known)))
+
+
+def looks_freely(device: torch.device) -> bool:
+    """Say whether looking at a number that lies on a device makes nobody wait."""
+    return device.type == "cpu"
+
+
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return values on a device; who sends them from the host does not wait until they are there."""
+    if looks_freely(device) or not looks_freely(values.device):
+        return values.to(device)
+    return values.contiguous().pin_memory().to(device, non_blocking=True)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch._functorch.autograd_function import custom_function_call
+from torch._library.custom_ops import OPDEFS
 from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
 
 from privtune.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
+
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
@@ -272,3 +279,127 @@ def load_params(module: nn.Module, flat: torch.Tensor) -> None:
     named = dict(module.named_parameters())
     for name, value in layout.unflatten(flat.detach()).items():
         named[name].data = value.to(named[name], copy=True)
+
+
+_EMPTY = (OrderedDict, dict, list, set)
+
+
+def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tuple[nn.Module, Any]:
+    """Return a copy of a model that shares its parameters and nothing else that a pass may write.
+
+    Attributes, lists and buffers that a pass changes change in the copy alone. What no copy can be
+    made of (a lock, a handle of a library) is shared. What may refer to the model, as its loss does, is
+    copied along; of a model that is ``trained``, parameters that require gradients are copied, too.
+    """
+    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
+    if trained:
+        own = (p for p in model.parameters() if p.requires_grad)
+        memo |= {id(p): nn.Parameter(p.detach().clone()) for p in own}
+    parts = list(model.modules())
+    compiled = [part for part in parts if isinstance(part, torch.jit.ScriptModule)]
+    memo |= {id(part): part for part in compiled}  # a copy of such would bring weights of its own
+    parts = [part for part in parts if id(part) not in memo]
+    for part in parts:
+        memo[id(part)] = cast(Any, nn.Module).__new__(type(part))
+    for part in parts:
+        vars(memo[id(part)]).update({n: _copied(held, memo) for n, held in vars(part).items()})
+    return _copied(model, memo), _copied(beside, memo)
+
+
+@contextmanager
+def unwritten(model: nn.Module) -> Iterator[None]:
+    """Let records pass through copies of a model, and see that none has written to what these share.
+
+    Raises:
+        InvalidInputError: If a pass changed the model's parameters, or buffers that TorchScript holds;
+            they are what they were then.
+    """
+    shared = [*model.parameters(), *model.buffers()]
+    stood = [(part, part.detach(), part.detach().clone()) for part in shared]
+    yield
+    written = [was for was in stood if not _same(was[0].detach(), was[2])]
+    for part, place, before in written:
+        place.copy_(before)
+        part.data = place
+    if written:
+        raise InvalidInputError(
+            "model",
+            type(model).__name__,
+            "must not write to its parameters in a pass: they would hold something of every record",
+        )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy, or what was given."""
+    if type(value) in _EMPTY and not value:  # as most of what a module holds: its hooks
+        return memo.setdefault(id(value), type(value)())
+    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        value = value.detach()  # what a pass has left, as a weight norm does
+    known = len(memo)
+    try:
+        return deepcopy(value, memo)
+    except Exception:  # whatever a class of a user's makes of it
+        while len(memo) > known:
+            memo.popitem()  # copies that were begun
+    own: Any = value
+    if type(value) is list:
+        memo[id(value)] = own = []
+        own.extend(_copied(part, memo) for part in value)
+    elif type(value) is dict:
+        memo[id(value)] = own = {}
+        own.update((name, _copied(part, memo)) for name, part in value.items())
+    return own
+
+
+class Apart(TorchFunctionMode):
+    """Refuses rules for ``vmap`` that are not torch's own, and would be handed all records.
+
+    Such a rule may divide by the largest of them where that is above 100: on records that are made up
+    it agrees with records taken one by one.
+
+    Example:
+        >>> with Apart():
+        ...     torch.vmap(torch.sin)(torch.zeros(2))
+        tensor([0., 0.])
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Let a call pass, unless a user wrote what it means for many records.
+
+        Raises:
+            RuntimeError: If a user did.
+        """
+        if func is custom_function_call:
+            if args[0].vmap is not torch.autograd.Function.vmap:
+                raise RuntimeError(f"{args[0].__name__}.vmap would see all records at once")
+        elif isinstance(func, torch._ops.OpOverload):
+            known = OPDEFS.get(func._schema.name)
+            if known is not None and known._vmap_fn is not None:
+                raise RuntimeError(f"the rule of {func} for vmap would see all records at once")
+        return func(*args, **(kwargs or {}))
+
+
+def by_record(
+    one: Callable[..., torch.Tensor], *, randomness: str = "error"
+) -> Callable[..., torch.Tensor]:
+    """Return a function of one record as one of many: ``torch.vmap``, with nothing of a user's own."""
+    many = torch.vmap(one, randomness=randomness)
+
+    def called(*records: torch.Tensor) -> torch.Tensor:
+        with Apart():
+            found: torch.Tensor = many(*records)
+        return found
+
+    return called

@@ -8,17 +8,17 @@ remedies, and a cryptographic source of randomness. Tails are exact under every 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy import special
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.training.mechanism import tails
-from privtune.training.mechanism.device import looks_freely, sent
-from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.clipping import looks_freely, sent
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
 
 VALUES = 2
@@ -168,7 +168,7 @@ class NoiseSource:
         out = block.flatten(1)
         if kind == "laplace":
             for row, source in zip(out, sources, strict=True):
-                drawn = torch.from_numpy(tails.laplace(source.uniform, len(row)))
+                drawn = torch.from_numpy(exact_laplace(source.uniform, len(row)))
                 row.copy_(sent(drawn, self._device))
         elif self.options.floating_point == "four-draws":
             parts = out.new_empty(len(sources), 4 * out.shape[1])
@@ -221,10 +221,10 @@ def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
         _gaussian_unseen(out, sources)
         return
     for row, source in zip(out.numpy(), sources, strict=True):
-        for start in range(0, len(row), tails.TOGETHER):
-            part = row[start : start + tails.TOGETHER]
+        for start in range(0, len(row), TOGETHER):
+            part = row[start : start + TOGETHER]
             source.fill(part)
-            for place in tails.beyond(part):
+            for place in beyond(part):
                 part[place] = math.copysign(source.beyond(), part[place])
 
 
@@ -234,14 +234,14 @@ def _gaussian_unseen(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
     Which of them are taken says where ``out`` lies beyond the edge, never their own size. More places
     than there are tails occur with a probability of 2^-128; what is left keeps the generator's tail.
     """
-    many = min(tails.most_beyond(out.shape[1]), out.shape[1])
+    many = min(most_beyond(out.shape[1]), out.shape[1])
     for row, source in zip(out, sources, strict=True):
         source.gaussian(row)
     drawn = torch.tensor([[s.beyond() for _ in range(many)] for s in sources], dtype=torch.float64)
     places = out.abs().topk(many, dim=1).indices
     found = out.gather(1, places)
     own = sent(drawn.to(out.dtype), out.device).copysign(found)
-    out.scatter_(1, places, torch.where(found.abs() > tails.EDGE, own, found))
+    out.scatter_(1, places, torch.where(found.abs() > EDGE, own, found))
 
 
 class _Keystream:
@@ -253,7 +253,7 @@ class _Keystream:
         self._rekey()
 
     def fill(self, out: _Values) -> None:
-        """Fill ``out`` with standard normal values, right up to ``tails.EDGE``."""
+        """Fill ``out`` with standard normal values, right up to ``EDGE``."""
         even = len(out) + len(out) % 2
         if out.dtype == np.float32:
             _box_muller(self._bytes(4 * even).view("<u4"), out)
@@ -263,21 +263,21 @@ class _Keystream:
     def gaussian(self, out: torch.Tensor) -> None:
         """Fill a tensor on any device likewise."""
         drawn = torch.empty(len(out), dtype=out.dtype).numpy()
-        for start in range(0, len(out), tails.TOGETHER):
-            self.fill(drawn[start : start + tails.TOGETHER])
+        for start in range(0, len(out), TOGETHER):
+            self.fill(drawn[start : start + TOGETHER])
         out.copy_(sent(torch.from_numpy(drawn), out.device))
 
-    def uniform(self, size: int) -> tails.Floats:
+    def uniform(self, size: int) -> Floats:
         """Return uniform values in [0, 1), multiples of 2^-53."""
         words = self._bytes(8 * size).view("<u8")
-        uniform: tails.Floats = (words >> np.uint64(11)).astype(np.float64)
+        uniform: Floats = (words >> np.uint64(11)).astype(np.float64)
         uniform *= 2.0**-53
         return uniform
 
     def beyond(self) -> float:
-        """Return the next value above ``tails.EDGE``, in place of one that was drawn there."""
+        """Return the next value above ``EDGE``, in place of one that was drawn there."""
         if not self._beyond:
-            self._beyond = tails.gaussian_tail(self.uniform, _TAILS).tolist()
+            self._beyond = gaussian_tail(self.uniform, _TAILS).tolist()
         return self._beyond.pop()
 
     def position(self) -> Tensors:
@@ -329,7 +329,7 @@ class _OnDevice(_Keystream):
         self._generator = streams.generator(name, device=device)
 
     def gaussian(self, out: torch.Tensor) -> None:
-        """Fill ``out`` with standard normal values, right up to ``tails.EDGE``."""
+        """Fill ``out`` with standard normal values, right up to ``EDGE``."""
         out.normal_(generator=self._generator)
 
     def position(self) -> Tensors:
@@ -362,10 +362,77 @@ def _box_muller(words: npt.NDArray[np.uint32], out: _Values) -> None:
     radius *= np.cos(angle, out=angle)
 
 
-def _box_muller_wide(uniform: tails.Floats, out: _Values) -> None:
+def _box_muller_wide(uniform: Floats, out: _Values) -> None:
     """Do the same with uniform numbers of 53 bits, in float64."""
     half = len(uniform) // 2
     radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:half]))
     angle = (2.0 * math.pi) * uniform[half:]
     np.multiply(radius, np.cos(angle), out=out[:half])
     np.multiply(radius[: len(out) - half], np.sin(angle[: len(out) - half]), out=out[half:])
+
+
+Floats = npt.NDArray[np.float64]
+
+Uniform = Callable[[int], Floats]
+"""Draws so many uniform values in [0, 1), multiples of 2^-53."""
+
+EDGE = 4.5
+"""Where tails begin, in deviations. Up to here 24 bits would be fine enough: ``P(|Z| > 4.5)`` = 6.8e-6
+would be right to 1.4e-8, half a step of such uniform numbers. The 32 bits here are right to 1e-4 of
+it, and at 6.5 deviations three words are left."""
+
+TOGETHER = 2**15
+"""Values that are made and searched together, while they are in a cache."""
+
+_WORDS = 16  # uniform numbers of 53 bits that make a fine one
+
+
+def _fine(uniform: Uniform, size: int) -> Floats:
+    """Return uniform values in (0, 1] whose smallest is 2^-848, each right to 53 bits."""
+    digits = uniform(_WORDS * size).reshape(_WORDS, size)
+    value = np.ones(size)
+    for digit in digits:
+        value *= 2.0**-53
+        value += digit
+    return value
+
+
+def gaussian_tail(uniform: Uniform, size: int) -> Floats:
+    """Return values of a standard normal given that it lies above ``EDGE``."""
+    values: Floats = -special.ndtri(_fine(uniform, size) * special.ndtr(-EDGE))
+    return values
+
+
+def exact_gaussian(uniform: Uniform, size: int) -> Floats:
+    """Return standard normal values: for a few, this costs more than a generator's own."""
+    return _signed(uniform, -special.ndtri(0.5 * _fine(uniform, size)))
+
+
+def exact_laplace(uniform: Uniform, size: int) -> Floats:
+    """Return Laplace values of scale 1."""
+    return _signed(uniform, -np.log(_fine(uniform, size)))
+
+
+def beyond(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.intp]:
+    """Return the places of the values beyond ``EDGE`` on either side: few, and in most calls none.
+
+    The search is NumPy's own, in one thread: BLAS has one that wakes threads up for it.
+    """
+    if max(values.max(), -values.min()) <= EDGE:
+        return np.empty(0, dtype=np.intp)
+    return np.flatnonzero(np.abs(values) > EDGE)
+
+
+def most_beyond(size: int) -> int:
+    """Return how many of ``size`` normal values lie beyond ``EDGE`` at most, but for odds of 2^-128.
+
+    By Chernoff's bound for a binomial law of mean m: ``P(X >= n) <= exp(n - m) (m / n)^n``.
+    """
+    mean, count = 2.0 * size * float(special.ndtr(-EDGE)), 1
+    while count <= mean or count * math.log(count / mean) - count + mean < 128.0 * math.log(2.0):
+        count += max(1, count // 64)
+    return count
+
+
+def _signed(uniform: Uniform, values: Floats) -> Floats:
+    return np.where(uniform(len(values)) < 0.5, -values, values)

@@ -20,20 +20,18 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism import tails
-from privtune.training.mechanism.apart import by_record
+from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism.data import (
     TensorData,
     blames_records,
     find_facts,
     find_raising,
+    rows_of,
     synthetic,
     where,
 )
-from privtune.training.mechanism.fresh import fresh, unwritten
-from privtune.training.mechanism.kernel import Loss, LossOf
+from privtune.training.mechanism.kernel import Loss, LossOf, by_record, fresh, unwritten
 from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval, label, make_metric
-from privtune.training.mechanism.packing import rows_of
 
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -162,7 +160,7 @@ def _noised(
         return metric, None
     with evaluating(model), torch.no_grad(), unwritten(model):
         sums = _sums(plan, metric, model, data, loss)
-    draw = tails.gaussian if plan.mechanism == "gaussian" else tails.laplace
+    draw = noises.exact_gaussian if plan.mechanism == "gaussian" else noises.exact_laplace
     noise = draw(rng.random, len(sums)) * plan.standard_deviation
     # Of the score, which is a loss negated: the same draw as ever.
     return metric, sums / plan.records + (-noise if metric.lower_is_better else noise)

@@ -33,8 +33,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from privtune.training.engine.candidates import Made
 from privtune.training.engine.fine_tuning import set_trainable
+from privtune.training.engine.train import Made
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.schedule import Schedule
@@ -261,7 +261,7 @@ def serve(name: str, work: Work, candidates: int, device: torch.device) -> objec
         "on_step": lambda _, report: meter.after(len(report["learning_rate"])),
     }
     try:  # the version before had a function of the same arguments
-        from privtune.training.engine.candidates import train_made
+        from privtune.training.engine.train import train_made
     except ImportError:
         from privtune.training.engine.train import Training
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from privtune.training.mechanism import device as real
+from privtune.training.mechanism import clipping as real
 
 FAR = torch.device("cpu", 0)
 """Computes like the CPU, and is not the same device to a comparison."""

@@ -17,15 +17,13 @@ from torch.optim import lr_scheduler as schedules
 from privtune.errors import InvalidInputError
 from privtune.training.engine import checkpoint
 from privtune.training.engine import train as engine
-from privtune.training.engine.candidates import Made, initialisation
 from privtune.training.engine.checkpoint import Keeper
-from privtune.training.engine.train import Outcome, Training, choose_kernel
+from privtune.training.engine.train import Made, Outcome, Training, choose_kernel, initialisation
 from privtune.training.mechanism.clipping import Automatic, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, flatten_params, load_params
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.oracle import Oracle
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from privtune.training.methods import METHODS, AutomaticClipping, DPAdam, FixedDPSGD
@@ -79,11 +77,11 @@ def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many candidates each stack had."""
     sizes: list[int] = []
 
-    def counted(*args: Any, **options: Any) -> StackOracle:
+    def counted(*args: Any, **options: Any) -> Oracle:
         sizes.append(len(options["streams"]))
-        return StackOracle(*args, **options)
+        return Oracle(*args, **options)
 
-    monkeypatch.setattr(engine, "StackOracle", counted)
+    monkeypatch.setattr(engine, "Oracle", counted)
     return sizes
 
 
@@ -146,7 +144,7 @@ def by_torch(
     model = made.model
     assert made.optimizer is not None
     kernel = choose_kernel(model, loss_of, DATA, CPU)
-    oracle = StackOracle(
+    oracle = Oracle(
         SCHEDULE,
         data=DATA,
         kernel=kernel,
@@ -489,7 +487,7 @@ def test_beside_the_places_of_a_candidate_nothing_is_released() -> None:
     kernel = choose_kernel(mlp(), loss_of, DATA, CPU)
     places = [torch.arange(0, kernel.layout.size, 3), torch.arange(kernel.layout.size)]
     for options in (NoiseOptions(), NoiseOptions(floating_point="grid")):
-        oracle = StackOracle(
+        oracle = Oracle(
             SCHEDULE,
             data=DATA,
             kernel=kernel,
@@ -722,7 +720,7 @@ def stepped(model: nn.Module, k: int) -> torch.optim.Optimizer:
 def test_optimizers_that_are_refused_before_anything_is_drawn(
     optimizer: Make, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StackOracle, "sample", lambda _: pytest.fail("drawn"))
+    monkeypatch.setattr(Oracle, "sample", lambda _: pytest.fail("drawn"))
     with pytest.raises(InvalidInputError, match=said):
         run([make(0, optimizer=optimizer)])
 

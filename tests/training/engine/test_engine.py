@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError
-from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.engine.stacks import granule
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import flatten_params, load_params

@@ -10,8 +10,7 @@ from torch import nn
 
 from privtune import norms_of
 from privtune.training.engine import rules
-from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.kernels import BatchedKernel, OneByOneKernel
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
 from privtune.training.mechanism.kernel import OfOutputs, Rows
 from privtune.training.mechanism.streams import Streams

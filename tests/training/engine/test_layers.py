@@ -7,11 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.training.engine import batched
-from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine import kernels
 from privtune.training.engine.fine_tuning import set_trainable
-from privtune.training.engine.rules import DirectUse, ProductUse, split
-from privtune.training.engine.transforms import Transformed, _Products
+from privtune.training.engine.kernels import BatchedKernel
+from privtune.training.engine.rules import DirectUse, ProductUse, Transformed, _Products, split
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
 from privtune.training.mechanism.kernel import OfOutputs, Rows
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
@@ -364,7 +363,7 @@ def test_a_captured_pass_of_an_encoder_holds_no_copy_of_what_is_frozen(name):
 
 
 def test_a_pass_too_large_to_be_captured_runs_as_it_is(monkeypatch):
-    monkeypatch.setattr(batched, "_LARGE", 100)
+    monkeypatch.setattr(kernels, "_LARGE", 100)
     kernel, params, rows, gradients = make("masked, lora", 2, 8, [8, 8])
     kernel._seen[2, 8] = 10**6
     out = torch.zeros_like(params)
@@ -524,8 +523,8 @@ def test_norms_of_transforms_that_are_captured_are_those_of_the_plain_pass(
     """Bit by bit: with a record that is no number, and with a candidate whose center is far."""
     found = []
     for rare, few in ((10**6, 2**23), (0, 2**23), (0, 2**10)):
-        monkeypatch.setattr(batched, "_RARE", rare)
-        monkeypatch.setattr(batched, "_FEW_BYTES", few)
+        monkeypatch.setattr(kernels, "_RARE", rare)
+        monkeypatch.setattr(kernels, "_FEW_BYTES", few)
         kernel, params, rows, gradients = make(name, 2, 8, [8, 7])
         rows.x[1, 2] = torch.nan
         scale = 0.3 + torch.rand_like(params)

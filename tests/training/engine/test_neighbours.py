@@ -17,14 +17,13 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
-from privtune.strategies.score_plan import ScorePlan
+from privtune.strategies.scoring import ScorePlan
 from privtune.training.engine.fine_tuning import part_of_model, set_trainable
-from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.kernels import OneByOneKernel
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.fresh import fresh
-from privtune.training.mechanism.kernel import OfOutputs, Rows
+from privtune.training.mechanism.kernel import OfOutputs, Rows, fresh
 from privtune.training.mechanism.scoring import score
 from tests.training.simple import cross_entropy
 

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine import train as engine
-from privtune.training.engine.batched import BatchedKernel, NotBatchableError
-from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.kernels import BatchedKernel, NotBatchableError, OneByOneKernel
 from privtune.training.engine.stacks import memory_model, split
 from privtune.training.mechanism import kernel as kernels
 from privtune.training.mechanism.clipping import (
@@ -31,17 +30,17 @@ from privtune.training.mechanism.clipping import (
     Flat,
 )
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.fresh import fresh
 from privtune.training.mechanism.kernel import (
     FallbackWarning,
     OfOutputs,
     Rows,
     flatten_params,
+    fresh,
     load_params,
 )
+from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import HyFreeDP
 from studies.harness import train
@@ -114,7 +113,7 @@ def test_without_noise_and_clipping_it_is_plain_training(optimizer):
         else torch.optim.Adam(twin.parameters(), lr=0.05)
     )
     kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    oracle = StackOracle(
+    oracle = Oracle(
         Schedule(200, 0.1, 8),
         data=TensorData(x, y),
         kernel=kernel,
@@ -232,7 +231,7 @@ def test_any_shape(candidates, width, inputs, places, seed):
 
 
 def oracle_of_two(kernel, x, y, *, schedule=None, physical_rows=400):
-    return StackOracle(
+    return Oracle(
         schedule or Schedule(200, 0.3, 4),
         data=TensorData(x, y),
         kernel=kernel,
@@ -500,9 +499,9 @@ _MEASURE = """
 import sys
 import torch
 from torch import nn
-from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.mechanism.data import TensorData
-from privtune.training.engine.candidates import Made
+from privtune.training.engine.train import Made
 from privtune.training.engine.train import Training
 from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.methods import FixedDPSGD

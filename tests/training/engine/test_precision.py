@@ -12,8 +12,8 @@ from privtune.execution.training import accuracy
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 from privtune.tasks import PRECISION, fine_tuned, get_task
-from privtune.training.engine.batched import BatchedKernel
 from privtune.training.engine.fine_tuning import set_trainable
+from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs, Rows

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from privtune.training.engine.record import NotCapturedError, capture
+from privtune.training.engine.capture import NotCapturedError, capture
 
 pytestmark = pytest.mark.quick
 

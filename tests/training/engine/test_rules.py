@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from privtune import InvalidInputError, norms_of
 from privtune.training.engine import rules
-from privtune.training.engine.batched import BatchedKernel
+from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.engine.passes import tape_of
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import EqualByLayer, Flat

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from privtune.training.engine.traced import traced
+from privtune.training.engine.watch import traced
 
 pytestmark = pytest.mark.quick
 

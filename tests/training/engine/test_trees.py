@@ -13,11 +13,9 @@ from transformers import BatchEncoding, BertConfig, BertForSequenceClassificatio
 
 from privtune.tasks import Packing
 from privtune.tasks._records import read_records
-from privtune.training.engine.candidates import Made, initialisation
-from privtune.training.engine.train import Outcome, Training
-from privtune.training.mechanism.data import TensorData
+from privtune.training.engine.train import Made, Outcome, Training, initialisation
+from privtune.training.mechanism.data import RecordTree, TensorData
 from privtune.training.mechanism.kernel import flatten_params
-from privtune.training.mechanism.packing import RecordTree
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import FixedDPSGD

@@ -15,9 +15,8 @@ from privtune.training.mechanism.clipping import Automatic, Clipping, EqualByLay
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import Layout
 from privtune.training.mechanism.noise import NoiseSource
-from privtune.training.mechanism.noise_options import NoiseOptions
-from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.stack_oracle import StackOracle
+from privtune.training.mechanism.oracle import Oracle
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 
@@ -52,8 +51,8 @@ class Silent:
 
 def oracle(
     numbers: tuple[int, ...] = (0,), loss: float = 0.0, noise: NoiseOptions | None = None
-) -> StackOracle:
-    return StackOracle(
+) -> Oracle:
+    return Oracle(
         Schedule(records=RECORDS, sample_rate=RATE, steps=3),
         data=TensorData(torch.zeros(RECORDS, SIZE), torch.zeros(RECORDS)),
         kernel=Silent(loss),

@@ -13,8 +13,8 @@ from scipy import stats
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
-from privtune.training.mechanism.noise_options import NoiseOptions
 from privtune.training.mechanism.sampling import PoissonSampler, padded
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 
 pytestmark = pytest.mark.quick

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan
-from privtune.training.mechanism import tails
+from privtune.training.mechanism import noise
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.scoring import score
 from privtune.training.mechanism.streams import Streams
@@ -71,7 +71,7 @@ def test_the_noise_is_the_stream_s_next_draw_times_the_charged_scale(
     plan = ScorePlan(60, 2.0, mechanism, metric, bound)
     for number in range(3):
         draws = rng(number)
-        law = tails.gaussian if mechanism == "gaussian" else tails.laplace
+        law = noise.exact_gaussian if mechanism == "gaussian" else noise.exact_laplace
         unit = float(law(draws.random, 1)[0])
         found = score(plan, MODEL, DATA, rng=rng(number))
         assert found == pytest.approx(exact(plan) + unit * 2.0 * bound / 60, rel=1e-12)

@@ -11,9 +11,9 @@ from scipy import stats
 
 from privtune.accounting.reach import GAUSSIAN_REACH, LAPLACE_REACH
 from privtune.errors import InvalidInputError
-from privtune.training.mechanism import noise, tails
+from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism.noise import NoiseSource
-from privtune.training.mechanism.noise_options import NoiseOptions
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ OPTIONS = [
 def looks(request, monkeypatch):
     """On a device that a look would make wait for, tails are placed without one."""
     if request.param == "not looked at":
-        monkeypatch.setattr(noise, "looks_freely", lambda device: False)
+        monkeypatch.setattr(noises, "looks_freely", lambda device: False)
 
 
 def zeros(size):
@@ -42,25 +42,25 @@ def ones(size):
 
 @pytest.mark.quick
 def test_the_reach_is_what_plans_count_on():
-    assert tails.gaussian_tail(zeros, 1)[0] > GAUSSIAN_REACH
-    assert abs(tails.gaussian(zeros, 1)[0]) > GAUSSIAN_REACH
-    assert abs(tails.laplace(zeros, 1)[0]) > LAPLACE_REACH
+    assert noises.gaussian_tail(zeros, 1)[0] > GAUSSIAN_REACH
+    assert abs(noises.exact_gaussian(zeros, 1)[0]) > GAUSSIAN_REACH
+    assert abs(noises.exact_laplace(zeros, 1)[0]) > LAPLACE_REACH
     # The last step of the uniform numbers is far below the mass beyond the reach.
     assert stats.norm.logsf(GAUSSIAN_REACH) > math.log(2.0**-848) + stats.norm.logsf(4.5) + 10.0
-    for draw in (tails.gaussian_tail, tails.gaussian, tails.laplace):
+    for draw in (noises.gaussian_tail, noises.exact_gaussian, noises.exact_laplace):
         assert np.isfinite(draw(ones, 3)).all()
         assert np.isfinite(draw(zeros, 3)).all()
-    assert tails.gaussian_tail(ones, 1)[0] == pytest.approx(tails.EDGE)
+    assert noises.gaussian_tail(ones, 1)[0] == pytest.approx(noises.EDGE)
 
 
 @pytest.mark.statistical
 def test_the_conditional_tail_is_a_gaussians():
     """Kolmogorov-Smirnov at 1e-3 in logarithms of the survival function; seen: 2% of a scale."""
     rng = np.random.default_rng(5)
-    values = tails.gaussian_tail(rng.random, 40_000)
-    level = stats.norm.sf(values) / stats.norm.sf(tails.EDGE)
+    values = noises.gaussian_tail(rng.random, 40_000)
+    level = stats.norm.sf(values) / stats.norm.sf(noises.EDGE)
     assert stats.kstest(level, "uniform").pvalue > 1e-3
-    wrong = stats.norm.sf(1.02 * values) / stats.norm.sf(1.02 * tails.EDGE)
+    wrong = stats.norm.sf(1.02 * values) / stats.norm.sf(1.02 * noises.EDGE)
     assert stats.kstest(wrong, "uniform").pvalue < 1e-3
 
 
@@ -68,15 +68,15 @@ def test_the_conditional_tail_is_a_gaussians():
 @pytest.mark.parametrize("tail", [5.0, -5.0])
 def test_a_tail_on_either_side_is_found(tail):
     values = np.linspace(-4.0, 4.0, 9, dtype=np.float32)
-    assert tails.beyond(values).tolist() == []
+    assert noises.beyond(values).tolist() == []
     values[3] = tail
-    assert tails.beyond(values).tolist() == [3]
+    assert noises.beyond(values).tolist() == [3]
 
 
 @pytest.mark.statistical
 def test_values_of_scores():
     rng = np.random.default_rng(6)
-    for draw, law in ((tails.gaussian, "norm"), (tails.laplace, "laplace")):
+    for draw, law in ((noises.exact_gaussian, "norm"), (noises.exact_laplace, "laplace")):
         values = draw(rng.random, 20_000)
         assert stats.kstest(values, law).pvalue > 1e-3
         assert stats.kstest(values * 1.1, law).pvalue < 1e-3
@@ -88,11 +88,11 @@ def test_float32_noise_is_right_up_to_the_edge():
 
     def beyond(words, t):
         values = np.empty(2 * len(angles), dtype=np.float32)
-        noise._box_muller(np.concatenate([words.astype(np.uint32), angles]), values)
+        noises._box_muller(np.concatenate([words.astype(np.uint32), angles]), values)
         assert np.isfinite(values).all()
         return np.abs(values[: len(angles)]) > t
 
-    for t, right in ((0.5, 1e-6), (3.0, 1e-6), (tails.EDGE, 1e-5), (5.5, 1e-3), (6.0, 1e-2)):
+    for t, right in ((0.5, 1e-6), (3.0, 1e-6), (noises.EDGE, 1e-5), (5.5, 1e-3), (6.0, 1e-2)):
         low, high = np.zeros(len(angles)), np.full(len(angles), 2.0**32)  # beyond below, not above
         while (high - low).max() > 1.0:
             middle = np.floor((low + high) / 2.0)
@@ -107,7 +107,7 @@ def test_no_word_gives_what_is_no_number():
     for first in (0, 2**32 - 2**20):
         radius = np.arange(first, first + 2**20, dtype=np.uint64).astype(np.uint32)
         values = np.empty(2**21, dtype=np.float32)
-        noise._box_muller(np.concatenate([radius, radius[::-1]]), values)
+        noises._box_muller(np.concatenate([radius, radius[::-1]]), values)
         assert np.isfinite(values).all()
         assert np.abs(values).max() < 6.8
 
@@ -139,7 +139,7 @@ def test_the_source_has_values_that_its_generator_cannot_give():
 @pytest.mark.usefixtures("looks")
 def test_what_is_drawn_again_has_the_right_law(options, monkeypatch):
     """With an edge at half a deviation most values are: their law, their signs, their place."""
-    monkeypatch.setattr(tails, "EDGE", 0.5)
+    monkeypatch.setattr(noises, "EDGE", 0.5)
     noise = NoiseSource([Streams(bytes([k]) * 32) for k in range(2)], CPU, options=options)
     values = noise.gaussian(20_000).double()
     first, second = values.numpy()
@@ -154,7 +154,7 @@ def test_what_is_drawn_again_has_the_right_law(options, monkeypatch):
 @pytest.mark.usefixtures("looks")
 def test_tails_keep_signs_and_all_else(monkeypatch):
     plain = NoiseSource([Streams(bytes(32))], CPU).gaussian(30_000)
-    monkeypatch.setattr(tails, "EDGE", 2.0)
+    monkeypatch.setattr(noises, "EDGE", 2.0)
     again = NoiseSource([Streams(bytes(32))], CPU).gaussian(30_000)
     inside = plain.abs() <= 2.0
     assert torch.equal(plain[inside], again[inside])
@@ -165,7 +165,7 @@ def test_tails_keep_signs_and_all_else(monkeypatch):
 
 @pytest.mark.usefixtures("looks")
 def test_tails_of_wide_noise_are_as_fine_as_the_rest(monkeypatch):
-    monkeypatch.setattr(tails, "EDGE", 1.0)
+    monkeypatch.setattr(noises, "EDGE", 1.0)
     options = NoiseOptions(floating_point="grid")
     values = NoiseSource([Streams(bytes(32))], CPU, options=options).gaussian(20_000)
     coarse = (values == values.float().double())[values.abs() > 1.0]
@@ -175,10 +175,10 @@ def test_tails_of_wide_noise_are_as_fine_as_the_rest(monkeypatch):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("edge", [tails.EDGE, 1.5])
+@pytest.mark.parametrize("edge", [noises.EDGE, 1.5])
 @pytest.mark.usefixtures("looks")
 def test_noise_does_not_depend_on_the_stack(options, edge, monkeypatch):
-    monkeypatch.setattr(tails, "EDGE", edge)
+    monkeypatch.setattr(noises, "EDGE", edge)
 
     def streams():
         return [Streams(bytes([k]) * 32) for k in range(5)]
@@ -191,9 +191,9 @@ def test_noise_does_not_depend_on_the_stack(options, edge, monkeypatch):
 
 def test_more_tails_are_sent_than_are_ever_needed():
     """Against the exact binomial law, and without sending many times as many."""
-    chance = 2.0 * stats.norm.sf(tails.EDGE)
+    chance = 2.0 * stats.norm.sf(noises.EDGE)
     for size in (1, 7, 10**3, 2**14, 10**6, 10**8):
-        many = tails.most_beyond(size)
+        many = noises.most_beyond(size)
         assert stats.binom.logsf(many, size, chance) <= -128.0 * math.log(2.0)
         assert many <= 20 + 2.5 * chance * size + 15.0 * math.sqrt(chance * size)
 

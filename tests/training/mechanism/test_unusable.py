@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from privtune.errors import PrivTuneError
-from privtune.training.engine.batched import BatchedKernel
-from privtune.training.engine.one_by_one import OneByOneKernel
+from privtune.training.engine.kernels import BatchedKernel, OneByOneKernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import (
     NO_FACTS,
@@ -21,8 +20,8 @@ from privtune.training.mechanism.data import (
     targets_are_classes,
 )
 from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import HyFreeDP
 from studies.harness import train
@@ -83,7 +82,7 @@ def changed(data: TensorData, *, x: Any = None, y: Any = None) -> TensorData:
 
 def answers(
     kind: str, model: Any, data: Any, *, loss: Any = cross_entropy, watched: bool = True
-) -> tuple[list[torch.Tensor], StackOracle]:
+) -> tuple[list[torch.Tensor], Oracle]:
     """Every kind of release about the same samples, from the same seeds."""
     made = {"batched": BatchedKernel, "one by one": OneByOneKernel.of}[kind]
     x, y = data.like
@@ -91,7 +90,7 @@ def answers(
         torch.manual_seed(0)
         kernel = made(model, OfOutputs(loss), x=x, y=y, device=CPU)
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), x, y)
-    oracle = StackOracle(
+    oracle = Oracle(
         Schedule(len(data), 0.5, 8),
         data=data.held_to(facts if watched else NO_FACTS),
         kernel=kernel,
@@ -180,7 +179,7 @@ def test_the_sum_is_that_of_the_other_records_alone() -> None:
     bad = changed(data, y=3)
     model = mlp()
     kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=bad.x, y=bad.y, device=CPU)
-    oracle = StackOracle(
+    oracle = Oracle(
         Schedule(16, 1.0, 1),
         data=bad.held_to(find_facts(lambda x, y: cross_entropy(model(x), y), *bad.like)),
         kernel=kernel,

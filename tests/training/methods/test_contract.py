@@ -15,13 +15,18 @@ import torch
 from privtune.accounting import Adjacency, NonPrivate, epsilon
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.transcript import TranscriptMismatchError, looks_of
 from privtune.training.methods import METHODS, PUR
-from privtune.training.methods._base import scale_noise_of
-from privtune.training.methods._checkpoint import restore_state, state_tensors
-from privtune.training.methods._common import check_fraction, check_nonnegative, check_positive
+from privtune.training.methods._base import (
+    check_fraction,
+    check_nonnegative,
+    check_positive,
+    restore_state,
+    scale_noise_of,
+    state_tensors,
+)
 from studies.harness import train
 from tests.training.methods.world import LiteralOracle, World
 from tests.training.simple import blobs, cross_entropy, mlp, secrets
@@ -86,13 +91,13 @@ def test_clipping_by_layer_is_taken_or_refused_with_its_reason(name, monkeypatch
             METHODS[name].for_budget(schedule, **terms, clipping="by-layer")
         return
     seen, charged = [], []
-    release = StackOracle._gradient
+    release = Oracle._gradient
 
     def watched(self, drawn, params, clipping, *args, **others):
         seen.append(clipping)
         return release(self, drawn, params, clipping, *args, **others)
 
-    monkeypatch.setattr(StackOracle, "_gradient", watched)
+    monkeypatch.setattr(Oracle, "_gradient", watched)
     for how in ("flat", "by-layer"):
         method = METHODS[name].for_budget(schedule, **terms, clipping=how)
         charged.append(method.event(schedule))
@@ -137,13 +142,13 @@ def test_laplace_losses_are_in_the_transcript(batch):
 @every(METHODS)
 def test_planned_gradient_evaluations_are_those_that_happen(name, monkeypatch):
     """In expectation: within 5 standard deviations for samples, exactly for whole batches."""
-    happened, counted = [0], StackOracle._gradient
+    happened, counted = [0], Oracle._gradient
 
     def counting(self, drawn, *args, **options):
         happened[0] += int(drawn.sizes.sum())
         return counted(self, drawn, *args, **options)
 
-    monkeypatch.setattr(StackOracle, "_gradient", counting)
+    monkeypatch.setattr(Oracle, "_gradient", counting)
     x, y = blobs()
     schedule = Schedule(len(x), 0.1, STEPS)
     method = planned(name, schedule, DIMENSION)

@@ -12,8 +12,8 @@ from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.stack_oracle import StackOracle
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import looks_of
 from privtune.training.methods import METHODS
@@ -91,7 +91,7 @@ def observe(name, *, x, y, rate, steps=STEPS, seeds=4, **more):
     streams = [Streams(secret) for secret in secrets(seeds, tag=9)]
     data, cpu = TensorData(x, y), torch.device("cpu")
     kernel = choose_kernel(model(), OfOutputs(cross_entropy), data, cpu)
-    oracle = StackOracle(
+    oracle = Oracle(
         schedule,
         data=data,
         kernel=kernel,

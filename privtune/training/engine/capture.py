@@ -1,0 +1,627 @@
+"""A program captured as a flat graph: the calls that reach the kernels, in their order, without their views.
+
+Small stacks are bound by the number of calls, and about two thirds of what a pass does are chains of views,
+left over from ``vmap`` and autograd: each becomes one ``as_strided`` or nothing. ``make_fx`` records the same
+calls; it imports a compiler and an algebra system, which takes longer than all captures of a study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from privtune.training.engine.compute import sums_in_float32
+from privtune.training.engine.watch import traced
+from privtune.training.mechanism.data import synthetic
+from privtune.training.mechanism.kernel import LossOf, fresh
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+
+Tensors = tuple[torch.Tensor, ...]
+
+_aten = torch.ops.aten
+
+_NOTHING = frozenset({_aten.detach.default, _aten.alias.default})
+
+_VIEWS = frozenset(
+    {
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.squeeze.default,
+        _aten.permute.default,
+        _aten.transpose.int,
+        _aten.t.default,
+        _aten.slice.Tensor,
+        _aten.select.int,
+        _aten.expand.default,
+        _aten.as_strided.default,
+    }
+)
+
+_UNCHANGING = _VIEWS | _NOTHING
+
+# The same operations, called without the detour over the dispatcher's Python object.
+_DIRECT: dict[Any, Callable[..., Any]] = {
+    _aten._log_softmax.default: torch._log_softmax,
+    _aten._softmax.default: torch._softmax,
+    _aten.add.Tensor: torch.add,
+    _aten.addcmul.default: torch.addcmul,
+    _aten.as_strided.default: torch.as_strided,
+    _aten.baddbmm.default: torch.baddbmm,
+    _aten.bmm.default: torch.bmm,
+    _aten.clamp_min.default: torch.clamp_min,
+    _aten.clone.default: torch.clone,
+    _aten.div.Tensor: torch.div,
+    _aten.eq.Scalar: torch.eq,
+    _aten.exp.default: torch.exp,
+    _aten.full_like.default: torch.full_like,
+    _aten.gather.default: torch.gather,
+    _aten.masked_fill.Scalar: torch.masked_fill,
+    _aten.mul.Scalar: torch.mul,
+    _aten.mul.Tensor: torch.mul,
+    _aten.neg.default: torch.neg,
+    _aten.reciprocal.default: torch.reciprocal,
+    _aten.relu.default: torch.relu,
+    _aten.scatter_add.default: torch.scatter_add,
+    _aten.sigmoid.default: torch.sigmoid,
+    _aten.sqrt.default: torch.sqrt,
+    _aten.sub.Tensor: torch.sub,
+    _aten.sum.dim_IntList: torch.sum,
+    _aten.tanh.default: torch.tanh,
+}
+
+
+class NotCapturedError(RuntimeError):
+    """A program reads a value, so it may do another thing the next time: it is run as it is.
+
+    Args:
+        message: What it does.
+        held: Bytes of all tensors of a run.
+    """
+
+    def __init__(self, message: str, held: int) -> None:
+        super().__init__(message)
+        self.held = held
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    storage: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    bytes: int
+
+
+class Captured:
+    """A captured graph, to run as a function.
+
+    It does not go through the call of torch.fx, which prints what a run raised to standard error:
+    the message may hold a value of a record.
+
+    Args:
+        graph: The graph.
+        peak_bytes: The most bytes that one run holds, inputs included.
+    """
+
+    def __init__(self, graph: fx.GraphModule, peak_bytes: int) -> None:
+        self.peak_bytes = peak_bytes
+        self._run: Callable[..., Tensors] = graph.forward
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Run the graph."""
+        return self._run(*inputs)
+
+
+def capture(program: Callable[..., Tensors], example: Tensors) -> Captured:
+    """Return the graph of what a program does with tensors like these.
+
+    Args:
+        program: Takes tensors, returns tensors. What it does must depend on their shapes alone, and
+            what it draws is drawn once.
+        example: What it is run on; later inputs must have the same shapes and be contiguous from the start of
+            their storage.
+
+    Raises:
+        NotCapturedError: If it reads a value, or the graph gives other results on other inputs.
+    """
+    recording = _Recording(example)
+    with recording:
+        found = program(*example)
+    if recording.read is not None:
+        said = f"{recording.read}: what a model does must not depend on values"
+        raise NotCapturedError(said, recording.held)
+    graph, geometry, held = recording.graph, recording.geometry, recording.held
+    graph.output(tuple(recording.node(tensor) for tensor in found))
+    del found
+    peak = _peak(graph, geometry)
+    _fold_views(graph, geometry)
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _DIRECT:
+            node.target = _DIRECT[node.target]
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k != "pin_memory"}
+    captured = Captured(fx.GraphModule(recording.root, graph), peak)
+    others = tuple(t.flip(0) + 1 if t.is_floating_point() else t.clone() for t in example)
+    with torch.no_grad():
+        expected, replayed = program(*others), captured(*others)
+    for one, other in zip(expected, replayed, strict=True):
+        if not torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True):
+            said = "what the model does depends on more than the shapes of its inputs"
+            raise NotCapturedError(said, held)
+    return captured
+
+
+def shape_is_data(func: Any, args: Sequence[Any]) -> bool:
+    """Say whether the shape of a result tells values: code that looks at it may branch by the record."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func is not _aten.index.Tensor:
+        return True
+    return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+
+
+class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Is handed every call below autograd."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in here, and the compiler need not be imported to be told so."""
+        return False
+
+
+class _Recording(Following):
+    """Notes every call below autograd and vmap, and holds no tensor that the program lets go."""
+
+    def __init__(self, inputs: Tensors) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph, self.root = fx.Graph(), nn.Module()
+        self.read: Any = None
+        self.geometry: dict[fx.Node, _Geometry] = {}
+        self._nodes = WeakTensorKeyDictionary()
+        self._key = inputs[0].device.type.upper()
+        self._fixed: set[int] = set()  # storages of constants
+        self._whole: set[Any] = set()  # calls that are not made of others
+        for place, tensor in enumerate(inputs):
+            self._keep(tensor, self.graph.placeholder(f"input_{place}"), ())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one call, and note it."""
+        named = dict(kwargs or {})
+        if func not in self._whole and not self._has_kernel(func):
+            with self:
+                parts = func.decompose(*args, **named)
+            if parts is not NotImplemented:
+                return parts
+            self._whole.add(func)
+        made = func(*args, **named)
+        if func is _aten.ones_like.default and made.ndim == 0:
+            # What a gradient starts from is no function of the losses: as a constant it lets these go unused.
+            self._constant(made)
+            return made
+        seen: list[torch.Tensor] = []
+        given = self._nodes_of(args, seen)
+        node = self.graph.call_function(func, given, self._nodes_of(named, seen))
+        if shape_is_data(func, args) or self._writes_to_constant(func, given):
+            self.read = func
+        if isinstance(made, torch.Tensor):
+            self._keep(made, node, seen)
+        elif isinstance(made, tuple | list):
+            for place, part in enumerate(made):
+                if isinstance(part, torch.Tensor):
+                    self._keep(part, self.graph.call_function(getitem, (node, place)), seen)
+        else:
+            self.read = func
+        return made
+
+    @property
+    def held(self) -> int:
+        """Bytes of all tensors that were seen."""
+        return sum({known.storage: known.bytes for known in self.geometry.values()}.values())
+
+    def _has_kernel(self, func: Any) -> bool:
+        """Say whether the device has a kernel for a call: its parts would give other last digits."""
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), self._key))
+
+    def node(self, tensor: torch.Tensor) -> fx.Node:
+        """Return what stands for a tensor: a constant, if no call made it."""
+        if tensor not in self._nodes:
+            self._constant(tensor)
+        node: fx.Node = self._nodes[tensor]
+        return node
+
+    def _constant(self, tensor: torch.Tensor) -> None:
+        name = f"_constant{len(list(self.root.buffers()))}"
+        self.root.register_buffer(name, tensor.detach(), persistent=False)
+        node = self.graph.get_attr(name)
+        self._keep(tensor, node, ())
+        if node in self.geometry:
+            self._fixed.add(self.geometry[node].storage)
+
+    def _writes_to_constant(self, func: Any, given: Any) -> bool:
+        """Say whether a call leaves something in a constant, where every later run would find it."""
+        for argument, told in zip(func._schema.arguments, given, strict=False):
+            known = self.geometry.get(told) if isinstance(told, fx.Node) else None
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and known is not None and known.storage in self._fixed:
+                return True
+        return False
+
+    def _nodes_of(self, value: Any, seen: list[torch.Tensor]) -> Any:
+        if isinstance(value, torch.Tensor):
+            seen.append(value)
+            return self.node(value)
+        if isinstance(value, Mapping):
+            return {name: self._nodes_of(part, seen) for name, part in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(self._nodes_of(part, seen) for part in value)
+        return value
+
+    def _keep(self, tensor: torch.Tensor, node: fx.Node, seen: Any) -> None:
+        """Note a tensor and how it lies in memory: in that of an argument, or in its own."""
+        strided = tensor.layout == torch.strided
+        place, number = tensor.untyped_storage().data_ptr() if strided else 0, len(self.geometry)
+        for other in seen:  # the tensor itself may be one, where a call writes to it
+            known = self.geometry.get(self._nodes[other])
+            if known is not None and other.untyped_storage().data_ptr() == place:
+                number = known.storage
+        self._nodes[tensor] = node
+        if not strided:
+            return
+        self.geometry[node] = _Geometry(
+            number,
+            tuple(tensor.shape),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            tensor.dtype,
+            tensor.untyped_storage().nbytes(),
+        )
+
+
+def _peak(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> int:
+    """Return the most bytes that live at once when every tensor goes after its last use."""
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for place, node in enumerate(graph.nodes):
+        for user in (node, *node.all_input_nodes):
+            if user in geometry:
+                storage = geometry[user].storage
+                first.setdefault(storage, place)
+                last[storage] = place
+                sizes[storage] = geometry[user].bytes
+    changes = [0] * (len(graph.nodes) + 1)
+    for storage, size in sizes.items():
+        changes[first[storage]] += size
+        changes[last[storage] + 1] -= size
+    live = peak = 0
+    for change in changes:
+        live += change
+        peak = max(peak, live)
+    return peak
+
+
+def _fold_views(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:
+    """Replace every chain of views by one call on the tensor that it starts from."""
+    base: dict[fx.Node, fx.Node] = {}
+    made: dict[tuple[fx.Node, _Geometry], fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _UNCHANGING:
+            continue
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or node not in geometry or source not in geometry:
+            continue
+        start = base.get(source, source)
+        here, there = geometry[node], geometry.get(start)
+        if there is None or here.storage != there.storage:
+            continue
+        base[node] = start
+        if here == there:
+            node.replace_all_uses_with(start)
+            continue
+        key = (start, here)
+        if key not in made:
+            with graph.inserting_after(node):
+                made[key] = graph.call_function(
+                    _aten.as_strided.default, (start, here.size, here.stride, here.offset)
+                )
+            geometry[made[key]] = here
+            base[made[key]] = start
+        node.replace_all_uses_with(made[key])
+
+
+_PLAIN = (int, float, complex, str, bool, type(None))
+_VALUES = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_LEAVE = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
+_VIEW_NAMES = frozenset({"view", "_unsafe_view"})
+_SUMS = frozenset({"add.Tensor", "sub.Tensor", "addmm"})
+_KEEP_ZEROS = frozenset({
+    "input", "t", "transpose.int", "detach", "clone", "mm", "mul.Tensor", "neg", "abs", "sum",
+    "sum.dim_IntList", "relu", "relu_", "tanh", "gelu", "silu", "elu", "leaky_relu", "mish", "hardswish",
+    "threshold_backward", "tanh_backward", "gelu_backward", "silu_backward", "elu_backward",
+    "leaky_relu_backward", "mish_backward", "hardswish_backward", *_SUMS, *_VIEW_NAMES,
+})  # fmt: skip
+"""Calls that give tensors filled up with zeros for tensors filled up with zeros, the same beside these."""
+
+
+class _UntoldError(Exception):
+    """Something that a pass reads cannot be told by value."""
+
+
+_Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What model and loss do with a record.
+
+    Args:
+        digest: The same for models that differ in their numbers alone.
+        family: The same for models that differ in numbers and sizes.
+        calls: Every call, with the shapes that went in and the one that came out.
+    """
+
+    digest: str
+    family: str
+    calls: tuple[tuple[str, _Shapes], ...]
+
+    def holds(self, other: Program) -> bool:
+        """Say whether this computes another program too, whose parameters are filled up with zeros.
+
+        By induction over the calls: every tensor of the other program, filled up with zeros, is one of this,
+        the gradients of parameters included. A call that is not known to keep that must have one size.
+
+        Args:
+            other: Of a narrower model.
+        """
+        return self.family == other.family and all(
+            one == two or (name in _KEEP_ZEROS and _filled_up(name, one, two))
+            for (name, one), (_, two) in zip(self.calls, other.calls, strict=True)
+        )
+
+
+def _filled_up(name: str, wide: _Shapes, narrow: _Shapes) -> bool:
+    """Say whether a call on wider tensors fills up with zeros what it gives on narrower ones."""
+    for one, two in zip(wide, narrow, strict=True):
+        if len(one) != len(two) or any(a < b for a, b in zip(one, two, strict=True)):
+            return False
+    if name in _VIEW_NAMES:
+        (before, after), (small, seen) = wide, narrow
+        numbered = torch.arange(1, math.prod(small) + 1)
+        filled = _fill_up(numbered.view(small), before).view(after)
+        return torch.equal(filled, _fill_up(numbered.view(seen), after))
+    if name not in _SUMS:
+        return True
+    # Nothing that is spread over a wider axis may be added there.
+    out, old = wide[-1], narrow[-1]
+    widened = [place for place in range(1, len(out) + 1) if out[-place] != old[-place]]
+    terms = wide[:1] if name == "addmm" else wide[:-1]
+    spread = any(
+        place > len(term) or term[-place] != out[-place] for term in terms for place in widened
+    )
+    return not spread and (name == "addmm" or len(terms) == 2)  # the other one may be a number
+
+
+def _fill_up(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    out = tensor.new_zeros(shape)
+    out[tuple(slice(n) for n in tensor.shape)] = tensor
+    return out
+
+
+def program_of(
+    model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor
+) -> Program | None:
+    """Return what model and loss do with a record, forward and back.
+
+    Args:
+        model: The model, in the mode in which it is trained. It is run as a copy, and stays as it is.
+        loss_of: The loss of one record.
+        x: Inputs of some records, for shape and type alone; may be none.
+        y: Targets of some records, likewise.
+
+    Returns:
+        The program; None for one that can be compared with no other: a pass that reads a value or raises.
+
+    Example:
+        >>> from torch import nn
+        >>> def loss(model, x, y):
+        ...     return (model(x) - y).square().sum(1)
+        >>> x, y = torch.zeros(0, 3), torch.zeros(0, 2)
+        >>> one, other, wide = (program_of(nn.Linear(3, n), loss, x, y) for n in (2, 2, 1))
+        >>> one == other, one == wide
+        (True, False)
+        >>> def net(width):
+        ...     return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2))
+        >>> narrow, wide = (program_of(net(width), loss, x, y) for width in (4, 7))
+        >>> narrow.digest == wide.digest, wide.holds(narrow), narrow.holds(wide)
+        (False, True, False)
+    """
+    try:
+        return _captured(model, loss_of, x, y)
+    except Exception:  # whatever a user's code raises: the kernel's own check says what is wrong
+        return None
+
+
+def _captured(model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> Program:
+    copied, _ = fresh(
+        model, trained=True
+    )  # a pass may write to its weights, which the kernel refuses
+    trained = [p for p in copied.parameters() if p.requires_grad]
+    device = trained[0].device
+    inputs, targets = synthetic(x, y, (1, 1), device)
+    calls = _Calls()
+    for part, sizes in _parts_of(copied):
+        calls.tell(part, sizes=sizes)
+    for name, tensor in _held(copied):
+        calls.put(name, tensor)
+    calls.put("x", inputs[0])
+    calls.put("y", targets[0])
+    forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with GLOBAL_GENERATOR, forked, sums_in_float32(), torch.enable_grad(), traced():
+        with _Leaving(calls), calls:
+            loss = loss_of(copied, inputs[0], targets[0])
+            calls.tell("loss", tuple(loss.shape))
+            grads: Sequence[torch.Tensor | None] = ()
+            if loss.requires_grad:
+                grads = torch.autograd.grad(loss.sum(), trained, allow_unused=True)
+        calls.tell(grads)
+    return calls.program()
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _parts_of(model: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """Yield of every part its class, mode and plain attributes; then its whole numbers."""
+    for name, part in model.named_modules(remove_duplicate=False):
+        kind = type(part)
+        plain = [(n, v) for n, v in sorted(vars(part).items()) if _told(n, v)]
+        sizes = [(n, v) for n, v in plain if type(v) is int]
+        yield (
+            (name, kind.__module__, kind.__qualname__, *(p for p in plain if p not in sizes)),
+            sizes,
+        )
+
+
+def _told(name: str, value: Any) -> bool:
+    return isinstance(value, _PLAIN) and not name.startswith("_torchdynamo")  # of one model each
+
+
+class _Leaving(TorchFunctionMode):
+    """Notes values that leave torch by a call that reaches no kernel."""
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self._calls.left |= func in _LEAVE
+        return func(*args, **(kwargs or {}))
+
+
+@lru_cache(maxsize=4096)
+def _name(func: Any) -> str:
+    name: str = func._schema.name.removeprefix("aten::")
+    return name if func._overloadname == "default" else f"{name}.{func._overloadname}"
+
+
+class _Calls(Following):
+    """Tells every call below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.left = False
+        self._told: list[str] = []
+        self._sizes: list[str] = []
+        self._calls: list[tuple[str, _Shapes]] = []
+        self._numbers: dict[int, int] = {}
+        self._kept: list[torch.Tensor] = []  # else another tensor could take the identity of one
+        self._shapes: list[tuple[int, ...]] = []
+
+    def program(self) -> Program:
+        """Return what was told.
+
+        Raises:
+            _UntoldError: If a value has left torch: the next pass may do another thing.
+        """
+        if self.left:
+            raise _UntoldError("a value that is read")
+        family = hashlib.sha256("".join(self._told).encode())
+        digest = family.copy()
+        digest.update("".join(self._sizes).encode())
+        return Program(digest.hexdigest(), family.hexdigest(), tuple(self._calls))
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Name an input."""
+        known = self._numbers.get(id(tensor))
+        self.tell(name, known, tensor.dtype, tensor.requires_grad, sizes=tuple(tensor.shape))
+        self._calls.append(("input", (tuple(tensor.shape),)))
+        if known is None:
+            self._keep(tensor)
+
+    def tell(self, *values: Any, sizes: Any = ()) -> None:
+        """Add values to what is told; sizes are not what a family is known by."""
+        self._told += map(self._spell, values)
+        self._sizes.append(self._spell(sizes))
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one call, and tell it."""
+        named, name = kwargs or {}, _name(func)
+        own = args[:1] if name in _VIEW_NAMES else args
+        self._shapes = []
+        self.tell(name, own, named, sizes=args[len(own) :])
+        shapes = self._shapes
+        made = func(*args, **named)
+        self.left |= shape_is_data(func, args)
+        for part in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(part, torch.Tensor):
+                shapes.append(tuple(part.shape))
+                self._told.append(f"{part.dtype}{part.device}")
+                self._sizes.append(f"{shapes[-1]}")
+                self._keep(part)
+            elif part is not None:
+                self.left = True
+        self._calls.append((name, tuple(shapes)))
+        return made
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        if id(tensor) not in self._numbers:
+            self._numbers[id(tensor)] = len(self._kept)
+            self._kept.append(tensor)
+
+    def _spell(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            self._shapes.append(tuple(value.shape))
+            number = self._numbers.get(id(value))
+            return f"%{number};" if number is not None else self._contents(value)
+        if isinstance(value, tuple | list):
+            return f"({''.join(map(self._spell, value))})"
+        if isinstance(value, dict):
+            return f"{{{''.join(f'{name}={self._spell(part)}' for name, part in value.items())}}}"
+        if isinstance(value, _VALUES):
+            return f"{value!r};"
+        raise _UntoldError(type(value).__name__)
+
+    def _contents(self, tensor: torch.Tensor) -> str:
+        """Tell a constant: a tensor that no call has made."""
+        if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, nn.Parameter):
+            raise _UntoldError("a tensor of another kind")
+        with _disable_current_modes():
+            held = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            found = hashlib.sha256(held.data).hexdigest()
+        self._keep(tensor)
+        return f"{tuple(tensor.shape)}{tensor.dtype}{tensor.device}{found};"

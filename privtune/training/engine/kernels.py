@@ -1,0 +1,706 @@
+"""Clipped sums of many candidates in one pass, planned, run and captured by the rules of layers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.training.engine.capture import Captured, NotCapturedError, capture
+from privtune.training.engine.compute import full_precision
+from privtune.training.engine.operations import Intercept
+from privtune.training.engine.passes import (
+    Lowered,
+    Program,
+    Tape,
+    losses_of,
+    plan_model,
+    run_one,
+    tape_of,
+)
+from privtune.training.engine.rules import (
+    ProductUse,
+    Transformed,
+    add_sums,
+    count,
+    emptied,
+    held_by_norms,
+    length,
+    nonfinite,
+    norms_by_use,
+    split,
+    with_norms,
+)
+from privtune.training.engine.watch import Site, ruled, unruled
+from privtune.training.mechanism.clipping import CoordinateTransform, Flat, looks_freely
+from privtune.training.mechanism.data import synthetic
+from privtune.training.mechanism.kernel import (
+    Kernel,
+    Layout,
+    LossOf,
+    Rows,
+    fresh,
+    same_fixed,
+    share_flat,
+    unwritten,
+)
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
+
+if TYPE_CHECKING:
+    from privtune.training.mechanism.clipping import Clipping
+
+
+_ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fewer digits
+_RARE = 4  # a capture costs as much as some 20 runs without one, but sizes are few: most come again
+_LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
+_FEW_BYTES = 2**23  # of transformed norms in a capture: the memory model has room for them
+
+
+class NotBatchableError(PrivTuneError):
+    """The batched engine cannot take a model; another path may."""
+
+
+class BatchedKernel:
+    """Clipped sums of all candidates at once, without per-sample gradients of large layers.
+
+    The model is run on one record of one candidate, under two nested ``vmap``; forward and
+    backward pass are captured once for each shape and replayed.
+
+    Args:
+        model: Makes the model, in the mode to train it in: dropout in evaluation stays off.
+        loss_of: The loss of a record.
+        x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
+        y: Targets of a few records, likewise.
+        device: Where to compute.
+        all_classes: Whether no target is negative, so that none can be an index to ignore.
+        low: In what numbers passes are run, if not those of the parameters; norms, sums, and losses
+            that are released stay in those.
+
+    Raises:
+        InvalidInputError: If layers couple the records of a batch, or the loss couples them.
+        NotBatchableError: If the model cannot run under ``vmap``, or the check fails: norms and
+            clipped sums of a few synthetic records must equal those of records taken one by one.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        loss_of: LossOf,
+        *,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        device: torch.device,
+        all_classes: bool = False,
+        low: torch.dtype | None = None,
+    ) -> None:
+        self.module = model().to(device)
+        own = ruled(self.module)
+        self._device = device
+        self._x, self._y = synthetic(x, y, (1, 1), device)
+        self._x, self._y = self._x[0], self._y[0]
+        refuse_coupling(self.module)
+        self.layout = Layout(self.module)
+        self._loss_of = loss_of
+        # Held while the model itself runs: other weights are put into it. Programs need no lock.
+        self._running = threading.Lock()
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._rare: dict[tuple[int, ...], Tape] = {}
+        self._programs: dict[tuple[int, ...], Tape] = {}
+        self._loss_programs: dict[tuple[int, int], Program] = {}
+        self._low: Lowered | None = None
+        example = synthetic(x, y, (2, 3), device)
+        try:
+            self._plan(example, all_classes, copy_all=False)
+        except NotBatchableError as error:
+            unruled(self.module)
+            if own and self._plans(example, all_classes, copy_all=False):
+                raise InvalidInputError(
+                    "norms_of", ", ".join(own), f"must give the gradients of each record ({error})"
+                ) from error
+            if not self._plans(example, all_classes, copy_all=True):
+                raise error from None
+        if low is not None:
+            self._lower(low, *example)
+
+    def _plans(
+        self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
+    ) -> bool:
+        """Say whether a kernel with another plan passes its check, and plan so."""
+        try:
+            self._plan(example, all_classes, copy_all=copy_all)
+        except NotBatchableError:
+            return False
+        return True
+
+    def _plan(
+        self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
+    ) -> None:
+        """Plan how parameters are used, and check the kernel with that plan."""
+        x, y = example
+        try:
+            self.plan = plan_model(
+                self.module,
+                self._loss_of,
+                self.layout,
+                x=x,
+                y=y,
+                all_classes=all_classes,
+                copy_all=copy_all,
+            )
+            self._norms_hold = held_by_norms(self.plan.uses, self.layout)
+            self._rare.clear()
+            check_kernel(self, self.module, self._loss_of, x, y, sites=self.plan.sites)
+        except KernelMismatchError as error:
+            raise NotBatchableError(str(error)) from error
+        except PrivTuneError:
+            raise
+        except Exception as error:
+            raise NotBatchableError(f"{type(error).__name__}: {error}") from error
+
+    def _lower(self, dtype: torch.dtype, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Run passes in numbers of fewer digits from here on, and check that these suffice."""
+        self._low = Lowered.of(self.module, dtype)
+        self._rare.clear()
+        sites = self.plan.sites
+        try:
+            check_kernel(self, self.module, self._loss_of, x, y, sites=sites, tolerance=_ROUGH)
+        except Exception as error:
+            raise NotBatchableError(f"{type(error).__name__}: {error}") from error
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
+        masks = self._masks(rows)
+        inputs = (_plain(params), _plain(rows.x), _plain(rows.y), *masks)
+        normed = self._norms_too(rows, clipping)
+        with self._running:
+            program, uses = self._program(params, rows, masks, normed=normed)
+            early = None if isinstance(program, Captured) else program(*inputs)
+            used = tuple(uses)
+        with torch.inference_mode():
+            if early is not None:
+                tape, early = early, None
+            elif normed and isinstance(clipping, CoordinateTransform):
+                tape = program(_plain(clipping.center), _plain(clipping.scale), *inputs)
+            else:
+                tape = program(*inputs)
+            parts = split(used, tape)
+            if isinstance(clipping, CoordinateTransform):
+                known = tape[2 * len(used) :] if isinstance(program, Captured) and normed else ()
+                sums = Transformed(used, self.layout, clipping, known)
+                return sums.accumulate(parts, rows, out=out, halves=halves)
+            del tape  # norms let go of what they have read
+            layout, by_layer = self.layout, clipping.by_layer
+            norms, saved = norms_by_use(used, parts, layout=layout, by_layer=by_layer)
+            bad = nonfinite(norms, look=looks_freely(norms.device))
+            if bad is None:
+                coefficients = clipping.factors(norms).mul_(rows.mask)
+            else:
+                saved = emptied(saved, bad)
+                norms.masked_fill_(bad, torch.inf)
+                coefficients = clipping.coefficients(norms).mul_(rows.mask)
+            add_sums(used, saved, coefficients, layout.split(out), layout=layout)
+            return count(clipping, norms, rows, bad, halves)
+
+    @cached_property
+    def row_bytes(self) -> tuple[float, float]:
+        """Return the bytes of work space that a record takes in a step, and while it is captured.
+
+        The pass itself is followed tensor by tensor; what norms and sums add is what they keep, and the
+        scaled copy of the largest output gradient. A capture holds the results of a pass twice to compare
+        them.
+        """
+        rows = 32 if self.captures else 4
+        example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
+        masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
+        x, y = synthetic(self._x, self._y, (1, rows), self._device)
+        program, uses = tape_of(self.module, self._loss_of, self.layout, self.plan)
+        try:
+            captured = capture(program, (example, x, y, *masks))
+            peak, tape = captured.peak_bytes, captured(example, x, y, *masks)
+        except NotCapturedError as error:
+            peak, tape = error.held, program(example, x, y, *masks)
+        held = {t.untyped_storage().data_ptr() for t in tape}
+        scaled, results = max(t.nbytes for t in tape), sum(t.nbytes for t in tape)
+        with torch.inference_mode():
+            _, saved = norms_by_use(uses, split(uses, tape), layout=self.layout, by_layer=False)
+        extra = sum(
+            t.untyped_storage().nbytes()
+            for kept in saved
+            for t in kept
+            if t.untyped_storage().data_ptr() not in held
+        )
+        working = (peak + extra + scaled - example.nbytes) / rows
+        return working, working + results / rows
+
+    @cached_property
+    def captures(self) -> bool:
+        """Whether passes are captured: a large model is bound by its products, and gains nothing."""
+        return sum(p.numel() for p in self.module.parameters()) <= _LARGE
+
+    @property
+    def drops(self) -> bool:
+        """Whether a pass draws from the streams of dropout."""
+        return bool(self.plan.sites)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the model has convolutions, which run candidate by candidate."""
+        return any(isinstance(use, ProductUse) and use.taps > 1 for use in self.plan.uses)
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every row, shape ``[K, M]``."""
+        key = (rows.mask.shape[0], rows.mask.shape[1])
+        inputs = (_plain(params), _plain(rows.x), _plain(rows.y))
+        with torch.no_grad():
+            with self._running:
+                if key not in self._loss_programs:
+                    example = (inputs[0], *synthetic(rows.x[0], rows.y[0], key, params.device))
+                    plain = losses_of(self.module, self._loss_of, self.layout, self.plan)
+                    self._loss_programs[key] = self._captured(plain, example)
+                program = self._loss_programs[key]
+                if not isinstance(program, Captured):
+                    return program(*inputs)[0]
+            return program(*inputs)[0]
+
+    def _norms_too(self, rows: Rows, clipping: Clipping) -> bool:
+        """Say whether a captured pass gives the norms of transformed gradients, too."""
+        held = self._norms_hold
+        if held is None or not isinstance(clipping, CoordinateTransform):
+            return False
+        k, m = rows.mask.shape
+        few = k * (held[0] + m * held[1]) <= _FEW_BYTES
+        return few and full_precision(rows.mask.device)
+
+    def _program(
+        self, params: torch.Tensor, rows: Rows, masks: Sequence[torch.Tensor], *, normed: bool
+    ) -> Tape:
+        """Return the program for the shape of ``rows``: captured once the shape is common."""
+        shape = (rows.mask.shape[0], rows.mask.shape[1])
+        key = (*shape, 1) if normed else shape
+        self._seen[key] += 1
+        every = (self.module, self._loss_of, self.layout, self.plan)
+        if self._seen[key] <= _RARE or not self.captures:
+            if key not in self._rare:
+                self._rare[key] = tape_of(*every, low=self._low)
+            return self._rare[key]
+        if key not in self._programs:
+            x, y = synthetic(rows.x[0], rows.y[0], shape, params.device)
+            drawn = tuple(site.empty(shape, params) for site in self.plan.sites)
+            # Not from the global generator, which a trial in another thread may be drawing from.
+            own = torch.Generator(params.device).manual_seed(0)
+            made_up = torch.randn(
+                params.shape, dtype=params.dtype, device=params.device, generator=own
+            )
+            example = (made_up, x, y, *drawn)
+            plain, uses = tape_of(*every, low=self._low)
+            whole = plain
+            if normed:
+                example = (0.1 * made_up, made_up.square() + 1.0, *example)
+                whole = with_norms(plain, uses, layout=self.layout)
+            program = self._captured(whole, example)
+            self._programs[key] = (program if isinstance(program, Captured) else plain), uses
+        return self._programs[key]
+
+    def _captured(self, program: Program, example: tuple[torch.Tensor, ...]) -> Program:
+        """Return a program as a graph; one that reads a value, or that is not worth it, as it is."""
+        try:
+            return capture(program, example) if self.captures else program
+        except NotCapturedError:
+            return program
+
+    def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
+        """Draw a mask for every place of dropout, each candidate's from its own stream."""
+        masks: list[torch.Tensor] = []
+        for site in self.plan.sites:
+            mask = site.empty(rows.mask.shape, rows.mask)
+            for row, size, stream in zip(mask, rows.sizes, rows.dropout, strict=True):
+                site.fill(row[:size], stream)
+            masks.append(mask)
+        return tuple(masks)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor laid out as captured graphs expect it: of another, they would read other places."""
+    tensor = tensor.detach().contiguous()
+    return tensor if tensor.storage_offset() == 0 else tensor.clone()
+
+
+class OneByOneKernel:
+    """Plain autograd on batches of one record: for what no transform takes.
+
+    Each record meets a copy of the model, weights aside, so that nothing that a model keeps of one reaches
+    the next.
+
+    Args:
+        module: A model that nobody else holds: its weights are written while it runs, and put back.
+        loss_of: The loss of a record.
+        flat: The memory of its trainable parameters, shape ``[P]``.
+
+    Raises:
+        InvalidInputError: If the model couples the records of a batch.
+    """
+
+    drops = True
+    """Whether a pass draws from the streams of dropout: nothing says that it does not."""
+
+    def __init__(self, module: nn.Module, loss_of: LossOf, flat: torch.Tensor) -> None:
+        refuse_coupling(module)
+        self.layout = Layout(module)
+        self.module, self._loss_of, self._flat = module, loss_of, flat
+        self._params = [p for p in module.parameters() if p.requires_grad]
+
+    @classmethod
+    def of(
+        cls,
+        model: Callable[[], nn.Module],
+        loss_of: LossOf,
+        *,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        device: torch.device,
+    ) -> OneByOneKernel:
+        """Make one of a model that nobody else holds, and try it on records that hold no data.
+
+        Args:
+            model: Makes the model.
+            loss_of: The loss of a record.
+            x: Inputs of a few records, for shape and type alone.
+            y: Targets of a few records, likewise.
+            device: Where to compute.
+
+        Raises:
+            InvalidInputError: If a record by itself has no loss, or a pass changes buffers.
+        """
+        module = model().to(device)
+        flat = share_flat(module)
+        kernel = cls(module, loss_of, flat)
+        inputs, targets = synthetic(x, y, (1, 2), device)
+        streams, mask = [torch.Generator(device)], flat.new_ones(1, 2)
+        rows = Rows(inputs, targets, [2], mask, streams)
+        try:
+            kernel.accumulate(flat[None], rows, Flat(1.0), out=torch.zeros_like(flat)[None])
+            seen, own_loss = fresh(module, loss_of)
+            with torch.no_grad(), Intercept(None, deterministic=True):
+                own_loss(seen, inputs[0, :1], targets[0, :1])
+        except PrivTuneError:
+            raise
+        except Exception as error:
+            raise InvalidInputError(
+                "model",
+                type(module).__name__,
+                f"must have a loss for one made-up record by itself ({type(error).__name__}: {error})",
+            ) from error
+        if not same_fixed(seen, module):
+            raise InvalidInputError(
+                "model",
+                type(module).__name__,
+                "must not change its buffers in a pass: they would hold something of every record",
+                "Use GroupNorm or LayerNorm in place of running statistics.",
+            )
+        return kernel
+
+    def accumulate(
+        self,
+        params: torch.Tensor,
+        rows: Rows,
+        clipping: Clipping,
+        *,
+        out: torch.Tensor,
+        halves: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Add the clipped sums, record after record: see ``Kernel``."""
+        bad = torch.zeros(len(params), dtype=torch.long)
+        sums, counts = torch.zeros_like(out), out.new_zeros(len(out))
+        for k, size in enumerate(int(n) for n in rows.sizes):
+            with self._at(params[k]), _seeded(rows.dropout[k]):
+                for b in range(size):
+                    total, counted, dropped = _clipped_sum(
+                        self._gradient(rows, k, b),
+                        clipping,
+                        self.layout,
+                        mask=rows.mask[k, b : b + 1],
+                        row=k,
+                        candidates=len(params),
+                    )
+                    sums[k] += total
+                    bad[k] += dropped
+                    counts[k] += counted
+        out += sums  # all at once: a pass that raises has changed nothing
+        if halves is not None:
+            halves += counts
+        return bad.to(out.device) if bool(bad.any()) else None
+
+    def _gradient(self, rows: Rows, k: int, b: int) -> torch.Tensor:
+        """Return the gradient of one record, shape ``[1, P]``."""
+        module, loss_of = fresh(self.module, self._loss_of)
+        with torch.enable_grad(), Intercept(None, generator=rows.dropout[k]):
+            loss = loss_of(module, rows.x[k, b : b + 1], rows.y[k, b : b + 1])
+            if not loss.requires_grad:  # a branch on which no weight has a part
+                return self._flat.new_zeros(1, self.layout.size)
+            grads = torch.autograd.grad(
+                loss.sum(), self._params, allow_unused=True, materialize_grads=True
+            )
+        return torch.cat(
+            [(g.to_dense() if g.is_sparse else g).reshape(1, -1) for g in grads], dim=1
+        )
+
+    def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Return the loss of every record, without dropout, shape ``[K, M]``."""
+        out = params.new_zeros(rows.mask.shape)
+        for k, size in enumerate(int(n) for n in rows.sizes):
+            with self._at(params[k]), torch.no_grad(), Intercept(None, deterministic=True):
+                for b in range(size):
+                    module, loss_of = fresh(self.module, self._loss_of)
+                    out[k, b] = loss_of(module, rows.x[k, b : b + 1], rows.y[k, b : b + 1]).sum()
+        return out
+
+    @contextmanager
+    def _at(self, point: torch.Tensor) -> Iterator[None]:
+        """Put the model where it is to be evaluated, and back."""
+        stood = self._flat.clone()
+        self._flat.copy_(point)
+        try:
+            with unwritten(self.module):
+                yield
+        finally:
+            self._flat.copy_(stood)
+
+
+@contextmanager
+def _seeded(stream: torch.Generator) -> Iterator[None]:
+    """Seed the global generator from a candidate's own stream, and leave it as it was."""
+    seed = int(torch.randint(2**62, (), generator=stream, device=stream.device))
+    devices = [] if stream.device.type == "cpu" else [stream.device]
+    with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices):
+        torch.random.manual_seed(seed)
+        yield
+
+
+def _clipped_sum(
+    gradients: torch.Tensor,
+    clipping: Clipping,
+    layout: Layout,
+    *,
+    mask: torch.Tensor,
+    row: int,
+    candidates: int,
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the clipped sum of per-sample gradients of one candidate.
+
+    Args:
+        gradients: Shape ``[B, P]``.
+        clipping: Bounds each record.
+        layout: Where parameters lie.
+        mask: Shape ``[B]``: 1 for records that count.
+        row: The candidate's place in its stack.
+        candidates: How many the stack holds.
+
+    Returns:
+        The sum, shape ``[P]``; +1/2 for each record that counts and was not clipped and -1/2 for
+        each other that counts; how many of them were not finite.
+    """
+    counted = mask > 0
+    if isinstance(clipping, CoordinateTransform):
+        gradients = (gradients - clipping.center[row]) / clipping.scale[row]
+    groups = [(0, layout.size)]
+    if clipping.by_layer:
+        layers = layout.layers.values()
+        groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
+    norms = torch.stack([length(gradients[:, start:end]) for start, end in groups])
+    finite = norms.isfinite().all(dim=0)
+    usable = finite & counted
+    gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)
+    coefficients, halves = _for_one(clipping, norms, usable, row, candidates)
+    total = torch.cat(
+        [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
+    )
+    return total, halves, int((~finite & counted).sum())
+
+
+def _for_one(
+    clipping: Clipping, norms: torch.Tensor, kept: torch.Tensor, k: int, candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return candidate k's coefficients ``[G, B]`` and its count of halves over the kept records."""
+    stacked = norms.unsqueeze(1).expand(-1, candidates, -1)
+    coefficients = clipping.coefficients(stacked)[:, k] * kept
+    return coefficients, ((clipping.unclipped(stacked)[k].to(norms) - 0.5) * kept).sum()
+
+
+_TOLERANCE = 1e-4
+
+
+class KernelMismatchError(PrivTuneError):
+    """A kernel's clipped sums differ from those of records taken one by one."""
+
+
+def check_kernel(
+    kernel: Kernel,
+    module: nn.Module,
+    loss_of: LossOf,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    sites: Sequence[Site],
+    tolerance: float = _TOLERANCE,
+) -> None:
+    """Compare clipped sums of synthetic records with records taken one by one.
+
+    One bound clips about half of the records, another none; the sums show wrong norms, wrong
+    gradients, missed uses of parameters, and losses that couple the records of a batch.
+
+    Raises:
+        KernelMismatchError: If they differ by more than a relative ``tolerance``.
+    """
+    candidates, records = x.shape[:2]
+    layout = kernel.layout
+    generator = torch.Generator().manual_seed(1)
+    params = 0.3 * torch.randn(candidates, layout.size, generator=generator, dtype=layout.dtype)
+    params = params.to(x.device)
+    masks = _masks(sites, candidates, records, params)
+
+    def alone(x: torch.Tensor) -> torch.Tensor:
+        """Return the gradients of records taken one by one, shape ``[K, B, P]``."""
+        rows = [
+            _gradient(
+                module,
+                loss_of,
+                layout,
+                params[k],
+                record=(x[k, b], y[k, b], *(mask[k, b] for mask in masks)),
+            )
+            for k in range(candidates)
+            for b in range(records)
+        ]
+        return torch.stack(rows).view(candidates, records, -1)
+
+    gradients = alone(x)
+    if x.is_floating_point() and not bool(gradients.isfinite().all()):
+        x = x.abs() + 1.0  # a loss may take logarithms or roots of inputs that are above 0
+        gradients = alone(x)
+    norms = length(gradients)
+    if not bool(norms.isfinite().all()):
+        raise KernelMismatchError(
+            "gradients of made-up records are not finite, so the path cannot be checked"
+        )
+    for bound in (float(norms.median()), 10.0 * float(norms.max()) + 1.0):
+        clipping = Flat(max(bound, 1e-6))
+        coefficients = clipping.coefficients(norms.unsqueeze(0))[0]
+        expected = (coefficients.unsqueeze(-1) * gradients).sum(dim=1)
+        found = torch.zeros_like(params)
+        streams = [Streams(_SECRET) for _ in range(candidates)]
+        rows = Rows(
+            x,
+            y,
+            [records] * candidates,
+            torch.ones(candidates, records, dtype=params.dtype, device=x.device),
+            [s.generator("dropout", k, device=x.device) for k, s in enumerate(streams)],
+        )
+        kernel.accumulate(params, rows, clipping, out=found)
+        scale = float(expected.abs().max())
+        if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale + 1e-9):
+            raise KernelMismatchError(
+                "clipped sums of a few synthetic records differ from those of records taken one "
+                "by one: the model or the loss couples records, or uses a parameter in a way "
+                "that this path does not see"
+            )
+
+
+_SECRET = bytes(32)  # the check's masks are public: they touch no data
+
+
+def _masks(
+    sites: Sequence[Site], candidates: int, records: int, like: torch.Tensor
+) -> list[torch.Tensor]:
+    """Draw the masks that a kernel draws from the check's streams."""
+    masks = [site.empty((candidates, records), like) for site in sites]
+    streams = Streams(_SECRET)
+    generators = [streams.generator("dropout", k, device=like.device) for k in range(candidates)]
+    for site, mask in zip(sites, masks, strict=True):
+        for row, generator in zip(mask, generators, strict=True):
+            site.fill(row, generator)
+    return masks
+
+
+def _gradient(
+    module: nn.Module,
+    loss_of: LossOf,
+    layout: Layout,
+    params: torch.Tensor,
+    *,
+    record: tuple[torch.Tensor, ...],
+) -> torch.Tensor:
+    """Return the gradient of one record ``(x, y, *masks)`` by itself, by plain autograd."""
+    x, y, *masks = record
+    named = {n: v.detach().requires_grad_() for n, v in layout.unflatten(params).items()}
+    with torch.enable_grad():
+        value = run_one(module, loss_of, named, x, y, masks=masks)
+        grads = torch.autograd.grad(
+            value, list(named.values()), allow_unused=True, materialize_grads=True
+        )
+    full = [g.to_dense() if g.is_sparse else g for g in grads]
+    return layout.flatten(dict(zip(named, full, strict=True)))
+
+
+def _is_fixed(norm: nn.Module) -> bool:
+    """Say whether a normalisation works by numbers that no record changes: those of evaluation mode."""
+    return not norm.training and norm.running_mean is not None
+
+
+def refuse_coupling(module: nn.Module) -> None:
+    """Refuse layers that mix the records of a batch: no per-sample gradient exists for them.
+
+    A BatchNorm in evaluation mode normalises each record by the same fixed numbers, and mixes nothing.
+
+    Raises:
+        InvalidInputError: Names every such layer at once.
+    """
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    coupled = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if (
+            isinstance(part, _BatchNorm)
+            and not isinstance(part, _InstanceNorm)
+            and not _is_fixed(part)
+        )
+        or (isinstance(part, _InstanceNorm) and part.track_running_stats and part.training)
+    ]
+    if coupled:
+        raise InvalidInputError(
+            "model",
+            ", ".join(coupled),
+            "must treat each record by itself",
+            "Use GroupNorm or LayerNorm in place of batch statistics, or leave it in evaluation mode: "
+            "module.eval().",
+        )
+    changing = [
+        f"{name} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        and (part.max_norm is not None or part.scale_grad_by_freq)
+    ]
+    if changing:
+        raise InvalidInputError(
+            "model",
+            ", ".join(changing),
+            "must not have max_norm, which changes the rows that occur, nor scale_grad_by_freq, "
+            "which counts words across records",
+            "Leave both options off; clipping bounds each record.",
+        )
