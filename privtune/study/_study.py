@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.declared import DeclaredTrial, Mechanism
     from privtune.tasks import Score, Task
-    from privtune.tasks._candidate import Build, RecordLoss
+    from privtune.tasks._task import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.schedule import NoiseOptions
 

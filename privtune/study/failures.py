@@ -13,7 +13,7 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import LedgerBusyError, LedgerConnectionError
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.study._objects import DamagedResultError
-from privtune.tasks._task import TaskChangedError
+from privtune.tasks._facts import TaskChangedError
 
 
 class StudyInterruptedError(PrivTuneError):
