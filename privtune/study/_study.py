@@ -182,12 +182,14 @@ class Study:
         from privtune.execution.executor import Executor
         from privtune.study.run import run_study
 
+        chosen = Executor.of(executor or self.spec.executor, n_jobs)
+        if self.finished:
+            return self.releases()
         releases = run_study(
             self._life,
             observer or self.observer,
-            executor=Executor.of(executor or self.spec.executor, n_jobs),
-            device=device,
-            stack=stack,
+            executor=chosen,
+            compute=self.spec.compute.given(device, stack),
             non_private=non_private,
             anyway=anyway,
             told=(told or (lambda _: None)) if self._curator else None,

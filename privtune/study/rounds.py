@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.execution.files import pack_result, request_of, unpack_result
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.ledger import SKIPPED
 from privtune.names import check_text
@@ -25,6 +24,7 @@ from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
 from privtune.study._shown import suggested
 from privtune.study.failures import StudyInterruptedError
+from privtune.study.release import pack_result, request_of, unpack_result
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
