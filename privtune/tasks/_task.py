@@ -303,7 +303,7 @@ class Task:
         )
 
     def look(self) -> str:
-        """Return a sentence where what holds the data is not here, else nothing; check its header where it is.
+        """Return a sentence where what holds the data is not here; check its header where it is.
 
         Raises:
             TaskDataError: If it is not as declared.

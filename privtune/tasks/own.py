@@ -119,7 +119,9 @@ def _task(given: Mapping[str, Any], functions: tuple[Any, Any]) -> Task:
     like = next(iter(parts.values())).like
     score, score_of = _scored(given["score"], first)
     by = "content" if first.data.groups is None else "id"
-    declared = {f"{part}_records": sizes.get(part, len(parts.get(part, ()))) for part in SPLITS}
+    declared: dict[str, Any] = {
+        f"{part}_records": sizes.get(part, len(parts.get(part, ()))) for part in SPLITS
+    }
     return Task(
         name=given["name"],
         description="the user's own data, model and loss",
