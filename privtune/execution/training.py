@@ -174,7 +174,7 @@ def train_built(
             curves=curves,
             transcript_digest=outcome.transcript.digest(),
             ended=Ending.of(outcome.params),
-            unusable=outcome.nonfinite,
+            unusable=outcome.unusable,
             shapes=Layout(outcome.module).shapes,
         )
 
