@@ -22,6 +22,7 @@ from privtune.names import check_name, check_text
 from privtune.spaces import IndependentSampler, Prior, SearchSpace
 from privtune.strategies import (
     STRATEGIES,
+    Ending,
     Plan,
     PlanningContext,
     Scoring,
@@ -351,6 +352,7 @@ class DeclaredTrial(Suggestions):
             params=self.params,
             weights=self._result.weights,
             score=self._result.score,
+            ended=Ending.of(self._result.weights),
             shapes=self._result.shapes,
             checked=self._checked,
         )

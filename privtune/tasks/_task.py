@@ -378,8 +378,8 @@ class Task:
         if self.build is None:
             model = self.model() if tried else None
         for number, records in enumerate(splits.values()):
-            lost = records.unusable
-            if len(records.y) == 1 and lost is not None and bool(lost.all()):
+            unusable = records.unusable
+            if len(records.y) == 1 and unusable is not None and bool(unusable.all()):
                 continue  # one that stands for a split without records
             tally.add(
                 np.full(len(records.y), number),
@@ -406,33 +406,33 @@ def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iter
     from privtune.training.mechanism.data import find_facts
 
     x, y = data.x.cpu(), data.y.cpu()
-    lost = np.zeros(len(y), dtype=bool)
+    unusable = np.zeros(len(y), dtype=bool)
     flat = x.reshape(len(x), -1)
     if x.is_floating_point():
-        lost = ~flat.isfinite().all(dim=1).numpy()
-        yield Fault("inputs", NO_NUMBER, lost)
+        unusable = ~flat.isfinite().all(dim=1).numpy()
+        yield Fault("inputs", NO_NUMBER, unusable)
     elif task.tokens is not None:
-        lost = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
+        unusable = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
         said = f"declared 0 to {task.tokens - 1}"
-        yield Fault("inputs", "token not declared", lost, declared=said)
+        yield Fault("inputs", "token not declared", unusable, declared=said)
     if data.unusable is not None:
-        marked = data.unusable.cpu().numpy() & ~lost
+        marked = data.unusable.cpu().numpy() & ~unusable
         yield Fault("", "marked as unusable, or not readable", marked)
-        lost = lost | marked
-    for fault in _target_faults(task, y, ~lost):
-        lost = lost | fault.records & (not fault.used)
+        unusable = unusable | marked
+    for fault in _target_faults(task, y, ~unusable):
+        unusable = unusable | fault.records & (not fault.used)
         yield fault
-    if model is None or lost.all():
+    if model is None or unusable.all():
         return
     if task.build is not None:
         device = next((part.device for part in model.parameters()), x.device)
         facts = find_facts(lambda *record: task.record_loss(model, *record), x, y, device=device)
         if (wrong := facts.unusable(x, y)) is not None:  # a training leaves them out
-            outside = wrong.numpy() & ~lost
+            outside = wrong.numpy() & ~unusable
             yield Fault("", "with a number that the model's tables or classes do not have", outside)
-            lost = lost | outside
-    if not lost.all() and (said := _refusal(task, model, x[~lost], y[~lost])):
-        yield Fault("", "that model and loss cannot train on", ~lost, declared=said)
+            unusable = unusable | outside
+    if not unusable.all() and (said := _refusal(task, model, x[~unusable], y[~unusable])):
+        yield Fault("", "that model and loss cannot train on", ~unusable, declared=said)
 
 
 def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
@@ -452,15 +452,15 @@ def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> 
     wrong = (targets < 0) | (targets >= task.classes) | (targets != targets.floor())
     if y.ndim > 1 and not task.unit:
         wrong &= targets != IGNORED
-    lost = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
-    if lost.any():
-        seen, first = targets[lost], targets[:, 0].tolist()
+    unusable = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
+    if unusable.any():
+        seen, first = targets[unusable], targets[:, 0].tolist()
         low, high = float(seen.min()), float(seen.max())
         said = f"labels from {low:g} to {high:g}, declared 0 to {task.classes - 1}"
         if low == high == -1:
             said = "of no declared class, or it cannot be read"
         cells = column_of([None if label == -1 else label for label in first])  # -1: no class
-        yield Fault("target", LABEL, lost, declared=said, cells=cells)
+        yield Fault("target", LABEL, unusable, declared=said, cells=cells)
 
 
 def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> str:

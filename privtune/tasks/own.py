@@ -428,7 +428,7 @@ class _Part:
     """One part of all records: values ``[N, ...]``, and which of them are none."""
 
     values: torch.Tensor
-    lost: torch.Tensor
+    unusable: torch.Tensor
 
 
 def read_records(
@@ -532,14 +532,14 @@ def _of_columns(
     floating = torch.get_default_dtype()
     x = _Part(
         torch.stack([parts[name].values.to(floating) for name in inputs], dim=1),
-        torch.stack([parts[name].lost for name in inputs]).any(dim=0),
+        torch.stack([parts[name].unusable for name in inputs]).any(dim=0),
     )
     if target is None:
         return _of_tree((x,))
     y = parts[target]
     if classes is not None and y.values.is_floating_point():  # as a missing label makes all of them
         wrong = ~y.values.isfinite() | (y.values != y.values.floor())
-        y = _Part(y.values.masked_fill(wrong, -1).long(), y.lost | wrong)
+        y = _Part(y.values.masked_fill(wrong, -1).long(), y.unusable | wrong)
     return _of_tree((x, y))
 
 
@@ -765,8 +765,8 @@ def _of_tree(parts: Any, target: Any = None) -> Records:
         made, x, y = RecordTree.split(whole, target)
     if not y.is_floating_point():
         y = y.long()
-    lost = torch.stack([part.lost for part in found]).any(dim=0)
-    data = TensorData(x, y, unusable=lost if bool(lost.any()) else None, tree=made)
+    unusable = torch.stack([part.unusable for part in found]).any(dim=0)
+    data = TensorData(x, y, unusable=unusable if bool(unusable.any()) else None, tree=made)
     if made is None:
         words = _words({"inputs": x} if alone else {"inputs": x, "target": y})
     else:
@@ -787,8 +787,8 @@ def _finite(data: TensorData) -> TensorData:
         for part in parts
         if part.is_floating_point()
     ]
-    lost = torch.stack(wrong).any(dim=0) if wrong else None
-    return data if lost is None or not bool(lost.any()) else data.marked(lost)
+    unusable = torch.stack(wrong).any(dim=0) if wrong else None
+    return data if unusable is None or not bool(unusable.any()) else data.marked(unusable)
 
 
 def _words(parts: Mapping[str, torch.Tensor]) -> str:
