@@ -163,10 +163,7 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, *, ignored: int | None
 ) -> torch.Tensor | None:
-    """Return the cross-entropy of ``[..., C]`` and ``[...]``, or None where the plain form is best.
-
-    Targets equal to ``ignored`` have a loss of zero; None if none can be.
-    """
+    """Return the cross-entropy of ``[..., C]`` and ``[...]``, or None where the plain form is best."""
     classes = logits.shape[-1]
     if classes > _SMALL_CLASSES:
         return None
@@ -271,10 +268,7 @@ def _unfolded(  # noqa: PLR0917
     dilation: tuple[int, int],
     g: torch.Tensor,
 ) -> Tensors:
-    """Lay out images ``[K, B, n, C, H, W]`` and gradients ``[K, B, n, O, H', W']`` as matrices, by place.
-
-    A patch is laid out with channels last, which makes unfolding a plain copy.
-    """
+    """Lay out images ``[K, B, n, C, H, W]`` and gradients ``[K, B, n, O, H', W']`` as matrices, by place."""
     lead, (pad_h, pad_w) = a.shape[:2], padding
     x = a.flatten(0, 2).permute(0, 2, 3, 1)
     if pad_h or pad_w:

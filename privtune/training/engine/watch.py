@@ -33,16 +33,7 @@ Law = Literal["keep", "uniform", "normal", "integers", "permutation"]
 
 @dataclass(frozen=True)
 class Site:
-    """A place where a model or a loss draws: dropout, and the random numbers of augmentation.
-
-    Args:
-        shape: Shape of what is drawn for a record.
-        law: ``keep`` draws 1 with probability ``kept`` and 0 else; ``uniform`` in [0, 1);
-            ``normal``; ``integers`` from ``low`` to ``high - 1``; ``permutation`` of ``shape[0]``.
-        kept: See ``law``.
-        low: See ``law``.
-        high: See ``law``.
-    """
+    """A place where a model or a loss draws: dropout, and the random numbers of augmentation."""
 
     shape: tuple[int, ...]
     law: Law = "keep"
@@ -76,14 +67,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One use of parameters: what came out, and what to make of the gradient of that.
-
-    Args:
-        names: The parameters.
-        out: What came out, with axes ``[K, B, ...]``.
-        version: Of ``out`` when it was noted: a model must not write to it.
-        back: Returns uses and their parts, given the gradient of ``out``.
-    """
+    """One use of parameters: what came out, and what to make of the gradient of that."""
 
     names: tuple[str, ...]
     out: torch.Tensor
@@ -182,23 +166,7 @@ ACTIVE = _Active()
 
 @dataclass(eq=False)
 class Watch(TorchFunctionMode):
-    """Catches uses of parameters and draws while a model runs on one record.
-
-    Args:
-        levels: Where the batch axes live; None outside of ``vmap``, where only draws are caught.
-        names: Name of each parameter, by the ``id`` of the tensor that stands for it.
-        masks: What was drawn for each place; None to note the places in ``sites``.
-        deterministic: Whether dropout passes its input on, as in evaluation, and whatever else is
-            drawn is its mean.
-        generator: Draws at every place, where there are no masks: for code that runs as it is.
-        classes: The targets ``[K, B, ...]``, if each is a class: at least 0.
-
-    Attributes:
-        entries: Every use that was caught.
-        sites: Every place of a draw.
-        turned: Transposes of parameters that are matrices, and these, by the ``id`` of the transpose.
-        multiplied: Parameters that meet what is made of records by more than element by element, uncaught.
-    """
+    """Catches uses of parameters and draws while a model runs on one record."""
 
     levels: Levels | None
     names: Mapping[int, str] = field(default_factory=dict)
@@ -245,8 +213,8 @@ class Watch(TorchFunctionMode):
             if read is _TRAINED and len(args) == 1:
                 # Under vmap no tensor says so, and what a model does only if it is would be left out.
                 return id(args[0]) in self.names or self.levels.physical(args[0]).requires_grad
-            if func in _READ:
-                torch.equal(args[0], args[0])  # tells a recording that a value is read
+        if func in _READ:
+            torch.equal(args[0], args[0])  # tells a recording that a value is read
         if func in _IN_PLACE and self.generator is None:
             args, kwargs = _out_of_place(args, kwargs, _IN_PLACE[func])
         handler = self.handlers.get(func)
@@ -456,12 +424,7 @@ _LOCK = threading.Lock()
 
 
 class _OfThread(threading.local):
-    """True in a thread that traces, false in every other.
-
-    torch keeps one flag for the process. Others look at it, too: Adam computes with steps in single
-    precision where it stands. Candidates train in threads, so a flag that one thread raises, or puts
-    back as it found it while another holds it up, would change what the others compute.
-    """
+    """True in a thread that traces, false in every other."""
 
     inside = 0
 
@@ -485,12 +448,7 @@ _stood: bool = False
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Say to a model that this thread runs that it is traced.
-
-    Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that
-    masks nothing) then go the way that is right for all values. The check takes records one by one
-    without this, each by the way of its own values.
-    """
+    """Say to a model that this thread runs that it is traced."""
     global _threads, _stood  # noqa: PLW0603 (as the flag: one for the process)
     with _LOCK:
         if _threads == 0:

@@ -346,10 +346,6 @@ def find_raising(
 
     Halves of a batch that do not raise are not looked into: their records do not raise either. ``attempt``
     evaluates the records that are True in its argument, with made-up ones in place of the others.
-
-    Raises:
-        Exception: ``error``, which a pass over all raised, if it is no record's fault: made-up records
-            raise as well, or no record does alone.
     """
     found = torch.zeros(count, dtype=torch.bool)
 
@@ -510,10 +506,6 @@ class RecordTree:
         """Return what records are made of, their inputs in one tensor, and their targets.
 
         Of a pair of tensors nothing is packed. The target of one entry alone is 0, which nobody reads.
-
-        Raises:
-            InvalidInputError: If they hold anything but tensors or trees of tensors, a target is no tensor,
-                or not all of the tensors have as many records.
         """
         tensors, _ = _flat(records)
         names: tuple[str, ...] = ()

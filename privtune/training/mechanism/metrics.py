@@ -480,12 +480,7 @@ METRICS: Mapping[str, type[Metric]] = {m.name: m for m in (*_OF_CLASSES, *_OF_NU
 
 
 def make_metric(metric: str, **options: Any) -> Metric:
-    """Return a metric by its name in a spec; options that are None are left out.
-
-    Raises:
-        InvalidInputError: If there is no such metric, or an option is missing, not one of its own, or
-            outside its domain.
-    """
+    """Return a metric by its name in a spec; options that are None are left out."""
     given = {key: value for key, value in options.items() if value is not None}
     if metric not in METRICS and ":" not in metric:
         allowed = f"must be one of {', '.join(METRICS)}, or package.module:function"

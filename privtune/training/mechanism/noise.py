@@ -39,10 +39,6 @@ def noise_scale(
 
     On the device of ``sensitivity``. Where looking would make wait, that is not looked at: an infinite one
     gives an infinite scale, of which no number is left.
-
-    Raises:
-        InvalidInputError: If a multiplier is negative or not finite, or noise is asked for without
-            a finite sensitivity.
     """
     own = noise_multiplier
     if isinstance(own, float):

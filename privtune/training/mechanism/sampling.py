@@ -30,9 +30,6 @@ _MAX_STEPS = 256
 class PoissonSampler:
     """Poisson samples at a rate in (0, 1] for a stack of candidates.
 
-    Raises:
-        InvalidInputError: If an argument is outside its domain.
-
     **Guarantee**: inclusions are independent Bernoulli(rate) draws, up to the 53 bits of the
     underlying uniform numbers; no sample is ever cut at a maximal size. A candidate's samples are a
     function of its own source of randomness alone.

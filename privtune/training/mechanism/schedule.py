@@ -18,9 +18,6 @@ class Schedule:
 
     Every number in it is public, the number of records N, too: averages divide by ``sample_rate * records``,
     never by the realised batch size, which is private.
-
-    Raises:
-        InvalidInputError: If a field is outside its domain.
     """
 
     records: int
@@ -37,11 +34,7 @@ class Schedule:
 
     @classmethod
     def from_epochs(cls, *, records: int, expected_batch_size: int, epochs: float) -> Schedule:
-        """Build the schedule of so many passes in expectation, above 0: ``ceil(epochs / rate)`` steps.
-
-        Raises:
-            InvalidInputError: If an argument is outside its domain.
-        """
+        """Build the schedule of so many passes in expectation, above 0: ``ceil(epochs / rate)`` steps."""
         if not isinstance(expected_batch_size, Real) or not 1 <= expected_batch_size <= records:
             raise InvalidInputError(
                 "expected_batch_size",

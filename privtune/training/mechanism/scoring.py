@@ -98,9 +98,6 @@ def score(
     weights that are not finite. The model is evaluated in evaluation mode, and left as it was. ``rng`` is
     the source of the noise, used for this score alone; ``loss`` is that of the metric ``loss``.
 
-    Raises:
-        InvalidInputError: If outputs or targets have another shape than the metric takes.
-
     **Guarantee**: a record changes the sums by a vector of at most ``bound``, whatever model, loss
     and metric do with the others, and not at all if it breaks public facts or raises by itself. What
     is made of the noised sums looks at nothing else.

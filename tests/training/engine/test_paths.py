@@ -139,7 +139,7 @@ def test_record_after_record_gives_the_same_training(monkeypatch):
     monkeypatch.setattr(
         engine,
         "choose_kernel",
-        lambda module, loss_of, data, device, **_: OneByOneKernel.of(
+        lambda module, loss_of, data, device, **_: OneByOneKernel(
             lambda: fresh(module, trained=True)[0],
             loss_of,
             x=data.x[:1],
@@ -187,7 +187,7 @@ def test_paths_count_clip_and_drop_alike():
         kernel
         for kernel in (
             BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
-            OneByOneKernel.of(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
+            OneByOneKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
         )
     )
     params = torch.randn(2, first.layout.size) * 0.3
