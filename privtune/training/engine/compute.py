@@ -89,6 +89,7 @@ def sums_in_float32() -> Iterator[None]:
     import torch
 
     flags = torch.backends.cuda.matmul
+    # The setting is the process's: of trainings in several threads the last one puts it back.
     with _sums:
         _summing.append(_summing[0] if _summing else flags.allow_bf16_reduced_precision_reduction)
         flags.allow_bf16_reduced_precision_reduction = False

@@ -79,6 +79,8 @@ def granule(schedule: Schedule, kernel: Kernel, row_bytes: float, candidates: in
     """Return what physical sizes are to be multiples of: a power of two, from the plan alone."""
     if isinstance(kernel, BatchedKernel) and not kernel.captures:
         return 1
+    # Half a granule fills up in every step; a shape is captured for each multiple that occurs, among sizes
+    # some six deviations apart. The sum of both costs is least at the root.
     mean = schedule.expected_batch_size
     filling = 0.5 * schedule.steps * candidates * row_bytes * _BYTE_SECONDS
     best = math.sqrt(6.0 * math.sqrt(mean) * _CAPTURE_SECONDS / max(filling, 1e-300))
@@ -103,8 +105,11 @@ def split(
     kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None = None, cores: int = 1
 ) -> Split:
     """Split candidates into stacks, and say how many stacks to train side by side, a thread for each."""
+    # Record after record, and convolutions on CPU, run candidate by candidate: stacks gain nothing.
     apart = not isinstance(kernel, BatchedKernel) or kernel.convolves
     fit = min(_LARGEST, int(STACK_BYTES / memory.candidate_bytes))
+    # Between two kernels of torch a thread holds the interpreter: a step lets t threads run without waiting
+    # if it takes t times as long as what it does there, so t threads pay from t² such turns on.
     threads = 1
     if cores > 1 and isinstance(kernel, BatchedKernel) and kernel.captures:
         most = int(_ABREAST_BYTES / memory.candidate_bytes) if apart else fit

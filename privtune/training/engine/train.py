@@ -291,6 +291,7 @@ def choose_kernel(
                 f"does not suit {name} ({reason})",
                 "Leave it out: float32 is the default.",
             ) from reason
+        # On a batch, its way might hang on other records: a scale that is read where a pixel is above 1.
         single = OneByOneKernel(made, loss_of, x=x, y=y, device=device)
         say_once(
             f"{name} cannot be trained in stacks ({reason}): each record is "

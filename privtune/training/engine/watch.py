@@ -420,11 +420,11 @@ DRAWS: Mapping[Any, Handler] = {
 }
 
 
-_LOCK = threading.Lock()
-
-
 class _OfThread(threading.local):
-    """True in a thread that traces, false in every other."""
+    """True in a thread that traces, false in every other: torch keeps one flag for the process.
+
+    Others look at it, too: Adam computes with steps in single precision where it stands.
+    """
 
     inside = 0
 
@@ -441,29 +441,20 @@ class _OfThread(threading.local):
     __ror__, __rand__ = __or__, __and__
 
 
-_FLAG = _OfThread()
-_threads = 0
-_stood: bool = False
+_FLAG: Any = _OfThread()
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Say to a model that this thread runs that it is traced."""
-    global _threads, _stood  # noqa: PLW0603 (as the flag: one for the process)
-    with _LOCK:
-        if _threads == 0:
-            _stood = torch.compiler._is_compiling_flag
-            torch.compiler._is_compiling_flag = _FLAG  # type: ignore[assignment]
-        _threads += 1
+    """Say to a model that this thread runs that it is traced, in torch's own words."""
+    # Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that masks
+    # nothing) then go the way that is right for all values.
+    torch.compiler._is_compiling_flag = _FLAG
     _FLAG.inside += 1
     try:
         yield
     finally:
         _FLAG.inside -= 1
-        with _LOCK:
-            _threads -= 1
-            if _threads == 0:
-                torch.compiler._is_compiling_flag = _stood
 
 
 Rule = Callable[[Any, Tensors, torch.Tensor], Mapping[str, torch.Tensor]]

@@ -175,10 +175,7 @@ class Layout:
 
     @property
     def usual_size(self) -> float:
-        """Root mean square of the parameters that torch's layers draw: ``1 / sqrt(3 fan_in)``.
-
-        A parameter of one axis has the fan-in of its layer's weight, or its own length without one.
-        """
+        """Root mean square of the parameters that torch's layers draw: ``1 / sqrt(3 fan_in)``."""
         squares = 0.0
         for names in self.layers.values():
             shapes = [self.shapes[name] for name in names]
@@ -230,11 +227,7 @@ def share_flat(module: nn.Module) -> torch.Tensor:
 
 
 def load_params(module: nn.Module, flat: torch.Tensor) -> None:
-    """Give the trainable parameters of ``module`` the values of a vector of shape ``[P]``, in new memory.
-
-    What they were made of, such as a table of the user's own, stays as it is: a later trial may start
-    from it.
-    """
+    """Give the trainable parameters of ``module`` the values of a vector ``[P]``, in new memory."""
     layout = Layout(module)
     if flat.shape != (layout.size,):
         raise InvalidInputError("flat", tuple(flat.shape), f"must have shape ({layout.size},)")
@@ -249,9 +242,8 @@ _EMPTY = (OrderedDict, dict, list, set)
 def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tuple[nn.Module, Any]:
     """Return a copy of a model that shares its parameters and nothing else that a pass may write.
 
-    Attributes, lists and buffers that a pass changes change in the copy alone. What no copy can be
-    made of (a lock, a handle of a library) is shared. What may refer to the model, as its loss does, is
-    copied along; of a model that is ``trained``, parameters that require gradients are copied, too.
+    What may refer to the model, as its loss does, is copied along; of a model that is ``trained``, parameters
+    that require gradients are copied, too.
     """
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
     if trained:
@@ -315,11 +307,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 class Apart(TorchFunctionMode):
-    """Refuses rules for ``vmap`` that are not torch's own, and would be handed all records.
-
-    Such a rule may divide by the largest of them where that is above 100: on records that are made up
-    it agrees with records taken one by one.
-    """
+    """Refuses rules for ``vmap`` that are not torch's own: they would be handed all records at once."""
 
     def __torch_function__(
         self,

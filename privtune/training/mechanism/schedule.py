@@ -16,8 +16,7 @@ from privtune.errors import InvalidInputError
 class Schedule:
     """How often a training looks at its data: T steps, at each a sample that a record joins at a rate.
 
-    Every number in it is public, the number of records N, too: averages divide by ``sample_rate * records``,
-    never by the realised batch size, which is private.
+    All of it is public. Averages divide by ``sample_rate * records``, never by a realised, private size.
     """
 
     records: int

@@ -31,10 +31,10 @@ class TranscriptMismatchError(PrivTuneError):
 
 @dataclass
 class Transcript:
-    """The releases of K candidates' trainings, sample by sample; one candidate's is K = 1.
+    """The releases of K candidates' trainings; one candidate's is K = 1.
 
-    Two releases about one sample are one joint event: that is why the transcript is kept by sample. What
-    happens to all candidates is written down once, so that keeping it costs next to nothing.
+    They are kept by sample, since two releases about one sample are one joint event. What happens to all
+    candidates is written down once.
     """
 
     candidates: int = 1
