@@ -179,13 +179,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Nothing is compiled in here: else the compiler would be imported to be told so."""
         return False
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call, and note it."""
         named = dict(kwargs or {})
         if func not in self._whole and not self._has_kernel(func):

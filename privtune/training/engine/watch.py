@@ -196,13 +196,7 @@ class Watch(TorchFunctionMode):
         ACTIVE.watch = self._outer.pop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Route one call; anything without a handler, or not in a known form, runs as it is."""
         kwargs, read = kwargs or {}, getattr(func, "__self__", None)
         if self.levels is not None:
@@ -304,17 +298,12 @@ class Watch(TorchFunctionMode):
 
 
 def bind(
-    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str], defaults: Sequence[Any]
-) -> Iterator[Any]:
-    """Yield the arguments of a call by name, with the defaults of the last ones."""
-    required = len(names) - len(defaults)
-    for i, name in enumerate(names):
-        if i < len(args):
-            yield args[i]
-        elif i < required:
-            yield kwargs[name]
-        else:
-            yield kwargs.get(name, defaults[i - required])
+    args: Sequence[Any], kwargs: Mapping[str, Any], required: str, /, **defaults: Any
+) -> list[Any]:
+    """Return the arguments of a call, in the order of their names."""
+    names = [*required.split(), *defaults]
+    given = {**defaults, **kwargs, **dict(zip(names, args, strict=False))}
+    return [given[name] for name in names]
 
 
 def _out_of_place(
@@ -329,9 +318,7 @@ def _out_of_place(
 def _dropout(
     mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, channels: bool = False
 ) -> Any:
-    x, p, training, _ = bind(
-        args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False)
-    )
+    x, p, training, _ = bind(args, kwargs, "input", p=0.5, training=True, inplace=False)
     shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if channels else x.shape
     return mode.drop(x, p, shape) if training else x
 
@@ -365,7 +352,7 @@ def _new(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, law: La
 
 
 def _like(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, law: Law) -> Any:
-    (x,) = bind(args, kwargs, ("input",), ())
+    (x,) = bind(args, kwargs, "input")
     return _made(mode, Site(tuple(x.shape), law), kwargs, x)
 
 
@@ -379,12 +366,12 @@ def _randint(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 
 def _randperm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    (n,) = bind(args, kwargs, ("n",), ())
+    (n,) = bind(args, kwargs, "n")
     return _made(mode, Site((int(n),), "permutation"), kwargs)
 
 
 def _bernoulli(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    p, chance = bind(args, kwargs, ("input", "p"), (None,))
+    p, chance = bind(args, kwargs, "input", p=None)
     value = _made(mode, Site(tuple(p.shape), "uniform"), kwargs, p)
     if value is NotImplemented:
         return value

@@ -292,13 +292,7 @@ class _Lookups(TorchFunctionMode):
         )
         return RecordFacts(inputs, targets, self.ignored)
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _LOOKED_UP:
             names, looked_up = _LOOKED_UP[func]

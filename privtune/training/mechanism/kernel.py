@@ -309,13 +309,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 class Apart(TorchFunctionMode):
     """Refuses rules for ``vmap`` that are not torch's own: they would be handed all records at once."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let a call pass, unless a user wrote what it means for many records."""
         if func is custom_function_call:
             if args[0].vmap is not torch.autograd.Function.vmap:
