@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Budget
-from privtune.study import Study, StudyNotFoundError, StudySpec, delete_study
+from privtune.study import BudgetSpec, Study, StudyNotFoundError, StudySpec, delete_study
 from privtune.study._familiar import answers
 
 __all__ = ["create_study", "delete_study", "load_study"]
@@ -92,9 +92,11 @@ def create_study(
         ...     epochs=2,
         ...     expected_batch_size=64,
         ... )
-        >>> study.arms, study.status()[0].state, study.spent().epsilon
-        (('defaults',), 'planned', 0.0)
+        >>> study.arms, study.spent().epsilon
+        (('defaults',), 0.0)
     """
+    given = {n: v for n, v in locals().items() if v is not None and v != ()}
+    storage, exists = given.pop("storage"), given.pop("load_if_exists")
     if not isinstance(budget, Budget):
         raise InvalidInputError(
             "budget",
@@ -102,58 +104,23 @@ def create_study(
             "must be a privtune.Budget",
             "Budget(4.0, 1e-5, name='clinic') is one.",
         )
-    options = {
-        "space": space,
-        "epochs": epochs,
-        "expected_batch_size": expected_batch_size,
-        "scoring": scoring,
-        "report": report,
-        "stages": stages,
-        "epsilon": epsilon,
-        "device": device,
-        "stack": stack,
-        "executor": executor,
-        "noise": noise,
-        "artifacts": artifacts,
-        "seed": seed,
-    }
-    spec = StudySpec.parse(
-        {
-            "name": name,
-            "task": task,
-            "budget": {
-                "name": budget.name,
-                "epsilon": budget.epsilon,
-                "delta": budget.delta,
-                "adjacency": budget.adjacency,
-                "unit": budget.unit,
-            },
-            "arms": [dict(arm) for arm in arms],
-            **{name: value for name, value in options.items() if value is not None},
-        }
-    )
-    if load_if_exists:
-        try:
-            study = Study(name, storage)
-        except StudyNotFoundError:
-            return Study.create(spec, storage)
-        given = {n for n, value in options.items() if value is not None} | {"budget"}
-        given |= {n for n, value in (("task", task), ("arms", arms)) if value}
-        _check_same(study, spec, given)
-        return study
-    return Study.create(spec, storage)
-
-
-def _check_same(study: Study, spec: StudySpec, given: set[str]) -> None:
-    """Refuse arguments that differ from those that a study was created with: they would do nothing."""
+    terms = {field: getattr(budget, field) for field in BudgetSpec.model_fields}
+    spec = StudySpec.parse({**given, "budget": terms})
+    if not exists:
+        return Study.create(spec, storage)
+    try:
+        study = Study(name, storage)
+    except StudyNotFoundError:
+        return Study.create(spec, storage)
     asked, kept = (each.model_dump(mode="json") for each in (spec, study.spec))
-    if other := sorted(name for name in given if asked[name] != kept[name]):
+    if other := sorted(n for n in given if asked[n] != kept[n]):  # they would do nothing
         study.close()
         raise PrivTuneError(
-            f"Study {spec.name!r} exists, and was created with other {', '.join(other)} than is given now. "
+            f"Study {name!r} exists, and was created with other {', '.join(other)} than is given now. "
             "Load it as it is, privtune.load_study(name), or give the new study another name; device, "
             "stack and executor can be given to study.run."
         )
+    return study
 
 
 @answers

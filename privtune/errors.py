@@ -1,6 +1,6 @@
-"""The errors of PrivTune: one root, one clear sentence each.
+"""The errors of PrivTune: one root; a message says what was wrong, what is allowed, and what to do.
 
-A message says what was wrong, what is allowed, and what to do. It never depends on private data.
+It never depends on private data.
 """
 
 from __future__ import annotations
@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 
 __all__ = ["InvalidInputError", "PrivTuneError"]
+
+_LONGEST = 200  # characters of a value
+_RUN, _WHOLE = 300, 4000  # characters of a quotation or a word, and of a message
+_LONG = re.compile(rf"'[^']{{{_RUN},}}'|\"[^\"]{{{_RUN},}}\"|\S{{{_RUN},}}")
 
 
 class PrivTuneError(Exception):
@@ -53,13 +57,8 @@ class InvalidInputError(PrivTuneError, ValueError):
         super().__init__(f"{name} = {_shown(value)}: {allowed}." + (f" {remedy}" if remedy else ""))
 
 
-_LONGEST = 200
-_RUN, _WHOLE = 300, 4000
-_LONG = re.compile(rf"'[^']{{{_RUN},}}'|\"[^\"]{{{_RUN},}}\"|\S{{{_RUN},}}")
-
-
 def _shortened(text: str) -> str:
-    """Return a message in which no quotation and no word is endless: a name that was passed may be."""
+    """Return a message with its long quotations and words cut."""
     text = _LONG.sub(lambda found: f"{found[0][: _RUN - 1]}...", text)
     return text if len(text) <= _WHOLE else f"{text[: _WHOLE // 2]} ... {text[-_WHOLE // 4 :]}"
 
@@ -68,9 +67,9 @@ def _shown(value: object) -> str:
     """Return a value for a message, in one line of bounded length."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or an endless nest
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a list of itself
         return "a value too large to show"
-    if "://" in text and "***" not in text:  # an address: what may be a secret in it is not shown
+    if "://" in text and "***" not in text:  # a database URL may hold a password
         text = re.sub(r"://[^\s'\"]*@", "://***@", text)
         text = re.sub(r"\?[^\s'\"]+", "?***", text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -16,12 +16,9 @@ from typing import Any, TypeVar
 from privtune.errors import InvalidInputError, PrivTuneError
 
 T = TypeVar("T")
-_LONGEST = 300  # characters of what somebody else's code says
+_LONGEST = 300  # characters of what a user's code says
 
-OWN_PROCESS = threading.Event()
-"""Set by the command line: nothing else runs in this process, which may leave libraries out of the
-collector's searches. (To count what is left out would take 40 ms each time.)
-"""
+OWN_PROCESS = threading.Event()  # set by the command line: no caller's objects are in this process
 
 
 def find_function(field: str, path: str, *, allowed: str, must: str) -> Callable[..., Any]:
@@ -30,11 +27,8 @@ def find_function(field: str, path: str, *, allowed: str, must: str) -> Callable
     Args:
         field: What the path was given as.
         path: The path.
-        allowed: What it must be, for the message.
-        must: What the function must be, likewise.
-
-    Raises:
-        InvalidInputError: If the path is none, or no function can be imported from there.
+        allowed: What a path must be, for the message.
+        must: What the function must be, for the message.
     """
     module, separator, name = path.partition(":")
     if not separator or not all(part.isidentifier() for part in (*module.split("."), name)):
@@ -57,14 +51,7 @@ def path_of(function: object) -> str | None:
 
 
 def source_digest(module: str) -> str:
-    """Return the SHA-256 of a module's source, in hexadecimal digits.
-
-    Args:
-        module: The module's name.
-
-    Raises:
-        PrivTuneError: If the module has no source file.
-    """
+    """Return the SHA-256 of a module's source, in hexadecimal digits."""
     file = getattr(importlib.import_module(module), "__file__", None)
     if file is None or not Path(file).is_file():
         raise PrivTuneError(f"Module {module} has no source file that could be compared.")
@@ -73,21 +60,16 @@ def source_digest(module: str) -> str:
 
 @contextmanager
 def users_code(field: str, path: str, failed: str, remedy: str = "") -> Iterator[None]:
-    """Run code of the user's own within: whatever stops it, an exit included, is one sentence.
-
-    What it prints goes to standard error, for standard output may be a document.
+    """Run a user's code within, and turn what it raises, ``SystemExit`` included, into one sentence.
 
     Args:
         field: What the path of the code was given as.
         path: The path.
-        failed: What could not be done.
-        remedy: What to do.
-
-    Raises:
-        InvalidInputError: If it raises anything but an interrupt, or one of this package's own errors.
+        failed: What could not be done, for the message.
+        remedy: What to do, for the message.
     """
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr):  # standard output may be a JSON document
             yield
     except (PrivTuneError, KeyboardInterrupt):
         raise
@@ -97,7 +79,7 @@ def users_code(field: str, path: str, failed: str, remedy: str = "") -> Iterator
 
 
 def described(error: BaseException) -> str:
-    """Return an error of somebody else's code in one line."""
+    """Return an error of a user's code in one line of bounded length."""
     if isinstance(error, SystemExit):
         return f"it ends the program: exit {error.code!r}"
     text = " ".join(str(error).split()).rstrip(".")
@@ -108,23 +90,17 @@ def described(error: BaseException) -> str:
 
 
 def lazily(package: str, file: str) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__`` that imports each of its names when it is first used.
-
-    Where each comes from, the package says once: to type checkers.
+    """Return a package's ``__getattr__``, which imports each of its names when it is first used.
 
     Args:
         package: The package's name.
-        file: Its ``__init__.py``, whose imports below ``if TYPE_CHECKING`` are meant.
+        file: Its ``__init__.py``, whose imports below ``if TYPE_CHECKING`` say where each name is.
     """
     homes: dict[str, tuple[str, str]] = {}
-    with open(file, encoding="utf-8") as text:
-        tree = ast.parse(text.read())
-    for block in tree.body:
+    for block in ast.parse(Path(file).read_text("utf-8")).body:
         for line in block.body if isinstance(block, ast.If) else ():
             if isinstance(line, ast.ImportFrom) and line.module:
-                homes |= {
-                    alias.asname or alias.name: (line.module, alias.name) for alias in line.names
-                }
+                homes |= {a.asname or a.name: (line.module, a.name) for a in line.names}
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -134,15 +110,14 @@ def lazily(package: str, file: str) -> Callable[[str], Any]:
             return importlib.import_module(f"{package}.{name}")
         with unsearched():
             value = getattr(importlib.import_module(module), attribute)
-        # Python asks here only for what the package lacks.
-        setattr(sys.modules[package], name, value)
+        setattr(sys.modules[package], name, value)  # Python asks here once
         return value
 
     return get
 
 
 class ByName(Mapping[str, T]):
-    """What a registry holds by name, each imported when it is asked for.
+    """A registry that imports what it holds when it is asked for it.
 
     Args:
         homes: The path of each, ``package.module:name``, by the name that it is registered under.
@@ -162,7 +137,7 @@ class ByName(Mapping[str, T]):
             found: T = getattr(importlib.import_module(module), attribute)
         return found
 
-    def __contains__(self, name: object) -> bool:
+    def __contains__(self, name: object) -> bool:  # Mapping's own would import it
         return name in self._homes
 
     def __iter__(self) -> Iterator[str]:
@@ -174,12 +149,7 @@ class ByName(Mapping[str, T]):
 
 @contextmanager
 def libraries() -> Iterator[None]:
-    """Import large libraries within, with no look for garbage among what they make: it stays.
-
-    The collector would go through all of it again and again, a tenth of the time of ``study run``.
-    Where the process is the command line's own, what is there at the end is left out of later
-    searches, too.
-    """
+    """Import large libraries within, without searches for garbage: a tenth of the time of ``study run``."""
     before = len(sys.modules)
     with unsearched():
         try:
@@ -192,7 +162,7 @@ def libraries() -> Iterator[None]:
 
 @contextmanager
 def unsearched() -> Iterator[None]:
-    """Look for no garbage within."""
+    """Stop the garbage collector within."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -203,15 +173,12 @@ def unsearched() -> Iterator[None]:
 
 
 def find_extra(module: str, *, extra: str, what: str) -> Any:
-    """Return a module of a library that ``pip install privtune`` alone leaves out.
+    """Import a module of a library that only an extra of this package installs.
 
     Args:
         module: The module's name.
-        extra: The extra of this package that installs it.
-        what: What needs it, to begin a sentence with.
-
-    Raises:
-        PrivTuneError: If it is not installed.
+        extra: The extra.
+        what: What needs it, to begin the refusal with.
 
     Example:
         >>> find_extra("no_such_library", extra="demo", what="This example")
@@ -224,7 +191,7 @@ def find_extra(module: str, *, extra: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         library = module.partition(".")[0]
         if str(error.name).partition(".")[0] != library:
-            raise  # it is installed, and misses something of its own
+            raise  # it is installed, and lacks a library of its own
         raise PrivTuneError(
             f"{what} needs {library}, which is not installed: pip install 'privtune[{extra}]'."
         ) from None

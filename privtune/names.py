@@ -1,8 +1,4 @@
-"""One rule for the names of studies, arms and budgets, and for any text that is stored.
-
-Names become folders, parts of ids and arguments of commands, so each is a single harmless component
-of a path.
-"""
+"""The rule for names of studies, arms and budgets, which become folders and arguments; texts to store."""
 
 from __future__ import annotations
 
@@ -13,10 +9,9 @@ from privtune.errors import InvalidInputError
 NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# Folders beside those of studies and arms, and what some file systems keep for devices.
-_RESERVED = frozenset({"mlflow", "mlflow.db", "mlflow.lock", "sealed", "trials"}) | frozenset(
-    {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
-)
+# Folders beside those of studies and arms, and names that Windows keeps for devices.
+_RESERVED = {"mlflow", "mlflow.db", "mlflow.lock", "sealed", "trials", "con", "prn", "aux", "nul"}
+_RESERVED |= {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
 
 
 def is_name(name: object) -> bool:
@@ -24,34 +19,17 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def is_reserved(name: str) -> bool:
-    """Return whether a name is taken by what lies beside studies and arms, in any case."""
-    return name.lower() in _RESERVED
-
-
 def check_name(name: object, what: str = "name") -> str:
-    """Return the name of something new.
-
-    Args:
-        name: The name.
-        what: What it is the name of, for the message: ``"study"``, ``"arm"``, ``"budget"``.
-
-    Raises:
-        InvalidInputError: It breaks the rule, or is reserved.
-    """
+    """Return a name for a new study, arm or budget; ``what`` says which in the message."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInputError(what, name, NAME_RULE)
-    if is_reserved(name):
+    if name.lower() in _RESERVED:
         raise InvalidInputError(what, name, "is reserved", "Choose another name.")
     return name
 
 
 def check_text(value: object, what: str) -> str:
-    """Return a text that can be stored, looked up and printed anywhere.
-
-    Raises:
-        InvalidInputError: It is no text, or holds a NUL or half of a surrogate pair.
-    """
+    """Return a text that every database stores and every terminal prints."""
     if not isinstance(value, str):
         raise InvalidInputError(what, value, "must be a text")
     try:

@@ -15,9 +15,6 @@ _WHOLE = 1000  # digits: more than a float has before and after its point
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a finite number that a float holds.
 
-    Python's whole numbers may be larger; whatever asked them for a float would end in an error of its
-    own.
-
     Example:
         >>> is_number(3), is_number(10**400), is_number(float("nan")), is_number(True)
         (True, False, False, False)
@@ -28,9 +25,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def json_ready(value: Any) -> Any:
-    """Return data with words for numbers that JSON does not have.
-
-    For hyperparameters and the curator's trials: a number of privacy that is none is not printed.
+    """Return data with words for ∞ and NaN, which JSON does not have.
 
     Example:
         >>> json_ready({"bound": math.inf, "widths": (64, 32)})
@@ -44,7 +39,7 @@ def json_ready(value: Any) -> Any:
 
 
 def ceil_to(value: float, places: int) -> float:
-    """Round up to decimal places; what is not finite stays as it is.
+    """Round up to decimal places; ∞ and NaN stay as they are.
 
     Example:
         >>> ceil_to(4.22541, 4), ceil_to(0.3, 4)
@@ -54,12 +49,7 @@ def ceil_to(value: float, places: int) -> float:
 
 
 def floor_to(value: float, places: int) -> float:
-    """Round down to decimal places; what is not finite stays as it is.
-
-    Example:
-        >>> floor_to(0.00669, 3)
-        0.006
-    """
+    """Round down to decimal places; ∞ and NaN stay as they are."""
     return _rounded(value, places, ROUND_FLOOR)
 
 
@@ -117,9 +107,7 @@ def _shown(value: float, places: int, rounding: str) -> str:
     return f"{_rounded(value, places, rounding):.{places}f}"
 
 
-# A float is taken for the shortest decimal that reads as it: 0.1 is no more than 0.1.
-
-
+# Both read a float as the shortest decimal that is it: 0.1 rounded up to one place stays 0.1.
 def _rounded(value: float, places: int, rounding: str) -> float:
     if not math.isfinite(value):
         return value

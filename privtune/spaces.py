@@ -1,11 +1,15 @@
-"""Laws of hyperparameters: Optuna's distributions, public priors beside them, and samplers of them."""
+"""Laws of hyperparameters: Optuna's distributions, public priors beside them, and samplers of them.
+
+A law is fixed in advance: it looks at no score and at no data.
+"""
 
 from __future__ import annotations
 
 import importlib.resources
+import inspect
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -42,6 +46,8 @@ __all__ = [
     "with_tuples",
     "without_numpy",
 ]
+
+_LONGEST_NAME = 500  # characters: what Optuna's storage holds, and a prefix
 
 
 @runtime_checkable
@@ -94,13 +100,13 @@ class IndependentSampler(Protocol):
     independent: bool
 
     def draw(self, rng: np.random.Generator) -> Mapping[str, Any]:
-        """Draw one candidate: a value for every hyperparameter of the space.
+        """Draw one candidate.
 
         Args:
             rng: Source of randomness, of this candidate alone.
 
         Returns:
-            Values by name.
+            A value for every hyperparameter of the space.
         """
         ...
 
@@ -134,37 +140,34 @@ class LogNormal:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise InvalidInputError(name, value, "must be a finite number above 0")
-        if not 0 < self._low < self._high < math.inf:
-            raise InvalidInputError("low", self._low, f"must lie between 0 and high, {self._high}")
-        kept = _normal_cdf(self._z(self._high)) - _normal_cdf(self._z(self._low))
-        if kept < 1e-3:
+        low, high = self._ends
+        if not 0 < low < high < math.inf:
+            raise InvalidInputError("low", low, f"must lie between 0 and high, {high}")
+        z_low, z_high = (math.log(end / self.median) / self.sigma for end in (low, high))
+        kept = 0.5 * (math.erfc(-z_high / math.sqrt(2)) - math.erfc(-z_low / math.sqrt(2)))
+        if kept < 1e-3:  # else a draw would take thousands of tries
             raise InvalidInputError(
                 "low and high",
-                (self._low, self._high),
+                (low, high),
                 f"must hold at least a thousandth of the law; they hold {kept:.2g}",
             )
 
     @property
-    def _low(self) -> float:
-        return self.median * math.exp(-6 * self.sigma) if self.low is None else self.low
-
-    @property
-    def _high(self) -> float:
-        return self.median * math.exp(6 * self.sigma) if self.high is None else self.high
-
-    def _z(self, value: float) -> float:
-        return (math.log(value) - math.log(self.median)) / self.sigma
+    def _ends(self) -> tuple[float, float]:
+        low = self.median * math.exp(-6 * self.sigma) if self.low is None else self.low
+        return low, self.median * math.exp(6 * self.sigma) if self.high is None else self.high
 
     @property
     def distribution(self) -> FloatDistribution:
         """The support."""
-        return FloatDistribution(self._low, self._high, log=True)
+        return FloatDistribution(*self._ends, log=True)
 
     def draw(self, rng: np.random.Generator) -> float:
         """Draw one value."""
+        low, high = self._ends
         while True:
             value = self.median * math.exp(self.sigma * float(rng.standard_normal()))
-            if self._low <= value <= self._high:
+            if low <= value <= high:
                 return value
 
 
@@ -220,14 +223,8 @@ class Mixture:
         return self.components[min(index, len(self.components) - 1)].draw(rng)
 
 
-def _normal_cdf(z: float) -> float:
-    return 0.5 * math.erfc(-z / math.sqrt(2))
-
-
 def with_public_priors(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return a space with the laws that ``{prior: public}`` stands for, by hyperparameter.
-
-    They are shipped with the package, and made of what was best on public data: see ``studies/priors``.
+    """Return a space with the laws that ``{prior: public}`` stands for: see ``studies/priors``.
 
     Args:
         space: As it stands in a spec: the arguments of a law for each name.
@@ -243,14 +240,12 @@ def with_public_priors(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapp
         >>> law["type"], sorted(law)
         ('log_normal', ['median', 'sigma', 'type'])
     """
-    if not any(isinstance(fields, Mapping) and "prior" in fields for fields in space.values()):
-        return dict(space)
-    file = importlib.resources.files("privtune") / "public-priors.json"
-    known = json.loads(file.read_text("utf-8"))
-    found: dict[str, Mapping[str, Any]] = {}
-    for name, fields in space.items():
-        found[name] = fields
-        if isinstance(fields, Mapping) and "prior" in fields:
+    found = dict(space)
+    asked = {n: f for n, f in space.items() if isinstance(f, Mapping) and "prior" in f}
+    if asked:
+        file = importlib.resources.files("privtune") / "public-priors.json"
+        known = json.loads(file.read_text("utf-8"))
+        for name, fields in asked.items():
             if name not in known or dict(fields) != {"prior": "public"}:
                 raise InvalidInputError(
                     f"space.{name}",
@@ -259,38 +254,6 @@ def with_public_priors(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapp
                 )
             found[name] = known[name]["law"]
     return found
-
-
-_LONGEST_NAME = 500  # characters: what Optuna's storage holds, and a prefix
-
-_KINDS: Mapping[str, tuple[type[Any], frozenset[str]]] = {
-    "float": (FloatDistribution, frozenset({"low", "high", "log", "step"})),
-    "int": (IntDistribution, frozenset({"low", "high", "log", "step"})),
-    "categorical": (CategoricalDistribution, frozenset({"choices"})),
-    "log_normal": (LogNormal, frozenset({"median", "sigma", "low", "high"})),
-    "mixture": (Mixture, frozenset({"components", "weights"})),
-}
-
-_NEEDED: Mapping[str, tuple[str, ...]] = {
-    "float": ("low", "high"),
-    "int": ("low", "high"),
-    "categorical": ("choices",),
-    "log_normal": ("median", "sigma"),
-    "mixture": ("components",),
-}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_listed(value: object) -> bool:
-    kinds = bool | int | float | str | None
-    return isinstance(value, list | tuple) and all(isinstance(v, kinds) for v in value)
 
 
 def plain(name: str, value: object) -> Any:
@@ -324,41 +287,36 @@ def plain(name: str, value: object) -> Any:
     if value is None or type(value) in (bool, float) or (type(value) is int and is_number(value)):
         return value
     if type(value) is int:
-        raise InvalidInputError(
-            name, value, "must be a number that a float can hold, up to 1.8e308"
-        )
+        allowed = "must be a number that a float can hold, up to 1.8e308"
+        raise InvalidInputError(name, value, allowed)
     kind = str(getattr(value, "__qualname__", None) or type(value).__qualname__)
+    remedy = (
+        "Suggest its name and look it up: trial.suggest_categorical('act', ['relu', 'tanh']), then "
+        "{'relu': nn.ReLU, 'tanh': nn.Tanh}[act]."
+    )
     if isinstance(value, list):
         remedy = "Write a tuple, such as (64, 32): it comes back as one."
-    else:
-        remedy = (
-            "Suggest its name and look it up: trial.suggest_categorical('act', ['relu', 'tanh']), then "
-            "{'relu': nn.ReLU, 'tanh': nn.Tanh}[act]."
-        )
     raise InvalidInputError(
         name, kind, "must be None, a boolean, a number, a text or a tuple of these", remedy
     )
 
 
-def without_numpy(data: Any) -> Any:
+def without_numpy(data: Any, done: dict[int, Any] | None = None) -> Any:
     """Return data of a spec with Python's numbers and lists for NumPy's.
 
     Args:
         data: What a program, or a file, says.
+        done: What each object was turned into.
 
     Example:
         >>> without_numpy({"low": np.float64(0.5), "choices": np.arange(3)})
         {'low': 0.5, 'choices': [0, 1, 2]}
     """
-    return _without_numpy(data, {})
-
-
-def _without_numpy(data: Any, done: dict[int, Any]) -> Any:
-    # What stands in several places, as an alias of YAML's, stays one object: a few nested lists of
-    # aliases would else fill the memory.
+    # An object that stands in several places stays one: nested aliases of YAML would fill the memory.
+    done = {} if done is None else done
     if id(data) in done:
         return done[id(data)]
-    each = partial(_without_numpy, done=done)
+    each = partial(without_numpy, done=done)
     if isinstance(data, np.generic):
         return data.item()
     if isinstance(data, np.ndarray):
@@ -376,10 +334,10 @@ def check_hyperparameter(name: object) -> str:
     """Return the name of a hyperparameter that can be kept, released and shown.
 
     Args:
-        name: The name.
+        name: A text of 1 to 500 characters.
 
     Raises:
-        InvalidInputError: If it is no text, or a very long one.
+        InvalidInputError: If it is something else.
 
     Example:
         >>> check_hyperparameter("learning rate")
@@ -411,23 +369,14 @@ def categorical(name: str, choices: object) -> CategoricalDistribution:
         raise InvalidInputError(name, kind, "must be a list, a tuple or an array of choices")
     if len(choices) == 0:
         raise InvalidInputError(name, [], "must hold at least one choice")
-    return _categorical([plain(name, choice) for choice in choices])
-
-
-def _categorical(choices: Sequence[Any]) -> CategoricalDistribution:
-    if not any(isinstance(choice, tuple) for choice in choices):
-        return CategoricalDistribution(choices)
     law = CategoricalDistribution([None])
-    law.choices = tuple(
-        choices
-    )  # its constructor warns of tuples, which only its storage cannot hold
+    # Optuna's constructor warns of tuples, which its storage alone cannot hold.
+    law.choices = tuple(plain(name, choice) for choice in choices)
     return law
 
 
 def with_tuples(value: Any) -> Any:
-    """Return the value of a hyperparameter with tuples in place of JSON's lists.
-
-    No hyperparameter is a list: see :func:`plain`.
+    """Return the value of a hyperparameter, which is no list, from JSON, which has no tuples.
 
     Args:
         value: What JSON gave back.
@@ -437,24 +386,6 @@ def with_tuples(value: Any) -> Any:
         (64, (32, 'x'))
     """
     return tuple(map(with_tuples, value)) if isinstance(value, list) else value
-
-
-_Rule = tuple[Callable[[object], bool], str]
-_A_NUMBER: _Rule = (_is_number, "a number")
-_A_WHOLE_NUMBER: _Rule = (_is_whole, "a whole number")
-_NONE_OR_NUMBER: _Rule = (lambda value: value is None or _is_number(value), "a number")
-_VALUES: Mapping[tuple[str, str], _Rule] = {
-    **{("", name): _A_NUMBER for name in ("low", "high", "median", "sigma")},
-    **{("int", name): _A_WHOLE_NUMBER for name in ("low", "high", "step")},
-    ("log_normal", "low"): _NONE_OR_NUMBER,
-    ("log_normal", "high"): _NONE_OR_NUMBER,
-    ("", "step"): _NONE_OR_NUMBER,
-    ("", "log"): (lambda value: isinstance(value, bool), "true or false"),
-    ("", "choices"): (_is_listed, "a list of words and numbers"),
-    ("", "components"): (lambda _: True, "a list of laws"),
-    ("", "weights"): (lambda value: value is None or _is_listed(value), "a list of numbers"),
-}
-"""What an argument must be, of one law or of all."""
 
 
 class DependentSamplerError(PrivTuneError):
@@ -478,8 +409,7 @@ class SearchSpace(Mapping[str, BaseDistribution]):
     """Names of hyperparameters and the laws they are drawn from.
 
     Args:
-        distributions: Optuna's distributions or :class:`~privtune.spaces.Prior` objects, by the
-            name of the hyperparameter.
+        distributions: Optuna's distributions or :class:`Prior` objects, by name.
         sampler: A sampler of the user's own for whole candidates; it must declare that its draws
             are independent.
 
@@ -548,51 +478,79 @@ class SearchSpace(Mapping[str, BaseDistribution]):
         rng = streams.numpy("search", candidate)
         if self.sampler is None:
             drawn = {name: _prior(law).draw(rng) for name, law in self.distributions.items()}
-            return {name: plain(name, value) for name, value in drawn.items()}
-        drawn = dict(self.sampler.draw(rng))
-        for name, distribution in self.items():
-            if name not in drawn or not inside(distribution, drawn[name]):
-                raise InvalidInputError(
-                    "sampler", type(self.sampler).__name__, f"must draw {name} from {distribution}"
-                )
+        else:
+            drawn = dict(self.sampler.draw(rng))
+            for name, distribution in self.items():
+                if name not in drawn or not inside(distribution, drawn[name]):
+                    allowed = f"must draw {name} from {distribution}"
+                    raise InvalidInputError("sampler", type(self.sampler).__name__, allowed)
         return {name: plain(name, drawn[name]) for name in self}
 
 
+_LAWS: Mapping[str, type[Any]] = {
+    "float": FloatDistribution,
+    "int": IntDistribution,
+    "categorical": CategoricalDistribution,
+    "log_normal": LogNormal,
+    "mixture": Mixture,
+}
+
+
 def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
+    """Read a law; Optuna's constructors alone would take texts and booleans for numbers."""
     if not isinstance(fields, Mapping):
         raise InvalidInputError(where, fields, "must be a mapping of names to values")
     arguments = dict(fields)
     kind = str(arguments.pop("type", "float"))
-    if kind not in _KINDS:
-        raise InvalidInputError(f"{where}.type", kind, f"must be one of {', '.join(_KINDS)}")
-    law, allowed = _KINDS[kind]
-    if unknown := sorted(map(str, set(arguments) - allowed)):
-        raise InvalidInputError(where, unknown, f"a {kind} takes {', '.join(sorted(allowed))}")
-    if kind == "mixture":
-        parts = arguments.get("components", ())
-        if not isinstance(parts, list | tuple):
-            raise InvalidInputError(f"{where}.components", parts, "must be a list of laws")
-        arguments["components"] = tuple(_prior(_law(where, part)) for part in parts)
-    if missing := [name for name in _NEEDED[kind] if name not in arguments]:
+    if kind not in _LAWS:
+        raise InvalidInputError(f"{where}.type", kind, f"must be one of {', '.join(_LAWS)}")
+    takes = inspect.signature(_LAWS[kind]).parameters
+    if unknown := sorted(map(str, set(arguments) - set(takes))):
+        raise InvalidInputError(where, unknown, f"a {kind} takes {', '.join(sorted(takes))}")
+    needs = [name for name, each in takes.items() if each.default is each.empty]
+    if missing := [name for name in needs if name not in arguments]:
         raise InvalidInputError(where, dict(fields), f"a {kind} also needs {', '.join(missing)}")
     for name, value in arguments.items():
-        right, allowed_value = _VALUES.get((kind, name)) or _VALUES["", name]
-        if not right(value):
-            raise InvalidInputError(f"{where}.{name}", value, f"must be {allowed_value}")
-    if arguments.get("weights") is not None:
-        arguments["weights"] = tuple(arguments["weights"])
+        if (value is None and takes[name].default is None) or _is_right(kind, name, value):
+            continue
+        says = _MUST.get(name, "a whole number" if kind == "int" else "a number")
+        raise InvalidInputError(f"{where}.{name}", value, f"must be {says}")
+    if kind == "mixture":
+        parts = tuple(_prior(_law(where, part)) for part in arguments["components"])
+        weights = arguments.get("weights")
+        arguments = {"components": parts, "weights": weights and tuple(weights)}
     if kind == "categorical":
         choices = categorical(f"{where}.choices", arguments["choices"])
         if any(isinstance(c, float) and not math.isfinite(c) for c in choices.choices):
             raise InvalidInputError(f"{where}.choices", arguments["choices"], "must be finite")
         return choices
     try:
-        made: BaseDistribution | Prior = law(**arguments)
+        made: BaseDistribution | Prior = _LAWS[kind](**arguments)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(where, dict(fields), str(error).rstrip(".")) from error
     if isinstance(made, FloatDistribution) and not math.isfinite(made.high - made.low):
         raise InvalidInputError(where, dict(fields), "must have a finite range")
     return made
+
+
+_MUST: Mapping[str, str] = {
+    "log": "true or false",
+    "choices": "a list of words and numbers",
+    "weights": "a list of numbers",
+    "components": "a list of laws",
+}
+
+
+def _is_right(kind: str, name: str, value: object) -> bool:
+    """Return whether an argument of a law has its kind: one of ``_MUST``, else a number."""
+    if name == "log" or isinstance(value, bool):
+        return name == "log" and isinstance(value, bool)
+    if name == "components":
+        return isinstance(value, list | tuple)
+    if name in _MUST:
+        kinds = bool | int | float | str | None
+        return isinstance(value, list | tuple) and all(isinstance(v, kinds) for v in value)
+    return isinstance(value, int if kind == "int" else int | float)
 
 
 def _prior(law: BaseDistribution | Prior) -> Prior:
@@ -639,19 +597,18 @@ def require_independent_sampler(sampler: object) -> None:
             ...
         privtune.spaces.DependentSamplerError: TPESampler does not draw candidates ...
     """
-    # An exact type: a subclass may do anything.
+    # An exact type: a subclass of RandomSampler may do anything.
     if type(sampler) is RandomSampler:
         return
-    if not isinstance(sampler, BaseSampler):
-        if getattr(sampler, "independent", False) is True:
-            return
-        raise DependentSamplerError(
-            f"{type(sampler).__name__} does not declare that its draws are independent of each "
-            "other and of their scores, which private selection needs. Set `independent = True` on "
-            "it if that is so, or use the strategy 'everything', which pays for every trial."
-        )
+    if isinstance(sampler, BaseSampler):
+        says = "does not draw candidates independently of each other and of their scores"
+        remedy = "Use optuna.samplers.RandomSampler"
+    elif getattr(sampler, "independent", False) is not True:
+        says = "does not declare that its draws are independent of each other and of their scores"
+        remedy = "Set `independent = True` on it if that is so"
+    else:
+        return
     raise DependentSamplerError(
-        f"{type(sampler).__name__} does not draw candidates independently of each other and of "
-        "their scores, which private selection needs. Use optuna.samplers.RandomSampler, or the "
-        "strategy 'everything', which pays for every trial."
+        f"{type(sampler).__name__} {says}, which private selection needs. {remedy}, or use the strategy "
+        "'everything', which pays for every trial."
     )

@@ -28,13 +28,10 @@ PACKAGES = (
     "privtune.plots",
     "privtune.training.methods",
     "privtune.spaces",
-    "privtune.spaces",
-    "privtune.testing.ledgers",
 )
 
 # Shown by no example of their own, and why.
 NO_EXAMPLE = {
-    "privtune.testing.ledgers.LedgerContract": "a suite to subclass; tests/ledger/test_contract.py does",
     "privtune.study.DeclaredTrial.finish": "called by the study when the objective has returned",
 }
 

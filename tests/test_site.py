@@ -46,8 +46,9 @@ def test_every_readme_and_page_is_a_page(site: Path) -> None:
     built = {path.parent.name.rpartition("-")[2] for path in site.glob("rooms/*/index.html")}
     assert rooms <= built
     assert (site / "accounting" / "index.html").exists()
-    for path in (ROOT / "docs").glob("*.md"):
-        assert (site / path.stem / "index.html").exists(), path
+    for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guide").glob("*.md")]:
+        page = path.relative_to(ROOT / "docs").with_suffix("")
+        assert (site / page / "index.html").exists(), path
 
 
 def test_the_reference_names_all_that_is_public(site: Path) -> None:

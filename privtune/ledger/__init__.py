@@ -9,10 +9,14 @@ from privtune.imports import lazily
 if TYPE_CHECKING:
     from privtune.ledger.admission import FilterState
     from privtune.ledger.backups import backup
-    from privtune.ledger.certificate import export_certificate, verify_certificate
+    from privtune.ledger.certificate import (
+        Verification,
+        export_certificate,
+        verify,
+        verify_certificate,
+    )
     from privtune.ledger.errors import (
         BudgetClosedError,
-        BudgetExceededError,
         BudgetExistsError,
         ChargeStateError,
         DeclarationClosedError,
@@ -29,30 +33,28 @@ if TYPE_CHECKING:
     )
     from privtune.ledger.ledger import Ledger
     from privtune.ledger.page import render_certificate, write_file
-    from privtune.ledger.round_values import (
+    from privtune.ledger.rounds import (
         SKIPPED,
         Finished,
         Lease,
         OpenRound,
         RoundNotFinishedError,
+        Rounds,
         RoundStuckError,
         TaskResult,
-    )
-    from privtune.ledger.rounds import Rounds
-    from privtune.ledger.units import (
-        check_unit,
-        refuse_other_unit,
-        show_adjacency,
     )
     from privtune.ledger.values import (
         RECORD,
         Admission,
         Budget,
+        BudgetExceededError,
         Charge,
         ChargeRequest,
         ChargeState,
+        check_unit,
+        refuse_other_unit,
+        show_adjacency,
     )
-    from privtune.ledger.verification import Verification, verify
 
 __all__ = [
     "RECORD",

@@ -1,4 +1,4 @@
-"""Decides whether a budget admits what is asked of it, and says what is spent."""
+"""Decides whether a budget admits what is asked, says what is spent, and what would still fit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,23 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from privtune.accounting import Adjacency, Composed, Event, Guarantee, Repeated, delta, epsilon
+from privtune.accounting import (
+    Adjacency,
+    Composed,
+    Event,
+    Gaussian,
+    Geometric,
+    Guarantee,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    delta,
+    epsilon,
+    scale_noise,
+)
 from privtune.accounting.rdp import confirm_composition
-from privtune.ledger.errors import BudgetClosedError, BudgetExceededError, DeclarationClosedError
+from privtune.accounting.registry import training
+from privtune.ledger.errors import BudgetClosedError, DeclarationClosedError
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
 from privtune.ledger.privacy_filter import (
     APPROXIMATE_SHARE,
@@ -31,7 +45,7 @@ from privtune.ledger.privacy_filter import (
     tabulate,
     total_delta,
 )
-from privtune.ledger.values import Admission, Budget
+from privtune.ledger.values import Admission, Budget, BudgetExceededError
 from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
 
 DRIFT = 0.01
@@ -48,22 +62,7 @@ _MIDDLE = 10  # of the halvings of its δ among which the filter looks for what 
 
 
 def admit(history: History, asked: Sequence[Event]) -> str:
-    """Decide on a request as a whole.
-
-    Returns:
-        The basis on which it is admitted.
-
-    Raises:
-        BudgetExceededError: It does not fit.
-        BudgetClosedError: The budget was closed for good.
-        DeclarationClosedError: A declared budget has started.
-        PrivTuneError: autodp's composition of everything charged is not ours.
-
-    **Guarantee**: whatever is admitted, in whatever order and however it was chosen, everything
-    together stays within the budget. Before the first start: everything admitted was fixed before
-    the first release, so the composition by any bound, privacy loss distributions included, says
-    what it costs. Afterwards: the filter of `privtune.ledger.privacy_filter`.
-    """
+    """Decide on a request as a whole."""
     budget = history.terms()
     if history.closed:
         raise BudgetClosedError(f"budget {budget.name!r} was closed for good.")
@@ -93,12 +92,7 @@ def fits(history: History, asked: Sequence[Event]) -> bool:
 
 
 def admission_of(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]] | None:
-    """Return the basis on which the budget holds more events and what they weigh; None if on none.
-
-    The filter admits by divergences as long as that leaves a quarter of its capacity. From there on
-    it goes over to Gaussian charges with the first request that takes a smaller part of what is
-    left as such, or fits only so.
-    """
+    """Return the basis on which the budget holds more events and what they weigh; None if on none."""
     budget = history.terms()
     if not history.frozen:
         together = (*history.block.values(), *asked)
@@ -273,20 +267,7 @@ def filter_excess(history: History) -> float:
 
 
 def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
-    """Return what everything charged costs together, whenever one looks.
-
-    Where nothing can be added to the declared block, this is the best bound on it. Else it is the smallest
-    of the readings of `privtune.ledger.privacy_filter`, which share the budget's δ.
-
-    Args:
-        history: The budget's log.
-        allowed: By what share what was spent may be less, to read the least that another version of a
-            library may have read.
-
-    **Guarantee**: who reads at any time, and stops or goes on by what was released, learns at most this:
-    all readings together hold with the δ that is returned. It is the budget's, unless a release was
-    recorded in a budget that had no room for any.
-    """
+    """Return what everything charged costs together, whenever one looks."""
     budget = history.terms()
     block = tuple(history.block.values())
     adaptive = history.frozen and budget.admission is Admission.ADAPTIVE
@@ -385,3 +366,70 @@ def _order(budget: Budget) -> float:
     if budget.order is None:  # a stored budget always has one
         raise ValueError("the budget has no order")
     return budget.order
+
+
+_MEAN = 10
+_LARGEST = 1e4
+_DIGITS = 3
+
+
+def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
+    """Return what would fit in place of a refused request, one phrase each."""
+    found = training(asked[0]) if len(asked) == 1 else None
+    if found is None:
+        return (_together(history, asked),)
+    count, rate = found
+
+    def plain(sigma: float) -> Event:
+        return Repeated(count, PoissonSampled(rate, Gaussian(sigma)))
+
+    alone = _smallest(lambda sigma: fits(history, [plain(sigma)]), 1.0)
+    if alone is None:
+        return ("no DP-SGD training of this length, at any noise",)
+    phrases = [f"a DP-SGD training with q = {rate:g}, T = {count} from σ ≥ {alone:g}"]
+    tuned = _smallest(
+        lambda sigma: fits(history, [PrivateSelection(plain(sigma), Geometric(_MEAN))]), 1.7 * alone
+    )
+    if tuned is not None:
+        phrases.append(f"a selection of mean {_MEAN} over it from σ ≥ {tuned:g}")
+    return tuple(phrases)
+
+
+def _together(history: History, asked: Sequence[Event]) -> str:
+    """Return by how much the noise of everything asked has to grow, and what that costs."""
+
+    def louder(factor: float) -> tuple[Event, ...]:
+        return tuple(scale_noise(event, factor) for event in asked)
+
+    factor = _smallest(lambda by: fits(history, louder(by)), 1.0)
+    if factor is None:
+        return "nothing of this kind, at any noise"
+    budget = history.terms()
+    cost = block_epsilon(louder(factor), budget.delta, budget.adjacency).epsilon
+    phrase = f"the same with all noise multiplied by {factor:g}"
+    if not 0.0 < cost < math.inf:
+        return phrase
+    step = 10.0 ** (math.floor(math.log10(cost)) - 1)  # two digits, from below: what is lower fits
+    return (
+        f"{phrase}; in a study's spec, about epsilon: {round(math.floor(cost / step) * step, 12):g}"
+    )
+
+
+def _smallest(holds: Callable[[float], bool], start: float) -> float | None:
+    """Return the smallest number found that holds, up to a percent, rounded up; None beyond 1e4."""
+    high = start
+    while not holds(high):
+        high *= 2
+        if high > _LARGEST:
+            return None
+    low = high / 2
+    while low > 1e-2 and holds(low):
+        low, high = low / 2, low
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    step = 10.0 ** (math.floor(math.log10(high)) + 1 - _DIGITS)
+    return round(math.ceil(high / step) * step, 12)

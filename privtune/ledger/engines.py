@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
-from privtune.ledger.errors import LedgerError
-from privtune.ledger.turn import pause
+from privtune.ledger.errors import (
+    LedgerBusyError,
+    LedgerConnectionError,
+    LedgerCorruptedError,
+    LedgerError,
+    LedgerFullError,
+    LedgerReadOnlyError,
+)
+from privtune.ledger.urls import masked
 
 WRITE, QUICK = "privtune_write", "privtune_quick"
 
@@ -43,7 +56,6 @@ _OURS = (
     "FROM (VALUES ('statement_timeout'), ('idle_session_timeout')) AS known(name) "
     "WHERE current_setting(name, true) <> '0'"
 )
-_NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
 
 
 def open_engine(url: URL, patience: float) -> Engine:
@@ -67,7 +79,8 @@ def open_engine(url: URL, patience: float) -> Engine:
             connect_args={"connect_timeout": 10, **ours},
         )
     except ModuleNotFoundError as error:
-        raise LedgerError(_NO_DRIVER) from error
+        needs = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
+        raise LedgerError(needs) from error
 
     def on_connect(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
@@ -88,25 +101,21 @@ def open_engine(url: URL, patience: float) -> Engine:
     return engine
 
 
+# What PostgreSQL says when all of its connections are taken.
 _FULL = ("too many clients", "too many connections", "connection slots are reserved")
-"""What PostgreSQL says when all of its connections are taken."""
 
 
-def connect_patiently(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
-    """Connect, waiting for one of the server's connections to become free."""
+def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
+    """Connect to PostgreSQL, whatever its settings are, waiting for a connection to become free."""
     deadline = time.monotonic() + patience
     while True:
         try:
-            return dialect.connect(*args, **options)
+            connection = dialect.connect(*args, **options)
+            break
         except dialect.loaded_dbapi.OperationalError as error:
             if not any(words in str(error) for words in _FULL) or time.monotonic() > deadline:
                 raise
         pause()
-
-
-def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
-    """Connect to PostgreSQL as :func:`connect_patiently` does, whatever the server's settings are."""
-    connection = connect_patiently(dialect, patience, *args, **options)
     with connection.cursor() as cursor:
         cursor.execute(_OURS)
     connection.commit()
@@ -116,8 +125,7 @@ def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> A
 def _on_sqlite_connect(connection: Any, _record: object, *, log: bool) -> None:
     # None: the driver sends no BEGIN of its own; the begin event below sends the right one.
     connection.isolation_level = None
-    cursor = connection.cursor()
-    try:
+    with closing(connection.cursor()) as cursor:
         cursor.execute("PRAGMA foreign_keys = ON")
         # FULL: a commit is on the disk when it returns. NORMAL may forget it in a power failure,
         # and a forgotten start is a release that nobody paid for.
@@ -126,8 +134,6 @@ def _on_sqlite_connect(connection: Any, _record: object, *, log: bool) -> None:
             _to_wal(cursor)
         # From here on the waiting is done by Storage._begin.
         cursor.execute("PRAGMA busy_timeout = 20")
-    finally:
-        cursor.close()
 
 
 def _to_wal(cursor: Any) -> None:
@@ -135,10 +141,10 @@ def _to_wal(cursor: Any) -> None:
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
             return
-        except Exception as error:  # sqlite3.OperationalError, without importing the driver
+        except sqlite3.OperationalError as error:
+            if "readonly" in str(error):
+                return  # reading works in any mode; the first write says what is wrong
             if "locked" not in str(error):
-                if "readonly" in str(error):
-                    return  # reading works in any mode; the first write says what is wrong
                 raise
         pause()
 
@@ -155,3 +161,138 @@ def _on_sqlite_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN")
     # The first look takes the snapshot, and may have to wait; what comes later never does.
     connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1")
+
+
+def pause() -> None:
+    """Sleep for a few random milliseconds, before asking for a lock again."""
+    time.sleep(random.uniform(0.0005, 0.01))  # noqa: S311  a pause, not a secret
+
+
+class Turn:
+    """Whose turn it is to write to a SQLite file, among threads and processes.
+
+    SQLite's own waiting is a lottery in which somebody starves under many writers. Here all ask alike,
+    and patience counts from the last time that the turn went to another. It decides nothing: nobody
+    writes between another's statements because of SQLite's own lock.
+    """
+
+    def __init__(self, database: Path | None, patience: float, busy: str) -> None:
+        self._path = None if database is None else database.with_name(f"{database.name}-turn")
+        self._patience, self._busy = patience, busy
+        self._threads = threading.Lock()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for the turn, and have it until the block, or the process, ends."""
+        self._wait(lambda: self._threads.acquire(timeout=0.05))
+        try:
+            with ExitStack() as stack:
+                if self._path is not None:
+                    with suppress(OSError):  # SQLite says that this user may not write here
+                        # Not to be inherited: a child that was forked would hold the turn, too.
+                        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                        file = os.open(self._path, flags, 0o600)
+                        stack.callback(os.close, file)
+                        self._wait(lambda: _locked(file))
+                yield
+        finally:
+            self._threads.release()
+
+    def _wait(self, taken: Callable[[], bool]) -> None:
+        last, since = self._passed(), time.monotonic()
+        while not taken():
+            if (now := self._passed()) != last:
+                last, since = now, time.monotonic()
+            elif time.monotonic() - since > self._patience:
+                raise LedgerBusyError(self._busy)
+            pause()
+
+    def _passed(self) -> int:
+        """Return the time of the file, which changes when the turn goes to another."""
+        try:
+            return 0 if self._path is None else self._path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+def _locked(file: int) -> bool:
+    """Lock a file if nobody has."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.utime(file)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # no such locks here: SQLite's own is all that is waited for
+        return True
+    return True
+
+
+LOCK_TIMEOUT = "55P03"
+"""How PostgreSQL calls a lock that was waited for too long."""
+
+# What the driver says (lower case), or PostgreSQL's code, which is the same in all of its languages -> the
+# error, and what to do about it. The first match counts.
+_KNOWN: tuple[tuple[str, type[LedgerError], str], ...] = (
+    (
+        "append-only",
+        LedgerCorruptedError,
+        "somebody tried to change an entry: the log is append-only",
+    ),
+    (
+        "disk is full|disk full|no space left|disk i/o error|53100",
+        LedgerFullError,
+        "the disk is full or failing: nothing was written; make room and try again",
+    ),
+    (
+        "readonly|read-only|25006",
+        LedgerReadOnlyError,
+        "the storage is read-only: nothing was written; give this user the right to write, or copy it",
+    ),
+    (
+        f"locked|{LOCK_TIMEOUT}|40P01|40001",
+        LedgerBusyError,
+        "another process holds the lock: nothing was written; try again",
+    ),
+    (
+        "not a database|malformed",
+        LedgerCorruptedError,
+        "the file is damaged, or no SQLite database; restore it from a copy and verify it",
+    ),
+    (
+        "unable to open",
+        LedgerConnectionError,
+        "the file cannot be opened; check that its folder exists and is yours",
+    ),
+)
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Raise a LedgerError for every error of the database underneath."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        text, state = str(error.orig).lower(), sqlstate(error)
+        for said, kind, remedy in _KNOWN:
+            words = said.split("|")
+            # A number in a message is no code: it may be a key.
+            if state in words or any(word in text for word in words if word.islower()):
+                raise kind(f"{url}: {remedy}.") from error
+        if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
+            raise LedgerConnectionError(
+                f"{url}: the connection failed ({_first_line(error)}); an unfinished transaction "
+                "is rolled back by the database, so look at the charges before trying again."
+            ) from error
+        raise LedgerError(f"{url}: the database refused ({_first_line(error)}).") from error
+
+
+def sqlstate(error: sa.exc.DBAPIError) -> str:
+    """Return PostgreSQL's code of an error, empty where there is none."""
+    return getattr(error.orig, "sqlstate", None) or ""
+
+
+def _first_line(error: sa.exc.DBAPIError) -> str:
+    lines = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
+    return masked(lines[0].rstrip("."))

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from privtune.errors import PrivTuneError
-from privtune.numbers import show_epsilon, show_left
-
-if TYPE_CHECKING:
-    from privtune.ledger.values import Budget
 
 SENSELESS = (
     ArithmeticError,
@@ -48,74 +41,6 @@ class BudgetClosedError(LedgerError):
 
 class DeclarationClosedError(LedgerError):
     """A declared budget has started: nothing can be declared any more."""
-
-
-class BudgetExceededError(LedgerError):
-    """The budget does not hold what was asked of it. Nothing was reserved.
-
-    Attributes:
-        budget: The budget's terms.
-        requested: ε of the request alone, at the budget's δ.
-        spent: ε of what is charged already, by the odometer.
-        remaining: ε that the odometer leaves.
-        used: Which part of the filter's room is used, once it is in force; else None.
-        fitting: What would fit, in words; may be empty.
-
-    Example:
-        >>> from privtune.ledger import Budget
-        >>> refusal = BudgetExceededError(Budget(3.0, 1e-5), requested=2.5, spent=1.0, remaining=2.0)
-        >>> refusal.remaining, refusal.with_fitting(["noise multiplied by 1.3"]).fitting
-        (2.0, ('noise multiplied by 1.3',))
-    """
-
-    def __init__(
-        self,
-        budget: Budget,
-        *,
-        requested: float,
-        spent: float,
-        remaining: float,
-        used: float | None = None,
-        fitting: Sequence[str] = (),
-    ) -> None:
-        self.budget = budget
-        self.requested = requested
-        self.spent = spent
-        self.remaining = remaining
-        self.used = used
-        self.fitting = tuple(fitting)
-        message = (
-            f"budget {budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}) does not hold "
-            f"this: it asks for ε = {show_epsilon(requested)} on its own; "
-            f"ε = {show_epsilon(spent)} is spent, ε = {show_left(remaining)} is left"
-        )
-        if used is not None:
-            message += (
-                f" by the odometer. What is asked after a release weighs more than its ε: "
-                f"the filter decides, of which {used:.1%} is used"
-            )
-        message += "."
-        if fitting:
-            message += f" What fits: {'; '.join(fitting)}."
-        super().__init__(message)
-
-    def with_fitting(self, fitting: Sequence[str]) -> BudgetExceededError:
-        """Return the same refusal, with what would fit.
-
-        Args:
-            fitting: What would fit, in words.
-
-        Returns:
-            A new error, with the same numbers.
-        """
-        return BudgetExceededError(
-            self.budget,
-            requested=self.requested,
-            spent=self.spent,
-            remaining=self.remaining,
-            used=self.used,
-            fitting=fitting,
-        )
 
 
 class ChargeStateError(LedgerError):

@@ -10,40 +10,150 @@ from typing import Any, Self
 
 from sqlalchemy.engine import Connection
 
+from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
-from privtune.ledger.admission import admit
+from privtune.ledger.admission import (
+    FilterState,
+    admission_of,
+    admit,
+    filter_state,
+    odometer,
+    suggestions,
+)
 from privtune.ledger.chain import Kind
 from privtune.ledger.errors import (
     BudgetClosedError,
+    BudgetExistsError,
     ChargeStateError,
+    UnknownChargeError,
 )
 from privtune.ledger.history import BASIS_RECORDED, History
-from privtune.ledger.log import Line, Log
-from privtune.ledger.migrate import prepare
+from privtune.ledger.log import Line, Log, forget_secret, round_digest
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
-from privtune.ledger.reading import LedgerReading, charge_of
-from privtune.ledger.requests import ask, check_requests, check_same, numbered, reservations
-from privtune.ledger.round_digest import round_digest
-from privtune.ledger.storage import Storage
-from privtune.ledger.units import check_unit
+from privtune.ledger.storage import Storage, prepare
 from privtune.ledger.values import (
     Budget,
+    BudgetExceededError,
     Charge,
     ChargeRequest,
     ChargeState,
+    check_unit,
+    refuse_other_unit,
 )
 from privtune.names import check_name, check_text
 
 
-class Ledger(LedgerReading):
+def charge_of(history: History, number: int) -> Charge:
+    """Return a charge of a budget."""
+    try:
+        return history.charges[number]
+    except KeyError:
+        raise UnknownChargeError(f"budget {history.name!r} has no charge {number}.") from None
+
+
+def reservations(history: History, requests: Sequence[ChargeRequest], basis: str) -> list[Line]:
+    """Return the lines that reserve what was admitted on a basis."""
+    for request in requests:
+        who = f"Arm {request.arm!r}" if request.arm else "The event"
+        refuse_other_unit(request.unit, history.terms().unit, who, history.name)
+    bodies: list[dict[str, Any]] = [
+        {
+            "event": request.event.to_dict(),
+            "study": request.study,
+            "arm": request.arm,
+            "note": request.note,
+            "plan_digest": request.plan_digest,
+            "basis": basis,
+            **({"public": dict(request.public)} if request.public else {}),
+            "unit": request.unit,
+        }
+        for request in requests
+    ]
+    if basis == BASIS_RECORDED:
+        for request in requests:
+            history.confirm_weight(request.event)
+    elif history.frozen:
+        # Noted, so that opening a ledger need not compute it again; verifying does.
+        found = admission_of(history, [request.event for request in requests])
+        for body, weight in zip(bodies, found[1] if found else (), strict=True):
+            body["weight"] = list(weight)
+    first = len(history.charges) + 1
+    return [Line(Kind.RESERVED, number, body=body) for number, body in enumerate(bodies, first)]
+
+
+def numbered(
+    history: History, requests: Sequence[ChargeRequest]
+) -> tuple[list[int], list[ChargeRequest]]:
+    """Return the number of each request's charge, and the requests that have none yet."""
+    there: dict[str, tuple[int, Charge | ChargeRequest]] = {
+        charge.plan_digest: (number, charge)
+        for number, charge in history.charges.items()
+        if charge.plan_digest and charge.state is not ChargeState.VOIDED
+    }
+    numbers: list[int] = []
+    missing: list[ChargeRequest] = []
+    for request in requests:
+        number, known = there.get(request.plan_digest, (0, request))
+        if not number:
+            missing.append(request)
+            number = len(history.charges) + len(missing)
+            if request.plan_digest:
+                there[request.plan_digest] = number, request
+        _check_plan(history.name, number, known, request)
+        numbers.append(number)
+    return numbers, missing
+
+
+def _check_plan(
+    budget: str, number: int, known: Charge | ChargeRequest, request: ChargeRequest
+) -> None:
+    """Refuse the digest of a plan that was charged for something else: that would be all it pays for."""
+    if (known.unit, known.event.to_dict()) != (request.unit, request.event.to_dict()):
+        raise ChargeStateError(
+            f"plan {request.plan_digest!r} is what charge {budget}-{number} is for, which charges another "
+            "event: a plan is charged for what runs, so give every plan a digest of its own."
+        )
+
+
+def check_requests(requests: Sequence[ChargeRequest]) -> None:
+    """Refuse what is no request."""
+    if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
+        raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
+
+
+def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
+    """Decide outside of the lock, and say what would fit."""
+    if not requests:
+        return
+    events = [request.event for request in requests]
+    try:
+        admit(history, events)
+    except BudgetExceededError as error:
+        error.fitting = suggestions(history, events)
+        raise
+
+
+def check_same(there: Budget, asked: Budget) -> None:
+    """Refuse other terms than those that are there."""
+    ours, theirs = asked.to_dict(), there.to_dict()
+    other = [
+        f"{key} is {theirs[key]!r}, not {ours[key]!r}" for key in ours if ours[key] != theirs[key]
+    ]
+    if other:
+        raise BudgetExistsError(
+            f"a budget called {asked.name!r} exists with other terms ({', '.join(other)}): "
+            "a budget never changes, so choose another name."
+        )
+
+
+class Ledger:
     """Opens, or creates, the ledger in a database.
 
     Args:
         url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; as for the command line,
             ``privtune.db`` in the working directory unless given.
         patience: How long to wait for other processes, in seconds.
-        clock: The time, for tests; PostgreSQL's own, or this machine's. It is noted with every
-            entry, and no decision hangs on it.
+        clock: The time that is noted with every entry, for tests; else this machine's.
 
     **Guarantee**: a charge is in the log, durably, before :meth:`reserve` returns it; all charges
     of one call are admitted in one transaction, or none; whatever crashes, what was started stays
@@ -86,7 +196,7 @@ class Ledger(LedgerReading):
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         storage = Storage(url, patience=patience)
-        super().__init__(Log(storage, clock=clock))
+        self.log = Log(storage, clock=clock)
         try:
             prepare(storage)
         except BaseException:
@@ -137,9 +247,9 @@ class Ledger(LedgerReading):
             body = {"terms": budget.to_dict(), "created_at": at.date().isoformat()}
             return Line(Kind.CREATED, body=body)
 
-        history, _ = self.log.create(budget.name, first)
-        check_same(history.terms(), budget)
-        return history.terms()
+        there = self.log.create(budget.name, first).terms()
+        check_same(there, budget)
+        return there
 
     def close_budget(self, name: str) -> None:
         """Close a budget for good: it admits nothing more; what it admitted may still run.
@@ -285,7 +395,8 @@ class Ledger(LedgerReading):
     ) -> Charge:
         """Append a charge's next state.
 
-        Whoever settles, the entry notes the digest of the round's results, if there is a round.
+        Whoever settles, the entry notes the digest of the round's results, if there is a round, and the
+        round's secret is forgotten.
 
         Args:
             charge_id: The charge.
@@ -319,10 +430,114 @@ class Ledger(LedgerReading):
                 raise ChargeStateError(
                     f"charge {charge_id} is {state}: only a {before} charge can be {kind}."
                 )
-            round_ = round_digest(connection, budget, number) if kind is Kind.SETTLED else None
-            noted = {} if round_ is None else {"round": round_}
-            body = {"note": note} if note else {}
-            return [Line(kind, number, body=body, sealed={**(sealed or {}), **noted})]
+            noted = dict(sealed or {})
+            if kind is Kind.SETTLED:
+                if (digest := round_digest(connection, budget, number)) is not None:
+                    noted["round"] = digest
+                forget_secret(connection, budget, number)
+            return [Line(kind, number, body={"note": note} if note else {}, sealed=noted)]
 
         history, _ = self.log.write(budget, decide)
         return history.charges[number]
+
+    @property
+    def url(self) -> str:
+        """The storage's URL, without a password."""
+        return self.log.storage.safe_url
+
+    def budget(self, name: str) -> Budget:
+        """Return the terms of a budget.
+
+        Args:
+            name: The budget's name.
+        """
+        return self.log.current(name).terms()
+
+    def budgets(self) -> tuple[Budget, ...]:
+        """Return the terms of every budget, by name."""
+        return tuple(self.budget(name) for name in self.log.names())
+
+    def is_closed(self, name: str) -> bool:
+        """Return whether a budget was closed for good.
+
+        Args:
+            name: The budget's name.
+        """
+        return self.log.current(name).closed
+
+    def charge(self, charge_id: str) -> Charge:
+        """Return one charge.
+
+        Args:
+            charge_id: The charge's id, as ``"clinic-1"``.
+        """
+        budget, number = self.parse(charge_id)
+        return charge_of(self.log.current(budget), number)
+
+    def charges(
+        self, budget: str, *, study: str | None = None, arm: str | None = None
+    ) -> tuple[Charge, ...]:
+        """Return the charges of a budget, oldest first; of one study or arm, if named.
+
+        Args:
+            budget: The budget's name.
+            study: The study that asked.
+            arm: The arm that it asked for.
+        """
+        return tuple(
+            charge
+            for charge in self.log.current(budget).charges.values()
+            if (study is None or charge.study == study) and (arm is None or charge.arm == arm)
+        )
+
+    def spent(self, budget: str) -> Guarantee:
+        """Return what everything charged costs together, at the budget's δ (the odometer).
+
+        Args:
+            budget: The budget's name.
+        """
+        return odometer(self.log.current(budget))
+
+    def remaining(self, budget: str) -> float:
+        """Return the ε that the odometer leaves, never below 0.
+
+        Args:
+            budget: The budget's name.
+        """
+        history = self.log.current(budget)
+        return max(0.0, history.terms().epsilon - odometer(history).epsilon)
+
+    def filter_state(self, budget: str) -> FilterState:
+        """Return the filter beside the odometer: whether it is in force, and what it has left.
+
+        Args:
+            budget: The budget's name.
+        """
+        return filter_state(self.log.current(budget))
+
+    def head(self, budget: str) -> str:
+        """Return the hash of the log's last entry. Note it elsewhere: it proves what was there.
+
+        Args:
+            budget: The budget's name.
+        """
+        return self.log.current(budget).head
+
+    @staticmethod
+    def parse(charge_id: str) -> tuple[str, int]:
+        """Return the budget's name and the charge's number of an id.
+
+        Args:
+            charge_id: The charge's id, as ``"clinic-1"``.
+
+        Raises:
+            InvalidInputError: It is none.
+
+        Example:
+            >>> Ledger.parse("clinic-1")
+            ('clinic', 1)
+        """
+        budget, _, number = str(charge_id).rpartition("-")
+        if not budget or not number.isdecimal() or len(number) > 9:
+            raise InvalidInputError("charge_id", charge_id, "must be an id, like 'digits-3'")
+        return budget, int(number)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -11,18 +14,73 @@ from sqlalchemy.engine import URL, make_url
 
 from privtune.errors import InvalidInputError
 from privtune.files import create_private
+from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.urls import masked_url
-from privtune.ledger.witness import forget_heads
 from privtune.names import check_text
+
+STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
+"""How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
+
+_ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
+_EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
+
+
+class Witness:
+    """The heads of a SQLite ledger's logs, noted in a file beside the database.
+
+    Whoever copies ``privtune.db`` without its write-ahead log, or puts an old copy back, has a log that
+    is sound in itself and has forgotten charges. ``privtune.db-heads`` gets one line after each commit:
+    budget, number of the last entry, its hash. A log that lacks what it says has lost something.
+    """
+
+    def __init__(self, database: Path | None) -> None:
+        self.path = None if database is None else database.with_name(f"{database.name}-heads")
+
+    def forget(self) -> None:
+        """Delete the heads that were noted beside a database that is gone."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def note(self, budget: str, seq: int, head: str) -> None:
+        """Note a head that was committed. What cannot be written is not noted: the log is whole."""
+        if self.path is None:
+            return
+        with suppress(OSError):
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(file, "wb", buffering=0) as opened:
+                # One small write to a file that only grows: lines of two processes do not mix.
+                opened.write(f"{budget} {seq} {head}\n".encode())
+
+    def seen(self, budget: str) -> Mapping[int, str]:
+        """Return the heads noted for a budget, by number of the entry; read before the log is."""
+        if self.path is None or not self.path.is_file():
+            return {}
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        # Whole lines alone: one that broke off in a crash says nothing.
+        lines = re.findall(rf"^{re.escape(budget)} (\d+) ([0-9a-f]{{64}})$", text, re.MULTILINE)
+        return {int(seq): head for seq, head in lines}
+
+    def check(self, budget: str, seen: Mapping[int, str], hashes: Mapping[int, str]) -> None:
+        """Hold a log against the heads that were noted before it was read."""
+        for seq, head in sorted(seen.items()):
+            if hashes.get(seq) == head:
+                continue
+            why = (
+                f"entry {seq} is not the one noted there: the log was rewritten, or another put in its "
+                "place"
+                if seq in hashes
+                else f"it holds {len(hashes)} of {max(seen)} entries: the database was copied without "
+                "its write-ahead log (the file that ends in -wal), or an older copy was put back"
+            )
+            raise LedgerCorruptedError(
+                f"the log of budget {budget!r} is not what was noted in {self.path}; {why}. Use the "
+                "newest whole copy; to go on from this one is to forget what was spent, and needs "
+                "that file removed."
+            )
 
 
 def checked_url(url: str) -> URL:
-    """Return a storage's URL with its driver.
-
-    Raises:
-        InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
-            The message shows no password.
-    """
+    """Return a storage's URL with its driver."""
     shown = masked_url(str(url))
     try:
         check_text(url, "storage")
@@ -59,15 +117,7 @@ def checked_url(url: str) -> URL:
 
 
 def artifact_root(url: str) -> Path:
-    """Return the folder for models and trackers' files.
-
-    Args:
-        url: The storage's URL.
-
-    Returns:
-        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
-        ``<database>-artifacts`` in the working directory. The folder need not exist.
-    """
+    """Return the folder for models and trackers' files."""
     if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
         return Path(given).absolute()
     checked = checked_url(url)
@@ -88,17 +138,8 @@ def database_path(url: URL) -> Path | None:
     return Path(name).absolute()
 
 
-STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
-"""How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
-
-
 def read_only_url(url: URL) -> URL:
-    """Return a URL by which SQLite reads a file that it may not write, and makes no file beside it.
-
-    Without a write-ahead log nobody has the database open, so that it can be read as a file that does
-    not change; :class:`~privtune.ledger.storage.Storage` looks whether it does. What may be written is
-    opened as it was given.
-    """
+    """Return a URL by which SQLite reads a file that it may not write, with no file beside it."""
     path = database_path(url)
     if path is None or not path.is_file() or "immutable" in url.query:
         return url
@@ -106,27 +147,20 @@ def read_only_url(url: URL) -> URL:
     if writable and url.query.get("mode") != "ro":
         return url
     query = {key: value for key, value in url.query.items() if key != "mode"} | {"uri": "true"}
-    if not Path(f"{path}-wal").exists():
+    if not Path(
+        f"{path}-wal"
+    ).exists():  # nobody has it open: it is read as one that does not change
         query["immutable"] = "1"
     return url.set(database=f"file:{quote(str(path))}", query={**query, "mode": "ro"})
 
 
 def create_database(url: URL) -> None:
-    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode.
-
-    What cannot be created here is left to SQLite, which says why.
-    """
+    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode."""
     path = database_path(url)
     if path is None or "mode" in url.query or path.exists():
         return
-    try:
-        forget_heads(path)  # what was noted beside a database that is gone is not about the new one
+    with suppress(OSError):  # SQLite says why it cannot be created here
+        Witness(
+            path
+        ).forget()  # what was noted beside a database that is gone is not about this one
         create_private(path)
-    except OSError:
-        return
-
-
-_ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
-
-
-_EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."

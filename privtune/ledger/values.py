@@ -1,19 +1,21 @@
-"""The ledger's values: a budget, what is asked of it, and what it has recorded."""
+"""The ledger's values: a budget, its unit of privacy, what is asked of it, and what it has recorded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from privtune.accounting import Adjacency, Event
-from privtune.accounting.algebra import MAX_DEPTH
+from privtune.accounting.events import MAX_DEPTH
 from privtune.errors import InvalidInputError
+from privtune.ledger.errors import LedgerError, UnitMismatchError
 from privtune.names import NAME_RULE, check_text, is_name
-from privtune.numbers import is_number
+from privtune.numbers import is_number, show_epsilon, show_left
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -100,16 +102,48 @@ class Budget:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the terms, ready for JSON."""
-        return {
-            "name": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "adjacency": str(self.adjacency),
-            "unit": self.unit,
-            "dataset": self.dataset,
-            "admission": str(self.admission),
-            "order": self.order,
-        }
+        terms = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**terms, "adjacency": str(self.adjacency), "admission": str(self.admission)}
+
+
+@dataclass(eq=False, repr=False)
+class BudgetExceededError(LedgerError):
+    """The budget does not hold what was asked of it. Nothing was reserved.
+
+    Attributes:
+        budget: The budget's terms.
+        requested: ε of the request alone, at the budget's δ.
+        spent: ε of what is charged already, by the odometer.
+        remaining: ε that the odometer leaves.
+        used: Which part of the filter's room is used, once it is in force; else None.
+        fitting: What would fit, in words; may be empty.
+
+    Example:
+        >>> from privtune.ledger import Budget
+        >>> refusal = BudgetExceededError(Budget(3.0, 1e-5), requested=2.5, spent=1.0, remaining=2.0)
+        >>> str(refusal)[:59]
+        "budget 'default' (ε = 3, δ = 1e-05) does not hold this: it "
+    """
+
+    budget: Budget
+    requested: float = field(kw_only=True)
+    spent: float = field(kw_only=True)
+    remaining: float = field(kw_only=True)
+    used: float | None = field(default=None, kw_only=True)
+    fitting: Sequence[str] = field(default=(), kw_only=True)
+
+    def __str__(self) -> str:
+        message = (
+            f"budget {self.budget.name!r} (ε = {self.budget.epsilon:g}, δ = {self.budget.delta:g}) "
+            f"does not hold this: it asks for ε = {show_epsilon(self.requested)} on its own; "
+            f"ε = {show_epsilon(self.spent)} is spent, ε = {show_left(self.remaining)} is left"
+        )
+        if self.used is not None:
+            message += (
+                f" by the odometer. What is asked after a release weighs more than its ε: "
+                f"the filter decides, of which {self.used:.1%} is used"
+            )
+        return f"{message}." + (f" What fits: {'; '.join(self.fitting)}." if self.fitting else "")
 
 
 @dataclass(frozen=True)
@@ -214,3 +248,77 @@ def member(kind: type[E], name: str, value: object) -> E:
     except ValueError:
         allowed = " or ".join(repr(str(member)) for member in kind)
         raise InvalidInputError(name, value, f"must be {allowed}") from None
+
+
+_UNIT_RULE = (
+    "must be 1 to 40 letters, digits, spaces and hyphens, beginning with a letter, as person"
+)
+_LONGEST_UNIT = 40
+
+
+def check_unit(unit: str) -> str:
+    """Return a unit of privacy that a new budget may promise.
+
+    Args:
+        unit: What one neighbour adds, removes or replaces, in a word.
+
+    Raises:
+        InvalidInputError: If it is no word that a statement could name.
+
+    Example:
+        >>> check_unit("hospital")
+        'hospital'
+    """
+    if not re.fullmatch(r"[^\W\d_][^\W_]*(?:[ -][^\W_]+)*", unit) or len(unit) > _LONGEST_UNIT:
+        raise InvalidInputError("unit", unit, _UNIT_RULE)
+    return unit
+
+
+def refuse_other_unit(unit: str, protected: str, who: str, budget: str) -> None:
+    """Refuse what counts another unit than the budget protects.
+
+    Args:
+        unit: What is sampled, clipped and charged as one.
+        protected: The budget's unit.
+        who: Who asks, as the sentence begins.
+        budget: The budget's name.
+
+    Raises:
+        UnitMismatchError: Says how both can be the same.
+
+    Example:
+        >>> refuse_other_unit("record", "person", "The arm", "clinic")
+        Traceback (most recent call last):
+            ...
+        privtune.ledger.errors.UnitMismatchError: The arm counts each record by itself, but budget ...
+    """
+    if unit == protected:
+        return
+    if protected == RECORD:
+        why = f"one row more changes what its {unit} adds by up to twice what is charged"
+        remedy = f"Draw on a budget of unit: {unit}."
+    else:
+        why = f"one {protected} may have many of them"
+        remedy = (
+            f"Group by {protected} (a table: group, max_per_group and unit: {protected}; a task or "
+            "data of your own: privtune.tasks.by_unit or unit_records), or draw on a budget of "
+            f"unit: {unit}."
+        )
+    counts = "each record by itself" if unit == RECORD else f"all rows of one {unit} together"
+    raise UnitMismatchError(
+        f"{who} counts {counts}, but budget {budget!r} protects every {protected}: {why}. {remedy}"
+    )
+
+
+def show_adjacency(adjacency: str, unit: str) -> str:
+    """Return an adjacency for people: of records where nothing else is said.
+
+    Args:
+        adjacency: Which datasets are neighbours.
+        unit: What one of them has more, or other.
+
+    Example:
+        >>> show_adjacency("add-remove", "person")
+        'add-remove of one person'
+    """
+    return str(adjacency) if unit == RECORD else f"{adjacency} of one {unit}"

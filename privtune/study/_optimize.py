@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.executor import Executor, gpu_slots
+from privtune.execution.executor import Executor
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.names import check_name
 from privtune.numbers import is_number, show_left
@@ -24,12 +24,12 @@ from privtune.strategies import (
     Scoring,
     Strategy,
 )
-from privtune.strategies._check_needs import check_objective, needs_of
+from privtune.strategies.arms import check_objective, needs_of
 from privtune.study.build import named_method
 from privtune.study.lifecycle import Life, Stage, carry_on
 from privtune.study.planning import plan_arms
 from privtune.study.rounds import deadline_of
-from privtune.study.run import TaskTrainer, check_records
+from privtune.study.run import TaskTrainer
 from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import telling
 from privtune.training.engine.compute import check_device
@@ -111,7 +111,7 @@ def optimize(
         if stage is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
             _log.warning(_RELEASED, plan.arm, life.name)
             return there
-        look = partial(check_records, life, [plan], trainer, anyway=anyway, told=told)
+        look = partial(trainer.look, [plan], anyway=anyway, told=told)
         if stage is not Stage.PLANNED or (anyway and told is None):
             look = None  # type: ignore[assignment]
         (release,) = carry_on(life, [plan], trainer, observer, announce, look=look, anyway=anyway)
@@ -158,7 +158,7 @@ def _check_executor(
             "returns it.",
         )
     if chosen.name == "processes" and not here:
-        gpu_slots(chosen.jobs, gpus=chosen.gpus, device=device)
+        chosen.slots(device)
 
 
 def _context(

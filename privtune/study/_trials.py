@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from privtune.imports import unsearched
-from privtune.ledger.failures import translated
+from privtune.ledger.engines import translated
 from privtune.ledger.storage import Storage
 from privtune.spaces import inside, with_tuples
 from privtune.study._shown import INDEX, ShownTrials, from_storage
@@ -127,7 +127,7 @@ def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTri
         value=-math.inf if math.isnan(score) else score,
         user_attrs={
             INDEX: result.index,
-            "failed": result.failed,
+            "ended": str(result.ended),
             "unusable": result.unusable,
             **{f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params},
         },

@@ -22,6 +22,7 @@ from privtune.names import check_name, check_text
 from privtune.spaces import IndependentSampler, Prior, SearchSpace
 from privtune.strategies import (
     STRATEGIES,
+    Ending,
     Plan,
     PlanningContext,
     Scoring,
@@ -30,12 +31,12 @@ from privtune.strategies import (
     TrialResult,
     plan_arm,
 )
-from privtune.strategies._check_needs import check_given, check_objective
+from privtune.strategies.arms import check_given, check_objective
 from privtune.study._optimize import check_open, check_strategy, target_of
 from privtune.study.lifecycle import Life, Stage, carry_on
 from privtune.study.observer import NullObserver, Observer
 from privtune.study.rehearsal import refuse_unasked
-from privtune.study.rounds import LiveFiles, LiveRound, deadline_of, own_sampler
+from privtune.study.rounds import Files, StudyRound, deadline_of, own_sampler
 from privtune.study.trial import Suggestions
 from privtune.tasks import MECHANISM, PublicFacts, Score, Task
 from privtune.training.mechanism.schedule import Schedule
@@ -351,6 +352,7 @@ class DeclaredTrial(Suggestions):
             params=self.params,
             weights=self._result.weights,
             score=self._result.score,
+            ended=Ending.of(self._result.weights),
             shapes=self._result.shapes,
             checked=self._checked,
         )
@@ -823,7 +825,7 @@ def _task(mechanism: Mechanism, records: int, *, public: bool) -> Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredFiles(LiveFiles):
+class DeclaredFiles(Files):
     """Trains candidates by calling the user's function, one after the other.
 
     Args:
@@ -988,7 +990,7 @@ class _Trainer:
             sampler=own_sampler(self.sampler),
             deadline=self.deadline,
         )
-        return self.strategy, LiveRound(
+        return self.strategy, StudyRound(
             kept=life.trials,
             ledger=life.ledger,
             charge_id=None if charge is None else charge.id,
@@ -996,9 +998,9 @@ class _Trainer:
             sampler=self.sampler if files.sampler is None else None,
         )
 
-    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
-        """Add nothing: only the user's function knows the model."""
-        return outcome, {}
+    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
+        """Measure nothing: only the user's function knows the model."""
+        return {}
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here; the device is the function's affair."""

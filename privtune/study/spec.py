@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -30,22 +30,25 @@ from privtune.files import read_bounded
 from privtune.ledger import RECORD, Budget, check_unit
 from privtune.names import check_name
 from privtune.spaces import SearchSpace, with_public_priors, without_numpy
-from privtune.strategies import Strategy, make_strategy
+from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
 from privtune.study._objects import check_address
 from privtune.tasks import Task, get_task
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 
 if TYPE_CHECKING:
-    from privtune.strategies import PlanningContext
     from privtune.tasks.stages import TaskStage
+
+T = TypeVar("T")
+
+_STORED = {"stored": True}
 
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's, which itself takes the last of two values, and 1e-3 for text."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Return a mapping as it is written, before ``<<`` adds to it what it may change."""
+        """Refuse a key that stands twice; ``<<``, which may repeat keys, is resolved later."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -64,44 +67,19 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(text: str) -> Any:
-    """Return what a YAML document says.
-
-    Raises:
-        yaml.YAMLError: It is none, or says something twice.
-
-    Example:
-        >>> read_yaml("{low: 1e-3, high: 5}")
-        {'low': 0.001, 'high': 5}
-        >>> read_yaml("{epsilon: 4, epsilon: 40}")
-        Traceback (most recent call last):
-            ...
-        yaml.composer.ComposerError: epsilon stands twice in one mapping
-          in "<unicode string>", line 1, column 14:
-            {epsilon: 4, epsilon: 40}
-                         ^
-    """
+    """Return what a YAML document says: a name stands once in a mapping, and 1e-3 is a number."""
     return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
 
 
-T = TypeVar("T")
-
-
 def _no_switch(value: object) -> object:
+    """Refuse true and false, which Pydantic takes for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError(f"must be a number, not {str(value).lower()}")
     return value
 
 
-NUMBER = BeforeValidator(_no_switch)
-"""Pydantic takes true for 1."""
-
-
-def checked(check: Callable[[T], T], value: T) -> T:
-    """Ask a check of the package; what it refuses is told with the name of the spec's field.
-
-    Raises:
-        ValueError: If the check refuses the value.
-    """
+def _asked(check: Callable[[T], T], value: T) -> T:
+    """Ask a check of the package, whose refusal then names the spec's field and not the argument."""
     try:
         return check(value)
     except InvalidInputError as error:
@@ -109,92 +87,17 @@ def checked(check: Callable[[T], T], value: T) -> T:
         raise ValueError(f"{error.allowed}, not {error.value!r}{remedy}") from None
 
 
-Space = Annotated[
-    Mapping[str, Mapping[str, Any]], AfterValidator(partial(checked, with_public_priors))
-]
-"""What a spec says of its space: a public prior is the law that it stands for from then on."""
+def _checked(check: Callable[[T], T]) -> AfterValidator:
+    return AfterValidator(partial(_asked, check))
 
 
-_IN_WORDS: Mapping[str, str] = {
-    "missing": "is missing",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a mapping of names to values",
-    "mapping_type": "must be a mapping of names to values",
-    "model_type": "must be a mapping of names to values",
-    "string_type": "must be text",
-    "invalid_key": "must be text",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a finite number",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be below {lt}",
-    "literal_error": "must be {expected}",
-    "enum": "must be {expected}",
-    "value_error": "{error}",
-}
-"""Pydantic's kinds of errors, in the words of a spec."""
+_NUMBER = BeforeValidator(_no_switch)
+_Name = Annotated[str, _checked(check_name)]
+_Positive = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False)]
 
 
-def sentence(
-    error: ValidationError, data: object, fields: Callable[[ErrorDetails], Collection[str]]
-) -> str:
-    """Return what is wrong with the first field that is wrong; of a choice, all that is allowed.
-
-    Args:
-        error: What Pydantic found.
-        data: What was checked.
-        fields: The fields that there are, where one that is not one was given.
-    """
-    first, *others = error.errors()
-    path = _path(first, data)
-    where = ".".join(map(str, path)) or "the spec"
-    allowed, but, given = _in_words(first, fields).partition(", not ")
-    for other in others:
-        words = _in_words(other, fields).partition(", not ")[0].removeprefix("must be ")
-        # Of a choice, each part has its say, below the same path.
-        part = path == _path(other, data) and path not in (first["loc"], other["loc"])
-        if part and words not in allowed:
-            allowed += f" or {words}"
-    return f"{where}: {allowed}{but}{given}".rstrip(".")
-
-
-def _path(error: ErrorDetails, data: object) -> tuple[int | str, ...]:
-    """Return where an error is, without Pydantic's names for the parts of a choice or of a key."""
-    path: list[int | str] = []
-    for part in error["loc"]:
-        if isinstance(data, Mapping) and (part in data or error["type"] == "missing"):
-            data = data.get(part)
-        elif isinstance(data, list | tuple) and isinstance(part, int):
-            data = data[part]
-        else:
-            break
-        path.append(part)
-    return tuple(path)
-
-
-def _in_words(error: ErrorDetails, fields: Callable[[ErrorDetails], Collection[str]]) -> str:
-    """Return what is wrong with a field, what is allowed, and what was given."""
-    if error["type"] == "extra_forbidden":
-        known = fields(error)
-        if close := difflib.get_close_matches(str(error["loc"][-1]), known, n=1):
-            return f"is not a field of it; {close[0]} is"
-        return f"is not a field of it; these are: {', '.join(known)}"
-    words = _IN_WORDS.get(error["type"])
-    if words is None:
-        return error["msg"]
-    said = words.format(**error.get("ctx", {}))
-    given = error["input"]
-    shown = isinstance(given, str | int | float) and error["type"] != "value_error"
-    return f"{said}, not {given!r}" if shown else said
-
-
-Name = Annotated[str, AfterValidator(partial(checked, check_name))]
+class SpecError(PrivTuneError):
+    """A study spec is not well formed."""
 
 
 class BudgetSpec(BaseModel):
@@ -214,11 +117,11 @@ class BudgetSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Name
-    epsilon: Annotated[float, NUMBER] = Field(gt=0, allow_inf_nan=False)
-    delta: Annotated[float, NUMBER] = Field(gt=0, lt=1)
+    name: _Name
+    epsilon: _Positive
+    delta: Annotated[float, _NUMBER] = Field(gt=0, lt=1)
     adjacency: Adjacency = Adjacency.ADD_REMOVE
-    unit: Annotated[str, AfterValidator(partial(checked, check_unit))] = RECORD
+    unit: Annotated[str, _checked(check_unit)] = RECORD
 
     def to_budget(self) -> Budget:
         """Return the ledger's budget."""
@@ -243,26 +146,13 @@ class ArmSpec(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: Name
+    name: _Name
     strategy: str
-    weight: Annotated[float, NUMBER] = Field(default=1.0, gt=0, allow_inf_nan=False)
+    weight: _Positive = 1.0
 
     def to_strategy(self) -> Strategy:
-        """Build the strategy; its options are checked here.
-
-        Returns:
-            The strategy, of this arm's name.
-        """
+        """Return the strategy of this arm; its options are checked here."""
         return make_strategy(self.strategy, arm=self.name, options=dict(self.model_extra or {}))
-
-
-__all__ = ["ArmSpec", "BudgetSpec", "SpecError", "StudySpec"]
-
-_STORED = {"stored": True}
-
-
-class SpecError(PrivTuneError):
-    """A study spec is not well formed."""
 
 
 class StudySpec(BaseModel):
@@ -322,92 +212,63 @@ class StudySpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Name
+    name: _Name
     task: str | Mapping[str, Any] | None = None
     budget: BudgetSpec
-    space: Space = Field(default_factory=dict)
+    space: Annotated[Mapping[str, Mapping[str, Any]], _checked(with_public_priors)] = Field(
+        default_factory=dict
+    )
     arms: tuple[ArmSpec, ...] = ()
     scoring: Mapping[str, Any] = Field(default_factory=dict)
     report: Mapping[str, Any] | None = None
     stages: tuple[Mapping[str, Any], ...] = ()
-    epochs: Annotated[float | None, NUMBER] = Field(default=None, gt=0, allow_inf_nan=False)
-    expected_batch_size: Annotated[int | None, NUMBER] = Field(default=None, ge=1)
-    epsilon: Annotated[float | None, NUMBER] = Field(default=None, gt=0, allow_inf_nan=False)
-    device: str = "auto"
-    stack: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], NUMBER] = "auto"
+    epochs: _Positive | None = None
+    expected_batch_size: Annotated[int | None, _NUMBER] = Field(default=None, ge=1)
+    epsilon: _Positive | None = None
+    device: Annotated[str, _checked(partial(check_device, here=False))] = "auto"
+    stack: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], _NUMBER] = "auto"
     executor: str | Mapping[str, Any] | None = None
     noise: str | Mapping[str, Any] | None = None
     artifacts: str | None = None
-    seed: Annotated[int | None, NUMBER] = Field(default=None, ge=0, lt=2**256)
+    seed: Annotated[int | None, _NUMBER] = Field(default=None, ge=0, lt=2**256)
 
-    @field_validator("device")
+    @field_validator("noise", "executor", "scoring", "report")
     @classmethod
-    def _device(cls, device: str) -> str:
-        return checked(partial(check_device, here=False), device)
-
-    @field_validator("noise")
-    @classmethod
-    def _noise(cls, noise: Any) -> Any:
-        NoiseOptions.of(noise)
-        return noise
+    def _parts(cls, given: Any, info: ValidationInfo) -> Any:
+        if given is not None:
+            _PARTS[str(info.field_name)](given)
+        return given
 
     @field_validator("artifacts")
     @classmethod
     def _artifacts(cls, url: str | None, info: ValidationInfo) -> str | None:
-        if url is None or info.context == _STORED:
-            return url  # this machine may lack what opens it, and need not open it
-        return checked(check_address, url)
+        # A machine that reads a stored study need not be able to open its object store.
+        return url if url is None or info.context == _STORED else _asked(check_address, url)
 
-    @field_validator("executor")
+    @field_validator("arms", "stages")
     @classmethod
-    def _executor(cls, executor: Any) -> Any:
-        Executor.of(executor, 1)
-        return executor
+    def _unique(cls, given: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
+        names, what = [getattr(arm, "name", "") for arm in given], "two arms are"
+        taken = list(names)
+        if info.field_name == "stages" and given:
+            from privtune.tasks.stages import make_stage
 
-    @field_validator("arms")
-    @classmethod
-    def _unique(cls, arms: tuple[ArmSpec, ...]) -> tuple[ArmSpec, ...]:
-        names = [arm.name for arm in arms]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two arms are called {', '.join(twice)}; names must differ")
-        return arms
-
-    @field_validator("stages")
-    @classmethod
-    def _stages(
-        cls, stages: tuple[Mapping[str, Any], ...], info: ValidationInfo
-    ) -> tuple[Mapping[str, Any], ...]:
-        if not stages:
-            return stages
-        from privtune.tasks.stages import make_stage
-
-        names = [make_stage(stage).name for stage in stages]
-        taken = [*(arm.name for arm in info.data.get("arms", ())), *names]
+            names, what = [make_stage(stage).name for stage in given], "another arm or stage is"
+            taken = [*names, *(arm.name for arm in info.data.get("arms", ()))]
         if twice := sorted({name for name in names if taken.count(name) > 1}):
-            raise ValueError(
-                f"another arm or stage is called {', '.join(twice)}; names must differ"
-            )
-        return stages
+            raise ValueError(f"{what} called {', '.join(twice)}; names must differ")
+        return given
 
     @field_validator("epsilon")
     @classmethod
     def _within(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
-        budget = info.data.get("budget")  # checked before; absent if it is wrong itself
+        budget = info.data.get("budget")  # absent if it is wrong itself
         if epsilon is not None and budget and epsilon > budget.epsilon:
             raise ValueError(
                 f"must be at most the budget's, {budget.epsilon:g}, of which it is a part, not "
                 f"{epsilon:g}"
             )
         return epsilon
-
-    @field_validator("scoring", "report")
-    @classmethod
-    def _scores(cls, given: Mapping[str, Any] | None, info: ValidationInfo) -> Any:
-        if given is not None:
-            from privtune.strategies import Reporting, Scoring
-
-            (Scoring if info.field_name == "scoring" else Reporting).from_dict(given)
-        return given
 
     @model_validator(mode="after")
     def _whole(self) -> StudySpec:
@@ -423,6 +284,11 @@ class StudySpec(BaseModel):
         if self.task is not None and len(given) < len(declared):
             missing = ", ".join(name for name in declared if name not in given)
             raise ValueError(f"a study of a task also needs {missing}")
+        names = [*(arm.name for arm in self.arms), *(stage.name for stage in self.make_stages())]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"another arm or stage is called {', '.join(twice)}; names must differ"
+            )
         return self
 
     @classmethod
@@ -431,27 +297,20 @@ class StudySpec(BaseModel):
 
         Args:
             data: A mapping, as YAML or JSON have it.
-            stored: Whether it comes from a store: another machine may open its object store.
+            stored: Whether it comes from a database: this machine need not open its object store.
 
         Returns:
             The spec.
 
         Raises:
             SpecError: One sentence: where, what, and what is allowed.
-            InvalidInputError: Likewise, of what it says of scores.
         """
         try:
             return cls.model_validate(without_numpy(data), context=_STORED if stored else None)
         except RecursionError:
             raise SpecError("The study spec is nested too deeply, or holds itself.") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            cause = first.get("ctx", {}).get("error")
-            if first["loc"][:1] in {("scoring",), ("report",)} and isinstance(
-                cause, InvalidInputError
-            ):
-                raise cause from None  # it names the field by itself
-            raise SpecError(f"Study spec, {sentence(error, data, _fields)}.") from error
+            raise SpecError(f"Study spec, {_sentence(error, data)}.") from error
 
     @classmethod
     def from_file(cls, path: Path) -> StudySpec:
@@ -523,7 +382,7 @@ class StudySpec(BaseModel):
             ()
         """
         if not self.stages:
-            return ()
+            return ()  # tables take a twentieth of a second to import
         from privtune.tasks.stages import make_stage
 
         return tuple(make_stage(stage) for stage in self.stages)
@@ -565,8 +424,6 @@ class StudySpec(BaseModel):
         Raises:
             SpecError: If the spec leaves epochs or the expected batch size open.
         """
-        from privtune.strategies import PlanningContext, Reporting, Scoring
-
         task = self.load_task()
         if self.epochs is None or self.expected_batch_size is None:
             raise SpecError(f"Study {self.name!r} needs epochs and expected_batch_size.")
@@ -587,6 +444,76 @@ class StudySpec(BaseModel):
         )
 
 
-def _fields(error: ErrorDetails) -> Collection[str]:
-    """Return the fields that there are, where one that is not one was given."""
-    return (BudgetSpec if error["loc"][0] == "budget" else StudySpec).model_fields
+_PARTS: Mapping[str, Callable[[Any], object]] = {
+    "noise": NoiseOptions.of,
+    "executor": partial(Executor.of, jobs=1),
+    "scoring": Scoring.from_dict,
+    "report": Reporting.from_dict,
+}
+
+_IN_WORDS: Mapping[str, str] = {  # by Pydantic's kind of error, without its names of Python's types
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names to values",
+    "mapping_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of names to values",
+    "string_type": "must be text",
+    "invalid_key": "must be text",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "value_error": "{error}",
+}
+
+
+def _sentence(error: ValidationError, data: object) -> str:
+    """Return what is wrong with the first field that is wrong; of a union, all that is allowed."""
+    first, *others = error.errors()
+    path = _path(first, data)
+    where = ".".join(map(str, path)) or "the spec"
+    allowed, but, given = _in_words(first).partition(", not ")
+    for other in others:
+        words = _in_words(other).partition(", not ")[0].removeprefix("must be ")
+        # The members of a union have errors of their own, below the same path.
+        part = path == _path(other, data) and path not in (first["loc"], other["loc"])
+        if part and words not in allowed:
+            allowed += f" or {words}"
+    return f"{where}: {allowed}{but}{given}".rstrip(".")
+
+
+def _path(error: ErrorDetails, data: object) -> tuple[int | str, ...]:
+    """Return where an error is, without Pydantic's names for the members of a union or for a key."""
+    path: list[int | str] = []
+    for part in error["loc"]:
+        if isinstance(data, Mapping) and (part in data or error["type"] == "missing"):
+            data = data.get(part)
+        elif isinstance(data, list | tuple) and isinstance(part, int):
+            data = data[part]
+        else:
+            break
+        path.append(part)
+    return tuple(path)
+
+
+def _in_words(error: ErrorDetails) -> str:
+    """Return what is wrong with a field, what is allowed, and what was given."""
+    if error["type"] == "extra_forbidden":
+        known = (BudgetSpec if error["loc"][0] == "budget" else StudySpec).model_fields
+        if close := difflib.get_close_matches(str(error["loc"][-1]), known, n=1):
+            return f"is not a field of it; {close[0]} is"
+        return f"is not a field of it; these are: {', '.join(known)}"
+    words = _IN_WORDS.get(error["type"])
+    if words is None:
+        return error["msg"]
+    said = words.format(**error.get("ctx", {}))
+    given = error["input"]
+    shown = isinstance(given, str | int | float) and error["type"] != "value_error"
+    return f"{said}, not {given!r}" if shown else said

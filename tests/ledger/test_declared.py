@@ -22,7 +22,6 @@ from privtune.ledger import (
     verify,
     verify_certificate,
 )
-from privtune.ledger import requests as requests_module
 
 pytestmark = pytest.mark.quick
 
@@ -78,7 +77,7 @@ def test_a_log_never_mixes_units(sqlite_url: str) -> None:
         ledger.create_budget(Budget(3.0, 1e-5, name="b", unit="person"))
         ledger.reserve("b", [ChargeRequest(Gaussian(5.0), unit="person")])
         with (
-            mock.patch.object(requests_module, "refuse_other_unit", return_value=None),
+            mock.patch("privtune.ledger.ledger.refuse_other_unit", return_value=None),
             pytest.raises(LedgerCorruptedError, match="per record, the budget is per person"),
         ):
             ledger.reserve("b", [ChargeRequest(Gaussian(6.0))])

@@ -34,7 +34,7 @@ from privtune.ledger import (
     verify,
 )
 from privtune.ledger.chain import Kind
-from privtune.ledger.failures import translated
+from privtune.ledger.engines import translated
 from privtune.ledger.places import checked_url
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url

@@ -18,7 +18,7 @@ import privtune
 from privtune.cli import main
 from privtune.errors import PrivTuneError
 from privtune.execution import table
-from privtune.ledger import round_rows
+from privtune.ledger import rounds as ledger_rounds
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Study, _files
@@ -46,7 +46,7 @@ def charge(url: str, gate: Any, results: Any) -> None:
 
     def charged() -> list[str]:
         with closing(Life("toy", url)) as life:
-            life.charge([arm.plan for arm in life.rows().values()])
+            life.charge([arm.plan for arm in life.arms().values()])
             return sorted(found.id for found in life.charges().values())
 
     gate.wait()
@@ -101,7 +101,7 @@ def take_part(url: str, role: str, notes: str, point: int | None, strike: str) -
     # Who dies in mid-row keeps it until its lease ends.
     table.make_rounds.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
     table.work_through.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
-    round_rows._IDLE = 2  # type: ignore[misc]
+    ledger_rounds._IDLE = 2  # type: ignore[misc]
     sessions: set[int] = set()
     sa.event.listen(
         sa.pool.Pool,

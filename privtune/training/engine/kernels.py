@@ -25,9 +25,9 @@ from privtune.training.engine.rules import (
     emptied,
     held_by_norms,
     length,
-    nonfinite,
     norms_by_use,
     split,
+    unusable_rows,
     with_norms,
 )
 from privtune.training.engine.watch import ruled, unruled
@@ -220,15 +220,15 @@ class BatchedKernel:
             del tape  # norms let go of what they have read
             layout, by_layer = self.layout, clipping.by_layer
             norms, saved = norms_by_use(used, parts, layout=layout, by_layer=by_layer)
-            bad = nonfinite(norms, look=looks_freely(norms.device))
-            if bad is None:
+            unusable = unusable_rows(norms, look=looks_freely(norms.device))
+            if unusable is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
             else:
-                saved = emptied(saved, bad)
-                norms.masked_fill_(bad, torch.inf)
+                saved = emptied(saved, unusable)
+                norms.masked_fill_(unusable, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
             add_sums(used, saved, coefficients, layout.split(out), layout=layout)
-            return count(clipping, norms, rows, bad, halves)
+            return count(clipping, norms, rows, unusable, halves)
 
     @cached_property
     def row_bytes(self) -> tuple[float, float]:
@@ -403,7 +403,7 @@ class OneByOneKernel:
         halves: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Add the clipped sums, record after record: see ``Kernel``."""
-        bad = torch.zeros(len(params), dtype=torch.long)
+        unusable = torch.zeros(len(params), dtype=torch.long)
         sums, counts = torch.zeros_like(out), out.new_zeros(len(out))
         lengths = [self.layout.size]
         if clipping.by_layer:
@@ -420,7 +420,7 @@ class OneByOneKernel:
                     if not rows.mask[k, b]:
                         continue
                     if not bool(norms.isfinite().all()):
-                        bad[k] += 1
+                        unusable[k] += 1
                         continue
                     stacked = norms.unsqueeze(1).expand(-1, len(params), -1)
                     own = clipping.coefficients(stacked)[:, k]
@@ -429,7 +429,7 @@ class OneByOneKernel:
         out += sums  # all at once: a pass that raises has changed nothing
         if halves is not None:
             halves += counts
-        return bad.to(out.device) if bool(bad.any()) else None
+        return unusable.to(out.device) if bool(unusable.any()) else None
 
     def _gradient(self, rows: Rows, k: int, b: int) -> torch.Tensor:
         """Return the gradient of one record, shape ``[P]``, by a copy of the model that forgets it."""

@@ -45,8 +45,7 @@ from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods._rate_schedule import SEARCHED, average_weights, rate_factors
-from privtune.training.methods.automatic import AutomaticClipping
-from privtune.training.methods.dpsgd import FixedRates
+from privtune.training.methods.dpsgd import AutomaticClipping, FixedRates
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
@@ -66,7 +65,7 @@ class Outcome:
     params: torch.Tensor
     report: Mapping[str, torch.Tensor]
     transcript: Transcript
-    nonfinite: int
+    unusable: int
     snapshots: Mapping[int, torch.Tensor]
     module: nn.Module
 
@@ -242,7 +241,7 @@ class Training:
                     params,
                     {name: column[:, row] for name, column in report.items()},
                     transcripts[row],
-                    int(oracle.nonfinite[row]),
+                    int(oracle.unusable[row]),
                     {step: member.narrowed(kept[row]) for step, kept in now.snapshots.items()},
                     member.made.model,
                 )
