@@ -6,8 +6,6 @@ bounds apply the smallest is reported and named.
 
 from typing import TYPE_CHECKING
 
-# A module and a function of one name: whatever is imported first, the name is the function's.
-from privtune.accounting.explain import Explanation, explain
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
         group_privacy,
         lower_bound,
     )
-    from privtune.accounting.algebra import Adjacency, Event
     from privtune.accounting.calibration import (
         Calibration,
         CalibrationError,
@@ -27,19 +24,26 @@ if TYPE_CHECKING:
         scale_noise,
         share_budget,
     )
-    from privtune.accounting.choices import PrivateSelection, SubsampledTuning, ThresholdSelection
+    from privtune.accounting.costs import Explanation, explain
     from privtune.accounting.events import (
         ZCDP,
+        Adjacency,
         ApproximateDP,
         Composed,
+        Event,
         Gaussian,
         Joint,
         Laplace,
         NonPrivate,
         Parallel,
         PoissonSampled,
+        PrivateSelection,
         Repeated,
+        SubsampledTuning,
+        ThresholdSelection,
         WorstOf,
+        event_from_dict,
+        event_from_json,
     )
     from privtune.accounting.hyfreedp import (
         HyFreeNoise,
@@ -47,7 +51,6 @@ if TYPE_CHECKING:
         hyfreedp_loss_steps,
         hyfreedp_noise,
     )
-    from privtune.accounting.reading import event_from_dict, event_from_json
     from privtune.accounting.runs import (
         Binomial,
         Geometric,

@@ -1,8 +1,8 @@
-"""What other accountants say about an event, beside ours: each asked in its own words.
+"""What other accountants say of an event, beside ours, and the witnesses of a certificate.
 
-An event is handed over as the releases that every tool knows (Gaussian and Laplace noise, Poisson
-samples, zero-concentrated DP, best of K). What a tool has no word for, it cannot answer. The
-libraries are imported when they are asked; Opacus brings torch.
+Ours decides. Upper bounds of others are recorded: a looser one proves nothing, and a tighter one
+contradicts nothing. Only a lower bound can object: where the true ε is proved to be above ours, nothing
+is certified.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
-from privtune.accounting.algebra import Event, flatten
-from privtune.accounting.mechanisms.entry import UnknownEventError
-from privtune.accounting.registry import entry, looks
+from privtune.accounting.curves import rdp_epsilon
+from privtune.accounting.events import Adjacency, Event, NonPrivate, flatten
+from privtune.accounting.rdp import composed_by_autodp
+from privtune.accounting.registry import UnknownEventError, entry, looks, under
 from privtune.accounting.runs import RunLaw
+from privtune.errors import PrivTuneError
 
 _ALIKE = 5e-3  # relative difference that is not worth a reason
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -291,3 +293,97 @@ TOOLS: dict[str, Callable[[list[_Release | _Choice], float], float]] = {
     "Opacus RDP": _opacus_rdp,
     "Opacus PRV": _opacus_prv,
 }
+
+
+AUTODP = "autodp RDP"
+_WITNESSES = (AUTODP, "dp-accounting PLD", "dp-accounting RDP")
+
+
+class DisputedAccountError(PrivTuneError):
+    """What was charged is proved to cost more than our account says."""
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """What our account and its witnesses say of one event at one δ.
+
+    Args:
+        ours: Our ε, which decides.
+        composed: Ours by Rényi divergences alone: our curves, composed by autodp.
+        lower: What the event is proved to cost at least: by an explicit mechanism, or by dp-accounting
+            with every loss rounded down.
+        witnesses: Their upper bounds, and why ours differs.
+        objection: Why ours is too small; empty unless it is below ``lower``.
+    """
+
+    ours: float
+    composed: float
+    lower: float
+    witnesses: tuple[Answer, ...]
+    objection: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        numbers = {"ours": self.ours, "composed_by_autodp": self.composed, "lower": self.lower}
+        return {
+            **{k: v if math.isfinite(v) else "inf" for k, v in numbers.items()},
+            "witnesses": [answer.to_dict() for answer in self.witnesses],
+        }
+
+
+def ask_witnesses(
+    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE
+) -> Witnessed:
+    """Ask autodp and dp-accounting for ε of an event, and hold what is proved against ours.
+
+    Args:
+        event: What touched the data.
+        delta: In (0, 1).
+        adjacency: The relation of neighbouring datasets; the event is rewritten for it first.
+
+    Returns:
+        What all say. Nothing is raised: see :attr:`Witnessed.objection`.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
+        >>> said = ask_witnesses(Repeated(400, PoissonSampled(0.05, Gaussian(2.0))), 1e-5)
+        >>> round(said.ours, 2), [round(answer.epsilon, 2) for answer in said.witnesses]
+        (2.25, [2.46, 2.25, 2.46])
+        >>> said.objection
+        ''
+    """
+    if isinstance(event, NonPrivate):
+        return Witnessed(math.inf, math.inf, math.inf, (), "")
+    event = under(event, adjacency)
+    found = compare(event, delta, tools=_WITNESSES)
+    composed = rdp_epsilon(composed_by_autodp(flatten(event)), delta)
+    lower, by = max(
+        (found.lower, "an explicit mechanism"),
+        (proved_by_dp_accounting(event, delta), "dp-accounting, every loss rounded down"),
+    )
+    objection = ""
+    if (ours := min(found.ours.epsilon, composed)) < lower:
+        objection = (
+            f"our account says epsilon = {ours:.6g}, but at least {lower:.6g} is proved by {by}. "
+            "Nothing is certified; please report it (SECURITY.md)."
+        )
+    return Witnessed(found.ours.epsilon, composed, lower, found.others, objection)
+
+
+def autodp_epsilon(event: Event, delta: float, *, adjacency: Adjacency) -> float:
+    """Return ε by autodp's own mechanisms, sampling and composition.
+
+    Args:
+        event: What touched the data.
+        delta: In (0, 1).
+        adjacency: The relation of neighbouring datasets.
+
+    Raises:
+        DisputedAccountError: If autodp has no word for a part of the event, or fails.
+    """
+    [answer] = compare(under(event, adjacency), delta, tools=(AUTODP,)).others
+    if answer.epsilon is None:
+        raise DisputedAccountError(
+            f"autodp cannot answer: {answer.why} Ask with --method rdp, by our curves."
+        )
+    return answer.epsilon

@@ -1,34 +1,170 @@
-"""Releases and their compositions: what touched the data, as data.
-
-An event is a frozen, validated, hashable value that says everything an accountant needs and
-nothing else. How it is charged, and all that depends on its type, is decided in its entry of
-`privtune.accounting.registry`.
-"""
+"""What touched the data: events, their JSON, and `flatten`, the only place where counts are multiplied."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from abc import ABC
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, ClassVar, NoReturn, Self
 
 from privtune.accounting._checks import LARGEST, check_integer, check_noise, check_number
-from privtune.accounting.algebra import Event, check_event, check_events, set_field
+from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import InvalidInputError
 
-__all__ = [
-    "ZCDP",
-    "ApproximateDP",
-    "Composed",
-    "Gaussian",
-    "Joint",
-    "Laplace",
-    "NonPrivate",
-    "Parallel",
-    "PoissonSampled",
-    "Repeated",
-    "WorstOf",
-]
+SCHEMA_VERSION = 1
+_MAX_TOTAL = 10**18  # of one part, multiplied out
+MAX_DEPTH = 64  # as text
+_DEEPEST = MAX_DEPTH + 8  # with what is put around an event that was read
+
+
+class Adjacency(StrEnum):
+    """Which datasets are neighbours. A guarantee without its adjacency says nothing.
+
+    `ADD_REMOVE`: one record is present or absent. `REPLACE_ONE`: one record is exchanged for
+    another one; the number of records is public.
+    """
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+
+@dataclass(frozen=True)
+class Event(ABC):
+    """Base of all events: frozen, hashable, JSON both ways.
+
+    Fields hold numbers, laws of runs, events, or tuples of them; None stands for what is left out.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated, event_from_json
+        >>> training = Repeated(1000, PoissonSampled(0.01, Gaussian(1.1)))
+        >>> training.children()[0].to_dict()
+        {'type': 'poisson_sampled', 'rate': 0.01, 'event': {'type': 'gaussian', 'noise_multiplier': 1.1}}
+        >>> training.parts() == ((training.event, 1000),), Gaussian(1.1).parts()
+        (True, None)
+        >>> training.rebuild([Gaussian(1.1)])  # the same number of releases, of all records
+        Repeated(count=1000, event=Gaussian(noise_multiplier=1.1))
+        >>> event_from_json(training.to_json()) == training, {training: "hashable"}[training]
+        (True, 'hashable')
+    """
+
+    type: ClassVar[str]
+
+    @cached_property
+    def depth(self) -> int:
+        """How many events stand inside each other below this one."""
+        return max((1 + child.depth for child in self.children()), default=0)
+
+    def children(self) -> tuple[Event, ...]:
+        """Return the events that this one is made of, in the order of its fields."""
+        return tuple(child for _, value in self._values() for child in _events_in(value))
+
+    def rebuild(self, children: Sequence[Event]) -> Self:
+        """Return the same event with other children.
+
+        Args:
+            children: As many as `children()` returns, in the same order.
+
+        Returns:
+            An event of the same type.
+
+        Raises:
+            InvalidInputError: Another number of children.
+        """
+        if len(children) != len(self.children()):
+            raise InvalidInputError("children", children, "must be as many as the event has")
+        rest = iter(children)
+        values: dict[str, Any] = dict(self._values())
+        for name, value in self._values():
+            if isinstance(value, Event):
+                values[name] = next(rest)
+            elif _events_in(value):
+                values[name] = tuple(next(rest) for _ in value)
+        return type(self)(**values)
+
+    def parts(self) -> tuple[tuple[Event, int], ...] | None:
+        """Return what this event is the composition of, with counts; None if of itself alone."""
+        return None
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        return ((field.name, getattr(self, field.name)) for field in fields(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as JSON-ready data, in the public format."""
+        return {
+            "type": self.type,
+            **{name: _json(value) for name, value in self._values() if value is not None},
+        }
+
+    def to_json(self) -> str:
+        """Return the canonical text: sorted keys, no spaces, exact floats, the schema version."""
+        document = {"schema": SCHEMA_VERSION, **self.to_dict()}
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _events_in(value: object) -> tuple[Event, ...]:
+    """Return the events that one field holds."""
+    if isinstance(value, Event):
+        return (value,)
+    return tuple(v for v in value if isinstance(v, Event)) if isinstance(value, tuple) else ()
+
+
+def _json(value: object) -> object:
+    if isinstance(value, Event | RunLaw):
+        return value.to_dict()
+    return [_json(part) for part in value] if isinstance(value, tuple) else value
+
+
+def set_field(event: Event, name: str, value: object) -> None:
+    """Set a field of a frozen event, in its constructor."""
+    object.__setattr__(event, name, value)
+
+
+def check_events(name: str, value: object, *, allow_empty: bool = False) -> tuple[Event, ...]:
+    """Return a field that holds events, checked."""
+    if isinstance(value, Event | str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidInputError(name, value, "must be a sequence of events")
+    events = tuple(value)
+    if not events and not allow_empty:
+        raise InvalidInputError(name, value, "must hold at least one event")
+    for event in events:
+        check_event(name, event)
+    return events
+
+
+def check_event(name: str, value: object) -> Event:
+    """Return a field that holds an event, checked."""
+    if not isinstance(value, Event):
+        raise InvalidInputError(name, value, "must be an event")
+    if value.depth >= _DEEPEST:
+        raise InvalidInputError(name, value.type, f"must be nested at most {_DEEPEST} deep")
+    return value
+
+
+def flatten(event: Event) -> dict[Event, int]:
+    """Return the distinct parts that `event` composes, each with its multiplicity.
+
+    The only place where counts are multiplied and added. The value never changes: composition is
+    commutative and associative, and releases about all records are a composition. The Gaussians of
+    a `Joint` become the one that they equal; a `Joint` stays only where Laplace releases share a
+    sample with others.
+    """
+    parts: dict[Event, int] = {}
+    stack: list[tuple[Event, int]] = [(event, 1)]
+    while stack:
+        part, count = stack.pop()
+        if count > _MAX_TOTAL:
+            raise InvalidInputError("count", count, "must be at most 10^18, multiplied out")
+        inner = part.parts()
+        if inner is None:
+            parts[part] = parts.get(part, 0) + count
+        else:
+            stack.extend((child, count * number) for child, number in reversed(inner))
+    return parts
+
 
 _MAX_COUNT = 10**9
 
@@ -339,3 +475,213 @@ class NonPrivate(Event):
     """
 
     type: ClassVar[str] = "non_private"
+
+
+@dataclass(frozen=True)
+class PrivateSelection(Event):
+    """The best of K independent runs of one mechanism, K drawn from a public law and kept secret.
+
+    Args:
+        event: One run, its score included.
+        runs: The law of K.
+
+    Raises:
+        InvalidInputError: `runs` is no law.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, Geometric, PoissonSampled, Repeated, epsilon
+        >>> run = Repeated(1000, PoissonSampled(0.01, Gaussian(2.0)))
+        >>> best = PrivateSelection(run, Geometric(mean=10))
+        >>> ratio = epsilon(best, 1e-5).epsilon / epsilon(run, 1e-5).epsilon
+        >>> 1 < ratio < 3.5  # ten runs, all shown, would cost more
+        True
+    """
+
+    type: ClassVar[str] = "private_selection"
+    event: Event
+    runs: RunLaw
+
+    def __post_init__(self) -> None:
+        check_event("event", self.event)
+        if not isinstance(self.runs, RunLaw):
+            raise InvalidInputError("runs", self.runs, "must be a law of the number of runs")
+
+
+@dataclass(frozen=True)
+class ThresholdSelection(Event):
+    """Run one mechanism until a score reaches a known threshold; give up at random.
+
+    After each run below the threshold the procedure stops with a public probability and releases a
+    fixed symbol. Only the run that passed is released; how many runs there were stays secret.
+
+    Args:
+        event: One run, its score included.
+        stop: Probability to give up after a run that did not pass, in (0, 1].
+
+    References:
+        Liu and Talwar, arXiv:1811.07971, Algorithm 1, without a limit on the number of runs.
+
+    Example:
+        >>> from privtune.accounting import Gaussian
+        >>> ThresholdSelection(Gaussian(8.0), stop=0.05).to_dict()["stop"]  # 20 runs at most, on average
+        0.05
+    """
+
+    type: ClassVar[str] = "threshold_selection"
+    event: Event
+    stop: float
+
+    def __post_init__(self) -> None:
+        check_event("event", self.event)
+        set_field(self, "stop", check_number("stop", self.stop, at_least=1e-6, at_most=1.0))
+
+
+@dataclass(frozen=True)
+class SubsampledTuning(Event):
+    """Tuning on a Poisson subset of the data, then one final training.
+
+    Args:
+        variant: 1: the final training sees the rest of the data; 2: it sees all of it.
+        rate: Probability that a record is in the subset, in (0, 1).
+        tuning: What happens to the subset.
+        training: The final training.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, Geometric, PoissonSampled, Repeated
+        >>> run = Repeated(100, PoissonSampled(0.1, Gaussian(2.0)))
+        >>> tuning = PrivateSelection(run, Geometric(mean=10))
+        >>> SubsampledTuning(variant=2, rate=0.1, tuning=tuning, training=run).rate
+        0.1
+    """
+
+    type: ClassVar[str] = "subsampled_tuning"
+    variant: int
+    rate: float
+    tuning: Event
+    training: Event
+
+    def __post_init__(self) -> None:
+        set_field(self, "variant", check_integer("variant", self.variant, at_least=1, at_most=2))
+        set_field(self, "rate", check_number("rate", self.rate, above=0.0, below=1.0))
+        check_event("tuning", self.tuning)
+        check_event("training", self.training)
+
+
+_TYPES: dict[str, type[Event]] = {
+    kind.type: kind
+    for kind in (
+        ZCDP,
+        ApproximateDP,
+        Composed,
+        Gaussian,
+        Joint,
+        Laplace,
+        NonPrivate,
+        Parallel,
+        PoissonSampled,
+        Repeated,
+        WorstOf,
+        PrivateSelection,
+        SubsampledTuning,
+        ThresholdSelection,
+    )
+}
+
+
+def event_from_dict(data: Mapping[str, Any]) -> Event:
+    """Return the event that `data` describes in the public format.
+
+    Args:
+        data: JSON data, as `Event.to_dict` writes it; `schema`, if present, must be 1.
+
+    Returns:
+        The event, checked.
+
+    Raises:
+        InvalidInputError: Unknown type or field, missing field, or a value out of its range.
+
+    Example:
+        >>> event_from_dict({"type": "gaussian", "noise_multiplier": 1.1})
+        Gaussian(noise_multiplier=1.1)
+        >>> event_from_dict({"type": "gaussian", "sigma": 1.1})
+        Traceback (most recent call last):
+            ...
+        privtune.errors.InvalidInputError: field = 'sigma': gaussian knows noise_multiplier.
+    """
+    if isinstance(data, Mapping) and "schema" in data:
+        if data["schema"] != SCHEMA_VERSION or isinstance(data["schema"], bool):
+            raise InvalidInputError(
+                "schema", data["schema"], f"this version reads schema {SCHEMA_VERSION}"
+            )
+        data = {key: value for key, value in data.items() if key != "schema"}
+    return _read(data, 0)
+
+
+def _read(data: object, depth: int) -> Event:
+    if depth > MAX_DEPTH:
+        raise InvalidInputError("event", "...", f"must be nested at most {MAX_DEPTH} deep")
+    if not isinstance(data, Mapping):
+        raise InvalidInputError("event", data, "must be a JSON object with a type")
+    kind = data.get("type")
+    if not isinstance(kind, str) or kind not in _TYPES:
+        raise InvalidInputError("type", kind, f"must be one of {', '.join(_TYPES)}")
+    cls = _TYPES[kind]
+    names = [field.name for field in fields(cls)]
+    for name in data:
+        if name != "type" and name not in names:
+            known = ", ".join(names) if names else "no fields"
+            raise InvalidInputError("field", name, f"{kind} knows {known}")
+    values: dict[str, Any] = {}
+    for field in fields(cls):
+        if field.name in data:
+            values[field.name] = _field(field.name, field.type, data[field.name], depth + 1)
+        elif field.default is MISSING:
+            raise InvalidInputError("field", field.name, f"is required by {kind}")
+    return cls(**values)
+
+
+def _field(name: str, kind: object, value: Any, depth: int) -> object:
+    """Return the value of a field, by what the field is declared to hold."""
+    if kind == "Event":
+        return _read(value, depth)
+    if kind == "tuple[Event, ...]":
+        if not isinstance(value, list | tuple):
+            raise InvalidInputError(name, value, "must be a list of events")
+        return tuple(_read(child, depth) for child in value)
+    return run_law_from_dict(value) if kind == "RunLaw" else value
+
+
+def event_from_json(text: str) -> Event:
+    """Return the event that a JSON text describes; NaN, infinities and doubled keys are refused.
+
+    Args:
+        text: JSON, as `Event.to_json` writes it.
+
+    Returns:
+        The event, checked.
+
+    Raises:
+        InvalidInputError: It is not JSON, or not an event.
+
+    Example:
+        >>> event_from_json('{"type": "zcdp", "rho": 0.1}')
+        ZCDP(rho=0.1)
+    """
+    try:
+        data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
+    except InvalidInputError:
+        raise
+    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
+        raise InvalidInputError("event", str(error), "must be valid JSON") from None
+    return event_from_dict(data)
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise InvalidInputError("event", text, "numbers must be finite")
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise InvalidInputError("event", sorted(k for k, _ in pairs), "a key appears twice")
+    return data

@@ -16,13 +16,18 @@ from functools import partial
 from typing import Any
 
 from privtune.accounting._checks import check_integer, check_number
-from privtune.accounting.accountant import Guarantee
+from privtune.accounting.accountant import Guarantee, quick_epsilon
 from privtune.accounting.accountant import epsilon as report
-from privtune.accounting.algebra import Event
-from privtune.accounting.bounds import quick_epsilon
-from privtune.accounting.calibration import CalibrationError, calibrate
-from privtune.accounting.events import Composed, Gaussian, Joint, Laplace, PoissonSampled, Repeated
-from privtune.accounting.solving import solve_decreasing
+from privtune.accounting.calibration import CalibrationError, calibrate, solve_decreasing
+from privtune.accounting.events import (
+    Composed,
+    Event,
+    Gaussian,
+    Joint,
+    Laplace,
+    PoissonSampled,
+    Repeated,
+)
 from privtune.errors import InvalidInputError
 
 _LOSSES = 3

@@ -1,4 +1,4 @@
-"""Dominating pairs in both directions: of releases that are known by their profile, and their kin."""
+"""Dominating pairs on a lattice, in both directions: of releases, of tuning on a subset, of choices."""
 
 from __future__ import annotations
 
@@ -7,21 +7,259 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
 
-from privtune.accounting.algebra import Event
 from privtune.accounting.curves import rdp_delta
-from privtune.accounting.pmf import LossPmf, lattice_cells
-from privtune.accounting.profiles import from_profile
+from privtune.accounting.events import Event
+from privtune.accounting.pmf import (
+    GridError,
+    LossPmf,
+    from_cells,
+    from_profile,
+    inner,
+    lattice_cells,
+)
 from privtune.accounting.rearrangement import Rearranged
-from privtune.accounting.releases import Direction
 from privtune.accounting.runs import NegativeBinomial
 from privtune.accounting.selection import Table, Threshold, Tuner
 
 Floats = NDArray[np.float64]
+_REACH = 11.0  # standard deviations; what lies beyond, 2e-28, is charged at infinity
+_MAX_CELLS = 2**22
+
+
+class Direction(Enum):
+    """Which dataset plays P: the larger one (the record is removed) or the smaller one."""
+
+    REMOVE = "remove"
+    ADD = "add"
+
+
+def loss_deviation(rate: float, noise_multiplier: float) -> float:
+    """Return a scale of the loss of one release: sqrt of its chi-square divergence, capped."""
+    exponent = noise_multiplier**-2
+    if rate == 1.0 or exponent > 50.0:
+        return 1.0 / noise_multiplier
+    return min(rate * math.sqrt(math.expm1(exponent)), 1.0 / noise_multiplier)
+
+
+def _loss(x: Floats, rate: float, sigma: float) -> Floats:
+    shift = (2.0 * x - 1.0) / (2.0 * sigma**2)
+    if rate == 1.0:
+        return np.asarray(shift)
+    with np.errstate(over="ignore"):
+        value = np.log1p(rate * np.expm1(shift))
+    return np.asarray(np.where(shift > 600.0, shift + math.log(rate), value))
+
+
+def _point(loss: Floats, rate: float, sigma: float) -> Floats:
+    """Return the x at which the loss is reached; -inf below its infimum log(1-q)."""
+    if rate == 1.0:
+        shift = loss
+    else:
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            shift = np.log1p(np.expm1(loss) / rate)
+        shift = np.where(np.expm1(np.minimum(loss, 0.0)) <= -rate, -np.inf, shift)
+        shift = np.where(loss > 600.0, loss - math.log(rate), shift)
+    return np.asarray(sigma**2 * shift + 0.5)
+
+
+def _between(x: Floats, centre: float, sigma: float) -> Floats:
+    """Return the normal mass of consecutive intervals, precise in both tails."""
+    z = (x - centre) / sigma
+    tail = sp.special.ndtr(-np.abs(z))
+    left, right = z[:-1], z[1:]
+    crossing = (left < 0.0) & (right > 0.0)
+    same = np.abs(tail[1:] - tail[:-1])
+    return np.asarray(np.where(crossing, 1.0 - tail[1:] - tail[:-1], same))
+
+
+def loss_range(rate: float, noise_multiplier: float, direction: Direction) -> tuple[float, float]:
+    """Return the losses between which all but a mass of 2e-28 lies."""
+    ends = np.array([-_REACH * noise_multiplier, 1.0 + _REACH * noise_multiplier])
+    low, high = (float(loss) for loss in _loss(ends, rate, noise_multiplier))
+    return (low, high) if direction is Direction.REMOVE else (-high, -low)
+
+
+def cell_masses(
+    edges: Floats, rate: float, noise_multiplier: float, direction: Direction
+) -> tuple[Floats, Floats, float, float]:
+    """Return P- and Q-mass of the cells between ascending losses, and the P-mass below and above."""
+    sigma = noise_multiplier
+    if direction is Direction.REMOVE:
+        x = _point(edges, rate, sigma)
+        base, moved = _between(x, 0.0, sigma), _between(x, 1.0, sigma)
+        below = _mix(rate, sp.special.ndtr(x[0] / sigma), sp.special.ndtr((x[0] - 1.0) / sigma))
+        above = _mix(rate, sp.special.ndtr(-x[-1] / sigma), sp.special.ndtr((1.0 - x[-1]) / sigma))
+        return (1.0 - rate) * base + rate * moved, base, below, above
+    x = _point(-edges, rate, sigma)
+    base = _between(x[::-1], 0.0, sigma)[::-1]
+    moved = _between(x[::-1], 1.0, sigma)[::-1]
+    below, above = float(sp.special.ndtr(-x[0] / sigma)), float(sp.special.ndtr(x[-1] / sigma))
+    return base, (1.0 - rate) * base + rate * moved, below, above
+
+
+def sampled_gaussian(
+    rate: float, noise_multiplier: float, step: float, direction: Direction
+) -> LossPmf:
+    """Return the pessimistic lattice pair of one Poisson-sampled Gaussian release.
+
+    Args:
+        rate: Sampling probability, in (0, 1]; 1 is the plain Gaussian.
+        noise_multiplier: Noise over sensitivity, above 0.
+        step: Lattice step.
+        direction: Which dataset plays P.
+
+    Raises:
+        GridError: More than 2^22 cells would be needed.
+    """
+    low, high = loss_range(rate, noise_multiplier, direction)
+    lowest, highest = -lattice_cells(-low, step), lattice_cells(high, step)
+    if highest - lowest > _MAX_CELLS:
+        raise GridError(f"one release needs {highest - lowest} lattice cells")
+    edges = np.arange(float(lowest), float(highest + 1)) * step
+    mass_p, mass_q, below, above = cell_masses(edges, rate, noise_multiplier, direction)
+    return from_cells(step, lowest, mass_p=mass_p, mass_q=mass_q, below=below, above=above)
+
+
+def _mix(rate: float, base: float, moved: float) -> float:
+    return float((1.0 - rate) * base + rate * moved)
+
+
+Curve = Callable[[Floats], Floats]
+_TOP_DELTA = 1e-16
+_MOST_TERMS = 3e7  # of a tabulated profile, over all its points: a few seconds
+_AROUND = 1000  # terms that take as long as what is around them, at each point
+
+
+def amplified(remove: LossPmf, add: LossPmf, rate: float, step: float) -> tuple[LossPmf, LossPmf]:
+    """Return the pair (remove, add) of a mechanism on a Poisson subset, from its own pair.
+
+    With the record removed `(P, Q)` becomes `((1-q) Q + q P, Q)`, a loss l becomes
+    `log(1 - q + q e^l)`; with it added `(Q, P)` becomes `(Q, (1-q) Q + q P)`. Every atom is moved,
+    and spread on two lattice points so that both of its masses are kept.
+
+    Args:
+        remove: Pair of the mechanism, the record removed.
+        add: The same, the record added.
+        rate: q, in (0, 1).
+        step: Lattice step of the result.
+
+    Raises:
+        GridError: More than 2^22 lattice points would be needed.
+
+    References:
+        Zhu, Dong, Wang, arXiv:2106.08567, Theorem 11.
+    """
+    log_out = math.log1p(-rate)
+    # Removed: the Q-mass where P has none gets the smallest loss, log(1-q).
+    q_mass = np.exp(remove.log_masses - remove.losses)
+    lost = max(1.0 - float(q_mass.sum()), 0.0)
+    losses = np.append(_mixed_loss(remove.losses, rate), log_out)
+    masses = np.append((1.0 - rate) * q_mass + rate * remove.masses, (1.0 - rate) * lost)
+    removed = _on_lattice(losses, masses, step, rate * remove.infinite)
+    # Added: what had an infinite loss gets the largest, -log(1-q).
+    losses = np.append(-_mixed_loss(-add.losses, rate), -log_out)
+    added = _on_lattice(losses, np.append(add.masses, max(add.infinite, 0.0)), step, 0.0)
+    return removed, added
+
+
+def _mixed_loss(losses: Floats, rate: float) -> Floats:
+    """Return `log(1 - q + q e^l)`."""
+    small = np.log1p(rate * np.expm1(np.minimum(losses, 600.0)))
+    return np.asarray(np.where(losses > 600.0, losses + math.log(rate), small))
+
+
+def _on_lattice(losses: Floats, masses: Floats, step: float, infinite: float) -> LossPmf:
+    """Spread atoms on their lattice neighbours so that the P- and the Q-mass of each is kept."""
+    place = np.floor(losses / step)
+    first = float(place.min())
+    size = int(place.max() - first) + 2
+    if size > _MAX_CELLS:
+        raise GridError(f"one release needs {size} lattice cells")
+    rest = np.clip(losses - place * step, 0.0, step)
+    raised = masses * (np.expm1(-rest) / math.expm1(-step))
+    index = (place - first).astype(np.int64)
+    spread = np.asarray(np.bincount(index, masses - raised, size), np.float64)
+    spread += np.bincount(index + 1, raised, size)
+    return LossPmf(step, int(first), spread, max(infinite, 0.0))
+
+
+def split_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon: float) -> float:
+    """Return `E[(q a + (1-q) b - e^ε)₊]`: the record is tuned on, or trained on, never both.
+
+    Args:
+        tuning: Pair of the tuning, the record removed: `a` is its likelihood ratio under Q₁.
+        training: Pair of the training, the record removed: `b`.
+        rate: q, the probability that the record is tuned on.
+        epsilon: Any real number.
+    """
+    losses = tuning.losses
+    q_mass = np.exp(np.minimum(tuning.log_masses - losses, 0.0))
+    lost = max(1.0 - float(q_mass.sum()), 0.0)  # Q₁-mass at a = 0
+    losses = np.append(losses, -np.inf)
+    q_mass = np.append(q_mass, lost)
+    # Everything over e^ε, so that nothing overflows: need = 1 - q a / e^ε.
+    need = 1.0 - rate * np.exp(np.minimum(losses - epsilon, 700.0))
+    wanted = need > 0.0
+    value = rate * tuning.infinite
+    point = epsilon + np.log(need[wanted]) - math.log1p(-rate)
+    value += inner(q_mass[wanted], (1.0 - rate) * training.delta(point))
+    # Where q a alone exceeds e^ε the positive part is not needed: E[q a + (1-q) b - e^ε].
+    sure = ~wanted
+    scaled = np.where(sure[:-1], tuning.masses, 0.0)
+    value += float(scaled.sum()) * rate
+    value += float(q_mass[sure].sum()) * ((1.0 - rate) - math.exp(min(epsilon, 700.0)))
+    return min(max(value, 0.0), 1.0)
+
+
+def split_reverse_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon: float) -> float:
+    """Return `E[(1 - e^ε (q a + (1-q) b))₊]`, from the pairs with the record added."""
+    weights = np.append(tuning.masses, tuning.infinite)
+    ratio = np.append(np.exp(np.minimum(epsilon - tuning.losses, 700.0)), 0.0)
+    rest = 1.0 - rate * ratio
+    kept = rest > 0.0
+    point = epsilon + math.log1p(-rate) - np.log(rest[kept])
+    value = inner(weights[kept] * rest[kept], training.delta(point))
+    return min(max(value, 0.0), 1.0)
+
+
+def tabulate(
+    tuning: tuple[LossPmf, LossPmf], training: tuple[LossPmf, LossPmf], rate: float, step: float
+) -> tuple[LossPmf, LossPmf]:
+    """Return the dominating pair (remove, add) of variant 1 on a lattice.
+
+    Args:
+        tuning: Pair of the tuning, (remove, add).
+        training: Pair of the training, (remove, add).
+        rate: Probability that a record is tuned on.
+        step: Lattice step of the result; it gets wider, as is safe, where rare and large losses
+            would make that a lattice of millions of points.
+    """
+
+    def top(first: LossPmf, second: LossPmf) -> float:
+        found = max(first.epsilon(_TOP_DELTA), second.epsilon(_TOP_DELTA))
+        if math.isfinite(found):
+            return found
+        return max(float(first.losses[-1]), float(second.losses[-1]))
+
+    tops = [top(first, second) for first, second in zip(tuning, training, strict=True)]
+    terms = [t / step * (pmf.masses.size + _AROUND) for t, pmf in zip(tops, tuning, strict=True)]
+    step *= max(sum(terms) / _MOST_TERMS, 1.0)
+    up, down = (np.arange(0.0, lattice_cells(t, step) + 2) * step for t in tops)
+    high = np.array([split_delta(tuning[0], training[0], rate, float(e)) for e in up])
+    low = np.array([split_reverse_delta(tuning[1], training[1], rate, float(e)) for e in down])
+    return (
+        from_profile(lambda _: high, lambda _: low, step, 1 - low.size, high.size - 1),
+        from_profile(lambda _: low, lambda _: high, step, 1 - high.size, low.size - 1),
+    )
+
+
 Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition

@@ -1,9 +1,9 @@
-"""Dominating pairs of every event, and their composition.
+"""Dominating pairs of every event, and their composition, on one lattice or in stages.
 
 Each part of an event becomes a pair of lattice distributions, one for each direction (the record is
-removed, the record is added), kept apart until the end; equal lattices compose by FFT. Parts that
-are no single release (selections, subsampled tuning, maxima) carry a grid of their own; their
-profile is then turned into a dominating pair on the lattice of the composition.
+removed, the record is added), kept apart until the end; equal lattices compose by FFT. Parts that are
+no single release (selections, subsampled tuning, maxima) carry a grid of their own; their profile is
+then turned into a dominating pair on the lattice of the composition.
 """
 
 from __future__ import annotations
@@ -11,23 +11,233 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
 
 from privtune.accounting._checks import LARGEST
-from privtune.accounting.algebra import Event, flatten
-from privtune.accounting.convolution import compose
 from privtune.accounting.curves import rdp_epsilon
-from privtune.accounting.events import ZCDP, Gaussian
-from privtune.accounting.mechanisms.entry import Tuners
-from privtune.accounting.pairs import Gains, Pair
-from privtune.accounting.pmf import GridError, LossPmf, nothing
+from privtune.accounting.events import ZCDP, Event, Gaussian, flatten
+from privtune.accounting.pairs import Direction, Gains, Pair, cell_masses, loss_range
+from privtune.accounting.pmf import (
+    MAX_SIZE,
+    GridError,
+    LossPmf,
+    chernoff,
+    compose,
+    lattice_cells,
+    log_moment,
+    nothing,
+    transform,
+    variance,
+)
 from privtune.accounting.rdp import composed_curve
-from privtune.accounting.registry import entry
-from privtune.accounting.releases import Direction, loss_range
-from privtune.accounting.stages import composed_in_stages, release_count
+from privtune.accounting.registry import Tuners, entry
+
+Floats = NDArray[np.float64]
+Step = tuple[float, float]  # rate, noise multiplier
+_REACH = (4, 8, 16, 32, 64)  # cells of the coarse lattice on each side of 0 with usual losses
+_RARE = 2e-4  # mass beyond, at most: the variance grows by that share
+_STAGE_CELLS = 2**19  # of the usual losses of one step
+_LEAST_USUAL = 0.5  # mass of usual losses, else all are rare
+_WINDOW = 2**17  # lattice points of one stage
+_WIDTH = 24.0  # deviations of a window
+_MOST = 2**20  # releases of one stage; the rounding of its transform grows with them
+_PLAIN = 2**14  # releases up to which double precision does
+_MOST_STEPS = 1024  # different ones
+_BLOCK = 32  # different steps that share a fine lattice
+_VERY_MANY, _TOO_MANY = 2**32, 2**37
+_TWICE = 1e-10  # of δ, given away where very many steps are gathered
+_ULP = 4.0 * 2.0**-52
+_MAX_CELLS = 2**22
+
+
+def composed_in_stages(
+    steps: Sequence[tuple[Step, int]], step: float, direction: Direction
+) -> list[LossPmf]:
+    """Return releases on a lattice that together dominate all these steps, each so many times.
+
+    Args:
+        steps: Rate and noise multiplier of Poisson-sampled Gaussians, and how many of each.
+        step: The lattice of the result. Each block adds about `step²/4` to the mean of the loss.
+        direction: Which dataset plays P.
+
+    Raises:
+        GridError: More than 2^22 cells would be needed.
+    """
+    gathered = [_gathered(kind, count) for kind, count in _dominated(sorted(steps))]
+    lost = sum(more for _, more in gathered)
+    twice = [LossPmf(step, 0, np.ones(1), lost)] if lost else []
+    found = [_block(block, step, direction) for block in _blocks([pair for pair, _ in gathered])]
+    return [*itertools.chain.from_iterable(found), *twice]
+
+
+def _dominated(steps: list[tuple[Step, int]]) -> list[tuple[Step, int]]:
+    """Return at most `_MOST_STEPS` different steps: of neighbours the worst stands for all."""
+    alike = max(-(-len(steps) // _MOST_STEPS), 1)
+    groups = [steps[i : i + alike] for i in range(0, len(steps), alike)]
+    return [
+        (
+            (max(rate for (rate, _), _ in group), min(sigma for (_, sigma), _ in group)),
+            sum(count for _, count in group),
+        )
+        for group in groups
+    ]
+
+
+def release_count(steps: Sequence[tuple[Step, int]]) -> int:
+    """Return how many releases `composed_in_stages` returns, about."""
+    return 2 * len(_blocks(_dominated(sorted(steps))))
+
+
+def _blocks(steps: Sequence[tuple[Step, int]]) -> list[Sequence[tuple[Step, int]]]:
+    """Return the steps in blocks that share a fine lattice: alike, and few."""
+    few = [pair for pair in steps if pair[1] <= _WINDOW]
+    blocks: list[Sequence[tuple[Step, int]]] = [[pair] for pair in steps if pair[1] > _WINDOW]
+    return blocks + [few[i : i + _BLOCK] for i in range(0, len(few), _BLOCK)]
+
+
+def _gathered(kind: Step, count: int) -> tuple[tuple[Step, int], float]:
+    """Return fewer steps at a larger rate that dominate very many, and what they lack in δ.
+
+    Raises:
+        GridError: So many are left that the rounding of each would add up.
+    """
+    if count <= _VERY_MANY:
+        return (kind, count), 0.0
+    times = min(int(2.0 * _TWICE / (count * kind[0] ** 2)), count // (_VERY_MANY // 4))
+    fewer, lost = gathered(kind, count, max(times, 1))
+    if fewer[1] > _TOO_MANY:
+        raise GridError(f"{count} steps are too many")
+    return fewer, lost
+
+
+def gathered(kind: Step, count: int, times: int) -> tuple[tuple[Step, int], float]:
+    """Return one step for every so many, at a rate as much larger, and the δ that is added.
+
+    In m steps the record is drawn twice with a probability of at most (m·rate)²/2.
+    """
+    rate, sigma = kind
+    fewer = -(-count // times)
+    lost = fewer * 0.5 * (times * rate) ** 2 * (1.0 + _ULP) if times > 1 else 0.0
+    return ((min(times * rate * (1.0 + _ULP), 1.0), sigma), fewer), lost
+
+
+def _block(steps: Sequence[tuple[Step, int]], step: float, direction: Direction) -> list[LossPmf]:
+    # A lattice of step h adds at most h²/4 to the variance of a loss, and h times its mean size.
+    total = sum(count for _, count in steps)
+    size = sum(
+        count * 2.0 * rate * math.erf(1.0 / (math.sqrt(8.0) * sigma))
+        for (rate, sigma), count in steps
+    )
+    factor = 2 ** math.ceil(math.log2(max(min(math.sqrt(total), 4.0 * size / step), 1.0)))
+    usual, rare = [], []
+    for kind, count in steps:
+        first, second = split_step(kind, step, factor, direction)
+        if first is not None:
+            usual.append((first, count))
+        rare.append((second, count))
+    together = [compose(rare, plain=_PLAIN)]
+    return together if not usual else [_far(usual, factor), *together]
+
+
+def _far(parts: list[tuple[LossPmf, int]], factor: int) -> LossPmf:
+    """Compose, stage by stage, to a lattice `factor` times as coarse."""
+    total = sum(count for _, count in parts)
+    variance = sum(count * pmf.deviation**2 for pmf, count in parts)
+    window = _WIDTH * math.sqrt(variance) / parts[0][0].step
+    share = min((_WINDOW / window) ** 2 if window > _WINDOW else 1.0, _MOST / total)
+    once = int(share * total)
+    if share >= 1.0 or once < 4 or factor == 1:
+        return compose(parts, plain=_PLAIN).coarsen(factor)
+    wider = min(2 ** math.floor(0.5 * math.log2(once)), factor)
+    staged = []
+    for pmf, count in parts:
+        if count >= once:
+            staged.append((compose([(pmf, once)]).coarsen(wider), count // once))
+        if count % once:
+            staged.append((compose([(pmf, count % once)]).coarsen(wider), 1))
+    return _far(staged, factor // wider)
+
+
+def split_step(
+    kind: Step, step: float, factor: int, direction: Direction
+) -> tuple[LossPmf | None, LossPmf]:
+    """Return two releases that together dominate one step: its usual losses and its rare ones.
+
+    Args:
+        kind: Rate and noise multiplier.
+        step: The coarse lattice, of the rare losses.
+        factor: How many times finer that of the usual losses is.
+        direction: Which dataset plays P.
+
+    Returns:
+        The usual losses on the fine lattice, None where most losses are rare; the rare ones.
+    """
+    fine = step / factor
+    low, high = loss_range(*kind, direction)
+    first, last = -lattice_cells(-low, step), lattice_cells(high, step)
+    if max(last - first, 2 * _REACH[0] * factor) > _MAX_CELLS:
+        raise GridError(f"one release needs {last - first} lattice cells")
+    for reach in _REACH:
+        inner = (max(first, -reach), min(last, reach))
+        ends = np.array([inner[0] * step, inner[1] * step])
+        _, _, below, above = cell_masses(ends, *kind, direction)
+        if below + above < _RARE or 4 * reach * factor > _STAGE_CELLS:
+            break
+    edges = _points(inner[0] * factor, inner[1] * factor + 1, fine)
+    p, q, below, above = cell_masses(edges, *kind, direction)
+    kept, kept_q = float(p.sum()), float(q.sum())
+    if kept < _LEAST_USUAL:
+        edges = _points(first, last + 1, step)
+        p, q, below, above = cell_masses(edges, *kind, direction)
+        return None, _spread(step, (p, q), (edges[:-1], edges[1:]), (below, 0.0, above))
+    places = (edges[:-1], edges[1:])
+    usual = _spread(fine, (p / kept, q / kept), places, (0.0, 0.0, 0.0))
+    # A rare loss stands beside a usual one, which may lower it by as much as this.
+    shift = max(math.log(kept_q / kept), 0.0) + _ULP
+    if shift > step:
+        raise GridError("the usual losses of a step lack too much mass.")
+    up = np.append(inner[1] * step, _points(inner[1] + 1, last + 2, step) - shift)
+    down = np.append(_points(first - 1, inner[0], step) - shift, inner[0] * step)
+    p_up, q_up, _, above = cell_masses(up, *kind, direction)
+    p_down, q_down, below, _ = cell_masses(down, *kind, direction)
+    lower = np.append(_points(first - 1, inner[0], step), _points(inner[1], last + 1, step))
+    upper = lower + step
+    upper[inner[0] - first] += step  # the shift may lift the last one below beyond its cell
+    mass_p, mass_q = np.append(p_down, p_up), np.append(q_down, q_up) * math.exp(-shift)
+    zero = kept * (1.0 - _ULP)
+    return usual, _spread(step, (mass_p, mass_q), (lower, upper), (below, zero, above))
+
+
+def _points(first: int, end: int, step: float) -> Floats:
+    return np.asarray(np.arange(first, end) * step, dtype=np.float64)
+
+
+def _spread(
+    step: float,
+    masses: tuple[Floats, Floats],
+    ends: tuple[Floats, Floats],
+    beside: tuple[float, float, float],
+) -> LossPmf:
+    """Put the mass of cells on lattice points at both ends, keeping P- and Q-mass, rounded up.
+
+    The P-mass beside them is that below, which goes to the first end, at no loss, and at infinity.
+    """
+    (p, q), (lower, upper), (below, zero, above) = masses, ends, beside
+    tilted = np.exp(lower) * q
+    raised = np.clip((p - tilted + _ULP * (p + tilted)) / -np.expm1(lower - upper), 0.0, p)
+    low, high = (np.round(end / step).astype(np.int64) for end in (lower, upper))
+    start = min(int(low.min()), 0)
+    size = max(int(high.max()), 0) - start + 1
+    out = np.bincount(low - start, p - raised, size) + np.bincount(high - start, raised, size)
+    out[int(low.min()) - start] += below
+    out[-start] += zero + _ULP  # sums that should be 1 may fall short by as much
+    return LossPmf(step, start, np.asarray(out, dtype=np.float64), above)
+
 
 _COARSE = 0.1  # lattice step over the deviation of one loss; adds about 5e-4 to ε, halved on demand
 _MANY = 64  # different parts beyond which only the Rényi account is computed; sampled Gaussians are
@@ -272,3 +482,145 @@ def _unsampled(event: Event, share: float) -> Pair:
 @lru_cache(maxsize=32)
 def _own(event: Event, fineness: float, gains: Gains | None) -> Pair:
     return entry(event).own_pair(event, fineness, _Pairs(gains))
+
+
+_FINENESS = 2.0  # of the lattice, which then adds about a thousandth of ε to each, alike
+_OUTSIDE = 60.0  # of the tilted whole a mass of at most exp(-60) is outside the window,
+_STILL = 30.0  # of what is left without a part at most exp(-30): it wraps around
+_STEEPEST = 2.0  # tilt times step: the saddle point of bounded losses is infinite
+_NEGLIGIBLE = 50.0  # frequencies below exp(-50) count nowhere
+_LEAST = 1e-300  # of a spectrum, of which there is a logarithm
+_MOST_NUMBERS = 2**23  # of all spectra, where they count
+_UNCLEAR = 1e-4  # of δ, that the rounding of a spectrum may take
+
+
+def epsilons_on_one_lattice(
+    compositions: Sequence[Mapping[Event, int]], delta: float, near: float
+) -> list[float]:
+    """Return ε of a whole and of what is left of it without some parts, all on one lattice.
+
+    Args:
+        compositions: What `flatten` returns: of the whole first, then of what is left, with the same
+            parts, each less often or not at all.
+        delta: In (0, 1).
+        near: About ε of the whole.
+
+    Returns:
+        One for each composition: what `event_pair` gives on that lattice, rounding apart. NaN where
+        what is left does not fit into the window of the whole, or is not known to have any ε.
+
+    Raises:
+        GridError: The whole does not fit on one lattice.
+    """
+    pairs, counts = pairs_on_one_lattice(compositions, delta, near, _FINENESS)
+    with np.errstate(all="ignore"):  # what leaves its range is NaN
+        found = _epsilons([pair.remove for pair in pairs], counts, delta)
+        if not all(pair.remove is pair.add for pair in pairs):
+            found = np.maximum(found, _epsilons([pair.add for pair in pairs], counts, delta))
+    return [float(value) for value in found]
+
+
+def _epsilons(pmfs: Sequence[LossPmf], counts: NDArray[np.int64], delta: float) -> Floats:
+    """Return ε in one direction, a row of counts for each composition, that of the whole first."""
+    if not all(pmf.masses.any() and pmf.infinite < delta for pmf in pmfs):
+        raise GridError("a part alone fails more often than δ")
+    step = pmfs[0].step
+    parts = [(pmf, int(count)) for pmf, count in zip(pmfs, counts[0], strict=True) if count]
+
+    def moment(tilt: float) -> float:
+        return log_moment(parts, tilt)
+
+    def moments(tilt: float) -> Floats:
+        return np.array([log_moment([(pmf, 1)], tilt) for pmf in pmfs])
+
+    start = math.sqrt(2.0 * _OUTSIDE / max(variance(parts), 1e-12))
+    most = _NEGLIGIBLE / step
+    _, tilt = chernoff(moment, start, -math.log(delta), _STEEPEST / step)
+    base, fixed = moments(tilt), moment(tilt)
+    top, up = chernoff(lambda more: moment(tilt + more) - fixed, start, _OUTSIDE, most)
+    bottom, down = chernoff(lambda less: moment(tilt - less) - fixed, start, _OUTSIDE, most)
+    end, first = max(lattice_cells(top, step), 1) + 1, min(-lattice_cells(bottom, step), 0)
+    size = max(end - first, *(pmf.masses.size for pmf in pmfs))
+    if size > MAX_SIZE:
+        raise GridError(f"the loss distribution needs {size} lattice points")
+    rounding = float(counts[0].astype(np.float64).sum()) * (2.0 + math.log2(size)) * 2.0**-53
+    size = int(sp.fft.next_fast_len(size, True))
+    alive, spectra = _spectra(pmfs, counts, tilt, size)
+    origins = counts @ np.array([pmf.lowest for pmf in pmfs])
+    law = _Laws(step, tilt, size, end, alive, spectra, origins, counts @ base)
+    infinite = -np.expm1(counts @ np.log1p([-pmf.infinite for pmf in pmfs]))
+    above = counts @ (moments(tilt + up) - base) - up * end * step
+    below = counts @ (moments(tilt - down) - base) + down * (end - size) * step
+    fits = (np.maximum(above, below) <= -_STILL) & (infinite < delta)
+    return np.where(fits, law.epsilons(delta - infinite, rounding), np.nan)
+
+
+def _spectra(
+    pmfs: Sequence[LossPmf], counts: NDArray[np.int64], tilt: float, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.complex128]]:
+    """Return the frequencies that count in any composition, and its spectrum there in a row each."""
+    # What is left of the whole has copies of few parts less: at most `touched`, in any composition.
+    less = np.maximum(counts[0] - counts, 0)
+    touched, most = int((less > 0).sum(axis=1).max()), less.max(axis=0)
+    alive = np.arange(size // 2 + 1)
+    whole, largest = np.zeros(alive.size), np.zeros(alive.size)
+    found: list[tuple[NDArray[np.int64], NDArray[np.complexfloating]]] = []
+    for pmf, count, gone in zip(pmfs, counts[0], most, strict=True):
+        spectrum = transform(pmf, tilt, size)[0][alive]
+        logs = np.log(np.where(np.abs(spectrum) > _LEAST, spectrum, _LEAST))
+        # No part raises what the others have left of a frequency.
+        whole, largest = whole - count * logs.real, np.maximum(largest, -gone * logs.real)
+        kept = whole - touched * largest < _NEGLIGIBLE
+        alive, whole, largest = alive[kept], whole[kept], largest[kept]
+        found.append((alive, logs[kept]))
+        if sum(places.size for places, _ in found) > _MOST_NUMBERS:
+            raise GridError(f"too many frequencies of {len(pmfs)} parts count")
+    rows = [logs[np.searchsorted(places, alive)] for places, logs in found]
+    return alive, np.exp(counts @ np.stack(rows))
+
+
+@dataclass(frozen=True)
+class _Laws:
+    """Tilted laws of losses by their spectra at some frequencies, on a window that ends at `end`."""
+
+    step: float
+    tilt: float
+    size: int
+    end: int
+    alive: NDArray[np.int64]
+    spectra: NDArray[np.complex128]
+    origins: NDArray[np.int64]
+    log_scales: Floats
+
+    def above(self, first: NDArray[np.int64], more: float) -> Floats:
+        """Return Σ P(mh) e^{-more·(m - first)h} over m >= first, for each law from its own first on."""
+        rate = (self.tilt + more) * self.step
+        turn = 2.0 * math.pi / self.size
+        places = (self.alive * ((first - self.origins) % self.size)[:, None]) % self.size
+        left = (self.alive * ((self.end - first) % self.size)[:, None]) % self.size
+        sums = np.exp(1j * turn * places) * (
+            1.0 - np.exp(-rate * (self.end - first)[:, None] + 1j * turn * left)
+        )
+        sums /= -np.expm1(-rate + 1j * turn * self.alive)
+        twice = np.where((self.alive == 0) | (2 * self.alive == self.size), 1.0, 2.0)
+        total = ((self.spectra * sums).real * twice).sum(axis=1) / self.size
+        scale = self.log_scales - self.tilt * self.step * first
+        return np.asarray(np.maximum(total, 0.0) * np.exp(np.minimum(scale, 700.0)))
+
+    def epsilons(self, deltas: Floats, rounding: float) -> Floats:
+        """Return the least ε >= 0 at which the finite losses leave δ, NaN where rounding hides it."""
+
+        def is_clear(place: NDArray[np.int64]) -> NDArray[np.bool_]:
+            scale = self.log_scales - self.tilt * self.step * place
+            return np.asarray(scale + math.log(rounding) <= np.log(_UNCLEAR * deltas))
+
+        low, high = np.full(deltas.size, -1), np.full(deltas.size, self.end)
+        while int((high - low).max()) > 1:
+            middle = (low + high) // 2
+            met = self.above(middle, 0.0) - self.above(middle, 1.0) <= deltas
+            met &= is_clear(middle)
+            low, high = np.where(met, low, middle), np.where(met, middle, high)
+        # Up to `high` from the point before the profile is a line in e^ε.
+        share = (self.above(high, 0.0) - deltas) / self.above(high, 1.0)
+        found = (high + np.clip(np.log(share) / self.step, -1.0, 0.0)) * self.step
+        return np.where(is_clear(np.maximum(low, 0)), np.maximum(found, 0.0), np.nan)

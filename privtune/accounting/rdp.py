@@ -1,22 +1,17 @@
-"""Rényi DP: the curve of every event, by composition of the curves of its parts: they add up.
-
-Whatever a ledger charges is composed by autodp as well, from the same curves, and charged only where
-the two agree (`confirm_composition`). Answers alone, of which a plan asks for dozens, do without:
-importing autodp takes longer than most of them.
-"""
+"""Compositions that need no lattice: Rényi curves by autodp, and Gaussians without sampling, exactly."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
 
-from privtune.accounting.algebra import Adjacency, Event, flatten
-from privtune.accounting.curves import ORDERS
-from privtune.accounting.events import Composed, Repeated
-from privtune.accounting.moments import sampled_gaussian_curves
+from privtune.accounting.curves import ORDERS, sampled_gaussian_curves
+from privtune.accounting.events import Adjacency, Composed, Event, Repeated, flatten
 from privtune.accounting.registry import entry, under
 from privtune.errors import PrivTuneError
 
@@ -116,3 +111,49 @@ def _leaf_curve(event: Event) -> Floats:
     values = _checked(entry(event).curve(event, rdp_curve))
     values.setflags(write=False)
     return values
+
+
+_MARGIN = 1e-12  # relative; covers the rounding of the distribution function and of the root
+
+
+def gaussian_mu(parts: Mapping[Event, int]) -> float | None:
+    """Return μ = sqrt(Σ count/σ²) if every part is an unsampled Gaussian, else None."""
+    total = 0.0
+    for event, count in parts.items():
+        precision = entry(event).precision(event)
+        if precision is None:
+            return None
+        total += count * precision
+    return math.sqrt(total)
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), rounded up."""
+    if mu == 0.0:
+        return 0.0
+    first = float(sp.special.log_ndtr(mu / 2.0 - epsilon / mu))
+    second = epsilon + float(sp.special.log_ndtr(-mu / 2.0 - epsilon / mu))
+    if second >= first:
+        # Both terms agree to rounding: the first alone is an upper bound on their difference.
+        return min(math.exp(first), 1.0)
+    value = -math.exp(first) * math.expm1(second - first)
+    # Cancellation in the exponents, each known to a relative 1e-15, is charged.
+    slack = math.exp(first) * 4e-15 * (1.0 + abs(first) + abs(second))
+    return min(value * (1.0 + _MARGIN) + slack, 1.0)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the smallest ε >= 0 with δ(ε) <= delta, rounded up."""
+    if gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9
+    while gaussian_delta(mu, high) > delta:
+        high *= 1.01
+    low = 0.0
+    while high - low > 1e-14 + 4e-16 * high:
+        middle = 0.5 * (low + high)
+        if gaussian_delta(mu, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from privtune.accounting.algebra import Event
+from privtune.accounting.events import Event
 from privtune.accounting.registry import entry
 
 GAUSSIAN_REACH = 34.0

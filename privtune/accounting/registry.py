@@ -1,23 +1,809 @@
-"""Everything that depends on the type of an event: one entry for each type, from `mechanisms/`.
+"""Everything that depends on the type of an event: one entry for each type.
 
-To add an event type, write its entry there; a method that is missing is an error at import. No
-other module asks for the type of an event to decide how it is charged, scaled or shown.
+To add an event type, write its entry here; a method that is missing is an error at import. No other
+module asks for the type of an event to decide how it is charged, scaled or shown.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from privtune.accounting.algebra import Adjacency, Event
-from privtune.accounting.mechanisms import choices, compositions, releases
-from privtune.accounting.mechanisms.entry import Entry, Look, UnknownEventError
-from privtune.errors import InvalidInputError
+import numpy as np
+from numpy.typing import NDArray
+
+from privtune.accounting._checks import LARGEST
+from privtune.accounting.curves import (
+    ORDERS,
+    amplified_curve,
+    joint_curve,
+    joint_deviation,
+    mixture_curve,
+    pure_curve,
+    sampled_gaussian_curve,
+    sampled_laplace_curve,
+    selection_curve,
+    split_curve,
+)
+from privtune.accounting.events import (
+    ZCDP,
+    Adjacency,
+    ApproximateDP,
+    Composed,
+    Event,
+    Gaussian,
+    Joint,
+    Laplace,
+    NonPrivate,
+    Parallel,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    ThresholdSelection,
+    WorstOf,
+)
+from privtune.accounting.lower import (
+    Outcomes,
+    Scores,
+    best_of_runs,
+    composition,
+    first_to_pass,
+    gaussian_outcomes,
+    laplace_outcomes,
+    mixed,
+    sampled,
+    split,
+    two_sided,
+)
+from privtune.accounting.pairs import (
+    THIN,
+    Direction,
+    Gains,
+    Pair,
+    amplified,
+    approximate_pair,
+    laplace_pair,
+    loss_deviation,
+    on_lattice,
+    sampled_gaussian,
+    tabulate,
+    thinned,
+    tuner_pair,
+    worst_pair,
+    zcdp_pair,
+)
+from privtune.accounting.pmf import compose, mixture
+from privtune.accounting.runs import Geometric
+from privtune.accounting.selection import Threshold, Tuner
+from privtune.errors import InvalidInputError, PrivTuneError
+
+Floats = NDArray[np.float64]
+E = TypeVar("E", bound=Event)
+CurveOf = Callable[[Event], Floats]
+TextOf = Callable[[Event], str]
+MassOf = Callable[[Event], float]
+TrainingOf = Callable[[Event], tuple[int, float] | None]
+Tuners = tuple[Tuner, Tuner] | tuple[Threshold, Threshold]
+Atom = tuple[str, float]
+"""One release: its kind (``"gaussian"`` or ``"laplace"``) and its noise multiplier."""
+
+Look = tuple[float, tuple[Atom, ...]]
+"""One sample: the rate it was drawn at (1.0 for all records), and the sorted releases about it."""
+
+LooksOf = Callable[[Event], Counter[Look]]
+
+
+class UnknownEventError(PrivTuneError):
+    """An event of a type without an entry; nothing is assumed about it."""
+
+
+class Pairs(Protocol):
+    """What an entry may ask about the events inside its own."""
+
+    gains: Gains | None
+    """What the rearrangement gained at another noise, for searches; None for an account."""
+
+    def at(self, event: Event, step: float) -> Pair:
+        """Return the pair of an event on a lattice."""
+
+    def fine(self, event: Event, fineness: float) -> Pair:
+        """Return the pair of an event on a lattice of its own choice."""
+
+    def step(self, event: Event, fineness: float) -> float:
+        """Return the step of that lattice."""
+
+    def unsampled(self, event: Event, share: float) -> Pair:
+        """Return the pair of the releases about one sample, before any sampling."""
+
+    def own(self, event: Event, fineness: float) -> Pair:
+        """Return the pair of an event that carries a lattice of its own."""
+
+    def tuners(self, event: Event, fineness: float) -> Tuners:
+        """Return the bounds of a choice among runs in both directions (remove, add)."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An event that runs something several times and releases one run.
+
+    Args:
+        selection: The best of K that is at least as large a release.
+        threshold: Whether it stops at a known threshold, which has a bound of its own.
+    """
+
+    selection: PrivateSelection
+    threshold: bool
+
+
+class Instances(Protocol):
+    """What an entry may ask for the explicit instance of its event."""
+
+    @property
+    def asked(self) -> float:
+        """The δ of the question."""
+
+    @property
+    def delta(self) -> float:
+        """The δ at which runs are scored."""
+
+    @property
+    def scores(self) -> Scores:
+        """How they are scored."""
+
+    def of(self, event: Event) -> Outcomes:
+        """Return the outcomes of an instance of an event."""
+
+    def dearest(self, events: Sequence[Event]) -> Outcomes:
+        """Return those of the event that costs most."""
+
+    def chosen(self, event: Event, choose: Callable[[Outcomes], Outcomes]) -> Outcomes:
+        """Return those of an event after a choice made for P over Q in the direction asked."""
+
+
+class Edges(Protocol):
+    """What an entry may ask about noise that ends somewhere: the mass that one release loses."""
+
+    def gaussian(self, noise_multiplier: float) -> float:
+        """Return that of a Gaussian release."""
+
+    def laplace(self, noise_multiplier: float) -> float:
+        """Return that of a Laplace release."""
+
+
+class Entry(ABC, Generic[E]):
+    """What is to be known about one type of events. Every method is a reader of the type."""
+
+    private: ClassVar[bool] = True
+    """Whether anything is guaranteed at all, and so a dominating pair can be built."""
+
+    replace_one: ClassVar[bool] = True
+    """Whether the account holds under the replace-one adjacency, too."""
+
+    one_instance: ClassVar[bool] = True
+    """Whether the instance, given those of the children, is the same for every question."""
+
+    own_lattice: ClassVar[bool] = False
+    """Whether its pair is built on a lattice of its own first, which takes as long as an answer."""
+
+    paired_weight: ClassVar[bool] = False
+    """Whether the pair may say more than the Rényi curve in a privacy filter."""
+
+    @abstractmethod
+    def curve(self, event: E, of: CurveOf) -> Floats:
+        """Return an upper bound on the Rényi divergence at each of `ORDERS`."""
+
+    @abstractmethod
+    def deviation(self, event: E, pairs: Pairs) -> float:
+        """Return a scale of the privacy loss, for the choice of a lattice."""
+
+    @abstractmethod
+    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
+        """Return the dominating pair on the lattice of a composition."""
+
+    @abstractmethod
+    def instance(self, event: E, instances: Instances) -> Outcomes:
+        """Return the outcomes of a mechanism that fits the event and costs as much as is known."""
+
+    @abstractmethod
+    def scaled(self, event: E, factor: float) -> Event:
+        """Return the event with its own noise, not that of its children, multiplied."""
+
+    @abstractmethod
+    def text(self, event: E, of: TextOf) -> str:
+        """Return what the event is, in words; of its children only what is not `shown`."""
+
+    @abstractmethod
+    def formula(self, event: E, of: TextOf) -> str:
+        """Return the event with all its children as a formula that fits a table cell."""
+
+    @abstractmethod
+    def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
+        """Count the looks at the data of a training; None for what is no part of a training."""
+
+    @abstractmethod
+    def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        """Return a bound on the mass that noise of finite reach adds to δ."""
+
+    def shown(self, event: E) -> tuple[Event, ...]:
+        """Return the children that have an account of their own."""
+        return event.children()
+
+    def training(self, event: E, of: TrainingOf) -> tuple[int, float] | None:
+        """Return (steps, rate) of the first training by DP-SGD in the event, None without one."""
+        return next(filter(None, map(of, event.children())), None)
+
+    def replaced(self, event: E) -> Event:
+        """Return the event to account under replace-one, its children being such events already."""
+        return event
+
+    # What only some types have; who asks says what None means.
+
+    def precision(self, event: E) -> float | None:
+        """Return 1/σ² of a Gaussian release about all records."""
+        return None
+
+    def rho(self, event: E) -> float | None:
+        """Return ρ of a release of which zero-concentrated DP is known, and nothing else."""
+        return None
+
+    def sampled_gaussian(self, event: E) -> tuple[float, float] | None:
+        """Return (rate, noise multiplier) of a Poisson-sampled Gaussian release."""
+        return None
+
+    def pure(self, event: E) -> tuple[float, float] | None:
+        """Return the (ε, δ) that the event has whatever δ is asked for."""
+        return None
+
+    def fails(self, event: E) -> bool:
+        """Whether the δ of `pure` is a probability of failure beside the Rényi divergence."""
+        return False
+
+    def choice(self, event: E) -> Choice | None:
+        """Return what is run and chosen from, if the event is such a choice."""
+        return None
+
+    def tuners(self, event: E, fineness: float, pairs: Pairs) -> Tuners:
+        """Return the bounds of a choice among runs in both directions (remove, add)."""
+        raise UnknownEventError(f"a {event.type} event is no choice among runs.")
+
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
+        """Return the pair on a lattice of the event's own."""
+        raise UnknownEventError(f"a {event.type} event has no lattice of its own.")
+
+
+_OWN = 2.0  # fineness of a lattice of its own
+
+
+class _NoLook(Entry[E]):
+    """What is no part of a training, and has no noise of its own that could be scaled."""
+
+    def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
+        return None
+
+    def scaled(self, event: E, factor: float) -> Event:
+        return event
+
+
+class _Composition(Entry[E]):
+    """Events of which only the parts are ever charged, as `flatten` returns them."""
+
+    def curve(self, event: E, of: CurveOf) -> Floats:
+        return of(event)
+
+    def deviation(self, event: E, pairs: Pairs) -> float:
+        raise UnknownEventError(f"a {event.type} event is charged by its parts.")
+
+    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
+        return pairs.at(event, step)
+
+    def instance(self, event: E, instances: Instances) -> Outcomes:
+        return instances.of(event)
+
+    def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        return math.fsum(map(of, event.children()))
+
+    def scaled(self, event: E, factor: float) -> Event:
+        return event
+
+
+class _Compound(_NoLook[E]):
+    """What carries a lattice of its own; its profile becomes a pair on that of a composition."""
+
+    own_lattice = True
+
+    def deviation(self, event: E, pairs: Pairs) -> float:
+        pair = pairs.own(event, _OWN)
+        return max(pair.remove.deviation, pair.add.deviation, 1e-6)
+
+    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
+        return on_lattice(pairs.own(event, _OWN), step)
+
+    def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        return max(map(of, event.children()))
+
+    @abstractmethod
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair: ...
+
+
+class _Known(_NoLook[E]):
+    """A release of which only a guarantee is known."""
+
+    def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        return 0.0  # no noise of this library: whoever states the guarantee answers for it
+
+    def text(self, event: E, of: TextOf) -> str:
+        fields = ", ".join(f"{k} {v}" for k, v in event.to_dict().items() if k != "type")
+        return f"{event.type.replace('_', ' ')}{' (' + fields + ')' if fields else ''}"
+
+    def formula(self, event: E, of: TextOf) -> str:
+        return event.type
+
+
+class _Release(Entry[Any]):
+    """One release with noise about all records."""
+
+    name: ClassVar[str]
+
+    def scaled(self, event: Any, factor: float) -> Event:
+        louder: Event = replace(event, noise_multiplier=event.noise_multiplier * factor)
+        return louder
+
+    def text(self, event: Any, of: TextOf) -> str:
+        return f"{event.type}, noise multiplier {event.noise_multiplier:.6g}"
+
+    def formula(self, event: Any, of: TextOf) -> str:
+        return f"{self.name}{event.noise_multiplier:.4g})"
+
+    def looks(self, event: Any, of: LooksOf) -> Counter[Look]:
+        return Counter({(1.0, ((event.type, event.noise_multiplier),)): 1})
+
+
+class _Gaussian(_Release):
+    name = "Gaussian(σ="
+
+    def curve(self, event: Gaussian, of: CurveOf) -> Floats:
+        return ORDERS / (2.0 * event.noise_multiplier**2)
+
+    def deviation(self, event: Gaussian, pairs: Pairs) -> float:
+        return 1.0 / event.noise_multiplier
+
+    def pair(self, event: Gaussian, step: float, pairs: Pairs) -> Pair:
+        pmf = sampled_gaussian(1.0, event.noise_multiplier, step, Direction.REMOVE)
+        return Pair(pmf, pmf)
+
+    def instance(self, event: Gaussian, instances: Instances) -> Outcomes:
+        return gaussian_outcomes(event.noise_multiplier)
+
+    def beyond(self, event: Gaussian, edges: Edges, of: MassOf) -> float:
+        return edges.gaussian(event.noise_multiplier)
+
+    def precision(self, event: Gaussian) -> float:
+        return 1.0 / event.noise_multiplier**2
+
+
+class _Laplace(_Release):
+    name = "Laplace(b="
+
+    def curve(self, event: Laplace, of: CurveOf) -> Floats:
+        return sampled_laplace_curve(1.0, event.noise_multiplier, ORDERS)
+
+    def deviation(self, event: Laplace, pairs: Pairs) -> float:
+        return min(1.0 / event.noise_multiplier, 1.0)
+
+    def pair(self, event: Laplace, step: float, pairs: Pairs) -> Pair:
+        return laplace_pair(event.noise_multiplier, step)
+
+    def instance(self, event: Laplace, instances: Instances) -> Outcomes:
+        return laplace_outcomes(event.noise_multiplier)
+
+    def beyond(self, event: Laplace, edges: Edges, of: MassOf) -> float:
+        return edges.laplace(event.noise_multiplier)
+
+    def pure(self, event: Laplace) -> tuple[float, float]:
+        return 1.0 / event.noise_multiplier, 0.0
+
+
+class _Joint(_Composition[Joint]):
+    def text(self, event: Joint, of: TextOf) -> str:
+        sigma = event.noise_multiplier
+        noises = [f"noise {sigma:.6g}"] if math.isfinite(sigma) else []
+        noises += [f"Laplace {scale:.6g}" for scale in event.laplace_multipliers]
+        return f"{len(event.events)} releases of one sample = {', '.join(noises)}"
+
+    def formula(self, event: Joint, of: TextOf) -> str:
+        return f"joint[{', '.join(map(of, event.events))}]"
+
+    def looks(self, event: Joint, of: LooksOf) -> Counter[Look]:
+        atoms = [atom for part in event.events for _, inner in of(part) for atom in inner]
+        return Counter({(1.0, tuple(sorted(atoms))): 1})
+
+    def shown(self, event: Joint) -> tuple[Event, ...]:
+        return ()
+
+
+class _PoissonSampled(Entry[PoissonSampled]):
+    """Its pair is that of the releases moved atom by atom; one Gaussian has a closed form."""
+
+    replace_one = False
+    paired_weight = True
+
+    def _releases(self, event: PoissonSampled) -> tuple[float, tuple[float, ...]]:
+        """Return σ of the Gaussians together, infinite without one, and the scales of Laplace."""
+        joint = Joint([event.event]) if not isinstance(event.event, Joint) else event.event
+        return joint.noise_multiplier, joint.laplace_multipliers
+
+    def sampled_gaussian(self, event: PoissonSampled) -> tuple[float, float] | None:
+        sigma, scales = self._releases(event)
+        return None if scales else (event.rate, sigma)
+
+    def curve(self, event: PoissonSampled, of: CurveOf) -> Floats:
+        sigma, scales = self._releases(event)
+        if not scales:
+            return sampled_gaussian_curve(event.rate, sigma, ORDERS)
+        if len(scales) == 1 and math.isinf(sigma):
+            return sampled_laplace_curve(event.rate, scales[0], ORDERS)
+        return joint_curve(event.rate, sigma, scales, ORDERS)
+
+    def deviation(self, event: PoissonSampled, pairs: Pairs) -> float:
+        sigma, scales = self._releases(event)
+        if not scales:
+            return loss_deviation(event.rate, sigma)
+        if len(scales) == 1 and math.isinf(sigma):
+            return min(event.rate * math.expm1(min(1.0 / scales[0], 1.0)), 1.0)
+        return joint_deviation(event.rate, sigma, scales)
+
+    def pair(self, event: PoissonSampled, step: float, pairs: Pairs) -> Pair:
+        sigma, scales = self._releases(event)
+        if not scales:
+            return Pair(
+                sampled_gaussian(event.rate, sigma, step, Direction.REMOVE),
+                sampled_gaussian(event.rate, sigma, step, Direction.ADD),
+            )
+        pair = pairs.unsampled(event.event, step / self.deviation(event, pairs))
+        return Pair(*amplified(pair.remove, pair.add, event.rate, step))
+
+    def instance(self, event: PoissonSampled, instances: Instances) -> Outcomes:
+        return sampled(instances.of(event.event), event.rate)
+
+    def beyond(self, event: PoissonSampled, edges: Edges, of: MassOf) -> float:
+        return event.rate * of(event.event)
+
+    def scaled(self, event: PoissonSampled, factor: float) -> Event:
+        return event
+
+    def text(self, event: PoissonSampled, of: TextOf) -> str:
+        return f"Poisson sample at rate {event.rate:.6g}: {of(event.event)}"
+
+    def formula(self, event: PoissonSampled, of: TextOf) -> str:
+        return f"Poisson(q={event.rate:.4g}, {of(event.event)})"
+
+    def looks(self, event: PoissonSampled, of: LooksOf) -> Counter[Look]:
+        return Counter({(event.rate, atoms): n for (_, atoms), n in of(event.event).items()})
+
+    def shown(self, event: PoissonSampled) -> tuple[Event, ...]:
+        return ()
+
+
+class _ZCDP(_Known[ZCDP]):
+    def curve(self, event: ZCDP, of: CurveOf) -> Floats:
+        return event.rho * ORDERS
+
+    def deviation(self, event: ZCDP, pairs: Pairs) -> float:
+        return math.sqrt(2.0 * max(event.rho, 1e-8))
+
+    def pair(self, event: ZCDP, step: float, pairs: Pairs) -> Pair:
+        return zcdp_pair(event.rho, event.rho * ORDERS, step)
+
+    def instance(self, event: ZCDP, instances: Instances) -> Outcomes:
+        noise = 1.0 / math.sqrt(2.0 * max(event.rho, 1.0 / LARGEST))
+        return gaussian_outcomes(noise)
+
+    def rho(self, event: ZCDP) -> float:
+        return event.rho
+
+
+class _ApproximateDP(_Known[ApproximateDP]):
+    def curve(self, event: ApproximateDP, of: CurveOf) -> Floats:
+        return np.full_like(ORDERS, np.inf) if event.delta > 0.0 else pure_curve(event.epsilon)
+
+    def deviation(self, event: ApproximateDP, pairs: Pairs) -> float:
+        return max(event.epsilon, 1e-3)
+
+    def pair(self, event: ApproximateDP, step: float, pairs: Pairs) -> Pair:
+        return approximate_pair(event.epsilon, event.delta, step)
+
+    def instance(self, event: ApproximateDP, instances: Instances) -> Outcomes:
+        return two_sided(event.epsilon, event.delta)
+
+    def pure(self, event: ApproximateDP) -> tuple[float, float]:
+        return event.epsilon, event.delta
+
+    def fails(self, event: ApproximateDP) -> bool:
+        return True
+
+
+class _NonPrivate(_Known[NonPrivate]):
+    private = False
+
+    def curve(self, event: NonPrivate, of: CurveOf) -> Floats:
+        return np.full_like(ORDERS, np.inf)
+
+    def deviation(self, event: NonPrivate, pairs: Pairs) -> float:
+        return math.inf
+
+    def instance(self, event: NonPrivate, instances: Instances) -> Outcomes:
+        return two_sided(0.0, 1.0)
+
+    def pair(self, event: NonPrivate, step: float, pairs: Pairs) -> Pair:
+        raise UnknownEventError("data left without protection has no dominating pair.")
+
+
+_RELEASES: dict[type[Event], Entry[Any]] = {
+    Gaussian: _Gaussian(),
+    Laplace: _Laplace(),
+    Joint: _Joint(),
+    PoissonSampled: _PoissonSampled(),
+    ZCDP: _ZCDP(),
+    ApproximateDP: _ApproximateDP(),
+    NonPrivate: _NonPrivate(),
+}
+
+
+_MOST_PARTS = 6  # of which every two are composed; of more, the dearest twice
+
+
+class _Repeated(_Composition[Repeated]):
+    def beyond(self, event: Repeated, edges: Edges, of: MassOf) -> float:
+        return event.count * of(event.event)
+
+    def text(self, event: Repeated, of: TextOf) -> str:
+        return f"{event.count} times" if self.shown(event) else f"{event.count} × {of(event.event)}"
+
+    def formula(self, event: Repeated, of: TextOf) -> str:
+        return f"{event.count} × {of(event.event)}"
+
+    def looks(self, event: Repeated, of: LooksOf) -> Counter[Look]:
+        return Counter({look: n * event.count for look, n in of(event.event).items()})
+
+    def shown(self, event: Repeated) -> tuple[Event, ...]:
+        return () if isinstance(event.event, PoissonSampled) else (event.event,)
+
+    def training(self, event: Repeated, of: TrainingOf) -> tuple[int, float] | None:
+        step = event.event
+        if isinstance(step, PoissonSampled) and not isinstance(step.event, Laplace):
+            return event.count, step.rate
+        return of(step)
+
+
+class _Composed(_Composition[Composed]):
+    def text(self, event: Composed, of: TextOf) -> str:
+        return f"composition of {len(event.events)}"
+
+    def formula(self, event: Composed, of: TextOf) -> str:
+        return " + ".join(map(of, event.events))
+
+    def looks(self, event: Composed, of: LooksOf) -> Counter[Look]:
+        return sum(map(of, event.events), Counter())
+
+
+class _WorstOf(_Compound[WorstOf]):
+    one_instance = False
+
+    def curve(self, event: WorstOf, of: CurveOf) -> Floats:
+        curves = np.stack([of(child) for child in event.events])
+        if event.weights is not None:
+            return mixture_curve(curves, np.asarray(event.weights))
+        return np.asarray(curves.max(axis=0))
+
+    def own_pair(self, event: WorstOf, fineness: float, pairs: Pairs) -> Pair:
+        found = _together(event.events, fineness, pairs)
+        if event.weights is None:
+            return worst_pair(found)
+        return Pair(
+            mixture([pair.remove for pair in found], event.weights),
+            mixture([pair.add for pair in found], event.weights),
+        )
+
+    def instance(self, event: WorstOf, instances: Instances) -> Outcomes:
+        if event.weights is None:
+            return instances.dearest(event.events)
+        return mixed([instances.of(child) for child in event.events], event.weights)
+
+    def text(self, event: WorstOf, of: TextOf) -> str:
+        kind = "worst of" if event.weights is None else "public mixture of"
+        return f"{kind} {len(event.events)}"
+
+    def formula(self, event: WorstOf, of: TextOf) -> str:
+        return f"worst of [{', '.join(map(of, event.events))}]"
+
+
+class _Parallel(_Compound[Parallel]):
+    one_instance = False
+
+    def curve(self, event: Parallel, of: CurveOf) -> Floats:
+        return np.asarray(np.max([of(child) for child in event.events], axis=0))
+
+    def own_pair(self, event: Parallel, fineness: float, pairs: Pairs) -> Pair:
+        return worst_pair(_together(event.events, fineness, pairs))
+
+    def instance(self, event: Parallel, instances: Instances) -> Outcomes:
+        return instances.dearest(event.events)
+
+    def replaced(self, event: Parallel) -> Event:
+        # The record that goes and the one that comes may stand in two parts: the composition of
+        # the two dearest, whichever they are.
+        counts = Counter(event.events)
+        if len(event.events) == 1:
+            return event.events[0]
+        if len(counts) > _MOST_PARTS:
+            return Repeated(2, WorstOf(tuple(counts)))
+        both = [Composed(pair) for pair in itertools.combinations(counts, 2)]
+        both += [Composed((part, part)) for part, count in counts.items() if count > 1]
+        return both[0] if len(both) == 1 else WorstOf(both)
+
+    def text(self, event: Parallel, of: TextOf) -> str:
+        return f"{len(event.events)} disjoint parts of the data"
+
+    def formula(self, event: Parallel, of: TextOf) -> str:
+        return " ∥ ".join(map(of, event.events))
+
+
+def _together(events: Sequence[Event], fineness: float, pairs: Pairs) -> list[Pair]:
+    """Return the pairs of alternatives on one lattice, fine enough for each."""
+    step = min(pairs.step(child, fineness) for child in events)
+    return [pairs.at(child, step) for child in events]
+
+
+_COMPOSITIONS: dict[type[Event], Entry[Any]] = {
+    Repeated: _Repeated(),
+    Composed: _Composed(),
+    WorstOf: _WorstOf(),
+    Parallel: _Parallel(),
+}
+
+
+_PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabulated
+_THRESHOLD_SIZE = 400
+
+
+class _Chosen(_Compound[E]):
+    """Best of K and its kin."""
+
+    one_instance = False
+    paired_weight = True
+    size: ClassVar[int]
+
+    @abstractmethod
+    def choice(self, event: E) -> Choice: ...
+
+    def curve(self, event: E, of: CurveOf) -> Floats:
+        selection = self.choice(event).selection
+        return selection_curve(of(selection.event), selection.runs)
+
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
+        remove, add = pairs.tuners(event, fineness)
+        if pairs.gains is not None:
+            return pairs.gains.pair(event, remove, add, self.size)
+        return tuner_pair(remove, add, self.size)
+
+
+class _PrivateSelection(_Chosen[PrivateSelection]):
+    size = _PROFILE_SIZE
+
+    def choice(self, event: PrivateSelection) -> Choice:
+        return Choice(event, threshold=False)
+
+    def tuners(self, event: PrivateSelection, fineness: float, pairs: Pairs) -> Tuners:
+        pair = pairs.fine(event.event, fineness)
+        remove = Tuner(pair.remove, event.runs)
+        return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
+
+    def instance(self, event: PrivateSelection, instances: Instances) -> Outcomes:
+        delta, scores = instances.delta, instances.scores
+        return instances.chosen(
+            event.event, lambda base: best_of_runs(base, event.runs, delta, scores=scores)
+        )
+
+    def beyond(self, event: PrivateSelection, edges: Edges, of: MassOf) -> float:
+        return event.runs.expected_runs * of(event.event)  # K is independent of the data
+
+    def text(self, event: PrivateSelection, of: TextOf) -> str:
+        law = ", ".join(f"{k} {v}" for k, v in event.runs.to_dict().items() if k != "law")
+        return f"best of K runs, K {event.runs.law.replace('_', ' ')} ({law})"
+
+    def formula(self, event: PrivateSelection, of: TextOf) -> str:
+        law = event.runs.to_dict()
+        least = "" if event.runs.minimum is None else f", at least {event.runs.minimum}"
+        return f"best of K ~ {law['law']}(mean {law['mean']:g}{least}) of [{of(event.event)}]"
+
+
+class _ThresholdSelection(_Chosen[ThresholdSelection]):
+    size = _THRESHOLD_SIZE
+
+    def choice(self, event: ThresholdSelection) -> Choice:
+        # Given that some run passed, the first is distributed as the best under "passed or not".
+        return Choice(PrivateSelection(event.event, Geometric(1.0 / event.stop)), threshold=True)
+
+    def tuners(self, event: ThresholdSelection, fineness: float, pairs: Pairs) -> Tuners:
+        pair = thinned(pairs.fine(event.event, fineness), fineness)
+        return Threshold(pair.remove, event.stop), Threshold(pair.add, event.stop)
+
+    def instance(self, event: ThresholdSelection, instances: Instances) -> Outcomes:
+        delta = instances.delta
+        return instances.chosen(event.event, lambda base: first_to_pass(base, event.stop, delta))
+
+    def beyond(self, event: ThresholdSelection, edges: Edges, of: MassOf) -> float:
+        return of(event.event) / event.stop
+
+    def text(self, event: ThresholdSelection, of: TextOf) -> str:
+        return f"first run above a threshold, giving up with probability {event.stop:.6g}"
+
+    def formula(self, event: ThresholdSelection, of: TextOf) -> str:
+        return f"first past a threshold (γ = {event.stop:.4g}) of [{of(event.event)}]"
+
+
+class _SubsampledTuning(_Compound[SubsampledTuning]):
+    replace_one = False
+    paired_weight = True
+
+    def curve(self, event: SubsampledTuning, of: CurveOf) -> Floats:
+        tuning, training = of(event.tuning), of(event.training)
+        if event.variant == 1:
+            return split_curve(ORDERS, tuning, training, event.rate)
+        return amplified_curve(ORDERS, tuning, event.rate) + training
+
+    def own_pair(self, event: SubsampledTuning, fineness: float, pairs: Pairs) -> Pair:
+        tuning, last = pairs.fine(event.tuning, fineness), pairs.fine(event.training, fineness)
+        if event.variant == 1:
+            first = thinned(tuning, fineness)
+            deviations = [pair.remove.deviation for pair in (first, last)]
+            deviation = min((d for d in deviations if d > 0.0), default=1.0)
+            step = 2.0 * THIN * max(deviation, 1e-4) / fineness
+            both = (first.remove, first.add), (last.remove, last.add)
+            return Pair(*tabulate(*both, event.rate, step))
+        removed, added = amplified(tuning.remove, tuning.add, event.rate, last.remove.step)
+        return Pair(compose([(removed, 1), (last.remove, 1)]), compose([(added, 1), (last.add, 1)]))
+
+    def instance(self, event: SubsampledTuning, instances: Instances) -> Outcomes:
+        tuning, last = instances.of(event.tuning), instances.of(event.training)
+        if event.variant == 1:
+            return split(tuning, last, event.rate)
+        return composition([(sampled(tuning, event.rate), 1), (last, 1)], instances.asked)
+
+    def beyond(self, event: SubsampledTuning, edges: Edges, of: MassOf) -> float:
+        return event.rate * of(event.tuning) + of(event.training)
+
+    def text(self, event: SubsampledTuning, of: TextOf) -> str:
+        return f"tuning on a subset at rate {event.rate:.6g}, variant {event.variant}"
+
+    def formula(self, event: SubsampledTuning, of: TextOf) -> str:
+        where = "the rest" if event.variant == 1 else "all"
+        return (
+            f"tune on a part of rate {event.rate:g} [{of(event.tuning)}], "
+            f"train on {where} [{of(event.training)}]"
+        )
+
+    def training(self, event: SubsampledTuning, of: TrainingOf) -> tuple[int, float] | None:
+        return of(event.training)
+
+
+_CHOICES: dict[type[Event], Entry[Any]] = {
+    PrivateSelection: _PrivateSelection(),
+    ThresholdSelection: _ThresholdSelection(),
+    SubsampledTuning: _SubsampledTuning(),
+}
+
 
 ENTRIES: dict[type[Event], Entry[Any]] = {
-    **releases.ENTRIES,
-    **compositions.ENTRIES,
-    **choices.ENTRIES,
+    **_RELEASES,
+    **_COMPOSITIONS,
+    **_CHOICES,
 }
 
 

@@ -12,11 +12,15 @@ import numpy as np
 from privtune.accounting import Adjacency, Event, NonPrivate, ThresholdSelection
 from privtune.accounting import epsilon as account
 from privtune.accounting import lower_bound as instance
-from privtune.audit.bounds import lower_bound, one_run_bound
-from privtune.audit.canaries import canaries, hyperparameters, secrets_of, train_canaries
-from privtune.audit.claims import Claim, Floats
-from privtune.audit.declared import Canary, run_declared
-from privtune.audit.instances import InstanceClaim
+from privtune.audit.bounds import Claim, Floats, lower_bound, one_run_bound
+from privtune.audit.canaries import (
+    Canary,
+    canaries,
+    hyperparameters,
+    run_declared,
+    secrets_of,
+    train_canaries,
+)
 from privtune.audit.laws import (
     Check,
     check_noise,
@@ -26,8 +30,7 @@ from privtune.audit.laws import (
     check_sampler,
     score_pair,
 )
-from privtune.audit.rounds import rounds_of
-from privtune.audit.scores import worst_score, worst_threshold
+from privtune.audit.selections import InstanceClaim, rounds_of, worst_score, worst_threshold
 from privtune.errors import InvalidInputError
 from privtune.strategies import Plan, Strategy, TrainingPlan
 from privtune.tasks import Task

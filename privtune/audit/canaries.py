@@ -1,14 +1,10 @@
-"""Trainings of canaries by the engine, with every release held against what a canary does to it.
-
-The method that trains is wrapped, not the engine: whatever its oracle answers is looked at on its way
-to the method. So sampler, kernel, clipping, noise and transcript are those of every other training.
-"""
+"""Trainings of canaries by the engine, and runs of a declared mechanism by the user's function."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +13,8 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
+from privtune.strategies import Plan, TrainingPlan
+from privtune.study.declared import DeclaredTrial, own_generators
 from privtune.tasks import Task
 from privtune.training.engine.train import Made, Training, initialisation
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
@@ -287,3 +285,41 @@ def secrets_of(seed: int, purpose: str, count: int) -> list[bytes]:
 def hyperparameters(method: Method[Any], given: Mapping[str, Any]) -> dict[str, float]:
     """Return what a method asks of a candidate: as given, else 1."""
     return {name: float(given.get(name, 1.0)) for name in method.parameters}
+
+
+Canary = Callable[[DeclaredTrial, bool], float]
+"""Trains as the objective does, on made-up records with a canary (True) or without it (False), and returns a
+number of what would be released that tells the two apart."""
+
+
+def run_declared(
+    plan: Plan,
+    training: TrainingPlan,
+    canary: Canary,
+    *,
+    runs: int,
+    seed: int,
+    inside: bool,
+    progress: Callable[[int], None] = lambda _: None,
+) -> npt.NDArray[np.float64]:
+    """Run a declared mechanism many times; return what each release says of the canary.
+
+    Args:
+        plan: The arm's plan, whose fixed hyperparameters each run is given; the others it draws.
+        training: What one training may do.
+        canary: Trains, with the canary or without it.
+        runs: How often.
+        seed: The audit's seed.
+        inside: Whether the canary is among the records.
+        progress: Told of every run that is done.
+    """
+    found = np.empty(runs)
+    for number, secret in enumerate(secrets_of(seed, f"declared/{inside}", runs)):
+        streams = Streams(secret)
+        trial = DeclaredTrial(
+            replace(plan, score=None), training, number=number, streams=streams, given=plan.params
+        )
+        with own_generators(streams):
+            found[number] = float(canary(trial, inside))
+        progress(1)
+    return found

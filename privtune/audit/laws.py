@@ -20,7 +20,7 @@ from scipy import stats
 
 from privtune.accounting import Gaussian, RunLaw
 from privtune.audit.canaries import secrets_of
-from privtune.audit.rounds import Made
+from privtune.audit.selections import Made
 from privtune.execution.table import Handed, make_rounds, work_through
 from privtune.ledger import Budget, ChargeRequest, Lease, Ledger
 from privtune.spaces import SearchSpace

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from privtune.accounting.sensitivity import Sensitivity
-    from privtune.study import Study
+    from privtune.accounting.costs import Sensitivity
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 
@@ -128,36 +127,6 @@ def write_page(path: Path, page: str) -> None:
 
     write_file(path, page)
     console().print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
-
-
-def write_report(study: Study, path: Path) -> None:
-    """Write the self-contained page of a study."""
-    from privtune.views.report import render_study
-
-    write_page(path, render_study(study))
-
-
-def write_chart(study: Study, path: Path) -> None:
-    """Write what arms reached against their ε, and the ε of one training alone, as a page."""
-    from privtune.plots import plot_utility
-    from privtune.views.report import document, figure
-    from privtune.views.text import explain_utility, utility_name
-
-    arms = study.status()
-    name = utility_name(arms)
-    if " or " in name:
-        remedy = "They have no axis in common; privtune study compare NAME --html FILE shows both."
-        raise InvalidInputError("metric", name, "one chart shows one of them", remedy)
-    chart = plot_utility(study, metric=name, arms=arms)
-    if not chart.data:
-        remedy = "Run the study first, or see the table: privtune study compare NAME."
-        raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
-    caption = (
-        f"{explain_utility(arms)} With 95% intervals where a test split says them; hollow: the ε of the "
-        "released training alone, as usually claimed."
-    )
-    page = document(study.name, figure("utility", chart, caption=caption), plotly=True)
-    write_page(path, page)
 
 
 def changes_table(found: Sensitivity) -> Table:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.spaces import SearchSpace
     from privtune.strategies import Plan
-    from privtune.strategies.stage_plan import StagePlan
+    from privtune.strategies.plan import StagePlan
     from privtune.study import ArmStatus, Study, StudySpec
     from privtune.tasks._usable import RecordCheck
 

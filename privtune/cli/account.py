@@ -126,7 +126,7 @@ def epsilon_command(
 def _show_autodp(event: Event, delta: float, adjacency: Adjacency, *, as_json: bool) -> None:
     """Show what autodp says; ours stands beside it, and decides."""
     from privtune.accounting import Guarantee
-    from privtune.accounting.witness import AUTODP, ask_witnesses, autodp_epsilon
+    from privtune.accounting.compare import AUTODP, ask_witnesses, autodp_epsilon
 
     theirs = autodp_epsilon(event, delta, adjacency=adjacency)
     said = ask_witnesses(event, delta, adjacency=adjacency)
@@ -244,7 +244,7 @@ def sensitivity_command(
 ) -> None:
     """Print what one more run, a cap, other noise, a smaller delta or another share would cost or save."""
     from privtune.accounting import Adjacency
-    from privtune.accounting.sensitivity import sensitivity, shares_of_scores
+    from privtune.accounting.costs import sensitivity, shares_of_scores
 
     event = _read(event_file)
     found = sensitivity(event, delta, adjacency=Adjacency(adjacency))

@@ -308,17 +308,18 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
     as_json: AsJson = False,
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
-    from privtune.cli._common import write_chart, write_report
+    from privtune.cli._common import write_page
     from privtune.cli._tables import comparison_document, print_comparison
     from privtune.views.comparison import to_csv, to_markdown
+    from privtune.views.report import render_chart, render_study
 
     if sum((html is not None, plot is not None, as_csv, as_markdown, as_json)) > 1:
         raise typer.BadParameter("give one of --html, --plot, --csv, --md and --json")
     with closing(_load(name, storage)) as study:
         if html is not None:
-            write_report(study, html)
+            write_page(html, render_study(study))
         elif plot is not None:
-            write_chart(study, plot)
+            write_page(plot, render_chart(study))
         elif as_json:
             emit_json(comparison_document(study))
         elif as_csv:

@@ -13,10 +13,9 @@ from typing import Any
 from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
 from privtune.numbers import show_epsilon
-from privtune.strategies._options import words_of
-from privtune.strategies.plan import Plan
+from privtune.strategies.options import words_of
+from privtune.strategies.plan import CANDIDATE, Plan, TrainingPlan
 from privtune.strategies.registry import STRATEGIES, registered
-from privtune.strategies.trainings import CANDIDATE, TrainingPlan
 from privtune.training.methods import METHODS
 
 _ARGUMENT = re.compile(r"^    (\w+): (.*)$")

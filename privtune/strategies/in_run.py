@@ -9,14 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Outcome, Round
+from privtune.strategies._base import Needs, Round
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan
-from privtune.strategies.trainings import TrainingPlan
+from privtune.strategies.plan import Plan, TrainingPlan
+from privtune.strategies.release import Outcome
 from privtune.tasks._fine_tuning import PART, check_part, for_candidate
 from privtune.training.methods import METHODS
-from privtune.training.methods._common import check_hyperparameter
+from privtune.training.methods._base import check_hyperparameter
 from privtune.training.methods._rate_schedule import SEARCHED, check_given
 
 if TYPE_CHECKING:

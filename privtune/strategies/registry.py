@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import ByName, users_code
-from privtune.strategies._base import Strategy
-from privtune.strategies._options import check_types, reject_unknown_options
-from privtune.strategies.needs import Needs
+from privtune.strategies._base import Needs, Strategy
+from privtune.strategies.options import check_types, reject_unknown_options
 from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:
@@ -28,13 +27,13 @@ STRATEGIES: Mapping[str, type[Any]] = ByName(
     {
         "auto": "privtune.strategies.auto:Auto",
         "fixed": "privtune.strategies.in_run:Fixed",
-        "liu-talwar": "privtune.strategies.liu_talwar:LiuTalwar",
+        "liu-talwar": "privtune.strategies.selection:LiuTalwar",
         "papernot-steinke": "privtune.strategies.selection:PapernotSteinke",
-        "subsampled-tuning": "privtune.strategies.subsampled:SubsampledTuningStrategy",
-        "linear-scaling": "privtune.strategies.linear_scaling:LinearScaling",
-        "dp-hyper": "privtune.strategies.dp_hyper:DPHyper",
+        "subsampled-tuning": "privtune.strategies.tuning:SubsampledTuningStrategy",
+        "linear-scaling": "privtune.strategies.tuning:LinearScaling",
+        "dp-hyper": "privtune.strategies.tuning:DPHyper",
         "everything": "privtune.strategies.everything:Everything",
-        "non-private-grid": "privtune.strategies.non_private:NonPrivateGrid",
+        "non-private-grid": "privtune.strategies.everything:NonPrivateGrid",
     }
 )
 """Built-in strategies by name. Every in-run method is a strategy under its own name as well."""

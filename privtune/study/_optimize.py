@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting._checks import check_number
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.executor import Executor, gpu_slots
+from privtune.execution.executor import Executor
 from privtune.ledger import RECORD, refuse_other_unit
 from privtune.names import check_name
 from privtune.numbers import show_left
@@ -26,13 +26,13 @@ from privtune.strategies import (
     Scoring,
     Strategy,
 )
-from privtune.strategies._check_needs import check_objective, needs_of
+from privtune.strategies.arms import check_objective, needs_of
 from privtune.study.build import named_method
 from privtune.study.declared import DeclaredTrainer, DeclaredTrial, Mechanism, plan_declared
 from privtune.study.lifecycle import Life, Stage, Trainer, carry_on
 from privtune.study.planning import plan_arms
 from privtune.study.rounds import deadline_of
-from privtune.study.run import TaskTrainer, check_records
+from privtune.study.run import TaskTrainer
 from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import telling
 from privtune.tasks import Score, Task
@@ -82,7 +82,7 @@ def optimize(
             "returns it.",
         )
     if chosen.name == "processes" and not here:
-        gpu_slots(chosen.jobs, gpus=chosen.gpus, device=compute.device)
+        chosen.slots(compute.device)
     context = _context(life, task, epochs, expected_batch_size, noise)
     quiet: AbstractContextManager[Any] = nullcontext()
     if needs_of(strategy).independent:
@@ -117,10 +117,7 @@ def optimize(
             deadline=deadline_of(timeout),
         )
 
-    look = partial(check_records, life, anyway=anyway, told=told)
-    return _run(
-        life, plan, trainer, look=None if anyway and told is None else look, anyway=anyway, **how
-    )
+    return _run(life, plan, trainer, anyway=anyway, told=told, **how)
 
 
 def optimize_declared(
@@ -226,8 +223,8 @@ def _run(
     tell: Callable[[Release], None],
     observer: Observer,
     show_progress_bar: bool,
-    look: Callable[[Sequence[Plan], Any], None] | None = None,
     anyway: bool = False,
+    told: Callable[[RecordCheck], None] | None = None,
 ) -> Release:
     """Lead one arm to its release, which is returned if it is there."""
     spinner: AbstractContextManager[Any] = nullcontext()
@@ -253,8 +250,10 @@ def _run(
                 life.name,
             )
             return there
-        first = partial(look, [plan], trainer) if look and stage is Stage.PLANNED else None
-        (release,) = carry_on(life, [plan], trainer, observer, announce, look=first, anyway=anyway)
+        look = None
+        if stage is Stage.PLANNED and isinstance(trainer, TaskTrainer) and (told or not anyway):
+            look = partial(trainer.look, [plan], anyway=anyway, told=told)
+        (release,) = carry_on(life, [plan], trainer, observer, announce, look=look, anyway=anyway)
     return release
 
 

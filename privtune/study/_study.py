@@ -23,11 +23,11 @@ from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release, validation_metric
 from privtune.study._familiar import answer, answers
-from privtune.study.lifecycle import AnyPlan, Life, new_arm
+from privtune.study.lifecycle import Life, new_arm
 from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
 from privtune.study.planning import plan_study
 from privtune.study.release import MODEL
-from privtune.study.rows import StudyRow, StudyStore
+from privtune.study.rows import AnyPlan, StudyRow, StudyStore
 from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.declared import DeclaredTrial, Mechanism
     from privtune.tasks import Score, Task
-    from privtune.tasks._candidate import Build, RecordLoss
+    from privtune.tasks._task import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.schedule import NoiseOptions
 
@@ -191,12 +191,14 @@ class Study:
         from privtune.execution.executor import Executor
         from privtune.study.run import run_study
 
+        chosen = Executor.of(executor or self.spec.executor, n_jobs)
+        if self.finished:
+            return self.releases()
         releases = run_study(
             self._life,
             observer or self.observer,
-            executor=Executor.of(executor or self.spec.executor, n_jobs),
-            device=device,
-            stack=stack,
+            executor=chosen,
+            compute=self.spec.compute.given(device, stack),
             non_private=non_private,
             anyway=anyway,
             told=(told or (lambda _: None)) if self._curator else None,
@@ -679,7 +681,7 @@ def check_studies(storage: str) -> Iterator[Check]:
             if schema_version(connection) != HEAD:
                 return
         store = StudyStore(opened)
-        rows, half = [store.study(name) for name in store.names()], store.deleting()
+        rows, half = [store.study(name) for name in store.uids()], store.deleting()
     for name in half:
         says = f"The deletion of study {name!r} is not complete. Run: privtune study delete {name}"
         yield Check("deletion", "warn", says)

@@ -28,10 +28,10 @@ from privtune.strategies import (
     TrialResult,
     plan_arm,
 )
-from privtune.strategies._check_needs import check_given
+from privtune.strategies.arms import check_given
 from privtune.study.lifecycle import Life
 from privtune.study.rehearsal import refuse_unasked
-from privtune.study.rounds import LiveFiles, LiveRound, own_sampler
+from privtune.study.rounds import Files, StudyRound, own_sampler
 from privtune.study.trial import Suggestions
 from privtune.tasks import MECHANISM, PublicFacts
 from privtune.training.mechanism.schedule import Schedule
@@ -545,7 +545,7 @@ def _uncalibrated(strategy: Strategy, context: PlanningContext) -> Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files(LiveFiles):
+class _Files(Files):
     """Trains candidates by calling the user's function, one after the other."""
 
     objective: Callable[[DeclaredTrial], Any]
@@ -675,7 +675,7 @@ class DeclaredTrainer:
             sampler=own_sampler(self.sampler),
             deadline=self.deadline,
         )
-        return self.strategy, LiveRound(
+        return self.strategy, StudyRound(
             kept=life.trials,
             ledger=life.ledger,
             charge_id=None if charge is None else charge.id,
@@ -683,9 +683,9 @@ class DeclaredTrainer:
             sampler=self.sampler if files.sampler is None else None,
         )
 
-    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
-        """Add nothing: only the user's function knows the model."""
-        return outcome, {}
+    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
+        """Measure nothing: only the user's function knows the model."""
+        return {}
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here; the device is the function's affair."""

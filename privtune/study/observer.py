@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from privtune.accounting import Guarantee
 from privtune.strategies import Plan, Release
-from privtune.strategies.stage_plan import StagePlan
+from privtune.strategies.plan import StagePlan
 
 
 class Observer(Protocol):
@@ -107,18 +107,7 @@ class ArmStatus:
 
 @dataclass(frozen=True)
 class StageStatus:
-    """How far a stage is.
-
-    Args:
-        plan: Its plan.
-        guarantee: What it costs alone.
-        state: ``planned``, or the state of its charge.
-        release: What it released, JSON-ready, once there is something.
-
-    Example:
-        >>> study.stages  # the spec has none
-        ()
-    """
+    """How far a stage is."""
 
     plan: StagePlan
     guarantee: Guarantee

@@ -28,13 +28,13 @@ from privtune.strategies import (
 )
 from privtune.strategies.arms import with_report
 from privtune.strategies.context import SHARES
+from privtune.strategies.plan import StagePlan, plan_stage
 from privtune.strategies.searching import parts_of
-from privtune.strategies.stage_plan import StagePlan, plan_stage
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 
 if TYPE_CHECKING:
-    from privtune.accounting.sensitivity import Sensitivity
+    from privtune.accounting.costs import Sensitivity
 
 _LEFT, _LEFT_REPLACED = 1e-3, 2e-2  # of a study's ε, to reports whose share is not given
 
@@ -114,18 +114,7 @@ def plan_arms(
     weights: Sequence[float] = (1.0,),
     stages: tuple[StagePlan, ...] = (),
 ) -> StudyPlan:
-    """Plan arms at the largest common ε, times their weights, whose composition meets a target.
-
-    Args:
-        strategies: One an arm.
-        context: Public facts.
-        epsilon: What all of them and the stages may cost together, above 0.
-        weights: How the arms' targets compare, one an arm.
-        stages: The plans of what is released before the arms.
-
-    Raises:
-        PrivTuneError: If an arm cannot be planned.
-    """
+    """Plan arms at the largest common ε, times their weights, whose composition meets a target."""
     planners = [_planner(strategy, context, stages) for strategy in strategies]
     about = replace(context, sketch=True)
     sketches = [
@@ -199,21 +188,14 @@ def _share_is_open(context: PlanningContext) -> bool:
 
 
 def _left_for_reports(context: PlanningContext) -> float:
-    """Return the part of a study's ε that its trainings leave to the reports.
-
-    No test record meets a training, so a report takes little. Under replace-one a record may leave one
-    of the splits and another join the other, and then both are charged.
-    """
+    """Return the part of a study's ε that its trainings leave to the reports."""
     return _LEFT if context.adjacency is Adjacency.ADD_REMOVE else _LEFT_REPLACED
 
 
 def _with_reports(
     planned: StudyPlan, context: PlanningContext, arm_epsilons: tuple[float, ...], target: float
 ) -> StudyPlan:
-    """Give every report the largest share of its arm's ε with which the study keeps to its target.
-
-    The trainings keep their noise. The share is found by bisection: four compositions.
-    """
+    """Give every report the largest share of its arm's ε with which the study keeps to its target."""
 
     def with_share(share: float) -> tuple[tuple[Plan, ...], Guarantee] | None:
         plans = []
@@ -296,11 +278,7 @@ def _stages(spec: StudySpec, context: PlanningContext) -> tuple[StagePlan, ...]:
 
 
 def advice(planned: StudyPlan) -> Sensitivity:
-    """Return what would cost or save ε in a study: noise on scores, runs, caps, δ.
-
-    Args:
-        planned: The study. Arms without a guarantee are left out.
-    """
+    """Return what would cost or save ε in a study: noise on scores, runs, caps, δ."""
     plans = [
         plan
         for plan, guarantee in zip(planned.plans, planned.guarantees, strict=True)
@@ -316,7 +294,7 @@ def advice(planned: StudyPlan) -> Sensitivity:
     total = planned.total
     names |= {stage.event: f"stage {stage.arm}" for stage in planned.stages}
     event = Composed([*(p.event for p in plans), *(s.event for s in planned.stages)])
-    from privtune.accounting.sensitivity import sensitivity
+    from privtune.accounting.costs import sensitivity
 
     return sensitivity(event, total.delta, adjacency=total.adjacency, names=names)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.tasks._task import Task, TaskDataError
+from privtune.tasks._facts import TaskDataError
+from privtune.tasks._task import Task
 
 if TYPE_CHECKING:
     import torch

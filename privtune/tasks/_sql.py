@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,12 @@ from sqlglot import exp
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
-from privtune.tasks._files import Batch, check_file
-from privtune.tasks._task import TaskDataError
+from privtune.tasks._facts import TaskDataError
+from privtune.tasks._reader import BATCH, Columns, Source, batched, check_file
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-_BATCH = 2**15  # records that are read at once
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _DIALECTS = {
     "sqlite": "sqlite", "postgresql": "postgres", "cockroachdb": "postgres", "redshift": "redshift",
@@ -278,7 +277,7 @@ def check_url(url: Any) -> str:
 
 @dataclass(frozen=True)
 class SqlTable:
-    """The result of a query, read some records at a time: see ``TableFile``.
+    """The result of a query.
 
     Args:
         url: Of the database; ``${NAME}`` stands for a variable of the environment.
@@ -409,35 +408,23 @@ class SqlTable:
     def _selected(self, what: str) -> sa.TextClause:
         return sa.text(f"SELECT {what} FROM ({self.query.strip().rstrip(';')}) AS privtune_records")  # noqa: S608  the user's own query
 
-    @property
-    def columns(self) -> Sequence[str]:
-        """See ``TableFile``."""
+    def open(self) -> Source:
+        """Return the result by the names of its columns; no database says types that all keep to."""
         with self._connected() as connection:
-            statement = sa.text(f"{self._selected('*').text} LIMIT 0")
-            return list(connection.execute(statement).keys())
+            columns = connection.execute(sa.text(f"{self._selected('*').text} LIMIT 0")).keys()
 
-    @property
-    def most(self) -> int:
-        """See ``TableFile``."""
-        with self._connected(rows=True) as connection:
-            return int(connection.execute(self._selected("COUNT(*)")).scalar_one())
+        def most() -> int:
+            with self._connected(rows=True) as connection:
+                return int(connection.execute(self._selected("COUNT(*)")).scalar_one())
 
-    def text_columns(self) -> set[str]:
-        """See ``TableFile``: a result of a query declares no types that every database keeps to."""
-        return set()
+        def read(names: Sequence[str]) -> Iterator[Columns]:
+            with self._connected(rows=True) as connection:
+                streamed = connection.execution_options(yield_per=BATCH)
+                found = streamed.execute(self._selected(_forgiving(connection, names)))
+                places = [list(found.keys()).index(name) for name in names]
+                yield from batched(names, ([row[place] for place in places] for row in found))
 
-    def batches(self, names: Sequence[str], *, exact: Collection[str] = ()) -> Iterator[Batch]:
-        """See ``TableFile``."""
-        with self._connected(rows=True) as connection:
-            streamed = connection.execution_options(yield_per=_BATCH)
-            found = streamed.execute(self._selected(_forgiving(connection, names)))
-            places = [list(found.keys()).index(name) for name in names]
-            rows = iter(found)
-            while records := list(itertools.islice(rows, _BATCH)):
-                yield {
-                    name: [row[place] for row in records]
-                    for name, place in zip(names, places, strict=True)
-                }
+        return Source(list(columns), frozenset(), most, read)
 
 
 def _forgiving(connection: Connection, names: Sequence[str]) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.imports import users_code
-from privtune.tasks._facts import PARTITIONS, SPLITS, PublicFacts
+from privtune.numbers import is_number
+from privtune.tasks._facts import PARTITIONS, SPLITS, PublicFacts, TaskAbsentError, TaskDataError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
+    from torch.optim.lr_scheduler import LRScheduler
 
-    from privtune.tasks._candidate import Build, Score
     from privtune.tasks._usable import Fault, RecordCheck
     from privtune.training.mechanism.data import RecordTree, TensorData
     from privtune.training.mechanism.kernel import LossOf
@@ -43,16 +44,83 @@ def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> 
     return torch.randint(tokens, (records, *shape), generator=generator)
 
 
-class TaskDataError(PrivTuneError):
-    """The data that a task loaded is not what the task declared in public."""
+RecordLoss = Callable[..., "torch.Tensor"]
+"""A function ``(model, *record) -> [1]`` of one record, whose tensors have a leading axis of 1."""
+
+Build = Callable[[Any], "Candidate"]
+"""Takes a ``privtune.Trial``, suggests its hyperparameters, returns what to train. It receives no data."""
 
 
-class TaskAbsentError(TaskDataError):
-    """What holds a task's data is not on this machine."""
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One model to train, and how: what ``build(trial)`` returns.
+
+    Args:
+        model: The model with its first weights. Parameters that do not require gradients stay as they are.
+        optimizer: One of torch's classes, over exactly the trainable parameters of the model; None
+            where the arm's method steps by itself (``dpsgd`` included: then ``learning_rate`` is
+            suggested under that name, or fixed by the arm).
+        method: Name of the training method (``dpsgd``, ``hyfreedp``, ``adadp``, ...); the arm's unless
+            given. It must be the same for every trial, as the charge is for one method.
+        max_grad_norm: Each record's gradient is clipped to this L2 norm, above 0; 1 with an optimizer
+            unless given. Methods that set it by themselves take none.
+        schedule: Of the learning rate: a name or mapping as in a spec (``"cosine"``), or a scheduler of
+            torch's over the optimizer, stepped once after every step.
+        trainable: Which part is trained: ``all``, ``head``, ``biases`` or ``lora:RANK``; the parameters that
+            require gradients unless given.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> Candidate(model, torch.optim.SGD(model.parameters(), lr=0.5), max_grad_norm=1.0).method is None
+        True
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    _: KW_ONLY
+    method: str | None = None
+    max_grad_norm: float | None = None
+    schedule: str | Mapping[str, Any] | LRScheduler | None = None
+    trainable: str | None = None
 
 
-class TaskChangedError(PrivTuneError):
-    """A machine's copy of a task's functions is not the one that the study was made with."""
+@dataclass(frozen=True)
+class Score:
+    """How trials are scored: a metric by its name, or a function of the model and one record.
+
+    Args:
+        metric: ``accuracy``, ``auc``, ``loss`` (that which is trained on) and others as in a spec; or a
+            function ``(model, *record) -> [1]`` like the loss, called on one record at a time with the
+            model in evaluation mode.
+        bound: The most that one record adds, above 0: values of a function are clipped to
+            [-bound, bound], those of ``loss`` to [0, bound]. 1 unless given.
+        maximize: Whether more of a function is better. Metrics by name know that by themselves.
+        mechanism: ``gaussian`` or ``laplace`` noise, where the validation split is private.
+
+    Raises:
+        InvalidInputError: If the bound is not a finite number above 0.
+
+    Example:
+        >>> Score("loss", bound=4.0).bound
+        4.0
+    """
+
+    metric: str | RecordLoss = "accuracy"
+    bound: float | None = None
+    maximize: bool = False
+    mechanism: str = "gaussian"
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and not (is_number(self.bound) and self.bound > 0.0):
+            raise InvalidInputError("score.bound", self.bound, "must be a finite number above 0")
+
+    @property
+    def name(self) -> str:
+        """The metric's name in a plan: ``value`` or ``cost`` for a function."""
+        if isinstance(self.metric, str):
+            return self.metric
+        return "value" if self.maximize else "cost"
 
 
 @dataclass(frozen=True)
@@ -403,6 +471,7 @@ def _input_faults(task: Task, x: torch.Tensor, rest: npt.NDArray[np.bool_]) -> I
 
 def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
     """Yield what is wrong with targets of some records."""
+    from privtune.tasks._reader import column_of
     from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault
 
     targets = y.reshape(len(y), -1)
@@ -419,13 +488,13 @@ def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> 
         wrong &= targets != IGNORED
     lost = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
     if lost.any():
-        seen = targets[lost]
-        known = seen[:, 0][seen[:, 0] != -1].tolist()  # -1 stands for no class
+        seen, first = targets[lost], targets[:, 0].tolist()
         low, high = float(seen.min()), float(seen.max())
         said = f"labels from {low:g} to {high:g}, declared 0 to {task.classes - 1}"
         if low == high == -1:
             said = "of no declared class, or it cannot be read"
-        yield Fault("target", LABEL, lost, declared=said, values=known)
+        cells = column_of([None if label == -1 else label for label in first])  # -1: no class
+        yield Fault("target", LABEL, lost, declared=said, cells=cells)
 
 
 def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> str:

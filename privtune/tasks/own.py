@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_function, path_of, source_digest, users_code
-from privtune.tasks._candidate import Build, RecordLoss, Score
-from privtune.tasks._facts import SPLITS
-from privtune.tasks._partition import part_drawn, places
-from privtune.tasks._spec_fields import read_classes
-from privtune.tasks._task import Task, TaskChangedError, TaskData
+from privtune.tasks._facts import SPLITS, TaskChangedError
+from privtune.tasks._partition import places
+from privtune.tasks._task import Build, RecordLoss, Score, Task, TaskData
+from privtune.tasks.described import read_classes
 
 if TYPE_CHECKING:
     from privtune.tasks._records import Records
@@ -337,7 +336,10 @@ def _loader(parts: Mapping[str, TensorData], sizes: Mapping[str, int]) -> Callab
         if whole is not None:
             ids = None if whole.groups is None else list(map(str, whole.groups.tolist()))
             drawn = places(whole.x, whole.y, list(sizes.values()), ids=ids)
-            known |= {name: part_drawn(whole, drawn, place) for place, name in enumerate(sizes)}
+            known |= {
+                name: whole.part(torch.from_numpy((drawn == place).nonzero()[0]), sealed_size=True)
+                for place, name in enumerate(sizes)
+            }
         for name in SPLITS:  # a split without records is one that contributes nothing
             if name not in known:
                 known[name] = known["train"].part(torch.arange(0), sealed_size=True)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from privtune.accounting import Adjacency, Composed, Gaussian, PoissonSampled, Repeated, calibrate
-from privtune.accounting.moments import sampled_gaussian_curve
+from privtune.accounting.curves import sampled_gaussian_curve
 from privtune.tasks.stages import DpPca
 from privtune.training.mechanism.metrics import moment_sensitivity, moments, noised
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule

@@ -17,7 +17,7 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_iris
 from torch.nn import functional as F
 
-from privtune.accounting.gaussian import gaussian_epsilon
+from privtune.accounting.rdp import gaussian_epsilon
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import Transcript

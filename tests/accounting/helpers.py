@@ -30,7 +30,7 @@ from privtune.accounting import (
     TruncatedNegativeBinomial,
     WorstOf,
 )
-from privtune.accounting.profiles import from_profile
+from privtune.accounting.pmf import from_profile
 
 
 def steps(rate, noise, count):

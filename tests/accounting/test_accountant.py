@@ -30,7 +30,7 @@ from privtune.accounting import (
     explain,
     group_privacy,
 )
-from privtune.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from privtune.accounting.rdp import gaussian_delta, gaussian_epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.weights import weigh
 from tests.accounting.helpers import steps

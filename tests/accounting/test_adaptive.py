@@ -23,8 +23,7 @@ from privtune.accounting import (
     epsilon,
 )
 from privtune.accounting.accountant import lower_bound
-from privtune.accounting.adaptive import Stages
-from privtune.accounting.instances import instance_epsilon
+from privtune.accounting.instances import Stages, instance_epsilon
 from privtune.accounting.lower import Outcomes, composition
 
 POINTS = (-0.4, 0.0, 0.3, 0.8, 1.4)

@@ -28,7 +28,7 @@ from privtune.accounting import (
 )
 from privtune.accounting.pairs import tuner_pair
 from privtune.accounting.pmf import LossPmf
-from privtune.accounting.run_law import RunLaw
+from privtune.accounting.runs import RunLaw
 from privtune.accounting.selection import Table, Threshold, Tuner
 from tests.accounting.test_rearrangement import LAWS, small_mechanism, worst_order
 from tests.tiers import FULL

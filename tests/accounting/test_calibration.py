@@ -30,9 +30,8 @@ from privtune.accounting import (
     share_budget,
 )
 from privtune.accounting.accountant import _answer
-from privtune.accounting.calibration import searches_learn, sketch
+from privtune.accounting.calibration import searches_learn, sketch, solve_decreasing
 from privtune.accounting.selection import Table
-from privtune.accounting.solving import solve_decreasing
 from privtune.errors import InvalidInputError, PrivTuneError
 from tests.accounting.helpers import counted, events, steps
 

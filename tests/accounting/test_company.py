@@ -7,9 +7,9 @@ import pytest
 
 from privtune.accounting import Composed, Geometric, Poisson, PrivateSelection, Repeated, epsilon
 from privtune.accounting.accountant import lower_bound
-from privtune.accounting.gaussian import gaussian_delta
-from privtune.accounting.orders import Instance
+from privtune.accounting.lower import Instance
 from privtune.accounting.pairs import tuner_pair, under_chords
+from privtune.accounting.rdp import gaussian_delta
 from privtune.accounting.selection import Tuner
 from tests.accounting.helpers import finite_pmf, steps
 

@@ -27,7 +27,7 @@ from privtune.accounting import (
     event_from_dict,
     event_from_json,
 )
-from privtune.accounting.algebra import flatten
+from privtune.accounting.events import flatten
 from privtune.errors import InvalidInputError
 from tests.accounting.helpers import events
 

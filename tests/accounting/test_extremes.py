@@ -32,7 +32,7 @@ from privtune.accounting import (
     event_from_json,
     lower_bound,
 )
-from privtune.accounting.bounds import Bounds
+from privtune.accounting.accountant import Bounds
 from privtune.errors import PrivTuneError
 from tests.accounting.helpers import counted, steps
 from tests.tiers import FULL

@@ -60,8 +60,7 @@ def paper_composition(rate, count, interval, gradient_noise, loss_noise):
 )
 def test_the_paper_s_composition_understates(rate, count, interval, claim, truth):
     """Solve σ_l as the paper does, then account for one sample per step."""
-    from privtune.accounting.calibration import calibrate
-    from privtune.accounting.solving import solve_decreasing
+    from privtune.accounting.calibration import calibrate, solve_decreasing
 
     plain = calibrate(
         Repeated(count, PoissonSampled(rate, Gaussian(1.0))), epsilon=claim, delta=1e-5

@@ -28,8 +28,8 @@ from privtune.accounting import (
     hyfreedp_noise,
     scale_noise,
 )
-from privtune.accounting.algebra import flatten
 from privtune.accounting.curves import ORDERS
+from privtune.accounting.events import flatten
 from privtune.accounting.rdp import rdp_curve
 from privtune.errors import InvalidInputError
 

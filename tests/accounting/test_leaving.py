@@ -21,9 +21,13 @@ from privtune.accounting import (
     epsilon,
     explain,
 )
-from privtune.accounting.algebra import flatten
-from privtune.accounting.leaving import _epsilons, epsilons_on_one_lattice
-from privtune.accounting.pld import event_pair, pairs_on_one_lattice
+from privtune.accounting.events import flatten
+from privtune.accounting.pld import (
+    _epsilons,
+    epsilons_on_one_lattice,
+    event_pair,
+    pairs_on_one_lattice,
+)
 from privtune.accounting.pmf import GridError
 from tests.accounting.helpers import steps
 
@@ -116,7 +120,7 @@ def test_another_library_finds_the_same_difference():
 
 def asked(monkeypatch, event, delta=1e-5):
     """The tree, and for how many events `epsilon` was asked."""
-    module, events = sys.modules["privtune.accounting.explain"], []
+    module, events = sys.modules["privtune.accounting.costs"], []
     real = module.epsilon
     monkeypatch.setattr(
         module, "epsilon", lambda e, *args, **more: events.append(e) or real(e, *args, **more)

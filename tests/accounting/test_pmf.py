@@ -9,12 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import signal, stats
 
-from privtune.accounting import convolution
-from privtune.accounting.convolution import compose
-from privtune.accounting.gaussian import gaussian_delta
-from privtune.accounting.pmf import LossPmf, _discounted, mixture
-from privtune.accounting.profiles import from_profile
-from privtune.accounting.releases import Direction, loss_deviation, sampled_gaussian
+from privtune.accounting import pmf
+from privtune.accounting.pairs import Direction, loss_deviation, sampled_gaussian
+from privtune.accounting.pmf import LossPmf, _discounted, compose, from_profile, mixture
+from privtune.accounting.rdp import gaussian_delta
 from tests.accounting.helpers import finite_pmf
 
 EPSILONS = np.linspace(-3.0, 5.0, 81)
@@ -218,7 +216,7 @@ def test_discounted_sums_are_those_of_a_filter(size, step):
 def test_double_precision_is_taken_only_where_its_noise_is_beside(rate, noise, count, monkeypatch):
     one = sampled_gaussian(rate, noise, 1e-3, Direction.REMOVE)
     found = compose([(one, count)])
-    monkeypatch.setattr(convolution, "_is_negligible", lambda *_: False)
+    monkeypatch.setattr(pmf, "_is_negligible", lambda *_: False)
     exact = compose([(one, count)])
     points = np.array([0.1, 1.0, 3.0, 6.0])
     known = exact.delta(points)

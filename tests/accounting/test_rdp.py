@@ -33,10 +33,11 @@ from privtune.accounting.curves import (
     ORDERS,
     rdp_delta,
     rdp_epsilon,
+    sampled_gaussian_curve,
+    sampled_gaussian_curves,
     sampled_laplace_curve,
     selection_curve,
 )
-from privtune.accounting.moments import sampled_gaussian_curve, sampled_gaussian_curves
 from privtune.accounting.rdp import composed_by_autodp, confirm_composition, rdp_curve
 from privtune.accounting.registry import ENTRIES
 from privtune.errors import PrivTuneError

@@ -16,12 +16,10 @@ from privtune.accounting import (
     epsilon,
     lower_bound,
 )
-from privtune.accounting.blocks import Blocks
-from privtune.accounting.depths import Cells, Items
-from privtune.accounting.orders import Instance
+from privtune.accounting.lower import Instance
 from privtune.accounting.pld import fine_pair
 from privtune.accounting.pmf import LossPmf
-from privtune.accounting.rearrangement import Rearranged
+from privtune.accounting.rearrangement import Blocks, Cells, Items, Rearranged
 from privtune.accounting.selection import Tuner
 from tests.accounting.helpers import steps
 

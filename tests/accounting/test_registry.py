@@ -30,15 +30,25 @@ from privtune.accounting import (
     epsilon,
     event_from_dict,
     explain,
-    reading,
     scale_noise,
 )
-from privtune.accounting.algebra import flatten
-from privtune.accounting.mechanisms.entry import Entry, UnknownEventError
+from privtune.accounting import (
+    events as all_events,
+)
+from privtune.accounting.events import flatten
 from privtune.accounting.pld import default_step, event_pair, no_pair
 from privtune.accounting.rdp import rdp_curve
 from privtune.accounting.reach import mass_beyond_reach
-from privtune.accounting.registry import ENTRIES, entry, formula, looks, text, training
+from privtune.accounting.registry import (
+    ENTRIES,
+    Entry,
+    UnknownEventError,
+    entry,
+    formula,
+    looks,
+    text,
+    training,
+)
 from privtune.errors import InvalidInputError
 from privtune.ledger.weights import weigh
 from tests.accounting.helpers import events, steps
@@ -63,7 +73,7 @@ ONE_OF_EACH = [
 ]
 TRAININGS = (Gaussian, Laplace, Joint, PoissonSampled, Repeated, Composed)
 PACKAGE = Path(privtune.__file__).parent
-HOMES = ("accounting/mechanisms/", "accounting/events.py")
+HOMES = ("accounting/registry.py", "accounting/events.py")
 
 
 def all_types():
@@ -72,7 +82,7 @@ def all_types():
 
 def test_every_type_has_an_entry_and_an_example():
     assert set(ENTRIES) == all_types() == {type(event) for event in ONE_OF_EACH}
-    assert {kind.type for kind in ENTRIES} == set(reading._TYPES)
+    assert {kind.type for kind in ENTRIES} == set(all_events._TYPES)
 
 
 @pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda e: e.type)

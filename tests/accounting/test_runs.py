@@ -15,7 +15,7 @@ from privtune.accounting import (
     TruncatedNegativeBinomial,
     run_law_from_dict,
 )
-from privtune.accounting import run_law as run_laws
+from privtune.accounting import runs as run_laws
 from privtune.errors import InvalidInputError, PrivTuneError
 
 LAWS = [

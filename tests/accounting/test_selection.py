@@ -31,7 +31,7 @@ from privtune.accounting import (
 )
 from privtune.accounting import delta as dp_delta
 from privtune.accounting.curves import ORDERS, selection_curve
-from privtune.accounting.orders import Instance
+from privtune.accounting.lower import Instance
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.selection import Threshold, Tuner

@@ -20,7 +20,7 @@ from privtune.accounting import (
     ThresholdSelection,
     epsilon,
 )
-from privtune.accounting.sensitivity import sensitivity, shares_of_scores
+from privtune.accounting.costs import sensitivity, shares_of_scores
 
 
 def steps(noise):

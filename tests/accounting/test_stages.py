@@ -9,9 +9,9 @@ from scipy import special, stats
 
 from privtune.accounting import ZCDP, Composed, Gaussian, PoissonSampled, Repeated, epsilon
 from privtune.accounting.accountant import lower_bound
-from privtune.accounting.convolution import compose
-from privtune.accounting.releases import Direction, sampled_gaussian
-from privtune.accounting.stages import composed_in_stages, gathered, split_step
+from privtune.accounting.pairs import Direction, sampled_gaussian
+from privtune.accounting.pld import composed_in_stages, gathered, split_step
+from privtune.accounting.pmf import compose
 from tests.accounting.helpers import steps
 
 DELTA = 1e-5
@@ -81,7 +81,7 @@ def test_stages_agree_with_one_lattice_and_with_another_library(rate, sigma, cou
 @pytest.mark.parametrize("direction", list(Direction))
 def test_several_stages_dominate_one(direction, monkeypatch):
     """Coarsened between, as where a sum does not fit."""
-    monkeypatch.setattr("privtune.accounting.stages._MOST", 1000)
+    monkeypatch.setattr("privtune.accounting.pld._MOST", 1000)
     rate, count = 5e-4, 300_000
     parts = composed_in_stages([((rate, 1.0), count)], 0.02, direction)
     found = compose([(part, 1) for part in parts])
@@ -165,7 +165,7 @@ def test_neighbours_are_charged_as_the_worst(monkeypatch):
     cosine = [((0.02, 1.4 - 0.6 * math.cos(math.pi * i / 99)), 1) for i in range(100)]
     costs = []
     for most in (100, 30, 5, 1):
-        monkeypatch.setattr("privtune.accounting.stages._MOST_STEPS", most)
+        monkeypatch.setattr("privtune.accounting.pld._MOST_STEPS", most)
         parts = composed_in_stages(cosine, 0.005, Direction.REMOVE)
         costs.append(compose([(part, 1) for part in parts]).epsilon(DELTA))
     assert costs == sorted(costs)

@@ -16,12 +16,11 @@ from privtune.accounting import (
     SubsampledTuning,
     delta,
     epsilon,
-    subsampled,
+    pairs,
 )
-from privtune.accounting.curves import ORDERS
+from privtune.accounting.curves import ORDERS, amplified_curve, split_curve
 from privtune.accounting.pairs import laplace_pair
 from privtune.accounting.pmf import LossPmf
-from privtune.accounting.subsampled import amplified_curve, split_curve
 from tests.accounting.helpers import steps
 
 BASE = steps(0.0213, 1.5, 940)
@@ -173,9 +172,9 @@ def test_a_table_of_millions_of_points_gets_a_wider_lattice(monkeypatch):
     one, other = (
         (pair.remove, pair.add) for pair in (laplace_pair(0.05, 0.02), laplace_pair(2.0, 0.02))
     )
-    fine = subsampled.tabulate(one, other, 0.1, 0.01)
-    monkeypatch.setattr(subsampled, "_MOST_TERMS", 2e5)
-    wide = subsampled.tabulate(one, other, 0.1, 0.01)
+    fine = pairs.tabulate(one, other, 0.1, 0.01)
+    monkeypatch.setattr(pairs, "_MOST_TERMS", 2e5)
+    wide = pairs.tabulate(one, other, 0.1, 0.01)
     terms = sum(pair.masses.size for pair in wide) / 2 * one[0].masses.size
     assert terms <= 2.5e5 < sum(pair.masses.size for pair in fine) / 2 * one[0].masses.size
     points = np.linspace(0.0, 20.0, 200)
@@ -192,9 +191,9 @@ def test_a_profile_of_one_atom_and_a_long_reach_has_few_points(monkeypatch):
         points.append(args[-1])
         return 0.0
 
-    monkeypatch.setattr(subsampled, "split_delta", counting)
-    monkeypatch.setattr(subsampled, "split_reverse_delta", counting)
+    monkeypatch.setattr(pairs, "split_delta", counting)
+    monkeypatch.setattr(pairs, "split_reverse_delta", counting)
     nothing, much = LossPmf(1e-6, 0, np.ones(1), 0.0), LossPmf(0.01, 399, np.full(2, 0.5), 0.0)
-    remove, _ = subsampled.tabulate((nothing, nothing), (much, much), 0.03, 5e-6)
+    remove, _ = pairs.tabulate((nothing, nothing), (much, much), 0.03, 5e-6)
     assert 100 < len(points) < 100_000
     assert remove.losses[-1] > 3.9

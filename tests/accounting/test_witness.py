@@ -20,8 +20,12 @@ from privtune.accounting import (
     Repeated,
     accountant,
 )
-from privtune.accounting.compare import proved_by_dp_accounting
-from privtune.accounting.witness import DisputedAccountError, ask_witnesses, autodp_epsilon
+from privtune.accounting.compare import (
+    DisputedAccountError,
+    ask_witnesses,
+    autodp_epsilon,
+    proved_by_dp_accounting,
+)
 from privtune.ledger import (
     Budget,
     ChargeRequest,
@@ -30,7 +34,7 @@ from privtune.ledger import (
     export_certificate,
     verify_certificate,
 )
-from privtune.ledger.certificate import _digest
+from privtune.ledger.chain import digest_of
 
 DELTA = 1e-5
 TRAINING = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
@@ -97,7 +101,7 @@ def test_a_testimony_that_was_edited_is_found(certified):
     certificate["witnesses"]["clinic-1"]["witnesses"][0]["epsilon"] = 1.0
     rest = {key: value for key, value in certificate.items() if key != "digest"}
     with pytest.raises(LedgerCorruptedError, match="witnesses"):
-        verify_certificate({**rest, "digest": _digest(rest)})
+        verify_certificate({**rest, "digest": digest_of(rest)})
 
 
 LOOSE = Repeated(

@@ -18,10 +18,9 @@ from privtune.accounting import (
     scale_noise,
 )
 from privtune.audit import audit
+from privtune.audit.bounds import Claim
 from privtune.audit.bounds import lower_bound as bound
-from privtune.audit.claims import Claim
-from privtune.audit.instances import InstanceClaim
-from privtune.audit.scores import worst_score
+from privtune.audit.selections import InstanceClaim, worst_score
 from privtune.strategies import PapernotSteinke
 from privtune.training.mechanism.schedule import Schedule
 from tests.statistical.rounds import DELTA, RATE, context

@@ -21,7 +21,7 @@ from privtune.accounting import (
     event_from_dict,
     lower_bound,
 )
-from privtune.accounting.sensitivity import sensitivity
+from privtune.accounting.costs import sensitivity
 from privtune.cli.account import Neighbours, app
 from privtune.errors import InvalidInputError
 from privtune.numbers import ceil_digits

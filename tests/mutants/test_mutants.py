@@ -16,7 +16,7 @@ GUARANTEE = (
     "privtune/study/seal.py",
     "privtune/study/lifecycle.py",
     "privtune/ledger/",
-    "privtune/accounting/mechanisms/",
+    "privtune/accounting/registry.py",
 )
 
 

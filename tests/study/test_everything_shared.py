@@ -171,7 +171,7 @@ def test_a_worker_and_a_driver_are_killed_in_mid_batch(storage: str, tmp_path: P
     driver.join()
     assert worker.exitcode == -signal.SIGKILL
     with closing(Life("toy", storage)) as life:
-        (arm,) = life.rows().values()
+        (arm,) = life.arms().values()
         assert life.stage(arm.plan) is Stage.STARTED
         results = life.sealed("arm")
         done = [name for name in results.names() if name.endswith(".safetensors")]

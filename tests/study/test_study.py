@@ -12,7 +12,7 @@ import torch
 
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
-from privtune.strategies import Outcome, Plan
+from privtune.strategies import Plan
 from privtune.study import (
     NullObserver,
     Study,
@@ -21,6 +21,7 @@ from privtune.study import (
     StudySpec,
 )
 from privtune.study.lifecycle import Life
+from privtune.study.release import MODEL, unpack_result
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS, curated
 
@@ -267,11 +268,11 @@ def test_a_retried_arm_repeats_its_output(storage: str, monkeypatch: pytest.Monk
     outputs: list[torch.Tensor] = []
     keep = Life.keep
 
-    def interrupted(self: Life, plan: Plan, outcome: Outcome, **rest: Any) -> None:
-        outputs.append(outcome.result.weights)
+    def interrupted(self: Life, plan: Plan, document: Any, files: dict[str, bytes]) -> None:
+        outputs.append(unpack_result(files[MODEL]).weights)
         if len(outputs) == 1:
             raise KeyboardInterrupt
-        keep(self, plan, outcome, **rest)
+        keep(self, plan, document, files)
 
     monkeypatch.setattr(Life, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -285,7 +286,7 @@ def test_the_secret_and_the_losers_are_gone_after_the_release(storage: str) -> N
     study.run()
     for plan in study.plans:
         with closing(Life("toy", storage)) as life:
-            assert life.rows()[plan.arm].secret is None
+            assert life.arms()[plan.arm].secret is None
             assert life.sealed(plan.arm).names() == [], "models that lost are in no row either"
     assert not list(study.folder.glob("sealed/**/*.safetensors"))
 

@@ -23,7 +23,7 @@ from privtune.training.engine.compute import hardware, versions
 from privtune.training.mechanism import noise
 from privtune.training.mechanism.kernel import say_once
 from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
-from privtune.training.methods._checkpoint import restore_state, state_tensors
+from privtune.training.methods._base import restore_state, state_tensors
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle

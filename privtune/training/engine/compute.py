@@ -36,6 +36,12 @@ class Compute:
     device: str = "auto"
     stack: int | Literal["auto"] = "auto"
 
+    def given(self, device: str | None, stack: int | Literal["auto"] | None) -> Compute:
+        """Return it with a device and a stack in place of its own, where they are given, and checked."""
+        device = self.device if device is None else device
+        check_device(device)
+        return Compute(device, self.stack if stack is None else check_stack(stack))
+
 
 def check_stack(value: object) -> int | Literal["auto"]:
     """Return how many candidates to train at once, from what a user gave.

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from privtune.errors import InvalidInputError
 from privtune.training.methods import AutomaticClipping, FixedDPSGD
-from privtune.training.methods._common import candidate_column
+from privtune.training.methods._base import candidate_column
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle

@@ -45,8 +45,7 @@ from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods._rate_schedule import SEARCHED, average_weights, rate_factors
-from privtune.training.methods.automatic import AutomaticClipping
-from privtune.training.methods.dpsgd import FixedRates
+from privtune.training.methods.dpsgd import AutomaticClipping, FixedRates
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privtune.accounting import Event, NonPrivate
-from privtune.accounting.mechanisms.entry import Atom, Look, UnknownEventError
-from privtune.accounting.registry import looks
+from privtune.accounting.registry import Atom, Look, UnknownEventError, looks
 from privtune.errors import PrivTuneError
 
 if TYPE_CHECKING:

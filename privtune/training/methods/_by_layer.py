@@ -12,7 +12,7 @@ from privtune.training.mechanism.clipping import (
     EqualByLayer,
     Flat,
 )
-from privtune.training.methods._common import check_choice
+from privtune.training.methods._base import check_choice
 from privtune.training.methods._rate_schedule import Scheduled
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
-from privtune.training.methods._common import check_choice, check_fraction, check_nonnegative
+from privtune.training.methods._base import check_choice, check_fraction, check_nonnegative
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule

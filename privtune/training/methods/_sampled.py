@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from privtune.training.methods._common import build, check_nonnegative, noise_scale_for
+from privtune.training.methods._base import build, check_nonnegative, noise_scale_for
 from privtune.training.methods._rate_schedule import Scheduled
 
 if TYPE_CHECKING:

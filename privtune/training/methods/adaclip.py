@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import CoordinateTransform
-from privtune.training.methods._common import (
+from privtune.training.methods._base import (
     candidate_column,
     check_fraction,
     check_positive,

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods._by_layer import LayerClipping
-from privtune.training.methods._common import (
+from privtune.training.methods._base import (
     candidate_column,
     check_nonnegative,
     check_positive,
     descend,
 )
-from privtune.training.methods._common import rows as by_row
+from privtune.training.methods._base import rows as by_row
+from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._rate_schedule import epoch_decay
 from privtune.training.methods._sampled import SampledGradient
 

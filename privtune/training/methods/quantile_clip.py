@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods._by_layer import LayerClipping
-from privtune.training.methods._common import (
+from privtune.training.methods._base import (
+    SGD,
     build,
     candidate_column,
     check_hyperparameter,
@@ -17,7 +17,7 @@ from privtune.training.methods._common import (
     descend,
     noise_scale_for,
 )
-from privtune.training.methods._optimizers import SGD
+from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._sampled import SampledGradient
 from privtune.training.methods.dpsgd import DPSGDState
 

@@ -25,7 +25,7 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants.utils import get_noise_multiplier
 
 from privtune import accounting as acc
-from privtune.accounting import accountant, moments, pld, rdp
+from privtune.accounting import accountant, curves, pld, rdp
 
 
 def steps(rate: float, noise: float, count: int) -> acc.Event:
@@ -34,7 +34,7 @@ def steps(rate: float, noise: float, count: int) -> acc.Event:
 
 def cold() -> None:
     """Empty every cache of the package."""
-    for module in (accountant, moments, pld, rdp):
+    for module in (accountant, curves, pld, rdp):
         for value in vars(module).values():
             if isinstance(value, functools._lru_cache_wrapper):
                 value.cache_clear()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
-from privtune.strategies.score_plan import ScorePlan
+from privtune.strategies.scoring import ScorePlan
 from privtune.training.engine.fine_tuning import part_of_model, set_trainable
 from privtune.training.engine.kernels import OneByOneKernel
 from privtune.training.engine.train import choose_kernel

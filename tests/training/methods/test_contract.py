@@ -19,9 +19,14 @@ from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import TranscriptMismatchError, looks_of
 from privtune.training.methods import METHODS, PUR
-from privtune.training.methods._base import scale_noise_of
-from privtune.training.methods._checkpoint import restore_state, state_tensors
-from privtune.training.methods._common import check_fraction, check_nonnegative, check_positive
+from privtune.training.methods._base import (
+    check_fraction,
+    check_nonnegative,
+    check_positive,
+    restore_state,
+    scale_noise_of,
+    state_tensors,
+)
 from studies.harness import train
 from tests.training.methods.world import LiteralOracle, World
 from tests.training.simple import blobs, cross_entropy, mlp, secrets

@@ -14,7 +14,7 @@ from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import Layout, load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import DPAdam, HyFreeDP
-from privtune.training.methods._parabola import Fit, fit_robust, robust_bound
+from privtune.training.methods.hyfreedp import Fit, fit_robust, robust_bound
 from studies.harness import train
 from tests.training.methods.world import LiteralOracle, World
 
