@@ -21,6 +21,7 @@ from privtune.ledger import RECORD
 from privtune.names import check_text
 from privtune.spaces import Prior, SearchSpace
 from privtune.strategies import (
+    Ending,
     Plan,
     PlanningContext,
     StrategyError,
@@ -395,6 +396,7 @@ class DeclaredTrial(Suggestions):
             params=self.params,
             weights=self._result.weights,
             score=self._result.score,
+            ended=Ending.of(self._result.weights),
             shapes=self._result.shapes,
             checked=self._checked,
         )

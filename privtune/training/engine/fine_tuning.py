@@ -16,7 +16,7 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.training.engine.kernels import refuse_coupling
 from privtune.training.engine.watch import traced
-from privtune.training.mechanism.data import TensorData, find_facts, find_raising
+from privtune.training.mechanism.data import TensorData, find_facts, find_unusable
 from privtune.training.mechanism.kernel import by_record, fresh, unwritten
 
 _PASS = 256  # records whose features are computed at once
@@ -197,8 +197,8 @@ class FrozenPart:
             try:
                 features = self.features(x)
             except Exception as error:
-                raising = find_raising(error, len(x), only)
-                features, held = only(~raising), held.marked(raising)
+                unusable = find_unusable(error, len(x), only)
+                features, held = only(~unusable), held.marked(unusable)
             self._known[data] = replace(held, x=features)
         return self._known[data]
 

@@ -33,9 +33,9 @@ from privtune.training.engine.rules import (
     emptied,
     held_by_norms,
     length,
-    nonfinite,
     norms_by_use,
     split,
+    unusable_rows,
     with_norms,
 )
 from privtune.training.engine.watch import Site, ruled, unruled
@@ -206,15 +206,15 @@ class BatchedKernel:
             del tape  # norms let go of what they have read
             layout, by_layer = self.layout, clipping.by_layer
             norms, saved = norms_by_use(used, parts, layout=layout, by_layer=by_layer)
-            bad = nonfinite(norms, look=looks_freely(norms.device))
-            if bad is None:
+            unusable = unusable_rows(norms, look=looks_freely(norms.device))
+            if unusable is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
             else:
-                saved = emptied(saved, bad)
-                norms.masked_fill_(bad, torch.inf)
+                saved = emptied(saved, unusable)
+                norms.masked_fill_(unusable, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
             add_sums(used, saved, coefficients, layout.split(out), layout=layout)
-            return count(clipping, norms, rows, bad, halves)
+            return count(clipping, norms, rows, unusable, halves)
 
     @cached_property
     def row_bytes(self) -> tuple[float, float]:
@@ -424,7 +424,7 @@ class OneByOneKernel:
         halves: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Add the clipped sums, record after record: see ``Kernel``."""
-        bad = torch.zeros(len(params), dtype=torch.long)
+        unusable = torch.zeros(len(params), dtype=torch.long)
         sums, counts = torch.zeros_like(out), out.new_zeros(len(out))
         for k, size in enumerate(int(n) for n in rows.sizes):
             with self._at(params[k]), _seeded(rows.dropout[k]):
@@ -438,12 +438,12 @@ class OneByOneKernel:
                         candidates=len(params),
                     )
                     sums[k] += total
-                    bad[k] += dropped
+                    unusable[k] += dropped
                     counts[k] += counted
         out += sums  # all at once: a pass that raises has changed nothing
         if halves is not None:
             halves += counts
-        return bad.to(out.device) if bool(bad.any()) else None
+        return unusable.to(out.device) if bool(unusable.any()) else None
 
     def _gradient(self, rows: Rows, k: int, b: int) -> torch.Tensor:
         """Return the gradient of one record, shape ``[1, P]``."""

@@ -364,7 +364,7 @@ def add_sums(
         use.accumulate(groups[layout.layer_of[use.weight] if len(groups) > 1 else 0], kept, targets)
 
 
-def nonfinite(norms: torch.Tensor, *, look: bool = True) -> torch.Tensor | None:
+def unusable_rows(norms: torch.Tensor, *, look: bool = True) -> torch.Tensor | None:
     """Return which records have a norm that is not finite, ``[K, B]``, or None for none.
 
     Args:
@@ -373,12 +373,12 @@ def nonfinite(norms: torch.Tensor, *, look: bool = True) -> torch.Tensor | None:
     """
     if look and math.isfinite(norms.sum().item()):
         return None
-    bad = ~norms.isfinite().all(dim=0)
-    return bad if not look or bool(bad.any()) else None
+    unusable = ~norms.isfinite().all(dim=0)
+    return unusable if not look or bool(unusable.any()) else None
 
 
-def emptied(saved: Sequence[Tensors], bad: torch.Tensor) -> list[Tensors]:
-    """Put zeros in place of what bad records, ``[K, B]``, left for the sums.
+def emptied(saved: Sequence[Tensors], unusable: torch.Tensor) -> list[Tensors]:
+    """Put zeros in place of what unusable records, ``[K, B]``, left for the sums.
 
     Copies keep their layout, and so every other record its bits.
     """
@@ -386,8 +386,10 @@ def emptied(saved: Sequence[Tensors], bad: torch.Tensor) -> list[Tensors]:
     def clean(kept: torch.Tensor) -> torch.Tensor:
         if not kept.is_floating_point():
             return kept  # indices: what is looked up there is weighted by zero
-        places = kept.shape[1] // bad.shape[1]  # each record has one, or all of its places in a row
-        rows = bad.repeat_interleave(places, dim=1) if places != 1 else bad
+        places = (
+            kept.shape[1] // unusable.shape[1]
+        )  # each record has one, or all of its places in a row
+        rows = unusable.repeat_interleave(places, dim=1) if places != 1 else unusable
         where = rows.view(*rows.shape, *(1 for _ in kept.shape[2:]))
         return kept.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
 
@@ -398,14 +400,14 @@ def count(
     clipping: Clipping,
     norms: torch.Tensor,
     rows: Rows,
-    bad: torch.Tensor | None,
+    unusable: torch.Tensor | None,
     halves: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Count unclipped records into ``halves``; return the number of bad records, if any."""
+    """Count unclipped records into ``halves``; return the number of unusable records, if any."""
     if halves is not None:
         counted = (clipping.unclipped(norms).to(rows.mask) - 0.5) * rows.mask
-        halves += (counted if bad is None else counted.masked_fill(bad, 0.0)).sum(dim=1)
-    return None if bad is None else (bad & (rows.mask > 0)).sum(dim=1)
+        halves += (counted if unusable is None else counted.masked_fill(unusable, 0.0)).sum(dim=1)
+    return None if unusable is None else (unusable & (rows.mask > 0)).sum(dim=1)
 
 
 def longest(dtype: torch.dtype) -> float:
@@ -573,15 +575,15 @@ class Transformed:
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         norms, saved = self.norms(parts)
-        bad = nonfinite(norms, look=looks_freely(norms.device))
-        if bad is None:
+        unusable = unusable_rows(norms, look=looks_freely(norms.device))
+        if unusable is None:
             coefficients = self._clipping.factors(norms)
         else:
-            saved = [emptied(kept, bad) for kept in saved]
-            norms = norms.masked_fill(bad, torch.inf)
+            saved = [emptied(kept, unusable) for kept in saved]
+            norms = norms.masked_fill(unusable, torch.inf)
             coefficients = self._clipping.coefficients(norms)
         self._add(coefficients.mul_(rows.mask)[0], saved, out)
-        return count(self._clipping, norms, rows, bad, halves)
+        return count(self._clipping, norms, rows, unusable, halves)
 
     def _add(
         self, coefficients: torch.Tensor, saved: Sequence[list[Tensors]], out: torch.Tensor

@@ -66,7 +66,7 @@ class Outcome:
         params: Final parameters on the CPU, shape ``[P]``: the method's average of the iterates.
         report: What the method reports by name, one value a step, on the CPU, shape ``[T]``.
         transcript: What was released.
-        nonfinite: Records that counted as zero, once for every sample that drew them: not finite
+        unusable: Records that counted as zero, once for every sample that drew them: not finite
             gradients, broken public facts, passes that raise. Sealed.
         snapshots: Parameters after the steps that were asked for, by step, on the CPU, shape ``[P]``.
         module: The candidate's model, with the final parameters in it.
@@ -76,7 +76,7 @@ class Outcome:
     params: torch.Tensor
     report: Mapping[str, torch.Tensor]
     transcript: Transcript
-    nonfinite: int
+    unusable: int
     snapshots: Mapping[int, torch.Tensor]
     module: nn.Module
 
@@ -282,7 +282,7 @@ class Training:
                     params,
                     {name: column[:, row] for name, column in report.items()},
                     transcripts[row],
-                    int(oracle.nonfinite[row]),
+                    int(oracle.unusable[row]),
                     {step: member.narrowed(kept[row]) for step, kept in now.snapshots.items()},
                     member.made.model,
                 )

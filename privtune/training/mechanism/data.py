@@ -43,9 +43,9 @@ class RecordFacts:
     def unusable(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
         """Return which of some records break the facts, shape ``[n]``, or None for none of them."""
         found = (_outside(x, self.inputs, None), _outside(y, self.targets, self.ignored))
-        broken = [lost for lost in found if lost is not None]
-        lost = torch.stack(broken).any(dim=0) if broken else None
-        return lost if lost is not None and bool(lost.any()) else None
+        broken = [unusable for unusable in found if unusable is not None]
+        unusable = torch.stack(broken).any(dim=0) if broken else None
+        return unusable if unusable is not None and bool(unusable.any()) else None
 
 
 NO_FACTS = RecordFacts()
@@ -89,8 +89,8 @@ class TensorData:
         >>> data = TensorData(torch.zeros(100, 4), torch.zeros(100, dtype=torch.long), sealed_size=False)
         >>> len(data), len(data.part(torch.arange(10), sealed_size=False).to(torch.device("cpu")))
         (100, 10)
-        >>> lost = torch.arange(100) == 3
-        >>> x, y, unusable = data.marked(lost).fetch(torch.tensor([3, 4]))
+        >>> unusable = torch.arange(100) == 3
+        >>> x, y, unusable = data.marked(unusable).fetch(torch.tensor([3, 4]))
         >>> unusable.tolist(), [part.shape[0] for part in data.take(torch.tensor([3]))]
         ([True, False], [1, 1])
         >>> from privtune.training.mechanism.data import NO_FACTS
@@ -120,10 +120,10 @@ class TensorData:
     @cached_property
     def _usable(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets with zeros for what cannot be used: copied once, not in every step."""
-        lost = self.unusable
-        if lost is None or not bool(lost.any()):
+        unusable = self.unusable
+        if unusable is None or not bool(unusable.any()):
             return self.x, self.y
-        nothing = [lost.view(-1, *(1 for _ in part.shape[1:])) for part in (self.x, self.y)]
+        nothing = [unusable.view(-1, *(1 for _ in part.shape[1:])) for part in (self.x, self.y)]
         return self.x.masked_fill(nothing[0], 0), self.y.masked_fill(nothing[1], 0)
 
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,12 +175,12 @@ class TensorData:
         """
         nothing = len(index) == 0
         index = index.new_zeros(1) if nothing else index
-        lost = None if self.unusable is None else self.unusable[index]
+        unusable = None if self.unusable is None else self.unusable[index]
         if nothing:
-            lost = torch.ones(1, dtype=torch.bool, device=self.x.device)
+            unusable = torch.ones(1, dtype=torch.bool, device=self.x.device)
         groups = None if self.groups is None else self.groups[index.cpu()]
         x, y = self.x[index], self.y[index]
-        return replace(self, x=x, y=y, sealed_size=sealed_size, unusable=lost, groups=groups)
+        return replace(self, x=x, y=y, sealed_size=sealed_size, unusable=unusable, groups=groups)
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on a device.
@@ -188,15 +188,15 @@ class TensorData:
         Args:
             device: The device.
         """
-        lost = None if self.unusable is None else self.unusable.to(device)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), unusable=lost)
+        unusable = None if self.unusable is None else self.unusable.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), unusable=unusable)
 
 
 def targets_are_classes(data: TensorData) -> bool:
     """Say whether targets are known to be whole numbers of at least 0; not where their number is sealed."""
     if data.sealed_size:
         return False
-    y = data._usable[1]  # a bad record does not choose how the others are computed
+    y = data._usable[1]  # an unusable record does not choose how the others are computed
     return not y.dtype.is_floating_point and bool((y >= 0).all())
 
 
@@ -339,7 +339,7 @@ def blames_records(error: Exception) -> bool:
     return "can't allocate memory" not in str(error)
 
 
-def find_raising(
+def find_unusable(
     error: Exception, count: int, attempt: Callable[[torch.Tensor], object]
 ) -> torch.Tensor:
     """Find the records, at least one, that raise when each is evaluated alone, shape ``[count]``.

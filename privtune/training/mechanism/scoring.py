@@ -25,7 +25,7 @@ from privtune.training.mechanism.data import (
     TensorData,
     blames_records,
     find_facts,
-    find_raising,
+    find_unusable,
     rows_of,
     synthetic,
     where,
@@ -203,10 +203,10 @@ def _sums(
     together = _vmapped(one, *made_up)
     total = torch.zeros_like(one(x[0], y[0]))
     for index in torch.split(torch.arange(len(data), device=device), _CHUNK):
-        x, y, lost = data.fetch(index)
+        x, y, unusable = data.fetch(index)
         found = _one_by_one(one, x, y, total) if together is None else together(x, y)
-        if lost is not None:
-            found = found.masked_fill(lost.unsqueeze(1), 0.0)
+        if unusable is not None:
+            found = found.masked_fill(unusable.unsqueeze(1), 0.0)
         total += found.sum(dim=0)
     sums: Floats = total.cpu().numpy()
     return sums
@@ -350,8 +350,8 @@ def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
         try:
             return many(own, targets)
         except Exception as error:
-            lost = find_raising(error, len(own), only)
-        return only(~lost).masked_fill(lost.to(own.device).unsqueeze(1), 0.0)
+            unusable = find_unusable(error, len(own), only)
+        return only(~unusable).masked_fill(unusable.to(own.device).unsqueeze(1), 0.0)
 
     return together
 

@@ -103,7 +103,7 @@ def test_poisoned_record_adds_exactly_nothing(poison):
     bad[3] = poison
     result = run(SimpleDPSGD(0.0), candidates=good(1), secrets_=secrets(1), data=(bad, y), steps=20)
     assert result.params.isfinite().all()
-    assert result.nonfinite[0] > 0
+    assert result.unusable[0] > 0
 
 
 def test_divergence_is_a_result_and_touches_nobody():
