@@ -7,7 +7,6 @@ its plan. The budget's log notes the digest of each: one that is left out of a c
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 from privtune.accounting import Event, epsilon, event_from_dict, lower_bound
 from privtune.accounting.events import flatten
 from privtune.ledger.admission import DRIFT
-from privtune.ledger.chain import Kind, canonical
+from privtune.ledger.chain import Kind, digest_of
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.history import History
 from privtune.ledger.log import Line, Log
@@ -52,7 +51,7 @@ def audits_of(storage: Storage, history: History) -> list[dict[str, Any]]:
 
 def note_audit(log: Log, budget: str, audit: Mapping[str, Any]) -> None:
     """Note in a budget's log that there is an audit, once: a certificate without it fails then."""
-    digest = _digest(audit)
+    digest = digest_of(audit)
     body = {key: audit[key] for key in ("study", "arm", "plan", "passed")}
 
     def decide(_connection: object, history: History) -> list[Line]:
@@ -161,7 +160,7 @@ def _is_part(event: Event, whole: Event) -> bool:
 
 
 def _refuse_missing(audits: Iterable[Mapping[str, Any]], history: History) -> None:
-    charged, there = _charged(history), {_digest(audit) for audit in audits}
+    charged, there = _charged(history), {digest_of(audit) for audit in audits}
     for digest, noted in history.audits.items():
         paid_for = (noted["study"], noted["plan"]) in charged
         if paid_for and "deleted" not in noted and digest not in there:
@@ -180,10 +179,6 @@ def _deleted(history: History) -> Iterator[str]:
                 f"An audit of {noted['study']}/{noted['arm']} {found} what is reported, and was deleted "
                 "with its study: it cannot be read any more."
             )
-
-
-def _digest(audit: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(audit).encode()).hexdigest()
 
 
 def _wrong(audit: Mapping[str, Any], why: str) -> LedgerCorruptedError:

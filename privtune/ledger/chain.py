@@ -61,6 +61,11 @@ def canonical(value: Mapping[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def digest_of(value: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a value's canonical text."""
+    return sealed_digest(canonical(value))
+
+
 def sealed_digest(text: str) -> str:
     """Return the digest of a sealed part; its salt makes it say nothing about the rest."""
     return hashlib.sha256(text.encode()).hexdigest()

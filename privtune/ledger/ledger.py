@@ -28,7 +28,7 @@ from privtune.ledger.errors import (
     UnknownChargeError,
 )
 from privtune.ledger.history import BASIS_RECORDED, History
-from privtune.ledger.log import Line, Log, round_digest
+from privtune.ledger.log import Line, Log, forget_secret, round_digest
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
 from privtune.ledger.storage import Storage, prepare
 from privtune.ledger.values import (
@@ -395,7 +395,8 @@ class Ledger:
     ) -> Charge:
         """Append a charge's next state.
 
-        Whoever settles, the entry notes the digest of the round's results, if there is a round.
+        Whoever settles, the entry notes the digest of the round's results, if there is a round, and the
+        round's secret is forgotten.
 
         Args:
             charge_id: The charge.
@@ -429,10 +430,12 @@ class Ledger:
                 raise ChargeStateError(
                     f"charge {charge_id} is {state}: only a {before} charge can be {kind}."
                 )
-            round_ = round_digest(connection, budget, number) if kind is Kind.SETTLED else None
-            noted = {} if round_ is None else {"round": round_}
-            body = {"note": note} if note else {}
-            return [Line(kind, number, body=body, sealed={**(sealed or {}), **noted})]
+            noted = dict(sealed or {})
+            if kind is Kind.SETTLED:
+                if (digest := round_digest(connection, budget, number)) is not None:
+                    noted["round"] = digest
+                forget_secret(connection, budget, number)
+            return [Line(kind, number, body={"note": note} if note else {}, sealed=noted)]
 
         history, _ = self.log.write(budget, decide)
         return history.charges[number]

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, Row
 from privtune.ledger.chain import Entry, Kind, new_entry, sealed_digest
 from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
 from privtune.ledger.history import History
-from privtune.ledger.schema import budgets, entries, tasks
+from privtune.ledger.schema import budgets, entries, rounds, tasks
 from privtune.ledger.storage import Storage
 from privtune.names import check_text
 
@@ -187,6 +187,12 @@ class Log:
 def stored_entry(row: Row[Any]) -> Entry:
     """Return the entry that a row holds; the digest of the sealed part is computed, not read."""
     return Entry(**{**row._mapping, "sealed": sealed_digest(row.sealed)})
+
+
+def forget_secret(connection: Connection, budget: str, charge: int) -> None:
+    """Forget what a round's seeds derive from: with it, noise could be drawn again and subtracted."""
+    own = sa.update(rounds).where(rounds.c.budget == budget, rounds.c.charge == charge)
+    connection.execute(own.values(secret=""))
 
 
 def round_digest(connection: Connection, budget: str, charge: int) -> str | None:

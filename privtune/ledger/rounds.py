@@ -554,11 +554,6 @@ def find_round(connection: Connection, charge_id: str) -> OpenRound | None:
     return None if row is None else _opened(charge_id, row)
 
 
-def forget_secret(connection: Connection, charge_id: str) -> None:
-    """Forget what a round's seeds derive from: with it, noise could be drawn again and subtracted."""
-    connection.execute(sa.update(rounds).where(*_key(charge_id)).values(secret=""))
-
-
 def of_round(charge_id: str) -> tuple[sa.ColumnElement[bool], ...]:
     """The conditions of being a task of a round."""
     budget, charge = Ledger.parse(charge_id)

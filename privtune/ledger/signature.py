@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from privtune.ledger.chain import canonical
+from privtune.ledger.chain import canonical, sealed_digest
 from privtune.ledger.errors import LedgerError
 
 FORMAT = "privtune-signature"
@@ -89,7 +89,7 @@ def sign_certificate(
     if not _DAY.fullmatch(signed_on):
         raise SignatureError("the day of a signature is written YYYY-MM-DD.")
     text = _canonical(certificate)
-    said = Signed(_sha256(text), fingerprint(key.public_key()), signed_on)
+    said = Signed(sealed_digest(text), fingerprint(key.public_key()), signed_on)
     made = key.sign(_message(said, text))
     return {**_FIXED, **said.to_dict(), "signature": base64.b64encode(made).decode()}
 
@@ -109,7 +109,7 @@ def check_signature(
     if said.key != fingerprint(key):
         raise SignatureError(f"the signature is by another key than this one ({fingerprint(key)}).")
     text = _canonical(certificate)
-    if said.certificate != _sha256(text):
+    if said.certificate != sealed_digest(text):
         raise SignatureError(
             "the certificate is not the one that was signed: it was changed, rewritten or exchanged."
         )
@@ -132,7 +132,3 @@ def _canonical(certificate: Mapping[str, Any]) -> str:
         return canonical(certificate)
     except (ValueError, RecursionError):
         raise SignatureError("the certificate holds what canonical JSON cannot.") from None
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

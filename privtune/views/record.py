@@ -18,7 +18,7 @@ from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.plots._style import colours
-from privtune.strategies import validation_metric
+from privtune.strategies import Ending, validation_metric
 from privtune.strategies.plan import epsilon_spent
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED, declared_note
 from privtune.views.page import render
@@ -265,7 +265,7 @@ def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
         tags={
             "privtune.kind": "trial",
             "privtune.strategy": plan.strategy,
-            **({"privtune.failed": trial.failed} if trial.failed else {}),
+            **({} if trial.ended is Ending.TRAINED else {"privtune.ended": str(trial.ended)}),
         },
         params={name: str(value) for name, value in trial.params.items()},
         points=(*((n, v, 0) for n, v in _score(plan, trial).items()), *_curves(trial.curves)),

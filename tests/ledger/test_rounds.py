@@ -25,7 +25,7 @@ from privtune.ledger import (
     UnknownChargeError,
 )
 from privtune.ledger.history import History
-from privtune.ledger.rounds import OpenRound, forget_secret, leased
+from privtune.ledger.rounds import OpenRound, leased
 from privtune.ledger.schema import tasks
 from tests.ledger.one_task import complete_one, lease_one, renew_one
 
@@ -78,8 +78,6 @@ def test_a_settled_round_is_over(ledger: Ledger, rounds: Rounds, begin: Begin) -
     [lease] = rounds.lease_some(opened.charge_id, "w", most=1)
     rounds.complete_some([Finished(lease, 0.5, {})])
     ledger.settle(opened.charge_id)
-    with ledger.log.storage.write() as connection:
-        forget_secret(connection, opened.charge_id)
     with pytest.raises(ChargeStateError, match="its round is over"):
         rounds.reopen(opened.charge_id, 0, lambda _: None)
     assert rounds.open_count(opened.charge_id) == 0
