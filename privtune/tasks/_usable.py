@@ -162,8 +162,8 @@ class SplitCheck:
     @property
     def worst(self) -> str:
         """Why most of the unusable records cannot be used."""
-        lost = [one for one in self.findings if not one.used]
-        return f": {max(lost, key=lambda one: one.records).words}" if lost else ""
+        unusable = [one for one in self.findings if not one.used]
+        return f": {max(unusable, key=lambda one: one.records).words}" if unusable else ""
 
 
 @dataclass(frozen=True)
@@ -378,11 +378,11 @@ class Tally:
             y: Their targets: the number of a class, or a number.
             ids: What they are known by; their content where it is None.
         """
-        lost = np.zeros(len(drawn), dtype=bool)
+        unusable = np.zeros(len(drawn), dtype=bool)
         for fault in faults:
             if not fault.records.any():
                 continue
-            lost |= fault.records if not fault.used else False
+            unusable |= fault.records if not fault.used else False
             own = self.faults.setdefault(
                 (fault.column, fault.why), _Counted(fault.used, fault.declared)
             )
@@ -393,11 +393,11 @@ class Tally:
         for number, split in enumerate(self.declared):
             here = drawn == number
             self.rows[split] += int(here.sum())
-            self.unusable[split] += int((here & lost).sum())
+            self.unusable[split] += int((here & unusable).sum())
             if units is not None:
                 there = self.units.setdefault(split, set())
-                there |= {units[place] for place in (here & ~lost).nonzero()[0]}
-        self._gather(~lost, x, y, ids)
+                there |= {units[place] for place in (here & ~unusable).nonzero()[0]}
+        self._gather(~unusable, x, y, ids)
 
     def _gather(self, rest: npt.NDArray[np.bool_], x: Any, y: Any, ids: Any) -> None:
         """Collect distinct targets and contents of usable records, up to a limit."""

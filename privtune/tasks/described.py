@@ -58,12 +58,12 @@ class Part:
         nothing: float = -1.0,
     ) -> Part:
         """Return records of which the unusable are alike, so that they share a split by content."""
-        lost = np.zeros(len(y), dtype=bool)
+        unusable = np.zeros(len(y), dtype=bool)
         for fault in faults:
-            lost |= fault.records & (not fault.used)
+            unusable |= fault.records & (not fault.used)
         if x is not None:
-            x[lost] = 0.0
-        return cls(x, np.where(lost, nothing, y), faults, ids)
+            x[unusable] = 0.0
+        return cls(x, np.where(unusable, nothing, y), faults, ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,8 +136,8 @@ class Table(Described):
         if self.id is not None:
             ids = [str(name).strip() for name in texts(batch[self.id]).to_pylist()]
             if self.grouped:  # a row that belongs to nobody is protected with nobody
-                lost = is_missing(batch[self.id])
-                faults.append(Fault(self.id, "without a group", lost, cells=batch[self.id]))
+                unusable = is_missing(batch[self.id])
+                faults.append(Fault(self.id, "without a group", unusable, cells=batch[self.id]))
         nothing = math.nan if self.classes is None else -1.0
         return Part.of(x, y, faults, ids, nothing=nothing)
 
