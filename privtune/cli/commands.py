@@ -34,25 +34,16 @@ def strategies(name: Which = None, as_json: AsJson = False) -> None:
     from rich.padding import Padding
 
     from privtune.strategies import STRATEGIES, registered
-    from privtune.training.methods import METHODS
+    from privtune.training.methods import METHODS, Method
 
     rows: list[dict[str, Any]] = [_row(s, "privtune") for s in STRATEGIES.values()]
     for found in registered():
-        if found.strategy is not None:
-            rows.append(_row(found.strategy, found.source))
-        else:
+        if found.found is None:
             rows.append({"name": found.name, "from": found.source, "what": found.problem})
-    rows += [
-        {
-            "name": m.name,
-            "from": "privtune",
-            "what": m.summary,
-            "adapts": list(m.adapts),
-            "needs": list(m.parameters),
-            "releases": m.releases,
-        }
-        for m in METHODS.values()
-    ]
+        else:
+            method = issubclass(found.found, Method)
+            rows.append((_method_row if method else _row)(found.found, found.source))
+    rows += [_method_row(method, "privtune") for method in METHODS.values()]
     if as_json:
         emit_json(rows)
         return
@@ -75,7 +66,7 @@ def _show(name: str, *, as_json: bool) -> None:
     from rich.markup import escape
     from rich.padding import Padding
 
-    from privtune.strategies.describe import describe
+    from privtune.strategies.registry import describe
 
     found = describe(name)
     if as_json:
@@ -91,6 +82,17 @@ def _show(name: str, *, as_json: bool) -> None:
         console().print(Padding(f"[bold]{escape(head)}[/]", (1, 0, 0, 2)), highlight=False)
         if option["what"]:
             console().print(Padding(escape(option["what"]), (0, 0, 0, 4)), highlight=False)
+
+
+def _method_row(method: Any, source: str) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "from": source,
+        "what": method.summary,
+        "adapts": list(method.adapts),
+        "needs": list(method.parameters),
+        "releases": method.releases,
+    }
 
 
 def _row(strategy: type[Any], source: str) -> dict[str, Any]:

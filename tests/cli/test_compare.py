@@ -16,7 +16,7 @@ import yaml
 
 import privtune
 from privtune.cli._tables import _print_arms
-from privtune.strategies.describe import describe
+from privtune.strategies.registry import describe
 from privtune.study import StudySpec
 from privtune.views.comparison import to_csv
 from tests.cli.conftest import Cli
