@@ -45,7 +45,7 @@ def run_study(
     """Run a study with progress on the terminal and, if asked, releases to MLflow."""
     from privtune.cli._tables import print_records
     from privtune.study.seal import open_stream
-    from privtune.tasks._files import ON_READ
+    from privtune.tasks._reader import ON_READ
 
     observers: list[Observer] = []
     if mlflow:

@@ -62,22 +62,7 @@ _MIDDLE = 10  # of the halvings of its δ among which the filter looks for what 
 
 
 def admit(history: History, asked: Sequence[Event]) -> str:
-    """Decide on a request as a whole.
-
-    Returns:
-        The basis on which it is admitted.
-
-    Raises:
-        BudgetExceededError: It does not fit.
-        BudgetClosedError: The budget was closed for good.
-        DeclarationClosedError: A declared budget has started.
-        PrivTuneError: autodp's composition of everything charged is not ours.
-
-    **Guarantee**: whatever is admitted, in whatever order and however it was chosen, everything
-    together stays within the budget. Before the first start: everything admitted was fixed before
-    the first release, so the composition by any bound, privacy loss distributions included, says
-    what it costs. Afterwards: the filter of `privtune.ledger.privacy_filter`.
-    """
+    """Decide on a request as a whole."""
     budget = history.terms()
     if history.closed:
         raise BudgetClosedError(f"budget {budget.name!r} was closed for good.")
@@ -107,12 +92,7 @@ def fits(history: History, asked: Sequence[Event]) -> bool:
 
 
 def admission_of(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]] | None:
-    """Return the basis on which the budget holds more events and what they weigh; None if on none.
-
-    The filter admits by divergences as long as that leaves a quarter of its capacity. From there on
-    it goes over to Gaussian charges with the first request that takes a smaller part of what is
-    left as such, or fits only so.
-    """
+    """Return the basis on which the budget holds more events and what they weigh; None if on none."""
     budget = history.terms()
     if not history.frozen:
         together = (*history.block.values(), *asked)
@@ -287,20 +267,7 @@ def filter_excess(history: History) -> float:
 
 
 def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
-    """Return what everything charged costs together, whenever one looks.
-
-    Where nothing can be added to the declared block, this is the best bound on it. Else it is the smallest
-    of the readings of `privtune.ledger.privacy_filter`, which share the budget's δ.
-
-    Args:
-        history: The budget's log.
-        allowed: By what share what was spent may be less, to read the least that another version of a
-            library may have read.
-
-    **Guarantee**: who reads at any time, and stops or goes on by what was released, learns at most this:
-    all readings together hold with the δ that is returned. It is the budget's, unless a release was
-    recorded in a budget that had no room for any.
-    """
+    """Return what everything charged costs together, whenever one looks."""
     budget = history.terms()
     block = tuple(history.block.values())
     adaptive = history.frozen and budget.admission is Admission.ADAPTIVE
@@ -407,20 +374,7 @@ _DIGITS = 3
 
 
 def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
-    """Return what would fit in place of a refused request, one phrase each.
-
-    Args:
-        history: The budget's log.
-        asked: The refused events.
-
-    Returns:
-        For one training by DP-SGD: from which noise multiplier σ on it would fit, alone and tuned by
-        private selection. For everything else, as all arms of a study together: by how much its
-        noise would have to grow, and the ε of that, to which a study's spec may be lowered.
-
-    **Guarantee**: the noise that is named fits, by the same rule that refused, as the log stands now; the
-    ε of a spec is about what it comes to.
-    """
+    """Return what would fit in place of a refused request, one phrase each."""
     found = training(asked[0]) if len(asked) == 1 else None
     if found is None:
         return (_together(history, asked),)

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
-from privtune.ledger.backups import drafts_in
+from privtune.ledger.backups import DRAFT
 from privtune.ledger.places import STORE, checked_url, database_path
 from privtune.ledger.schema import HEAD, arms, blobs, entries, failures, rounds, tasks
 from privtune.ledger.storage import Storage, schema_version
@@ -43,13 +43,7 @@ ORDER BY relname
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: What.
-        state: ``"ok"``; ``"warn"``; ``"fail"`` where a guarantee would break.
-        says: What was found, and what to do about it; a sentence.
-    """
+    """One thing that was looked at."""
 
     name: str
     state: str
@@ -81,10 +75,8 @@ def check_storage(url: str) -> Iterator[Check]:
                 yield Check("database", "warn", f"There is no {path} yet: nothing to look at.")
                 return
             yield _noted(Path(f"{path}-heads"))
-            if drafts := drafts_in(path.parent):
-                says = (
-                    f"{drafts[0]} is of a backup that runs or was killed; the next one removes it."
-                )
+            for draft in sorted(path.parent.glob(f"{DRAFT}*")):
+                says = f"{draft} is of a backup that runs or was killed: remove it if none runs."
                 yield Check("backup", "warn", says)
         with closing(Storage(url, patience=5)) as storage:
             yield from _database(storage)

@@ -28,7 +28,7 @@ from privtune.ledger.errors import (
     UnknownChargeError,
 )
 from privtune.ledger.history import BASIS_RECORDED, History
-from privtune.ledger.log import Line, Log, round_digest
+from privtune.ledger.log import Line, Log, forget_secret, round_digest
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
 from privtune.ledger.storage import Storage, prepare
 from privtune.ledger.values import (
@@ -44,11 +44,7 @@ from privtune.names import check_name, check_text
 
 
 def charge_of(history: History, number: int) -> Charge:
-    """Return a charge of a budget.
-
-    Raises:
-        UnknownChargeError: If it has none of this number.
-    """
+    """Return a charge of a budget."""
     try:
         return history.charges[number]
     except KeyError:
@@ -88,11 +84,7 @@ def reservations(history: History, requests: Sequence[ChargeRequest], basis: str
 def numbered(
     history: History, requests: Sequence[ChargeRequest]
 ) -> tuple[list[int], list[ChargeRequest]]:
-    """Return the number of each request's charge, and the requests that have none yet.
-
-    Raises:
-        ChargeStateError: A plan's digest is that of a charge for another event or unit.
-    """
+    """Return the number of each request's charge, and the requests that have none yet."""
     there: dict[str, tuple[int, Charge | ChargeRequest]] = {
         charge.plan_digest: (number, charge)
         for number, charge in history.charges.items()
@@ -124,41 +116,25 @@ def _check_plan(
 
 
 def check_requests(requests: Sequence[ChargeRequest]) -> None:
-    """Refuse what is no request.
-
-    Raises:
-        InvalidInputError: If there is none, or one is something else.
-    """
+    """Refuse what is no request."""
     if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
         raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
 
 
 def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
-    """Decide outside of the lock, and say what would fit.
-
-    A composition may take seconds. Inside the lock it is found in the cache, unless somebody
-    else was faster.
-
-    Args:
-        history: The log as it was when it was seen that these are not charged yet: what somebody
-            else has charged since may be the same.
-        requests: What is asked.
-    """
+    """Decide outside of the lock, and say what would fit."""
     if not requests:
         return
     events = [request.event for request in requests]
     try:
         admit(history, events)
     except BudgetExceededError as error:
-        raise error.with_fitting(suggestions(history, events)) from None
+        error.fitting = suggestions(history, events)
+        raise
 
 
 def check_same(there: Budget, asked: Budget) -> None:
-    """Refuse other terms than those that are there.
-
-    Raises:
-        BudgetExistsError: If they differ.
-    """
+    """Refuse other terms than those that are there."""
     ours, theirs = asked.to_dict(), there.to_dict()
     other = [
         f"{key} is {theirs[key]!r}, not {ours[key]!r}" for key in ours if ours[key] != theirs[key]
@@ -177,8 +153,7 @@ class Ledger:
         url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; as for the command line,
             ``privtune.db`` in the working directory unless given.
         patience: How long to wait for other processes, in seconds.
-        clock: The time, for tests; PostgreSQL's own, or this machine's. It is noted with every
-            entry, and no decision hangs on it.
+        clock: The time that is noted with every entry, for tests; else this machine's.
 
     **Guarantee**: a charge is in the log, durably, before :meth:`reserve` returns it; all charges
     of one call are admitted in one transaction, or none; whatever crashes, what was started stays
@@ -272,9 +247,9 @@ class Ledger:
             body = {"terms": budget.to_dict(), "created_at": at.date().isoformat()}
             return Line(Kind.CREATED, body=body)
 
-        history, _ = self.log.create(budget.name, first)
-        check_same(history.terms(), budget)
-        return history.terms()
+        there = self.log.create(budget.name, first).terms()
+        check_same(there, budget)
+        return there
 
     def close_budget(self, name: str) -> None:
         """Close a budget for good: it admits nothing more; what it admitted may still run.
@@ -420,7 +395,8 @@ class Ledger:
     ) -> Charge:
         """Append a charge's next state.
 
-        Whoever settles, the entry notes the digest of the round's results, if there is a round.
+        Whoever settles, the entry notes the digest of the round's results, if there is a round, and the
+        round's secret is forgotten.
 
         Args:
             charge_id: The charge.
@@ -454,10 +430,12 @@ class Ledger:
                 raise ChargeStateError(
                     f"charge {charge_id} is {state}: only a {before} charge can be {kind}."
                 )
-            round_ = round_digest(connection, budget, number) if kind is Kind.SETTLED else None
-            noted = {} if round_ is None else {"round": round_}
-            body = {"note": note} if note else {}
-            return [Line(kind, number, body=body, sealed={**(sealed or {}), **noted})]
+            noted = dict(sealed or {})
+            if kind is Kind.SETTLED:
+                if (digest := round_digest(connection, budget, number)) is not None:
+                    noted["round"] = digest
+                forget_secret(connection, budget, number)
+            return [Line(kind, number, body={"note": note} if note else {}, sealed=noted)]
 
         history, _ = self.log.write(budget, decide)
         return history.charges[number]

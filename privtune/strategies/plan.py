@@ -27,7 +27,6 @@ from privtune.ledger import RECORD
 from privtune.numbers import is_number
 from privtune.strategies.scoring import ScorePlan
 from privtune.tasks._fine_tuning import PART
-from privtune.tasks._stage import TaskStage
 from privtune.training.mechanism.metrics import noised
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
@@ -38,6 +37,7 @@ from privtune.training.methods.declared import Declared
 
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
+    from privtune.tasks.stages import TaskStage
 
 
 @dataclass(frozen=True)

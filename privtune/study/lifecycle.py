@@ -23,16 +23,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
-from privtune.files import forget_times, made_private
+from privtune.execution.launchers import WorkerStoppedError
+from privtune.files import made_private
 from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError, Ledger
 from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
 from privtune.strategies.plan import StagePlan
 from privtune.study._trials import StudyTrials
-from privtune.study.failures import StageRefusedError, stopping
+from privtune.study.failures import WITHOUT_DATA, ArmStoppedError, StageRefusedError
 from privtune.study.observer import ArmStatus, StageStatus
 from privtune.study.release import load_release, make_release
-from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, add_arm, check_there
+from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, check_there
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
 from privtune.tasks import declared_note
@@ -244,15 +245,8 @@ class Life(StoredStudy):
         arm = self.arm(plan.arm)
         if arm is None or not isinstance(arm.plan, Plan):
             return plan
-        self._check_same(plan, arm.plan)
+        self.check_same(plan, arm.plan)
         return arm.plan
-
-    def _check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
-        if there.digest() != plan.digest():
-            raise PrivTuneError(
-                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
-                "planned does not change. Say arm='another-name' for a new arm."
-            )
 
     # What runs: locks, seals, files.
 
@@ -294,11 +288,32 @@ class Life(StoredStudy):
                 "return or raise an error instead of calling sys.exit."
             ) from error
 
+    @contextmanager
+    def stopping(self, arm: str) -> Iterator[None]:
+        """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included."""
+        stopped = False
+        try:
+            yield
+        except WITHOUT_DATA:
+            raise
+        except WorkerStoppedError:  # the worker has kept what stopped it
+            stopped = True
+        except Exception as error:
+            with suppress(PrivTuneError):  # its context would be the error
+                self.record_failure(arm, error)
+            stopped = True
+        if stopped:
+            stop = ArmStoppedError(self.name, arm)
+            try:
+                raise stop from None
+            finally:
+                stop.__context__ = None  # it would show the failure to whoever looks at the error
+
     def _log(self, plan: AnyPlan) -> Path:
         try:
             return self.place(f"sealed/{plan.arm}.log")
-        except OSError:  # a worker of another user: the seal writes to nowhere then
-            return self.folder / "sealed" / f"{plan.arm}.log"
+        except OSError:  # a worker of another user or machine: the folder is not its own
+            return Path(os.devnull)
 
     def place(self, name: str) -> Path:
         """Return the path of a study's file that is no result, and make its folder."""
@@ -356,11 +371,6 @@ class Life(StoredStudy):
             if plan.is_private
         ]
 
-        def add(connection: Connection) -> None:
-            check_there(connection, self.row)
-            for arm in asked:
-                self._check_same(arm.plan, add_arm(connection, self.name, arm).plan)
-
         requests = [
             ChargeRequest(
                 event=arm.plan.event,
@@ -374,7 +384,8 @@ class Life(StoredStudy):
             for arm in asked
         ]
         if requests:
-            self.ledger.reserve(self.budget, requests, work=add)
+            work = partial(self.add_arms, asked=asked)
+            self.ledger.reserve(self.budget, requests, work=work)
 
     def _notes(self, plan: AnyPlan) -> tuple[str, ...]:
         return plan.noise_note, self.spec.weakened, declared_note(plan.public_facts)
@@ -413,18 +424,8 @@ class Life(StoredStudy):
 
     def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
-        from privtune.ledger.rounds import forget_secret
-
         charge, release = self.charge_of(plan), self._there(plan).release or {}
-
-        def forget(connection: Connection) -> bool:
-            check_there(connection, self.row)
-            self.sealed(plan.arm).forget(connection)
-            self.forget_secret(connection, plan.arm)
-            if charge is not None:
-                forget_secret(connection, charge.id)
-            return True
-
+        forget = partial(self.forget_sealed, arm=plan.arm)
         if charge is None or charge.state is ChargeState.SETTLED:
             with self.storage.write() as connection:
                 forget(connection)
@@ -449,7 +450,7 @@ class Life(StoredStudy):
             text = json.dumps(self.certificate(), indent=2, allow_nan=False)
             self.files.write(f"{plan.arm}/certificate.json", text.encode())
             tell(plan, release)
-            forget_times(results.folder, within=True)
+            self.files.forget_times(plan.arm)
             self.set_announced(plan.arm)
         return release
 
@@ -524,7 +525,7 @@ def _release_stage(life: Life, plan: StagePlan, measure: Any) -> None:
     """Lead a stage from wherever it is to its announcement. A release that is stored is not drawn again."""
     if life.stage(plan) in (Stage.CHARGED, Stage.STARTED):
         life.start(plan)
-        with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):
+        with life.stopping(plan.arm), life.seal(plan):
             life.set_release(plan.arm, measure(plan))
     if life.stage(plan) is Stage.TRAINED:
         life.settle(plan)
@@ -537,7 +538,7 @@ def _train(
     """Train an arm inside its seal, and store what it releases."""
     observer.arm_started(plan)
     try:
-        with stopping(life.name, plan.arm, life.record_failure):
+        with life.stopping(plan.arm):
             with life.seal(plan):
                 strategy, trials = trainer.prepare(plan)
                 started = time.perf_counter()

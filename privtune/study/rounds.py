@@ -14,17 +14,17 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.execution.files import pack_result, request_of, unpack_result
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.ledger import SKIPPED
 from privtune.names import check_text
 from privtune.numbers import is_number
 from privtune.spaces import IndependentSampler, check_hyperparameter, plain
-from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
+from privtune.strategies import Ending, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
 from privtune.study._shown import suggested
 from privtune.study.failures import StudyInterruptedError
+from privtune.study.release import pack_result, request_of, unpack_result
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -390,7 +390,7 @@ class StudyRound:
     def tell(self, number: int, result: TrialResult) -> None:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
-        self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
+        self.shown.tell(number, score=score, pruned=result.ended is Ending.PRUNED)
 
 
 def own_sampler(sampler: Any) -> Any:

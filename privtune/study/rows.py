@@ -103,7 +103,7 @@ class StudyStore:
             if not insert_new(connection, studies, {**values, "root": str(row.root)}):
                 raise StudyExistsError(row.name)
             for arm in planned:
-                add_arm(connection, row.name, arm)
+                _add_arm(connection, row.name, arm)
 
     def study(self, name: str) -> StudyRow:
         """Return a study's row."""
@@ -189,9 +189,28 @@ class StoredStudy:
         with self.writing() as connection:
             connection.execute(sa.update(arms).where(*_arm(self.name, arm)).values(announced=1))
 
-    def forget_secret(self, connection: Connection, arm: str) -> None:
-        """Forget an arm's secret: with it, noise could be drawn again and subtracted."""
+    def add_arms(self, connection: Connection, asked: Sequence[Arm]) -> None:
+        """Insert arms after those that are there; refuse another plan for one that is there."""
+        check_there(connection, self.row)
+        for arm in asked:
+            _add_arm(connection, self.name, arm)
+            query = sa.select(arms).where(*_arm(self.name, arm.plan.arm))
+            self.check_same(arm.plan, _read_arm(connection.execute(query).one()).plan)
+
+    def check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
+        """Refuse a plan for an arm that exists with another one."""
+        if there.digest() != plan.digest():
+            raise PrivTuneError(
+                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
+                "planned does not change. Say arm='another-name' for a new arm."
+            )
+
+    def forget_sealed(self, connection: Connection, arm: str) -> bool:
+        """Forget an arm's secret, with which its noise could be drawn again, and the models that lost."""
+        check_there(connection, self.row)
+        self.results.within(f"sealed/{arm}").forget(connection)
         connection.execute(sa.update(arms).where(*_arm(self.name, arm)).values(secret=""))
+        return True
 
     def add_failure(self, arm: str, text: str) -> None:
         """Keep what stopped an arm."""
@@ -277,8 +296,7 @@ def check_there(connection: Connection, row: StudyRow, *, deleting: bool = False
         )
 
 
-def add_arm(connection: Connection, study: str, arm: Arm) -> Arm:
-    """Insert an arm after those that are there, and return it; one that is there stays."""
+def _add_arm(connection: Connection, study: str, arm: Arm) -> None:
     count = sa.select(sa.func.count()).select_from(arms).where(arms.c.study == study)
     row = {
         "study": study,
@@ -290,7 +308,6 @@ def add_arm(connection: Connection, study: str, arm: Arm) -> Arm:
         "announced": 0,
     }
     insert_new(connection, arms, row)
-    return _read_arm(connection.execute(sa.select(arms).where(*_arm(study, arm.plan.arm))).one())
 
 
 def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
@@ -22,7 +22,6 @@ from privtune.study.release import utility_of
 from privtune.study.rounds import StudyRound, in_threads, own_sampler
 from privtune.study.workers import TASK, give_out, make_files, telling
 from privtune.tasks import TaskDataError
-from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -189,8 +188,7 @@ def run_study(
     observer: Observer,
     *,
     executor: Executor,
-    device: str | None,
-    stack: int | Literal["auto"] | None,
+    compute: Compute,
     non_private: bool,
     anyway: bool = False,
     told: Callable[[RecordCheck], None] | None = None,
@@ -198,9 +196,7 @@ def run_study(
     """Run what has not been released: see :meth:`privtune.Study.run`."""
     if life.spec.task is None:
         life.spec.load_task()  # says that the study is open, and what runs its arms
-    plans = list(life.plans().values())
-    if life.finished():
-        return tuple(found for plan in plans if (found := life.release(plan)))
+    task, plans = _task(life), list(life.plans().values())
     without = [plan.arm for plan in plans if not plan.is_private]
     if without and not non_private:
         raise NonPrivateError(
@@ -208,14 +204,9 @@ def run_study(
             "infinite): it trains on the data as it is. Run it with --non-private if the data "
             "may be shown to everybody, or take it out of the study. Nothing was run."
         )
-    compute = life.spec.compute
-    if stack is not None:
-        compute = replace(compute, stack=check_stack(stack))
-    compute = replace(compute, device=device or compute.device)
-    check_device(compute.device)
     executor.slots(compute.device)  # too few GPUs are said before the charge
     with life.alone(), telling() as tell:
-        trainer = TaskTrainer(life, _task(life), observer, compute, executor, tell)
+        trainer = TaskTrainer(life, task, observer, compute, executor, tell)
         look = None
         if not life.charges() and not (anyway and told is None):
             look = partial(trainer.look, plans, anyway=anyway, told=told)

@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from privtune.errors import PrivTuneError
-from privtune.files import private_folder
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -343,7 +342,6 @@ def _redirect(log: Path) -> None:
 def _open(log: Path) -> TextIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     try:
-        private_folder(log.parent)
         descriptor = os.open(log, flags, 0o600)
     except OSError:  # a worker of another machine or user: the folder is not its own
         descriptor = os.open(os.devnull, flags)

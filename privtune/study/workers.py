@@ -35,7 +35,7 @@ from privtune.imports import described
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.urls import masked_url
 from privtune.study._files import TrialFiles
-from privtune.study.failures import NotLoadedError, stopping
+from privtune.study.failures import NotLoadedError
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.rounds import work_on_rows
 from privtune.study.rows import StudyStore
@@ -225,8 +225,7 @@ def serve(
                 for life, plan, charge_id in studies.at_work(arm):
                     left = None if most is None else most - count
                     how: dict[str, Any] = {"device": device, "stack": stack, "most": left}
-                    stops = stopping(life.name, plan.arm, life.record_failure)
-                    with studies.skipping(life.name, plan.arm), stops:
+                    with studies.skipping(life.name, plan.arm), life.stopping(plan.arm):
                         count += _work(life, plan, charge_id=charge_id, **how)
                     if most is not None and count >= most:
                         return count
@@ -331,10 +330,8 @@ def _work(
 ) -> int:
     """Train rows of an arm's round here, inside its seal; return how many."""
     with life.seal(plan):
-        compute = life.spec.compute
-        compute = replace(compute, stack=stack or compute.stack, device=device or compute.device)
         try:
-            files = _files(life, plan, compute)
+            files = _files(life, plan, life.spec.compute.given(device, stack))
         except (LedgerConnectionError, LedgerBusyError):
             raise
         except (Exception, SystemExit) as error:  # no failure of the arm: others may load it

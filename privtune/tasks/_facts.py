@@ -1,4 +1,4 @@
-"""What is public about a task, as one list: plans, reports and certificates show the same."""
+"""What is public about a task, as one list: plans, reports and certificates show the same; its errors."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
-"""Names of the facts of a fine-tuning, and of what a record is where it is more than a row."""
-PARTS = "parts of a record"
-"""Name of the fact that says shapes and types of the user's own data."""
-PRECISION = "precision"
-"""Name of the fact that passes are run in fewer digits."""
+from privtune.errors import PrivTuneError
 
-ROWS = "rows of the query"
-"""Name of the fact that a query's rows are declared, not known, to come from one record each."""
+# Names of facts that views look up.
+PRETRAINED, TRAINED, PRECISION = "pretrained weights", "trained part", "precision"
+A_RECORD, PARTS = "a record", "parts of a record"
+ROWS, MECHANISM = "rows of the query", "training"
 
-_INDEPENDENT = "declared independent: that each comes from one protected record was not checked"
+SPLITS = ("train", "validation", "test")
+"""Names of the splits, in order."""
 
 
-MECHANISM = "training"
-"""Name of the fact that another library trains, by an event that somebody declares."""
+class TaskDataError(PrivTuneError):
+    """The data that a task loaded is not what the task declared in public."""
+
+
+class TaskAbsentError(TaskDataError):
+    """What holds a task's data is not on this machine."""
+
+
+class TaskChangedError(PrivTuneError):
+    """A machine's copy of a task's functions is not the one that the study was made with."""
 
 
 def declared_note(facts: Mapping[str, str]) -> str:
@@ -48,9 +54,6 @@ def rows_note(facts: Mapping[str, str]) -> str:
     """
     return f"{ROWS} {facts[ROWS]}" if ROWS in facts else ""
 
-
-SPLITS = ("train", "validation", "test")
-"""Names of the splits, in order."""
 
 _EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
 PARTITIONS: Mapping[str, str] = {
@@ -121,7 +124,9 @@ class PublicFacts:
         if self.unit:
             facts[A_RECORD] = f"all rows of one {self.unit} of them"
         if self.rows_declared:
-            facts[ROWS] = _INDEPENDENT
+            facts[ROWS] = (
+                "declared independent: that each comes from one protected record was not checked"
+            )
         for name, records, public in (
             ("validation records", self.validation_records, self.public_validation),
             ("test records", self.test_records, self.public_test),

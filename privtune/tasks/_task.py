@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.imports import users_code
-from privtune.tasks._facts import PARTITIONS, SPLITS, PublicFacts
+from privtune.numbers import is_number
+from privtune.tasks._facts import PARTITIONS, SPLITS, PublicFacts, TaskAbsentError, TaskDataError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
+    from torch.optim.lr_scheduler import LRScheduler
 
-    from privtune.tasks._candidate import Build, Score
     from privtune.tasks._usable import Fault, RecordCheck
     from privtune.training.mechanism.data import RecordTree, TensorData
     from privtune.training.mechanism.kernel import LossOf
@@ -28,13 +29,7 @@ _TRIED = 16  # real records that model and loss are tried on before a charge
 
 
 def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> torch.Tensor:
-    """Return inputs of a task's shape and type that hold no data: always the same.
-
-    Args:
-        records: How many.
-        shape: Of one.
-        tokens: How many whole numbers there are; None for floating inputs.
-    """
+    """Return inputs of a task's shape and type (whole numbers below ``tokens``, if any): always the same."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -43,16 +38,83 @@ def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> 
     return torch.randint(tokens, (records, *shape), generator=generator)
 
 
-class TaskDataError(PrivTuneError):
-    """The data that a task loaded is not what the task declared in public."""
+RecordLoss = Callable[..., "torch.Tensor"]
+"""A function ``(model, *record) -> [1]`` of one record, whose tensors have a leading axis of 1."""
+
+Build = Callable[[Any], "Candidate"]
+"""Takes a ``privtune.Trial``, suggests its hyperparameters, returns what to train. It receives no data."""
 
 
-class TaskAbsentError(TaskDataError):
-    """What holds a task's data is not on this machine."""
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One model to train, and how: what ``build(trial)`` returns.
+
+    Args:
+        model: The model with its first weights. Parameters that do not require gradients stay as they are.
+        optimizer: One of torch's classes, over exactly the trainable parameters of the model; None
+            where the arm's method steps by itself (``dpsgd`` included: then ``learning_rate`` is
+            suggested under that name, or fixed by the arm).
+        method: Name of the training method (``dpsgd``, ``hyfreedp``, ``adadp``, ...); the arm's unless
+            given. It must be the same for every trial, as the charge is for one method.
+        max_grad_norm: Each record's gradient is clipped to this L2 norm, above 0; 1 with an optimizer
+            unless given. Methods that set it by themselves take none.
+        schedule: Of the learning rate: a name or mapping as in a spec (``"cosine"``), or a scheduler of
+            torch's over the optimizer, stepped once after every step.
+        trainable: Which part is trained: ``all``, ``head``, ``biases`` or ``lora:RANK``; the parameters that
+            require gradients unless given.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> Candidate(model, torch.optim.SGD(model.parameters(), lr=0.5), max_grad_norm=1.0).method is None
+        True
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    _: KW_ONLY
+    method: str | None = None
+    max_grad_norm: float | None = None
+    schedule: str | Mapping[str, Any] | LRScheduler | None = None
+    trainable: str | None = None
 
 
-class TaskChangedError(PrivTuneError):
-    """A machine's copy of a task's functions is not the one that the study was made with."""
+@dataclass(frozen=True)
+class Score:
+    """How trials are scored: a metric by its name, or a function of the model and one record.
+
+    Args:
+        metric: ``accuracy``, ``auc``, ``loss`` (that which is trained on) and others as in a spec; or a
+            function ``(model, *record) -> [1]`` like the loss, called on one record at a time with the
+            model in evaluation mode.
+        bound: The most that one record adds, above 0: values of a function are clipped to
+            [-bound, bound], those of ``loss`` to [0, bound]. 1 unless given.
+        maximize: Whether more of a function is better. Metrics by name know that by themselves.
+        mechanism: ``gaussian`` or ``laplace`` noise, where the validation split is private.
+
+    Raises:
+        InvalidInputError: If the bound is not a finite number above 0.
+
+    Example:
+        >>> Score("loss", bound=4.0).bound
+        4.0
+    """
+
+    metric: str | RecordLoss = "accuracy"
+    bound: float | None = None
+    maximize: bool = False
+    mechanism: str = "gaussian"
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and not (is_number(self.bound) and self.bound > 0.0):
+            raise InvalidInputError("score.bound", self.bound, "must be a finite number above 0")
+
+    @property
+    def name(self) -> str:
+        """The metric's name in a plan: ``value`` or ``cost`` for a function."""
+        if isinstance(self.metric, str):
+            return self.metric
+        return "value" if self.maximize else "cost"
 
 
 @dataclass(frozen=True)
@@ -98,10 +160,8 @@ class Task:
         public_test: Whether the test split is declared public. If not, no test metric is shown.
         public_validation: Whether the validation split is declared public. If not, every score
             on it is noised and charged.
-        partition: How records come into splits. ``fixed``: as the task says, so that the splits
-            hold exactly what is declared, and a record that is replaced stays in its split.
-            ``content`` or ``id``: by :func:`privtune.tasks.split`, so that the declared numbers are
-            expectations, and the true ones are sealed.
+        partition: How records come into splits: ``fixed``, which hold exactly what is declared; ``content``
+            or ``id``, by :func:`privtune.tasks.split`, whose sizes are expectations; ``given`` apart.
         bounds: By feature, the public bounds that ``load`` scales by.
         values: By feature that is no number, what it can be, in words.
         class_names: All values of the target, if they have names.
@@ -115,8 +175,7 @@ class Task:
         header: Called while planning: as ``check``, but for what is not there it raises
             ``TaskAbsentError``, reads no record, and takes no time.
         constants: Of a convex loss, what is proven of one record's: ``lipschitz``, ``smoothness``, and
-            ``gap``, the most that the first parameters are from the best. Methods that need such
-            constants (``pur``) take them from here; empty where nothing is known.
+            ``gap``, the most that the first parameters are from the best (for ``pur``).
         tokens: Where inputs are whole numbers, how many there are: 0 to that, exclusive. None where
             inputs are floating.
         unit: What one record is all rows of, as :func:`privtune.tasks.by_unit` makes them; empty where
@@ -244,10 +303,7 @@ class Task:
         )
 
     def look(self) -> str:
-        """Check what holds the data by its header, where it is here.
-
-        Returns:
-            Nothing, or a sentence where it is not here.
+        """Return a sentence where what holds the data is not here; check its header where it is.
 
         Raises:
             TaskDataError: If it is not as declared.
@@ -265,10 +321,7 @@ class Task:
         return ""
 
     def load_checked(self) -> TaskData:
-        """Load the data and check sizes that are public against what was declared, and charged.
-
-        Returns:
-            The splits.
+        """Return the splits, of which sizes that are public are checked against what was charged.
 
         Raises:
             TaskDataError: If a split whose size is not sealed holds another number of records than
@@ -293,15 +346,12 @@ class Task:
         tried: bool = True,
         model: torch.nn.Module | None = None,
     ) -> RecordCheck:
-        """Read the data, and return how many records cannot be used, and why. For the curator alone.
+        """Return how many records cannot be used, and why, by split and column. For the curator alone.
 
         Args:
             data: The data, where it has been loaded.
             tried: Whether model and loss are tried on a few of the records; else they count as they are.
             model: The model to try, of a candidate, where the task has ``build``.
-
-        Returns:
-            What was found, by split and column. None of it may leave the trust boundary.
 
         Example:
             >>> from privtune.tasks import get_task
@@ -328,8 +378,8 @@ class Task:
         if self.build is None:
             model = self.model() if tried else None
         for number, records in enumerate(splits.values()):
-            lost = records.unusable
-            if len(records.y) == 1 and lost is not None and bool(lost.all()):
+            unusable = records.unusable
+            if len(records.y) == 1 and unusable is not None and bool(unusable.all()):
                 continue  # one that stands for a split without records
             tally.add(
                 np.full(len(records.y), number),
@@ -352,57 +402,42 @@ def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iter
     """Yield what is not as declared of records in memory."""
     import numpy as np
 
-    from privtune.tasks._usable import Fault
-
-    x, y = data.x.cpu(), data.y.cpu()
-    lost = np.zeros(len(y), dtype=bool)
-    for fault in _input_faults(task, x, ~lost):
-        lost = lost | fault.records
-        yield fault
-    if data.unusable is not None:
-        marked = data.unusable.cpu().numpy() & ~lost
-        yield Fault("", "marked as unusable, or not readable", marked)
-        lost = lost | marked
-    for fault in _target_faults(task, y, ~lost):
-        lost = lost | fault.records & (not fault.used)
-        yield fault
-    if model is None or lost.all():
-        return
-    if task.build is not None and (outside := _outside(task, model, x, y)) is not None:
-        outside = outside & ~lost
-        yield Fault("", "with a number that the model's tables or classes do not have", outside)
-        lost = lost | outside
-    if not lost.all() and (said := _refusal(task, model, x[~lost], y[~lost])):
-        yield Fault("", "that model and loss cannot train on", ~lost, declared=said)
-
-
-def _outside(
-    task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
-) -> npt.NDArray[np.bool_] | None:
-    """Return which records a training leaves out by what it finds out about tables and classes."""
+    from privtune.tasks._usable import NO_NUMBER, Fault
     from privtune.training.mechanism.data import find_facts
 
-    device = next((part.device for part in model.parameters()), x.device)
-    facts = find_facts(lambda *record: task.record_loss(model, *record), x, y, device=device)
-    outside = facts.unusable(x, y)
-    return None if outside is None else outside.numpy()
-
-
-def _input_faults(task: Task, x: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
-    """Yield what is wrong with inputs of some records."""
-    from privtune.tasks._usable import NO_NUMBER, Fault
-
+    x, y = data.x.cpu(), data.y.cpu()
+    unusable = np.zeros(len(y), dtype=bool)
     flat = x.reshape(len(x), -1)
     if x.is_floating_point():
-        yield Fault("inputs", NO_NUMBER, rest & ~flat.isfinite().all(dim=1).numpy())
+        unusable = ~flat.isfinite().all(dim=1).numpy()
+        yield Fault("inputs", NO_NUMBER, unusable)
     elif task.tokens is not None:
-        outside = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
+        unusable = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
         said = f"declared 0 to {task.tokens - 1}"
-        yield Fault("inputs", "token not declared", rest & outside, declared=said)
+        yield Fault("inputs", "token not declared", unusable, declared=said)
+    if data.unusable is not None:
+        marked = data.unusable.cpu().numpy() & ~unusable
+        yield Fault("", "marked as unusable, or not readable", marked)
+        unusable = unusable | marked
+    for fault in _target_faults(task, y, ~unusable):
+        unusable = unusable | fault.records & (not fault.used)
+        yield fault
+    if model is None or unusable.all():
+        return
+    if task.build is not None:
+        device = next((part.device for part in model.parameters()), x.device)
+        facts = find_facts(lambda *record: task.record_loss(model, *record), x, y, device=device)
+        if (wrong := facts.unusable(x, y)) is not None:  # a training leaves them out
+            outside = wrong.numpy() & ~unusable
+            yield Fault("", "with a number that the model's tables or classes do not have", outside)
+            unusable = unusable | outside
+    if not unusable.all() and (said := _refusal(task, model, x[~unusable], y[~unusable])):
+        yield Fault("", "that model and loss cannot train on", ~unusable, declared=said)
 
 
 def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
     """Yield what is wrong with targets of some records."""
+    from privtune.tasks._reader import column_of
     from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault
 
     targets = y.reshape(len(y), -1)
@@ -417,15 +452,15 @@ def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> 
     wrong = (targets < 0) | (targets >= task.classes) | (targets != targets.floor())
     if y.ndim > 1 and not task.unit:
         wrong &= targets != IGNORED
-    lost = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
-    if lost.any():
-        seen = targets[lost]
-        known = seen[:, 0][seen[:, 0] != -1].tolist()  # -1 stands for no class
+    unusable = rest & (wrong.all(dim=1) if task.unit else wrong.any(dim=1)).numpy()
+    if unusable.any():
+        seen, first = targets[unusable], targets[:, 0].tolist()
         low, high = float(seen.min()), float(seen.max())
         said = f"labels from {low:g} to {high:g}, declared 0 to {task.classes - 1}"
         if low == high == -1:
             said = "of no declared class, or it cannot be read"
-        yield Fault("target", LABEL, lost, declared=said, values=known)
+        cells = column_of([None if label == -1 else label for label in first])  # -1: no class
+        yield Fault("target", LABEL, unusable, declared=said, cells=cells)
 
 
 def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> str:

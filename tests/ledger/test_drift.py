@@ -18,7 +18,7 @@ from privtune.ledger import (
     verify,
     verify_certificate,
 )
-from privtune.ledger.certificate import _digest
+from privtune.ledger.chain import digest_of
 from tests.ledger.test_tampering import check, rewritten
 
 BLOCK = (Gaussian(4.0), Gaussian(5.0))
@@ -121,7 +121,7 @@ def edited(certificate: dict[str, Any], part: str, **changes: Any) -> dict[str, 
     """A certificate with other numbers, as another version would have written them."""
     rest = {**certificate, part: {**certificate[part], **changes}}
     del rest["digest"]
-    return {**rest, "digest": _digest(rest)}
+    return {**rest, "digest": digest_of(rest)}
 
 
 def test_a_certificate_of_looser_accounts_with_other_bounds_verifies(ledger: Ledger) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
-from privtune.strategies import Outcome, Plan
+from privtune.strategies import Plan
 from privtune.study import (
     NullObserver,
     Study,
@@ -21,6 +21,7 @@ from privtune.study import (
     StudySpec,
 )
 from privtune.study.lifecycle import Life
+from privtune.study.release import MODEL, unpack_result
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS, curated
 
@@ -267,11 +268,11 @@ def test_a_retried_arm_repeats_its_output(storage: str, monkeypatch: pytest.Monk
     outputs: list[torch.Tensor] = []
     keep = Life.keep
 
-    def interrupted(self: Life, plan: Plan, outcome: Outcome, **rest: Any) -> None:
-        outputs.append(outcome.result.weights)
+    def interrupted(self: Life, plan: Plan, document: Any, files: dict[str, bytes]) -> None:
+        outputs.append(unpack_result(files[MODEL]).weights)
         if len(outputs) == 1:
             raise KeyboardInterrupt
-        keep(self, plan, outcome, **rest)
+        keep(self, plan, document, files)
 
     monkeypatch.setattr(Life, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):

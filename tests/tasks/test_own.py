@@ -24,7 +24,7 @@ from privtune.execution.training import made_up_records
 from privtune.study import StudySpec
 from privtune.study.failures import UnusableRecordsError
 from privtune.tasks import Score, Task, TensorData, get_task, unit_records
-from privtune.tasks._task import TaskChangedError
+from privtune.tasks._facts import TaskChangedError
 from privtune.tasks.own import own_task
 
 N = 300

@@ -20,7 +20,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.training import train_trials
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.study import Study
-from privtune.tasks import Sizes, TaskData, digits, get_task, split, tables
+from privtune.tasks import Sizes, TaskData, built_in, get_task, split
 from privtune.tasks._partition import places
 from privtune.tasks.tabular import tabular
 from privtune.training.engine.compute import Compute
@@ -82,8 +82,8 @@ def loaded(name: str, edit: Edit, monkeypatch: pytest.MonkeyPatch, folder: Path)
     """Load a task from a source that was edited."""
     with monkeypatch.context() as patch:
         if name.startswith("digits"):
-            images, labels = digits._digits()
-            patch.setattr(digits, "_digits", lambda: (edit(images), edit(labels)))
+            images, labels = built_in._digits()
+            patch.setattr(built_in, "_digits", lambda: (edit(images), edit(labels)))
         elif name in SOURCES:
             source = getattr(sklearn.datasets, SOURCES[name])
 
@@ -92,7 +92,7 @@ def loaded(name: str, edit: Edit, monkeypatch: pytest.MonkeyPatch, folder: Path)
 
             patch.setattr(sklearn.datasets, SOURCES[name], edited)
         elif name == "synthetic-logistic":
-            patch.setattr(tables, "split", lambda x, y, sizes: split(edit(x), edit(y), sizes))
+            patch.setattr(built_in, "split", lambda x, y, sizes: split(edit(x), edit(y), sizes))
         else:
             rng = np.random.default_rng(0)
             x, y = rng.integers(0, 256, (700, 28, 28), dtype=np.uint8), rng.integers(0, 10, 700)

@@ -292,10 +292,10 @@ def test_a_task_of_another_type() -> None:
 def test_the_digits_are_those_of_the_library(monkeypatch):
     from sklearn.datasets import load_digits
 
-    from privtune.tasks import digits
+    from privtune.tasks import built_in
 
-    for file in (digits._file(), None):
-        monkeypatch.setattr(digits, "_file", lambda file=file: file)
-        for found, known in zip(digits._digits(), load_digits(return_X_y=True), strict=True):
+    for file in (built_in._digits_file(), None):
+        monkeypatch.setattr(built_in, "_digits_file", lambda file=file: file)
+        for found, known in zip(built_in._digits(), load_digits(return_X_y=True), strict=True):
             np.testing.assert_array_equal(found, known)
             assert found.dtype == known.dtype

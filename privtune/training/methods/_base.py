@@ -248,11 +248,14 @@ class Method(ABC):
 
     @abstractmethod
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> Any:
-        """Return the state of K candidates before the first step.
+        """Make the state of K candidates.
 
         Args:
             params: Initial parameters, shape ``[K, P]``.
             candidates: What each candidate chose for :attr:`parameters`, K of them.
+
+        Returns:
+            The state before the first step.
 
         Raises:
             InvalidInputError: If a candidate lacks a hyperparameter, or one is not above 0.
@@ -260,12 +263,15 @@ class Method(ABC):
 
     @abstractmethod
     def update(self, state: Any, oracle: Oracle) -> Any:
-        """Return the state after one step: what the oracle releases moves it.
+        """Take one step along what the oracle releases.
 
         Args:
             state: The state before the step.
             oracle: What all access to the data goes through: it samples, clips, adds noise, and
                 writes the transcript. Steps are in proportion to its ``pace``.
+
+        Returns:
+            The state after the step, a new value.
         """
 
     def report(self, state: Any) -> Mapping[str, torch.Tensor]:
