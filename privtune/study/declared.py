@@ -34,7 +34,7 @@ from privtune.strategies import (
 from privtune.strategies.arms import check_given, check_objective
 from privtune.study._optimize import check_open, check_strategy, target_of
 from privtune.study.lifecycle import Life, Stage, carry_on
-from privtune.study.observer import NullObserver, Observer
+from privtune.study.observer import Observer
 from privtune.study.rehearsal import refuse_unasked
 from privtune.study.rounds import Files, StudyRound, deadline_of, own_sampler
 from privtune.study.trial import Suggestions
@@ -698,7 +698,7 @@ def optimize_declared(
             f"has nothing to draw: arm {plan.arm!r} is one training",
         )
 
-    hears = observer or NullObserver()
+    hears = observer or Observer()
 
     def told(plan: Plan, release: Release) -> None:
         hears.released(plan, release)
