@@ -156,15 +156,7 @@ def split_read(
 ) -> TaskData:
     """Split batches of inputs, targets and ids (or None) as :func:`split` does: each record is held once.
 
-    Args:
-        batches: Some records each, ``most`` of them at most.
-        most: How many records there are at most.
-        shape: Of a record's inputs as they are kept.
-        sizes: What each split is expected to hold.
-        key: The public key of the hash.
-        numbers: Whether targets are those of a regression.
-        groups: Whether records of one id are those of one unit.
-        made: Makes what is kept of inputs; their place goes by what they were.
+    There are ``most`` records at most; ``made`` makes of their inputs what is kept, of a ``shape``.
     """
     import torch
 

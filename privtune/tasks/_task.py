@@ -29,13 +29,7 @@ _TRIED = 16  # real records that model and loss are tried on before a charge
 
 
 def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> torch.Tensor:
-    """Return inputs of a task's shape and type that hold no data: always the same.
-
-    Args:
-        records: How many.
-        shape: Of one.
-        tokens: How many whole numbers there are; None for floating inputs.
-    """
+    """Return inputs of a task's shape and type (whole numbers below ``tokens``, if any): always the same."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -166,10 +160,8 @@ class Task:
         public_test: Whether the test split is declared public. If not, no test metric is shown.
         public_validation: Whether the validation split is declared public. If not, every score
             on it is noised and charged.
-        partition: How records come into splits. ``fixed``: as the task says, so that the splits
-            hold exactly what is declared, and a record that is replaced stays in its split.
-            ``content`` or ``id``: by :func:`privtune.tasks.split`, so that the declared numbers are
-            expectations, and the true ones are sealed.
+        partition: How records come into splits: ``fixed``, which hold exactly what is declared; ``content``
+            or ``id``, by :func:`privtune.tasks.split`, whose sizes are expectations; ``given`` apart.
         bounds: By feature, the public bounds that ``load`` scales by.
         values: By feature that is no number, what it can be, in words.
         class_names: All values of the target, if they have names.
@@ -183,8 +175,7 @@ class Task:
         header: Called while planning: as ``check``, but for what is not there it raises
             ``TaskAbsentError``, reads no record, and takes no time.
         constants: Of a convex loss, what is proven of one record's: ``lipschitz``, ``smoothness``, and
-            ``gap``, the most that the first parameters are from the best. Methods that need such
-            constants (``pur``) take them from here; empty where nothing is known.
+            ``gap``, the most that the first parameters are from the best (for ``pur``).
         tokens: Where inputs are whole numbers, how many there are: 0 to that, exclusive. None where
             inputs are floating.
         unit: What one record is all rows of, as :func:`privtune.tasks.by_unit` makes them; empty where
@@ -312,10 +303,7 @@ class Task:
         )
 
     def look(self) -> str:
-        """Check what holds the data by its header, where it is here.
-
-        Returns:
-            Nothing, or a sentence where it is not here.
+        """Return a sentence where what holds the data is not here; check its header where it is.
 
         Raises:
             TaskDataError: If it is not as declared.
@@ -333,10 +321,7 @@ class Task:
         return ""
 
     def load_checked(self) -> TaskData:
-        """Load the data and check sizes that are public against what was declared, and charged.
-
-        Returns:
-            The splits.
+        """Return the splits, of which sizes that are public are checked against what was charged.
 
         Raises:
             TaskDataError: If a split whose size is not sealed holds another number of records than
@@ -361,15 +346,12 @@ class Task:
         tried: bool = True,
         model: torch.nn.Module | None = None,
     ) -> RecordCheck:
-        """Read the data, and return how many records cannot be used, and why. For the curator alone.
+        """Return how many records cannot be used, and why, by split and column. For the curator alone.
 
         Args:
             data: The data, where it has been loaded.
             tried: Whether model and loss are tried on a few of the records; else they count as they are.
             model: The model to try, of a candidate, where the task has ``build``.
-
-        Returns:
-            What was found, by split and column. None of it may leave the trust boundary.
 
         Example:
             >>> from privtune.tasks import get_task
@@ -420,13 +402,19 @@ def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iter
     """Yield what is not as declared of records in memory."""
     import numpy as np
 
-    from privtune.tasks._usable import Fault
+    from privtune.tasks._usable import NO_NUMBER, Fault
+    from privtune.training.mechanism.data import find_facts
 
     x, y = data.x.cpu(), data.y.cpu()
     unusable = np.zeros(len(y), dtype=bool)
-    for fault in _input_faults(task, x, ~unusable):
-        unusable = unusable | fault.records
-        yield fault
+    flat = x.reshape(len(x), -1)
+    if x.is_floating_point():
+        unusable = ~flat.isfinite().all(dim=1).numpy()
+        yield Fault("inputs", NO_NUMBER, unusable)
+    elif task.tokens is not None:
+        unusable = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
+        said = f"declared 0 to {task.tokens - 1}"
+        yield Fault("inputs", "token not declared", unusable, declared=said)
     if data.unusable is not None:
         marked = data.unusable.cpu().numpy() & ~unusable
         yield Fault("", "marked as unusable, or not readable", marked)
@@ -436,37 +424,15 @@ def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iter
         yield fault
     if model is None or unusable.all():
         return
-    if task.build is not None and (outside := _outside(task, model, x, y)) is not None:
-        outside = outside & ~unusable
-        yield Fault("", "with a number that the model's tables or classes do not have", outside)
-        unusable = unusable | outside
+    if task.build is not None:
+        device = next((part.device for part in model.parameters()), x.device)
+        facts = find_facts(lambda *record: task.record_loss(model, *record), x, y, device=device)
+        if (wrong := facts.unusable(x, y)) is not None:  # a training leaves them out
+            outside = wrong.numpy() & ~unusable
+            yield Fault("", "with a number that the model's tables or classes do not have", outside)
+            unusable = unusable | outside
     if not unusable.all() and (said := _refusal(task, model, x[~unusable], y[~unusable])):
         yield Fault("", "that model and loss cannot train on", ~unusable, declared=said)
-
-
-def _outside(
-    task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
-) -> npt.NDArray[np.bool_] | None:
-    """Return which records a training leaves out by what it finds out about tables and classes."""
-    from privtune.training.mechanism.data import find_facts
-
-    device = next((part.device for part in model.parameters()), x.device)
-    facts = find_facts(lambda *record: task.record_loss(model, *record), x, y, device=device)
-    outside = facts.unusable(x, y)
-    return None if outside is None else outside.numpy()
-
-
-def _input_faults(task: Task, x: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
-    """Yield what is wrong with inputs of some records."""
-    from privtune.tasks._usable import NO_NUMBER, Fault
-
-    flat = x.reshape(len(x), -1)
-    if x.is_floating_point():
-        yield Fault("inputs", NO_NUMBER, rest & ~flat.isfinite().all(dim=1).numpy())
-    elif task.tokens is not None:
-        outside = ((flat < 0) | (flat >= task.tokens)).any(dim=1).numpy()
-        said = f"declared 0 to {task.tokens - 1}"
-        yield Fault("inputs", "token not declared", rest & outside, declared=said)
 
 
 def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:

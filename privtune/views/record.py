@@ -177,7 +177,10 @@ def _points(
         **{short_name(name): round(value, 4) for name, value in release.utility.items()},
         **_score(plan, release, of=plan.scored),
         "cost/gradient_evaluations": round(cost.gradient_evaluations, 0),
-        "cost/wall_seconds": None if cost.wall_seconds is None else round(cost.wall_seconds, 1),
+        # Three digits: a tenth of a second would be 0.0 for a small study.
+        "cost/wall_seconds": None
+        if cost.wall_seconds is None
+        else float(f"{cost.wall_seconds:.3g}"),
     }
     if plan.report is not None:  # the ends of intervals that were paid for
         for name, (low, high) in release.intervals.items():

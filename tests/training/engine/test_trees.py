@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from privtune.tasks import Packing
-from privtune.tasks._records import read_records
+from privtune.tasks.own import read_records
 from privtune.training.engine.train import Made, Outcome, Training, initialisation
 from privtune.training.mechanism.data import RecordTree, TensorData
 from privtune.training.mechanism.kernel import flatten_params
