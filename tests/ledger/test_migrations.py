@@ -19,7 +19,7 @@ from privtune.ledger import (
     LedgerSchemaError,
 )
 from privtune.ledger.schema import HEAD, VERSION_TABLE, metadata
-from tests.ledger.other import make_other
+from tests.ledger.conftest import make_other
 
 
 def _config() -> Config:

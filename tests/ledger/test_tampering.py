@@ -29,7 +29,7 @@ from privtune.ledger import (
 )
 from privtune.ledger.chain import Entry, Kind, canonical, sealed_digest
 from privtune.ledger.log import Line, round_digest
-from tests.ledger.one_task import complete_one, lease_one
+from tests.ledger.conftest import complete_one, lease_one
 
 TRANSCRIPT = 16 * "feed"  # as long as a digest: no other hash can hold it by accident
 
