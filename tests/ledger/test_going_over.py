@@ -363,9 +363,9 @@ def test_the_wrong_order_is_no_log(
 ) -> None:
     """A divergence after a Gaussian charge, or a Gaussian charge beside what still runs."""
     found = iter(bases)
-    monkeypatch.setattr("privtune.ledger.ledger.admit", lambda *_: next(found))
     monkeypatch.setattr("privtune.ledger.ledger.ask", lambda *_: None)
-    monkeypatch.setattr("privtune.ledger.ledger.admission_of", lambda *_: ("", [Weight(1e-3, 0.0)]))
+    weights = [Weight(1e-3, 0.0)]
+    monkeypatch.setattr("privtune.ledger.ledger.admit", lambda *_: (next(found), weights))
     request = [ChargeRequest(Gaussian(50.0))]
     ledger.reserve("b", request)
     with pytest.raises(LedgerCorruptedError, match=r"alone from then on|was not over"):
@@ -402,7 +402,7 @@ def test_a_weight_that_is_no_number_is_no_log(
 ) -> None:
     late = nearly_full(ledger)
     found = BASIS_GAUSSIAN, [noted]
-    monkeypatch.setattr("privtune.ledger.ledger.admission_of", lambda *_: found)
+    monkeypatch.setattr("privtune.ledger.ledger.admit", lambda *_: found)
     monkeypatch.setattr("privtune.ledger.ledger.list", lambda weight: weight, raising=False)
     with pytest.raises(LedgerCorruptedError):
         run(ledger, late)
