@@ -152,7 +152,7 @@ class OwnFolder:
         partial.replace(self.file(name))
 
     def forget_times(self, name: str) -> None:
-        """Set when a folder of it, and all in it, was written to the day: a moment would tell how long it took."""
+        """Set when a folder in it, and all in that, was written to the day."""
         forget_times(self.path / name, within=True)
 
     def names(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.execution.fine_tuned import check_loaded, reduced
-from privtune.strategies import PRUNED, Plan, ScorePlan, TrainingPlan, TrialResult
+from privtune.strategies import Ending, Plan, ScorePlan, TrainingPlan, TrialResult
 from privtune.tasks._fine_tuning import PART, for_candidate
 from privtune.tasks._task import TaskData, made_up_inputs
 from privtune.training.engine.compute import Compute
@@ -173,7 +173,8 @@ def train_built(
             score=found,
             curves=curves,
             transcript_digest=outcome.transcript.digest(),
-            unusable=outcome.nonfinite,
+            ended=Ending.of(outcome.params),
+            unusable=outcome.unusable,
             shapes=Layout(outcome.module).shapes,
         )
 
@@ -245,7 +246,11 @@ def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
     import torch
 
     return TrialResult(
-        index=index, params=dict(params), weights=torch.empty(0), score=-math.inf, failed=PRUNED
+        index=index,
+        params=dict(params),
+        weights=torch.empty(0),
+        score=-math.inf,
+        ended=Ending.PRUNED,
     )
 
 

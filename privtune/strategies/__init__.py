@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from privtune.strategies.in_run import Fixed, InRun
     from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
     from privtune.strategies.registry import STRATEGIES, EntryPointError, make_strategy, registered
-    from privtune.strategies.release import PRUNED, Cost, Outcome, Release, TrialResult
+    from privtune.strategies.release import Cost, Ending, Outcome, Release, TrialResult
     from privtune.strategies.scoring import Reporting, ScorePlan, Scoring, validation_metric
     from privtune.strategies.selection import LiuTalwar, NoRunFitsError, PapernotSteinke
     from privtune.strategies.tuning import DPHyper, LinearScaling
     from privtune.strategies.tuning import SubsampledTuningStrategy as SubsampledTuning
 
 __all__ = [
-    "PRUNED",
     "STRATEGIES",
     "Auto",
     "Cost",
     "DPHyper",
+    "Ending",
     "EntryPointError",
     "Everything",
     "Fixed",

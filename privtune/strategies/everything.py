@@ -30,7 +30,7 @@ from privtune.strategies.arms import meet
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import budgeted
 from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
-from privtune.strategies.release import Outcome, TrialResult
+from privtune.strategies.release import Ending, Outcome, TrialResult
 from privtune.strategies.searching import Drawing, Searching
 from privtune.training.methods._base import scale_noise_of
 
@@ -145,7 +145,8 @@ class Everything(Drawing):
                 trials.tell(number, result)
                 results.append(result)
         best = best_of(results, trials.streams)
-        note = "Every candidate was pruned; there is no model." if best.failed else ""
+        pruned = best.ended is Ending.PRUNED
+        note = "Every candidate was pruned; there is no model." if pruned else ""
         return Outcome(best, trials=tuple(results), note=note)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,8 +41,31 @@ class Weights:
         instance.__dict__[self._name] = value
 
 
-PRUNED = "TrialPruned"
-"""What :attr:`TrialResult.failed` says of a trial that a pruner stopped."""
+class Ending(StrEnum):
+    """How a trial ended. A failed one has no result: an error of the program stops its arm.
+
+    Example:
+        >>> Ending("pruned").name
+        'PRUNED'
+    """
+
+    TRAINED = "trained"
+    DIVERGED = "diverged"  # its weights are not finite: a result, for dropping it would be a choice by data
+    PRUNED = "pruned"  # stopped by a pruner, on scores that are paid for
+
+    @classmethod
+    def of(cls, weights: torch.Tensor) -> Ending:
+        """Say whether a training that was not pruned has diverged.
+
+        Args:
+            weights: What it trained.
+
+        Example:
+            >>> import torch
+            >>> Ending.of(torch.tensor([0.5, torch.nan]))
+            <Ending.DIVERGED: 'diverged'>
+        """
+        return cls.TRAINED if bool(weights.isfinite().all()) else cls.DIVERGED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +79,17 @@ class TrialResult:
         score: Noised (or public) score; ``-inf`` for weights that are not finite; ``None`` unscored.
         curves: By name, one value a step.
         transcript_digest: Digest of what the training released.
-        failed: :data:`PRUNED` for a trial that was pruned; nothing else that stops a program is a
-            result.
-        unusable: How often a record was met that could not be used. For the curator alone: it is
-            left out of whatever is released.
+        ended: How it ended.
+        unusable: How often an unusable record was met. For the curator alone: it is left out of
+            whatever is released.
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
             empty where they are not known.
         checked: What a declared training was checked against; empty where it was not.
 
     Example:
         >>> import torch
-        >>> TrialResult(index=0, params={"learning_rate": 0.5}, weights=torch.zeros(3), score=0.91).failed
-        ''
+        >>> TrialResult(index=0, params={"learning_rate": 0.5}, weights=torch.zeros(3), score=0.91).ended
+        <Ending.TRAINED: 'trained'>
     """
 
     index: int
@@ -75,7 +98,7 @@ class TrialResult:
     score: float | None
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     transcript_digest: str = ""
-    failed: str = ""
+    ended: Ending = Ending.TRAINED
     unusable: int = 0
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     checked: str = ""

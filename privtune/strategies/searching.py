@@ -358,7 +358,7 @@ def select_then(
     if not results:
         return Outcome(None, note=NOTHING)
     best = best_of(results, trials.streams)
-    if best.failed or best.score == -math.inf:
+    if best.score == -math.inf:
         return Outcome(best, note="No candidate reached a finite score; nothing more was trained.")
     return Outcome(replace(train(best.params), score=best.score))
 

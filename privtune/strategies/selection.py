@@ -221,9 +221,7 @@ class Selection(IndependentDrawing):
         results = trials.select(plan)
         if not results:
             return Outcome(None, note=NOTHING)
-        best = best_of(results, trials.streams)
-        note = "Every candidate was pruned; there is no model." if best.failed else ""
-        return Outcome(best, note=note)
+        return Outcome(best_of(results, trials.streams))
 
 
 @dataclass(frozen=True, kw_only=True)

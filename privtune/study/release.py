@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import Adjacency, Guarantee
 from privtune.errors import PrivTuneError
 from privtune.spaces import with_tuples
-from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
+from privtune.strategies import Cost, Ending, Outcome, Plan, Release, Scoring, TrialResult
 from privtune.strategies.release import split
 from privtune.study._shown import INDEX
 
@@ -48,7 +48,7 @@ def pack_result(
         "score": None if result.score is None else repr(result.score),
         "curves": {name: list(values) for name, values in result.curves.items()},
         "transcript_digest": result.transcript_digest,
-        "failed": result.failed,
+        "ended": result.ended,
         "unusable": result.unusable,
         "checked": result.checked,
         "shapes": {name: list(shape) for name, shape in result.shapes.items()},
@@ -73,7 +73,7 @@ def unpack_result(content: bytes) -> TrialResult:
     # A parameter of a model may be called "weights", too.
     named = document["shapes"] and document["shapes"].keys() <= header.keys()
     names = list(document["shapes"]) if named else ["weights"]
-    score = document.pop("score")
+    score, ended = document.pop("score"), Ending(document.pop("ended"))
 
     def weights() -> Any:
         import torch
@@ -85,6 +85,7 @@ def unpack_result(content: bytes) -> TrialResult:
     return TrialResult(
         weights=weights,
         score=None if score is None else float(score),
+        ended=ended,
         **document,
     )
 
@@ -260,7 +261,7 @@ def _shown(kept: Sequence[FrozenTrial], released: Sequence[TrialResult]) -> list
     for trial in sorted(released, key=lambda trial: trial.index):
         own = places.get(trial.index)
         laws = {} if own is None else own.distributions
-        pruned = trial.failed == "TrialPruned"
+        pruned = trial.ended is Ending.PRUNED
         missing = trial.score is None or math.isnan(trial.score)
         found.append(
             create_trial(

@@ -19,7 +19,7 @@ from privtune.ledger import SKIPPED
 from privtune.names import check_text
 from privtune.numbers import is_number
 from privtune.spaces import IndependentSampler, check_hyperparameter, plain
-from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
+from privtune.strategies import Ending, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
 from privtune.study._shown import suggested
@@ -390,7 +390,7 @@ class StudyRound:
     def tell(self, number: int, result: TrialResult) -> None:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
-        self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
+        self.shown.tell(number, score=score, pruned=result.ended is Ending.PRUNED)
 
 
 def own_sampler(sampler: Any) -> Any:

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from privtune.errors import InvalidInputError
 from privtune.ledger import check_unit
 from privtune.tasks._facts import SPLITS, TaskDataError
-from privtune.tasks._task import Task, TaskData
-from privtune.tasks._usable import contents
+from privtune.tasks._task import Task, TaskData, contents
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +42,7 @@ class Sizes:
     """Sizes of the three splits, declared public: what each is expected to hold.
 
     Args:
-        train: Expected training records, at least 1.
-        validation: Expected validation records, at least 1.
-        test: Expected test records, at least 1.
+        train, validation, test: Expected records, at least 1.
 
     Raises:
         InvalidInputError: If a size is below 1.
@@ -156,15 +153,7 @@ def split_read(
 ) -> TaskData:
     """Split batches of inputs, targets and ids (or None) as :func:`split` does: each record is held once.
 
-    Args:
-        batches: Some records each, ``most`` of them at most.
-        most: How many records there are at most.
-        shape: Of a record's inputs as they are kept.
-        sizes: What each split is expected to hold.
-        key: The public key of the hash.
-        numbers: Whether targets are those of a regression.
-        groups: Whether records of one id are those of one unit.
-        made: Makes what is kept of inputs; their place goes by what they were.
+    There are ``most`` records at most; ``made`` makes of their inputs what is kept, of a ``shape``.
     """
     import torch
 

@@ -119,11 +119,7 @@ class RowError(PrivTuneError):
 
 
 def check_query(url: str, query: str) -> exp.Table:
-    """Return the table that a query reads row by row, or refuse the query.
-
-    Args:
-        url: Of the database, which says the dialect.
-        query: A SELECT.
+    """Return the table that a query reads row by row, or refuse the query. The URL says the dialect.
 
     Raises:
         InvalidInputError: If a part of it may look at another row, or changes from run to run.
@@ -277,18 +273,11 @@ def check_url(url: Any) -> str:
 
 @dataclass(frozen=True)
 class SqlTable:
-    """The result of a query.
-
-    Args:
-        url: Of the database; ``${NAME}`` stands for a variable of the environment.
-        query: A SELECT.
-        independent: Whether its rows are declared to come from one protected record each; else it is held
-            to what :func:`check_query` allows.
-    """
+    """The result of a query; ``${NAME}`` in its URL stands for a variable of the environment."""
 
     url: str
     query: str
-    independent: bool = False
+    independent: bool = False  # its rows are declared to come from one protected record each
 
     def check_source(self) -> None:
         """Check that the query reads a base table and its columns: a view may hide a join.
@@ -372,11 +361,7 @@ class SqlTable:
 
     @contextmanager
     def _connected(self, *, rows: bool = False) -> Iterator[Connection]:
-        """Connect; whatever fails is told without a value of a record.
-
-        Args:
-            rows: Whether rows are computed: then what fails may be one of them, which is private.
-        """
+        """Connect. Whatever fails is told without a value of a record; of ``rows``, to the curator alone."""
         unset = [name for name in _VARIABLE.findall(self.url) if name not in os.environ]
         if unset:
             raise TaskDataError(
@@ -384,7 +369,13 @@ class SqlTable:
             )
         try:
             url = sa.make_url(_VARIABLE.sub(lambda m: os.environ[m[1]], self.url))
-            _check_file(url)
+            plain = url.database not in (None, "", ":memory:")
+            if (
+                url.get_backend_name() == "sqlite"
+                and plain
+                and not str(url.database).startswith("file:")
+            ):
+                check_file(Path(str(url.database)))  # SQLite would make one that is not there
             engine = sa.create_engine(url)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError, ValueError) as error:
             raise self._unreadable(error) from None
@@ -439,18 +430,6 @@ def _forgiving(connection: Connection, names: Sequence[str]) -> str:
         return "*"
     quoted = map(connection.dialect.identifier_preparer.quote_identifier, names)
     return ", ".join(f"CAST({name} AS TEXT) AS {name}" for name in quoted)
-
-
-def _check_file(url: sa.URL) -> None:
-    """Refuse a database of SQLite's that is no file; one that is not there would be made.
-
-    Raises:
-        TaskDataError: Saying what it is.
-    """
-    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
-        return
-    if not str(url.database).startswith("file:"):
-        check_file(Path(str(url.database)))
 
 
 def _is_virtual(connection: Connection, table: str) -> bool:

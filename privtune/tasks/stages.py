@@ -11,7 +11,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
@@ -30,10 +32,6 @@ from privtune.training.mechanism.metrics import (
     symmetric,
 )
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 _MOST_FEATURES = 2000  # of a covariance
 
 TaskSpec = Mapping[str, Any]
@@ -44,21 +42,12 @@ _SHARE = 0.05  # of the study's ε, unless given
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStage(ABC):
-    """What is released once, before the arms.
-
-    Args:
-        name: Its name among the study's arms and stages; its type unless given.
-        epsilon_share: What it may cost alone, as a share of the study's ε; 0.05 unless given.
-        noise_multiplier: Its noise over its sensitivity, in the place of a share.
-
-    Raises:
-        InvalidInputError: If a field is outside its domain.
-    """
+    """What is released once, before the arms."""
 
     type: ClassVar[str]
-    name: str = ""
-    epsilon_share: float | None = None
-    noise_multiplier: float | None = None
+    name: str = ""  # among the study's arms and stages; its type unless given
+    epsilon_share: float | None = None  # what it may cost alone, of the study's ε
+    noise_multiplier: float | None = None  # noise over sensitivity, in the place of a share
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -81,11 +70,7 @@ class TaskStage(ABC):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Self:
-        """Read a stage's fields.
-
-        Raises:
-            InvalidInputError: If one is unknown, or outside its domain.
-        """
+        """Read a stage's fields; refuse one that is unknown."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(map(str, set(data) - {*known, "type"})):
             raise InvalidInputError(
@@ -117,13 +102,7 @@ class TaskStage(ABC):
 
     @abstractmethod
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
-        """Return what is released, JSON-ready: a function of the noised sums and of public facts.
-
-        Args:
-            task: The task.
-            noised: The sums with noise.
-            scale: Its standard deviation.
-        """
+        """Return what is released, JSON-ready, of sums with noise of this standard deviation."""
 
     def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
         """Return the task with what was released in its place."""
@@ -172,8 +151,6 @@ class Usable(TaskStage):
 
     def sums(self, task: TaskSpec) -> Floats:
         """See ``TaskStage``: the usable records of all splits."""
-        import numpy as np
-
         found = get_task(task)
         found.check()
         # No model is tried on the records: one of them could decide how all are counted.
@@ -210,16 +187,11 @@ class Usable(TaskStage):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(TaskStage):
-    """Bounds of all columns that say ``bounds: paid``, by noised counts on a public grid.
-
-    Args:
-        low: The share of values that may lie below the lower bound, about.
-        high: The share of values that lie below the upper bound, about.
-    """
+    """Bounds of all columns that say ``bounds: paid``, by noised counts on a public grid."""
 
     type: ClassVar[str] = "quantiles"
-    low: float = 0.01
-    high: float = 0.99
+    low: float = 0.01  # share of values below the lower bound, about
+    high: float = 0.99  # share of values below the upper bound, about
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,24 +211,25 @@ class Quantiles(TaskStage):
 
     def sums(self, task: TaskSpec) -> Floats:
         """See ``TaskStage``: counts of all records of the file, whatever split they will fall into."""
-        table = read_table(task)
-        table.check()
+        table = _checked(task)
         return counts(table.places(), [len(column.edges) - 1 for column in table.paid()])
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
         """See ``TaskStage``. A cell that does not rise above the noise counts as empty."""
-        import numpy as np
-
         bounds, start = {}, 0
         for column in read_table(task).paid():
             edges = column.edges
             own = noised[start : start + len(edges) - 1]
             start += len(own)
+            # The largest of k Gaussian draws is rarely above this.
             above = np.where(own > scale * math.sqrt(2.0 * math.log(len(own))), own, 0.0)
-            ends = (
-                _ends(np.cumsum(above), self.low, self.high) if above.any() else (0, len(own) - 1)
-            )
-            bounds[column.name] = [float(edges[ends[0]]), float(edges[ends[1] + 1])]
+            first, last = 0, len(own) - 1
+            if above.any():
+                total = np.cumsum(above)
+                first = min(int(np.searchsorted(total, self.low * total[-1], side="right")), last)
+                end = int(np.searchsorted(total, self.high * total[-1], side="left"))
+                last = min(max(first, end), last)
+            bounds[column.name] = [float(edges[first]), float(edges[last + 1])]
         return {"bounds": bounds}
 
     def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
@@ -284,14 +257,11 @@ class Quantiles(TaskStage):
         return ", ".join(f"{name} [{low:g}, {high:g}]" for name, (low, high) in bounds)
 
 
-def _ends(cumulated: npt.NDArray[np.float64], low: float, high: float) -> tuple[int, int]:
-    """Return the cells in which two quantiles lie."""
-    import numpy as np
-
-    total = cumulated[-1]
-    first = int(np.searchsorted(cumulated, low * total, side="right"))
-    last = int(np.searchsorted(cumulated, high * total, side="left"))
-    return min(first, len(cumulated) - 1), min(max(first, last), len(cumulated) - 1)
+def _checked(task: TaskSpec) -> Table:
+    """Return a table whose header has been checked."""
+    table = read_table(task)
+    table.check()
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,15 +269,11 @@ class Histogram(TaskStage):
     """How often each class of the training records, or each category of the table's, occurs.
 
     A table that says ``class_weights: paid`` gets the weights of its classes from it.
-
-    Args:
-        column: A column of declared categories; the target unless given.
-        most: The largest weight of a class over the smallest.
     """
 
     type: ClassVar[str] = "histogram"
-    column: str | None = None
-    most: float = 20.0
+    column: str | None = None  # of declared categories; the target unless given
+    most: float = 20.0  # the largest weight of a class over the smallest
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -336,15 +302,12 @@ class Histogram(TaskStage):
 
     def sums(self, task: TaskSpec) -> Floats:
         """See ``TaskStage``: counts of all records of the file."""
-        table = read_table(task)
-        table.check()
+        table = _checked(task)
         column = self._category(table)
         return counts(table.values(column)[:, None], [len(column.values)])
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
         """See ``TaskStage``. A class that does not rise above the noise counts as much as the noise."""
-        import numpy as np
-
         values = [str(value) for value in self._category(read_table(task)).values]
         released = {"counts": dict(zip(values, noised.tolist(), strict=True))}
         if not self._weighs(task):
@@ -372,11 +335,7 @@ class Histogram(TaskStage):
 
 @dataclass(frozen=True, kw_only=True)
 class DpPca(TaskStage):
-    """The directions of the largest noised second moments, which features are projected on.
-
-    Args:
-        components: How many; at least 1, below the number of features.
-    """
+    """The directions of the largest noised second moments, which features are projected on."""
 
     type: ClassVar[str] = "dp-pca"
     components: int = 0
@@ -394,8 +353,7 @@ class DpPca(TaskStage):
             self._refuse(
                 "components",
                 self.components,
-                f"must be below the number of features, {width}, of which there may be "
-                f"{_MOST_FEATURES}",
+                f"must be below the number of features, {width}, of which there may be {_MOST_FEATURES}",
             )
 
     def planned(self, task: TaskSpec) -> TaskSpec:
@@ -412,8 +370,6 @@ class DpPca(TaskStage):
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
         """See ``TaskStage``."""
-        import numpy as np
-
         values, vectors = np.linalg.eigh(symmetric(noised))
         largest = np.argsort(values)[::-1][: self.components]
         return {
@@ -441,9 +397,6 @@ STAGES: Mapping[str, type[TaskStage]] = {
 def make_stage(data: Mapping[str, Any]) -> TaskStage:
     """Return a stage from its fields in a spec.
 
-    Args:
-        data: ``type`` and its fields.
-
     Raises:
         InvalidInputError: If the type or a field is unknown, or outside its domain.
 
@@ -459,11 +412,7 @@ def make_stage(data: Mapping[str, Any]) -> TaskStage:
 
 
 def staged_task(task: Any, stages: Sequence[TaskStage]) -> Any:
-    """Check a task against its stages, and return it as it is planned with. Touches no data.
-
-    Args:
-        task: The task, as a spec has it.
-        stages: Its stages, in order.
+    """Check a task of a spec against its stages, and return it as it is planned with. Touches no data.
 
     Raises:
         InvalidInputError: If a stage has nothing to release, or what is to be paid for has no stage.

@@ -18,7 +18,7 @@ from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.plots._style import colours
-from privtune.strategies import validation_metric
+from privtune.strategies import Ending, validation_metric
 from privtune.strategies.plan import epsilon_spent
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED, declared_note
 from privtune.views.page import render
@@ -177,7 +177,10 @@ def _points(
         **{short_name(name): round(value, 4) for name, value in release.utility.items()},
         **_score(plan, release, of=plan.scored),
         "cost/gradient_evaluations": round(cost.gradient_evaluations, 0),
-        "cost/wall_seconds": None if cost.wall_seconds is None else round(cost.wall_seconds, 1),
+        # Three digits: a tenth of a second would be 0.0 for a small study.
+        "cost/wall_seconds": None
+        if cost.wall_seconds is None
+        else float(f"{cost.wall_seconds:.3g}"),
     }
     if plan.report is not None:  # the ends of intervals that were paid for
         for name, (low, high) in release.intervals.items():
@@ -262,7 +265,7 @@ def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
         tags={
             "privtune.kind": "trial",
             "privtune.strategy": plan.strategy,
-            **({"privtune.failed": trial.failed} if trial.failed else {}),
+            **({} if trial.ended is Ending.TRAINED else {"privtune.ended": str(trial.ended)}),
         },
         params={name: str(value) for name, value in trial.params.items()},
         points=(*((n, v, 0) for n, v in _score(plan, trial).items()), *_curves(trial.curves)),

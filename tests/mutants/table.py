@@ -381,7 +381,7 @@ _in(
     ),
     (
         "a record that breaks public facts counts",
-        "mask = mask * ~lost.view(index.shape)",
+        "mask = mask * ~unusable.view(index.shape)",
         "mask = mask * 1",
         _FACTS,
     ),
@@ -483,7 +483,7 @@ _in(
     ),
     (
         "a record that breaks public facts counts in a score",
-        "found = found.masked_fill(lost.unsqueeze(1), 0.0)",
+        "found = found.masked_fill(unusable.unsqueeze(1), 0.0)",
         "pass",
         f"{_SCORING}::test_a_record_that_cannot_be_used_adds_exactly_nothing",
     ),
@@ -528,7 +528,7 @@ _in(
     "training/mechanism/data.py",
     (
         "what cannot be used is fetched",
-        "if lost is None or not bool(lost.any()):",
+        "if unusable is None or not bool(unusable.any()):",
         "if True:",
         f"{_UNUSABLE}::test_in_memory_zeros_are_put_in_place_once",
     ),
