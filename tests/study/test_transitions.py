@@ -19,7 +19,7 @@ from privtune.study import Observer, Study
 from privtune.study.lifecycle import Life, carry_on, new_arm
 from privtune.study.run import TaskTrainer
 from privtune.training.mechanism.streams import Streams
-from tests.ledger.one_task import lease_one
+from tests.ledger.conftest import lease_one
 from tests.study.conftest import toy_spec
 
 pytestmark = pytest.mark.quick
