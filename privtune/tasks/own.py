@@ -65,35 +65,11 @@ def own_task(
     precision: str = "float32",
     name: str = "own",
 ) -> Task:
-    """Return a task of the user's own data, model and loss.
+    """Return the task of data, functions and facts as ``study.optimize`` takes them.
 
     Every function, and every data, may be ``"package.module:function"``: then other processes find it,
-    too. Functions of data take no arguments.
-
-    Args:
-        build: Suggests hyperparameters and returns a :class:`Candidate`; receives no data.
-        loss: Of one record: ``(model, x, y) -> [1]`` of a pair, ``(model, record)`` of a dict, ``(model,
-            *record)`` of a tuple, ``(model, x)`` of one tensor; parts have a leading axis of 1. Of units,
-            ``(model, x, y) -> [rows]`` for the rows of one.
-        score: How trials are scored: a metric's name, or a :class:`Score`, whose function is like ``loss``.
-        data: All private records: ``(x, y)``, tensors, arrays, dicts and tuples of them, ``TensorData`` (of
-            units, too), a map-style dataset, a ``DataFrame`` or a Hugging Face dataset. The target of a
-            dict is its ``labels``, else its ``label``, else its last entry; of a tuple the last.
-        split: Expected sizes of the splits that ``data`` is divided into by a keyed hash of content (of a
-            unit: of its number), at least ``train``. True sizes are sealed.
-        train: Training records, where splits are given apart, in the place of ``data`` and ``split``.
-        validation: Validation records, likewise.
-        test: Test records, likewise.
-        public: Public records as ``validation`` or ``test``: scores on them are exact, sizes public.
-        classes: How many classes the targets have, or all their names.
-        target_range: Of a regression, the public range of its targets.
-        pad_to: How long the first axis of ragged parts is made: with zeros, token labels with -100.
-        columns: Of a frame or a dataset of columns: ``{"inputs": [names], "target": name}``.
-        precision: Numbers of a pass: ``float32`` or ``bfloat16``.
-        name: Name of the task.
-
-    Raises:
-        InvalidInputError: If a field is outside its domain, or records are of several shapes.
+    too. The loss of one record is ``(model, x, y) -> [1]`` of a pair, ``(model, record)`` of a dict,
+    ``(model, *record)`` of a tuple, ``(model, x)`` of one tensor; of units it gives the loss of each row.
 
     **Guarantee**: by ``data``, adding or removing one record moves no other. Of splits given apart, the
     guarantee is for data sets that differ in one record of one of them.
@@ -151,11 +127,7 @@ def _task(given: Mapping[str, Any], functions: tuple[Any, Any]) -> Task:
 
 
 def task_of(build: Build | Task | str, **given: Any) -> Task:
-    """Return the task of what ``study.optimize`` was given: a task as it is, or the arguments of one.
-
-    Raises:
-        InvalidInputError: If a task comes with other arguments, or has no ``build``; as :func:`own_task`.
-    """
+    """Return the task of what ``study.optimize`` was given: a task as it is, or the arguments of one."""
     if not isinstance(build, Task):
         return own_task(build, **given)
     if more := sorted(n for n, v in given.items() if v is not None and n != "precision"):
@@ -171,15 +143,7 @@ def task_of(build: Build | Task | str, **given: Any) -> Task:
 
 
 def from_spec(spec: Mapping[str, Any]) -> Task:
-    """Return the task of a mapping ``{type: own, build: ..., loss: ..., ...}``.
-
-    ``score`` may be a mapping, the arguments of :class:`Score`; ``sources`` holds the digest of every module
-    that functions are of.
-
-    Raises:
-        InvalidInputError: If a field is unknown or missing.
-        TaskChangedError: If a module's source is another one here.
-    """
+    """Return the task of ``{type: own, build: ..., sources: digests of modules, ...}``."""
     fields = {name: value for name, value in spec.items() if name not in ("type", "sources")}
     if unknown := sorted(map(str, set(fields) - set(_FIELDS))):
         raise InvalidInputError("task", unknown, f"type own takes {', '.join(_FIELDS)}")
@@ -408,19 +372,12 @@ def _json(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Records in memory, and what is public about each.
-
-    Args:
-        data: The records.
-        target: Whether each has a target that a metric can be computed of.
-        alone: Whether each is one tensor, without a target.
-        parts: What each is made of, in words.
-    """
+    """Records in memory, and what is public about each."""
 
     data: TensorData
-    target: bool
-    alone: bool
-    parts: str
+    target: bool  # each has a target that a metric can be computed of
+    alone: bool  # each is one tensor, without a target
+    parts: str  # what each is made of, in words
 
 
 @dataclass(frozen=True)
@@ -439,11 +396,7 @@ def read_records(
     columns: Mapping[str, Any] | None = None,
     classes: int | None = None,
 ) -> Records:
-    """Return records of any kind in memory; one that cannot be read contributes nothing.
-
-    Raises:
-        InvalidInputError: If they are of no known kind, or of several shapes or types.
-    """
+    """Return records of any kind in memory; one that cannot be read contributes nothing."""
     if isinstance(data, TensorData):
         words = _words({"inputs": data.x, "target": data.y})
         return Records(_finite(data), target=True, alone=False, parts=words)
@@ -616,12 +569,7 @@ def _item(value: Any) -> torch.Tensor | None:
 def _stacked(
     items: list[torch.Tensor | None], name: str, pad_to: int | None, *, target: bool = False
 ) -> _Part:
-    """Return one part of all records, given one by one; the first that is a number says the type.
-
-    Raises:
-        InvalidInputError: If none is a number, or they are of several types, or of several shapes
-            that ``pad_to`` does not make one.
-    """
+    """Return one part of all records, given one by one; the first that is a number says the type."""
     there = [item for item in items if item is not None]
     if not there:
         raise InvalidInputError(
