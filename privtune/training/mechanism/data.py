@@ -30,11 +30,7 @@ _ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a tabl
 
 @dataclass(frozen=True, eq=False)
 class RecordFacts:
-    """The public ranges of a record's whole numbers: of each, how many there are, from 0, exclusive.
-
-    Of an input's and a target's shape; None where nothing is known. ``ignored`` is a target out of range
-    that losses know and skip.
-    """
+    """The public ranges of a record's whole numbers, from 0: how many there are of each."""
 
     inputs: torch.Tensor | None = None
     targets: torch.Tensor | None = None
@@ -149,10 +145,10 @@ class TensorData:
         return (*self.take(index), None if self.unusable is None else self.unusable[index])
 
     def held_to(self, facts: RecordFacts) -> TensorData:
-        """Return the data with those records unusable, too, that are not what the facts say.
+        """Return the data with the records that break public facts unusable, too.
 
         Args:
-            facts: Public facts about every record.
+            facts: What is public about every record.
         """
         return self.marked(facts.unusable(self.x, self.y))
 
@@ -232,12 +228,7 @@ def find_facts(
     *,
     device: torch.device | None = None,
 ) -> RecordFacts:
-    """Find the ranges by watching what one made-up record's numbers are looked up in by model and loss.
-
-    A number that reaches an embedding, or a cross-entropy, as it stands must be one of its rows or
-    classes. What is computed from a number first is not followed; where the model cannot run so, nothing
-    is found. Of ``x`` and ``y`` the shapes and types of records alone are read.
-    """
+    """Find the ranges of one made-up record's numbers by watching what model and loss look them up in."""
     watch = _Lookups(_zeros(x, device), _zeros(y, device))
     try:
         with GLOBAL_GENERATOR, torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
@@ -301,13 +292,7 @@ class _Lookups(TorchFunctionMode):
         )
         return RecordFacts(inputs, targets, self.ignored)
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _LOOKED_UP:
             names, looked_up = _LOOKED_UP[func]
@@ -344,12 +329,8 @@ def find_unusable(
 ) -> torch.Tensor:
     """Find the records, at least one, that raise when each is evaluated alone, shape ``[count]``.
 
-    Halves of a batch that do not raise are not looked into: their records do not raise either. ``attempt``
-    evaluates the records that are True in its argument, with made-up ones in place of the others.
-
-    Raises:
-        Exception: ``error``, which a pass over all raised, if it is no record's fault: made-up records
-            raise as well, or no record does alone.
+    ``attempt`` evaluates the records that are True in its argument, with made-up ones in place of the others.
+    What a pass over all raised is raised again if no record is at fault.
     """
     found = torch.zeros(count, dtype=torch.bool)
 
@@ -494,8 +475,7 @@ class RecordTree:
     """A record of several tensors: one of inputs and a target within, a dict or tuple for a loop.
 
     The target of a dict is its ``labels``, else its ``label``, else what stands last in it; that of a
-    tuple stands last. A dict or tuple of one entry has none. ``names`` are those of a dict's entries, and
-    ``size`` is how many there are.
+    tuple stands last. A dict or tuple of one entry has none.
     """
 
     inputs: Packing
@@ -507,14 +487,7 @@ class RecordTree:
     def split(
         cls, records: Any, target: str | None = None
     ) -> tuple[RecordTree | None, torch.Tensor, torch.Tensor]:
-        """Return what records are made of, their inputs in one tensor, and their targets.
-
-        Of a pair of tensors nothing is packed. The target of one entry alone is 0, which nobody reads.
-
-        Raises:
-            InvalidInputError: If they hold anything but tensors or trees of tensors, a target is no tensor,
-                or not all of the tensors have as many records.
-        """
+        """Return what records are made of (None for a pair of tensors), their packed inputs, and targets."""
         tensors, _ = _flat(records)
         names: tuple[str, ...] = ()
         if not tensors:

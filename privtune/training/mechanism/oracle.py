@@ -184,10 +184,7 @@ class Oracle:
     def _guarded(
         self, rows: Rows, run: Callable[[Rows], T], attempt: Callable[[Rows], object]
     ) -> T:
-        """Run a pass; where it raises, find the records that raise alone and run it without them.
-
-        A pass that raises has changed nothing; what an attempt at some rows gives is dropped.
-        """
+        """Run a pass; where it raises, find the records that raise alone and run it without them."""
         states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
 
         def only(kept: torch.Tensor) -> Rows:
@@ -253,10 +250,7 @@ class Oracle:
         return sample.rate * self.schedule.records
 
     def _physical(self, sample: Sample) -> Iterator[Rows]:
-        """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time.
-
-        Rows of a sample in one piece are kept, for the losses that are asked for beside a gradient.
-        """
+        """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
         if sample.fetched:
             yield sample.fetched[0]
             return
@@ -346,10 +340,7 @@ class Oracle:
 def _loss_sums(
     found: Sequence[tuple[torch.Tensor, torch.Tensor]], limit: torch.Tensor
 ) -> torch.Tensor:
-    """Return sums of losses ``[J, K]``, each held to [0, limit]; those that are no number count nothing.
-
-    Given J times the losses of every row and the mask of those that count, ``[K, M]`` each.
-    """
+    """Return sums ``[J, K]`` of J times losses and masks ``[K, M]``: losses held to [0, limit], NaN to 0."""
     values = torch.stack([losses for losses, _ in found])
     values = values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     held = values.clamp_(min=0.0).minimum(limit)

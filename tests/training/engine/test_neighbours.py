@@ -282,7 +282,7 @@ def test_draws_that_nothing_catches_come_from_a_candidates_own_stream() -> None:
             return self.head(self.inner(x.view(-1, 2, 4))[0][:, -1])
 
     x, y = torch.randn(4, 8), torch.arange(4) % 3
-    kernel = OneByOneKernel.of(Recurrent, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = OneByOneKernel(Recurrent, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     params = torch.randn(1, kernel.layout.size)
 
     def drawn(seed: int) -> torch.Tensor:

@@ -84,7 +84,7 @@ def answers(
     kind: str, model: Any, data: Any, *, loss: Any = cross_entropy, watched: bool = True
 ) -> tuple[list[torch.Tensor], Oracle]:
     """Every kind of release about the same samples, from the same seeds."""
-    made = {"batched": BatchedKernel, "one by one": OneByOneKernel.of}[kind]
+    made = {"batched": BatchedKernel, "one by one": OneByOneKernel}[kind]
     x, y = data.like
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
