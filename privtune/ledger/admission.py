@@ -27,7 +27,7 @@ from privtune.accounting import (
 from privtune.accounting.rdp import confirm_composition
 from privtune.accounting.registry import training
 from privtune.ledger.errors import BudgetClosedError, DeclarationClosedError
-from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
+from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History, order_of
 from privtune.ledger.privacy_filter import (
     APPROXIMATE_SHARE,
     BLOCK_SHARE,
@@ -61,7 +61,7 @@ _LAST = 0.25
 _MIDDLE = 10  # of the halvings of its δ among which the filter looks for what one request may take
 
 
-def admit(history: History, asked: Sequence[Event]) -> str:
+def admit(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]]:
     """Decide on a request as a whole."""
     budget = history.terms()
     if history.closed:
@@ -83,7 +83,7 @@ def admit(history: History, asked: Sequence[Event]) -> str:
         )
     charged = Counter(history.block.values()) + history.later + Counter(asked)
     confirm_composition(frozenset(charged.items()), budget.adjacency)
-    return found[0]
+    return found
 
 
 def fits(history: History, asked: Sequence[Event]) -> bool:
@@ -127,7 +127,7 @@ def _as_gaussian(
 ) -> tuple[float, list[Weight]]:
     """Return the part of what is left that events take as Gaussian charges, and what they weigh."""
     budget = history.terms()
-    order, best = _order(budget), (math.inf, list[Weight]())
+    order, best = order_of(budget), (math.inf, list[Weight]())
     before = Fraction(gaussian_divergence(order, float(history.variance)))
     left = Fraction(gaussian_room(order, float(room + before))) - history.variance
     share, halving = APPROXIMATE_SHARE * budget.delta, _MIDDLE
@@ -218,13 +218,13 @@ def weights_of(history: History, asked: Sequence[Event]) -> list[Weight]:
     """Return what events weigh in the budget's filter."""
     budget = history.terms()
     slack = slack_of(budget.delta)
-    return [weigh(event, _order(budget), budget.adjacency, slack) for event in asked]
+    return [weigh(event, order_of(budget), budget.adjacency, slack) for event in asked]
 
 
 def filter_state(history: History) -> FilterState:
     """Return the filter as it stands."""
     budget = history.terms()
-    order = _order(budget)
+    order = order_of(budget)
     total = -math.inf
     if history.frozen:
         total = _room(tuple(history.block.values()), budget, order)
@@ -253,7 +253,7 @@ def filter_room(history: History) -> tuple[Fraction, Fraction]:
 def _used(history: History) -> Fraction:
     if not history.variance:
         return history.used
-    order = _order(history.terms())
+    order = order_of(history.terms())
     return history.used + Fraction(gaussian_divergence(order, float(history.variance)))
 
 
@@ -287,7 +287,7 @@ def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
 
 
 def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed: float) -> float:
-    slack, orders = slack_of(budget.delta), {_order(budget)}
+    slack, orders = slack_of(budget.delta), {order_of(budget)}
     orders |= {order for order, _ in lines(budget.epsilon, budget.delta)}
 
     def failing(events: Counter[Event]) -> float:
@@ -360,12 +360,6 @@ _capacity = lru_cache(maxsize=256)(capacity)
 def _one(events: Iterable[Event]) -> Event:
     fixed = tuple(events)
     return fixed[0] if len(fixed) == 1 else Composed(fixed)
-
-
-def _order(budget: Budget) -> float:
-    if budget.order is None:  # a stored budget always has one
-        raise ValueError("the budget has no order")
-    return budget.order
 
 
 _MEAN = 10

@@ -32,6 +32,13 @@ _BEFORE = {
 }
 
 
+def order_of(budget: Budget) -> float:
+    """Return the order of a stored budget's filter."""
+    if budget.order is None:
+        raise LedgerCorruptedError(f"budget {budget.name!r} has no order for its filter.")
+    return budget.order
+
+
 @dataclass
 class History:
     """What a budget's log says, up to the entry last applied."""
@@ -215,9 +222,7 @@ class History:
                 raise ValueError(f"its weight is {stored}")
             return Weight(divergence, delta)
         budget = self.terms()
-        if budget.order is None:
-            raise LedgerCorruptedError(f"budget {self.name!r} has no order for its filter.")
-        return weigh(event, budget.order, budget.adjacency, slack_of(budget.delta))
+        return weigh(event, order_of(budget), budget.adjacency, slack_of(budget.delta))
 
     def _late_weight(self, event: Event) -> Weight:
         """Return what a release weighs besides, if nobody knows whether the filter had gone over."""

@@ -14,7 +14,6 @@ from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
 from privtune.ledger.admission import (
     FilterState,
-    admission_of,
     admit,
     filter_state,
     odometer,
@@ -40,7 +39,10 @@ from privtune.ledger.values import (
     check_unit,
     refuse_other_unit,
 )
+from privtune.ledger.weights import Weight
 from privtune.names import check_name, check_text
+
+_WORDS = ("study", "arm", "note", "plan_digest", "unit")
 
 
 def charge_of(history: History, number: int) -> Charge:
@@ -51,32 +53,28 @@ def charge_of(history: History, number: int) -> Charge:
         raise UnknownChargeError(f"budget {history.name!r} has no charge {number}.") from None
 
 
-def reservations(history: History, requests: Sequence[ChargeRequest], basis: str) -> list[Line]:
+def reservations(
+    history: History, requests: Sequence[ChargeRequest], basis: str, weights: Sequence[Weight] = ()
+) -> list[Line]:
     """Return the lines that reserve what was admitted on a basis."""
     for request in requests:
         who = f"Arm {request.arm!r}" if request.arm else "The event"
         refuse_other_unit(request.unit, history.terms().unit, who, history.name)
     bodies: list[dict[str, Any]] = [
         {
+            **{name: getattr(request, name) for name in _WORDS},
             "event": request.event.to_dict(),
-            "study": request.study,
-            "arm": request.arm,
-            "note": request.note,
-            "plan_digest": request.plan_digest,
             "basis": basis,
             **({"public": dict(request.public)} if request.public else {}),
-            "unit": request.unit,
         }
         for request in requests
     ]
     if basis == BASIS_RECORDED:
         for request in requests:
             history.confirm_weight(request.event)
-    elif history.frozen:
-        # Noted, so that opening a ledger need not compute it again; verifying does.
-        found = admission_of(history, [request.event for request in requests])
-        for body, weight in zip(bodies, found[1] if found else (), strict=True):
-            body["weight"] = list(weight)
+    # Noted, so that opening a ledger need not compute it again; verifying does.
+    for body, weight in zip(bodies, weights, strict=False):
+        body["weight"] = list(weight)
     first = len(history.charges) + 1
     return [Line(Kind.RESERVED, number, body=body) for number, body in enumerate(bodies, first)]
 
@@ -99,20 +97,15 @@ def numbered(
             number = len(history.charges) + len(missing)
             if request.plan_digest:
                 there[request.plan_digest] = number, request
-        _check_plan(history.name, number, known, request)
+        # A plan's digest pays for what it was charged for, and for nothing else.
+        if (known.unit, known.event.to_dict()) != (request.unit, request.event.to_dict()):
+            raise ChargeStateError(
+                f"plan {request.plan_digest!r} is what charge {history.name}-{number} is for, which "
+                "charges another event: a plan is charged for what runs, so give every plan a digest "
+                "of its own."
+            )
         numbers.append(number)
     return numbers, missing
-
-
-def _check_plan(
-    budget: str, number: int, known: Charge | ChargeRequest, request: ChargeRequest
-) -> None:
-    """Refuse the digest of a plan that was charged for something else: that would be all it pays for."""
-    if (known.unit, known.event.to_dict()) != (request.unit, request.event.to_dict()):
-        raise ChargeStateError(
-            f"plan {request.plan_digest!r} is what charge {budget}-{number} is for, which charges another "
-            "event: a plan is charged for what runs, so give every plan a digest of its own."
-        )
 
 
 def check_requests(requests: Sequence[ChargeRequest]) -> None:
@@ -131,19 +124,6 @@ def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
     except BudgetExceededError as error:
         error.fitting = suggestions(history, events)
         raise
-
-
-def check_same(there: Budget, asked: Budget) -> None:
-    """Refuse other terms than those that are there."""
-    ours, theirs = asked.to_dict(), there.to_dict()
-    other = [
-        f"{key} is {theirs[key]!r}, not {ours[key]!r}" for key in ours if ours[key] != theirs[key]
-    ]
-    if other:
-        raise BudgetExistsError(
-            f"a budget called {asked.name!r} exists with other terms ({', '.join(other)}): "
-            "a budget never changes, so choose another name."
-        )
 
 
 class Ledger:
@@ -248,7 +228,12 @@ class Ledger:
             return Line(Kind.CREATED, body=body)
 
         there = self.log.create(budget.name, first).terms()
-        check_same(there, budget)
+        ours, theirs = budget.to_dict(), there.to_dict()
+        if other := [f"{k} is {theirs[k]!r}, not {v!r}" for k, v in ours.items() if theirs[k] != v]:
+            raise BudgetExistsError(
+                f"a budget called {budget.name!r} exists with other terms ({', '.join(other)}): "
+                "a budget never changes, so choose another name."
+            )
         return there
 
     def close_budget(self, name: str) -> None:
@@ -303,8 +288,8 @@ class Ledger:
             numbers.extend(found)
             if not missing:
                 return []
-            basis = admit(history, [request.event for request in missing])
-            return reservations(history, missing, basis)
+            basis, weights = admit(history, [request.event for request in missing])
+            return reservations(history, missing, basis, weights)
 
         history, _ = self.log.write(budget, decide)
         return tuple(history.charges[number] for number in numbers)

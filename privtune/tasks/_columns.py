@@ -11,10 +11,11 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from privtune.errors import InvalidInputError
 from privtune.tasks._reader import (
@@ -29,9 +30,6 @@ from privtune.tasks._reader import (
     texts,
 )
 from privtune.tasks._usable import CLIPPED, MISSING, NO_NUMBER, OTHER, Fault
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PAID = "paid"
 """What stands for a public value that a stage releases, and pays for, before the arms."""

@@ -76,19 +76,12 @@ class PublicFacts:
     """What a task, or a user, declares public. No guarantee protects any of it.
 
     Args:
-        train_records: Declared number of training records.
-        validation_records: Declared number of validation records; None where there are none.
-        public_validation: Whether the validation split is public as a whole.
-        test_records: Declared number of test records; None where there are none.
-        public_test: Whether the test split is public as a whole.
-        partition: How records come into splits, of :data:`PARTITIONS`.
-        input_shape: Shape of an input; None where it is not declared.
-        classes: Number of classes, or all their names; None where they are not declared.
-        bounds: By feature, the bounds that it is clipped to or known to keep.
-        pretrained: The weights that training starts from, with their digest; None without.
-        trainable: Which part of the model is trained.
-        precision: Numbers of the forward and the backward pass.
-        values: By feature that is no number, what it can be, in words.
+        train_records, validation_records, test_records: Declared numbers; None where there are none.
+        public_validation, public_test: Whether the split is public as a whole.
+        partition: How records come into splits: ``fixed``, ``content``, ``id`` or ``given``.
+        input_shape, classes: Shape of an input, classes as a number or all names; None if not declared.
+        bounds, values: By feature the bounds that it is clipped to, or in words what it can be.
+        pretrained, trainable, precision: Weights that training starts from, its part, its numbers.
         target_range: For a regression, the range that targets are clipped to.
         unit: What one record is all rows of, and how many at most; empty where it is a row.
         rows_declared: Whether rows of a query are declared to come from one protected record each.

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from privtune.errors import InvalidInputError
 from privtune.ledger import check_unit
 from privtune.tasks._facts import SPLITS, TaskDataError
-from privtune.tasks._task import Task, TaskData
-from privtune.tasks._usable import contents
+from privtune.tasks._task import Task, TaskData, contents
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +42,7 @@ class Sizes:
     """Sizes of the three splits, declared public: what each is expected to hold.
 
     Args:
-        train: Expected training records, at least 1.
-        validation: Expected validation records, at least 1.
-        test: Expected test records, at least 1.
+        train, validation, test: Expected records, at least 1.
 
     Raises:
         InvalidInputError: If a size is below 1.

@@ -11,20 +11,21 @@ import csv
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import compute, dataset, types
+from pyarrow import csv as arrow
 
 from privtune.files import regular_file
 from privtune.tasks._facts import TaskAbsentError, TaskDataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ON_READ: ContextVar[Callable[[float], None] | None] = ContextVar("ON_READ", default=None)
 """Hears how much of a table has been read, as a share; None where nobody wants to know."""
@@ -41,6 +42,7 @@ MISSING = ("", "na", "n/a", "nan", "nat", "null", "none")
 UNREADABLE = "\0"  # stands for what cannot be read: no number, no date, no class
 BATCH = 2**15  # records that are read at once
 _BLOCK = 2**22  # bytes of a CSV file that are read at once
+_QUOTED = re.compile(rb'(?:[^",]*|"(?:[^"]|"")*")(?:,(?:[^",]*|"(?:[^"]|"")*"))*')
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$"
 
 
@@ -143,9 +145,6 @@ def _csv(path: Path) -> Source:
                 yield decoded(block + file.readline())
 
     def read(names: Sequence[str]) -> Iterator[Columns]:
-        import pyarrow as pa
-        from pyarrow import csv as arrow
-
         places = [header.index(name) for name in names]
         odd: list[bytes] = []
 
@@ -159,10 +158,10 @@ def _csv(path: Path) -> Source:
             column_types={str(place): pa.string() for place in places},
         )
         for block in blocks():
-            if b'"' in block:  # one that stays open would swallow the lines after it
-                lines = block.splitlines()
-                odd += [line for line in lines if line.count(b'"') % 2]
-                block = b"\n".join(line for line in lines if line.count(b'"') % 2 == 0)  # noqa: PLW2901
+            if b'"' in block:  # a quote that stays open would swallow the lines after it
+                lines = [(line, _closed(line)) for line in block.splitlines()]
+                odd += [line for line, closed in lines if not closed]
+                block = b"\n".join(line for line, closed in lines if closed)  # noqa: PLW2901
             if not block.strip():
                 continue
             whole = arrow.ReadOptions(
@@ -184,6 +183,10 @@ def _csv(path: Path) -> Source:
         lambda: sum(b.count(b"\n") + b.count(b"\r") + 1 for b in blocks()),
         read,
     )
+
+
+def _closed(line: bytes) -> bool:
+    return b'"' not in line or _QUOTED.fullmatch(line) is not None
 
 
 def _line(line: bytes, places: Sequence[int], width: int) -> list[Any]:
@@ -233,8 +236,6 @@ def _object(line: str, names: Sequence[str]) -> list[Any]:
 
 def _arrow(path: Path) -> Source:
     """Open a Parquet or Arrow file, whose header declares the types."""
-    from pyarrow import dataset, types
-
     known = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
     found = dataset.dataset(path, format="parquet" if path.suffix == ".parquet" else "ipc")
     words = {f.name for f in found.schema if not any(is_number(f.type) for is_number in known)}
@@ -251,9 +252,6 @@ def _arrow(path: Path) -> Source:
 
 def _typed(column: pa.Array) -> pa.Array:
     """Return a column of a file as numbers, booleans or text."""
-    import pyarrow as pa
-    from pyarrow import types
-
     if (
         types.is_integer(column.type)
         or types.is_floating(column.type)
@@ -275,8 +273,6 @@ def _typed(column: pa.Array) -> pa.Array:
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    import pyarrow as pa
-
     return pa.concat_arrays(column.chunks)
 
 
@@ -288,9 +284,6 @@ def batched(names: Sequence[str], records: Iterator[Sequence[Any]]) -> Iterator[
 
 def column_of(cells: Sequence[Any]) -> pa.Array:
     """Return cells of Python's as a column: of numbers, of booleans, else of text."""
-    import pyarrow as pa
-    from pyarrow import types
-
     try:
         found = pa.array(cells)
         if (
@@ -315,9 +308,6 @@ def _text(cell: Any) -> str:
 
 def texts(column: pa.Array) -> pa.Array:
     """Return the cells of a column as text."""
-    import pyarrow as pa
-    from pyarrow import types
-
     if types.is_floating(column.type):
         return pa.array(
             [None if cell is None else _text(cell) for cell in column.to_pylist()], pa.string()
@@ -326,16 +316,11 @@ def texts(column: pa.Array) -> pa.Array:
 
 
 def _folded(column: pa.Array) -> pa.Array:
-    from pyarrow import compute
-
     return compute.utf8_lower(compute.utf8_trim_whitespace(column))
 
 
 def is_missing(column: pa.Array) -> Mask:
     """Return which cells hold nothing, or a word for it."""
-    import pyarrow as pa
-    from pyarrow import compute, types
-
     if types.is_string(column.type):
         word = compute.is_in(_folded(column), pa.array(MISSING))
         return np.asarray(compute.or_(compute.is_null(column), word), dtype=bool)
@@ -344,9 +329,6 @@ def is_missing(column: pa.Array) -> Mask:
 
 def numbers_of(column: pa.Array) -> tuple[Floats, Mask]:
     """Return the numbers in a column, NaN for none, and where a cell is neither number nor missing."""
-    import pyarrow as pa
-    from pyarrow import compute, types
-
     if not types.is_string(column.type):
         whole = column.cast("int8") if types.is_boolean(column.type) else column
         values = _numpy(whole.cast("float64", safe=False))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from privtune.errors import InvalidInputError
 from privtune.imports import users_code
@@ -13,9 +18,8 @@ from privtune.numbers import is_number
 from privtune.tasks._facts import PARTITIONS, SPLITS, PublicFacts, TaskAbsentError, TaskDataError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
+    from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
     from privtune.tasks._usable import Fault, RecordCheck
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The class of a place that is none, as losses of torch's skip it."""
 
+_ALIKE = 0.1  # of distinct records of a split, more than this share is not among others by chance
+_ROWS = 256  # records whose bytes are made at once
 _TRIED = 16  # real records that model and loss are tried on before a charge
 
 
@@ -36,6 +42,54 @@ def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> 
     if tokens is None:
         return torch.rand((records, *shape), generator=generator)
     return torch.randint(tokens, (records, *shape), generator=generator)
+
+
+def make_model(name: str, *arguments: Any) -> nn.Module:
+    """Build a model of ``_models`` by its name: planning loads no torch."""
+    made: nn.Module = getattr(importlib.import_module("privtune.tasks._models"), name)(*arguments)
+    return made
+
+
+def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each record."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def softmax_constants(square: float, classes: int, *, weight: float = 1.0) -> Mapping[str, float]:
+    """Return the constants of the cross-entropy of a linear model with a bias, from zero weights.
+
+    **Proof**: with features x of squared length s at most, 1 beside them for the bias, and p the
+    softmax, the gradient is the outer product of p - onehot(y), no longer than sqrt(2), and (x, 1), no
+    longer than sqrt(s + 1). The Hessian is the Kronecker product of diag(p) - p pᵀ, whose eigenvalues
+    are at most 1/2, and (x, 1)(x, 1)ᵀ: it is convex and (s + 1)/2-smooth. From zero weights the loss is
+    log C, and nowhere below 0. A class's weight multiplies all three.
+    """
+    return {
+        "lipschitz": weight * math.sqrt(2.0 * (square + 1.0)),
+        "smoothness": weight * 0.5 * (square + 1.0),
+        "gap": weight * math.log(classes),
+    }
+
+
+def contents(x: Any, y: Any) -> Iterator[bytes]:
+    """Yield the bytes of each record, the same whatever types its arrays have."""
+    for start in range(0, len(y), _ROWS):
+        parts = [_numbers(part[start : start + _ROWS]) for part in (x, y)]
+        rows = np.concatenate(parts, axis=1, dtype="<f8", casting="unsafe")
+        rows += 0.0  # no -0.0
+        rows[np.isnan(rows)] = np.nan  # one of its many bit patterns
+        for row in rows:
+            yield row.tobytes()
+
+
+def _numbers(part: Any) -> npt.NDArray[Any]:
+    known = part.cpu() if hasattr(part, "cpu") else part
+    if str(getattr(part, "dtype", "")) == "torch.bfloat16":  # numpy has no such
+        known = known.float()
+    rows = np.asarray(known)
+    return rows.reshape(len(rows), -1)
 
 
 RecordLoss = Callable[..., "torch.Tensor"]
@@ -146,11 +200,9 @@ class Task:
     charge to tell the curator alone how many records cannot be used.
 
     Args:
-        name: Name in specs.
-        description: One line for ``privtune tasks``.
-        train_records: Number of training records, declared public: rates and averages rest on it.
-        validation_records: Number of validation records, declared public: scores divide by it.
-        test_records: Number of test records, declared public.
+        name, description: Its name in specs, and one line for ``privtune tasks``.
+        train_records, validation_records, test_records: Numbers declared public: rates, averages and scores
+            rest on these.
         input_shape: Shape of one input record.
         classes: Number of classes; None where targets are floats, as of a regression or a density.
         load: Reads the data. May take time, may fail; is never called while planning.
@@ -158,8 +210,7 @@ class Task:
         loss: Per-sample loss: ``(outputs [B, classes], targets [B]) -> [B]``; outputs of a
             regression are ``[B, 1]``.
         public_test: Whether the test split is declared public. If not, no test metric is shown.
-        public_validation: Whether the validation split is declared public. If not, every score
-            on it is noised and charged.
+        public_validation: Whether the validation split is; if not, every score is noised and charged.
         partition: How records come into splits: ``fixed``, which hold exactly what is declared; ``content``
             or ``id``, by :func:`privtune.tasks.split`, whose sizes are expectations; ``given`` apart.
         bounds: By feature, the public bounds that ``load`` scales by.
@@ -168,30 +219,24 @@ class Task:
         pretrained: Where public weights come from, and their digest; None without.
         trainable: Which part of the model is trained.
         precision: Numbers of the forward and the backward pass: ``float32``, or ``bfloat16``.
-        target_range: For a regression the public range ``(low, high)`` that its targets, of type
-            float, lie in; None for classes.
-        check: Called before anything is charged: raises ``TaskDataError`` where what holds the data
-            is not as declared, its records apart. Must not depend on a value of a record.
-        header: Called while planning: as ``check``, but for what is not there it raises
-            ``TaskAbsentError``, reads no record, and takes no time.
+        target_range: Of a regression, the public ``(low, high)`` that its float targets lie in.
+        check: Called before a charge: raises ``TaskDataError`` where what holds the data is not as
+            declared, its records apart. Must not depend on a value of a record.
+        header: Called while planning: as ``check``, but takes no time, and raises ``TaskAbsentError`` for
+            what is not there.
         constants: Of a convex loss, what is proven of one record's: ``lipschitz``, ``smoothness``, and
             ``gap``, the most that the first parameters are from the best (for ``pur``).
-        tokens: Where inputs are whole numbers, how many there are: 0 to that, exclusive. None where
-            inputs are floating.
-        unit: What one record is all rows of, as :func:`privtune.tasks.by_unit` makes them; empty where
-            a record is a row.
-        examine: Reads the data, and says how many records cannot be used, and why; what ``load`` returns
-            is looked at where it is None.
-        rows_declared: Whether the rows of a query are declared, not known, to come from one protected
-            record each.
+        tokens: Where inputs are whole numbers, how many there are, from 0.
+        unit: What one record is all rows of (:func:`privtune.tasks.by_unit`); empty where it is a row.
+        rows_declared: Whether rows of a query are declared to come from one protected record each.
+        examine: Says how many records cannot be used; what ``load`` returns is looked at where it is None.
         build: Suggests hyperparameters and returns the candidate to train, in the place of ``model``.
         loss_of: The loss of one record, ``(model, x, y) -> [1]``, in the place of ``loss``.
-        score: How trials are scored, where the study does not say.
-        score_of: The function of ``score``, ``(model, x, y) -> [1]``; None for a metric by its name.
+        score, score_of: How trials are scored where the study does not say, and its function of packed
+            records, ``(model, x, y) -> [1]``; None for a metric by its name.
         tree: How the tensors of a record lie in ``x`` and ``y``; None where they are as given.
-        like: Inputs ``[0, ...]`` and targets ``[0, ...]`` of a record, whose shapes and types are public.
-        code: What makes the same task in other processes, by ``get_task``; None where only this process
-            has its functions or its data.
+        like: Inputs and targets of no records ``[0, ...]``, whose shapes and types are public.
+        code: What makes the same task in other processes, by ``get_task``; None where only this can.
         parts: What a record holds, in words, where that was read from the first one.
 
     Raises:
@@ -358,9 +403,7 @@ class Task:
             >>> get_task("synthetic-logistic").check_records().reason
             ''
         """
-        import numpy as np
-
-        from privtune.tasks._usable import Tally, shared_records
+        from privtune.tasks._usable import Tally
 
         if self.examine is not None:
             return self.examine()
@@ -400,8 +443,6 @@ class Task:
 
 def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iterator[Fault]:
     """Yield what is not as declared of records in memory."""
-    import numpy as np
-
     from privtune.tasks._usable import NO_NUMBER, Fault
     from privtune.training.mechanism.data import find_facts
 
@@ -523,3 +564,25 @@ def _one_by_one(
         raise raised
     nothing = torch.full_like(found[0], float("nan"))
     return torch.cat([*found, *[nothing] * (len(x) - len(found))])
+
+
+def shared_records(splits: Mapping[str, TensorData]) -> str:
+    """Return which split, of those given apart, holds records of ``train``; nothing where none does."""
+
+    def kinds(records: TensorData) -> list[Any]:
+        if records.groups is not None:
+            return list(records.groups.tolist())
+        return [hash(one) for one in contents(records.x, records.y)]
+
+    train = splits["train"]
+    known = kinds(train)
+    distinct = set(known)
+    if train.groups is None and len(distinct) < 0.99 * len(known):
+        return ""  # few values are possible: equal records are different persons'
+    for name, records in splits.items():
+        own = set(kinds(records)) if name != "train" else set()
+        there = len(own & distinct)
+        if there > (0 if train.groups is not None else max(3, _ALIKE * len(own))):
+            what = records.unit or "record"
+            return f"{there:,} {what}s of split {name} are training {what}s, too; set them apart"
+    return ""

@@ -11,20 +11,16 @@ import hashlib
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from privtune.tasks._facts import SPLITS
 from privtune.tasks._reader import UNREADABLE, coded, is_missing, label_of, texts
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from privtune.training.mechanism.data import TensorData
 
 MISSING, CLIPPED, OTHER = "missing", "clipped to a bound", "not declared"
 NO_NUMBER, LABEL = "not a number", "with a label that is not declared"
@@ -35,8 +31,6 @@ _OFTEN = 0.05  # of all records
 _RECURS = 3  # of one and the same label
 _CHANCE = 1e-6  # that a split of a keyed hash has so few records by chance
 _MANY = 1000
-_ALIKE = 0.1  # of distinct records of a split, more than this share is not among others by chance
-_ROWS = 256  # records whose bytes are made at once
 _SOME = 100  # declared, above which a keyed hash gives a split twice as many by a chance of e^-38
 _KEPT = 50  # different values of a column that are not as declared, for an example
 _FEW = 1000  # different contents, above which nobody asks whether equal ones share a split
@@ -44,30 +38,19 @@ _FEW = 1000  # different contents, above which nobody asks whether equal ones sh
 
 @dataclass(frozen=True)
 class Fault:
-    """Which of some records are not as declared, in one column and in one way.
+    """Which of some records are not as declared, in one column and in one way."""
 
-    Args:
-        column: The column; empty where it is the whole record.
-        why: What is wrong, in words.
-        records: True for each such record, shape ``[N]``.
-        used: Whether the record counts all the same: its value was clipped, or filled.
-        declared: What the column may hold, in words.
-        cells: The column's cells; None where they are not known.
-    """
-
-    column: str
+    column: str  # empty where it is the whole record
     why: str
     records: npt.NDArray[np.bool_]
-    used: bool = False
-    declared: tuple[Any, ...] | str = ""
+    used: bool = False  # the record counts all the same: its value was clipped, or filled
+    declared: tuple[Any, ...] | str = ""  # what the column may hold
     cells: pa.Array | None = None
 
     def written(self) -> Counter[str]:
         """Return what such records hold, and how often."""
         if self.cells is None:
             return Counter()
-        import pyarrow as pa
-
         held = self.cells.filter(pa.array(self.records))
         known = texts(held.filter(pa.array(~is_missing(held)))).value_counts()
         return Counter({one["values"]: one["counts"] for one in known.to_pylist()})
@@ -89,28 +72,18 @@ def label_faults(
 
 @dataclass(frozen=True)
 class Finding:
-    """How many records of a split are not as declared, in one column and in one way.
-
-    Args:
-        column: The column; empty where it is the whole record.
-        why: What is wrong, in words.
-        records: How many.
-        used: Whether they count all the same.
-        hint: What the file says, and the spec.
-        misspelt: How many of all splits are a declared value but for case and blanks; of labels, one that
-            is never written as declared.
-        often: How many of all splits have the commonest of the values.
-        choices: How many values are declared; 0 where none are listed.
-    """
+    """How many records of a split are not as declared, in one column and in one way."""
 
     column: str
     why: str
     records: int
     used: bool
-    hint: str = ""
-    misspelt: int = 0
-    often: int = 0
-    choices: int = 0
+    hint: str = ""  # what the file says, and the spec
+    misspelt: int = (
+        0  # of all splits: a declared value (a label never written so) but for case and blanks
+    )
+    often: int = 0  # of all splits: have the commonest of the values
+    choices: int = 0  # values that are declared; 0 where none are listed
 
     @property
     def words(self) -> str:
@@ -123,25 +96,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class SplitCheck:
-    """What one split holds.
+    """What one split holds."""
 
-    Args:
-        split: Its name; ``all splits`` where the place of a record is not known yet.
-        declared: The declared number of records.
-        usable: How many can be used: rows, or units where rows are grouped.
-        rows: How many rows there are.
-        unusable: How many rows contribute nothing.
-        findings: Why, and what else is not as declared.
-        sealed: Whether the declared number is an expectation.
-    """
-
-    split: str
+    split: str  # ``all splits`` where the place of a record is not known yet
     declared: int
-    usable: int
+    usable: int  # rows, or units where rows are grouped
     rows: int
-    unusable: int
+    unusable: int  # rows that contribute nothing
     findings: tuple[Finding, ...] = ()
-    sealed: bool = True
+    sealed: bool = True  # the declared number is an expectation
 
     @property
     def too_few(self) -> bool:
@@ -168,25 +131,15 @@ class SplitCheck:
 
 @dataclass(frozen=True)
 class RecordCheck:
-    """What the records of a task are, beside what is declared. For the curator alone.
-
-    Args:
-        splits: Its splits.
-        what: What the declared numbers count: records, or a unit.
-        unseen: Declared classes that no usable record has.
-        alone: The one declared class that all usable records have, of several.
-        same: What is the same of all usable records: the target, or the inputs.
-        clumped: Why splits may differ much from what is declared; empty where records differ.
-        beside: Why a study of the user's own records stops, beside all this; empty where it does not.
-    """
+    """What the records of a task are, beside what is declared. For the curator alone."""
 
     splits: tuple[SplitCheck, ...]
-    what: str = "record"
-    unseen: tuple[str, ...] = ()
-    alone: str = ""
-    same: str = ""
-    clumped: str = ""
-    beside: str = ""
+    what: str = "record"  # that the declared numbers count, or a unit
+    unseen: tuple[str, ...] = ()  # declared classes that no usable record has
+    alone: str = ""  # the one class that all usable records have, of several that are declared
+    same: str = ""  # what is the same of all usable records: the target, or the inputs
+    clumped: str = ""  # why splits may differ much from what is declared
+    beside: str = ""  # why a study of the user's own records stops, beside all this
 
     @property
     def usable(self) -> int:
@@ -335,21 +288,13 @@ class _Counted:
 
 @dataclass
 class Tally:
-    """Counts faults of records that are read some at a time.
+    """Counts faults of records that are read some at a time."""
 
-    Args:
-        declared: The declared numbers by split, in order.
-        what: What these count.
-        sealed: Whether the declared numbers are expectations.
-        by: What the split of a record goes by: its content, or its id.
-        classes: The declared ones; none of a regression.
-    """
-
-    declared: Mapping[str, int]
-    what: str = "record"
-    sealed: bool = True
-    by: str = ""
-    classes: Sequence[Any] = ()
+    declared: Mapping[str, int]  # numbers by split, in order
+    what: str = "record"  # that these count
+    sealed: bool = True  # they are expectations
+    by: str = ""  # what the split of a record goes by: its content, or its id
+    classes: Sequence[Any] = ()  # none of a regression
     rows: Counter[str] = field(default_factory=Counter)
     unusable: Counter[str] = field(default_factory=Counter)
     faults: dict[tuple[str, str], _Counted] = field(default_factory=dict)
@@ -368,16 +313,7 @@ class Tally:
         y: Any = None,
         ids: Sequence[str] | None = None,
     ) -> None:
-        """Count some records.
-
-        Args:
-            drawn: The number of the split of each.
-            faults: What is not as declared of them.
-            units: Whose each is, where rows are grouped.
-            x: Their inputs, where these are known.
-            y: Their targets: the number of a class, or a number.
-            ids: What they are known by; their content where it is None.
-        """
+        """Count some records by the numbers of their splits, with whatever is known of each."""
         unusable = np.zeros(len(drawn), dtype=bool)
         for fault in faults:
             if not fault.records.any():
@@ -474,44 +410,3 @@ def _shown(value: str) -> str:
     if value == UNREADABLE:
         return "a line that cannot be read"
     return repr(value if len(value) <= 40 else f"{value[:37]}...")
-
-
-def contents(x: Any, y: Any) -> Iterator[bytes]:
-    """Yield the bytes of each record, the same whatever types its arrays have."""
-    for start in range(0, len(y), _ROWS):
-        parts = [_numbers(part[start : start + _ROWS]) for part in (x, y)]
-        rows = np.concatenate(parts, axis=1, dtype="<f8", casting="unsafe")
-        rows += 0.0  # no -0.0
-        rows[np.isnan(rows)] = np.nan  # one of its many bit patterns
-        for row in rows:
-            yield row.tobytes()
-
-
-def _numbers(part: Any) -> npt.NDArray[Any]:
-    known = part.cpu() if hasattr(part, "cpu") else part
-    if str(getattr(part, "dtype", "")) == "torch.bfloat16":  # numpy has no such
-        known = known.float()
-    rows = np.asarray(known)
-    return rows.reshape(len(rows), -1)
-
-
-def shared_records(splits: Mapping[str, TensorData]) -> str:
-    """Return which split, of those given apart, holds records of ``train``; nothing where none does."""
-
-    def kinds(records: TensorData) -> list[Any]:
-        if records.groups is not None:
-            return list(records.groups.tolist())
-        return [hash(one) for one in contents(records.x, records.y)]
-
-    train = splits["train"]
-    known = kinds(train)
-    distinct = set(known)
-    if train.groups is None and len(distinct) < 0.99 * len(known):
-        return ""  # few values are possible: equal records are different persons'
-    for name, records in splits.items():
-        own = set(kinds(records)) if name != "train" else set()
-        there = len(own & distinct)
-        if there > (0 if train.groups is not None else max(3, _ALIKE * len(own))):
-            what = records.unit or "record"
-            return f"{there:,} {what}s of split {name} are training {what}s, too; set them apart"
-    return ""

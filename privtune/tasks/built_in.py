@@ -24,8 +24,7 @@ from privtune.imports import ByName, find_extra, find_function, users_code
 from privtune.tasks._facts import TaskDataError
 from privtune.tasks._fine_tuning import from_spec
 from privtune.tasks._partition import Sizes, places, split
-from privtune.tasks._task import Task, TaskData
-from privtune.tasks.described import classification_loss, make_model, softmax_constants
+from privtune.tasks._task import Task, TaskData, classification_loss, make_model, softmax_constants
 
 DATA_VARIABLE = "PRIVTUNE_DATA"
 """Environment variable with the path of MNIST; ``--data PATH`` sets it."""
@@ -85,11 +84,7 @@ def _load_digits(*shape: int) -> TaskData:
 
 
 def digits_mlp() -> Task:
-    """Return the task ``digits-mlp``: an MLP 64-64-10 on scikit-learn's 8x8 digits.
-
-    Each of the 1,797 records falls by a keyed hash of its content into one of three splits, of which that
-    for testing is declared public.
-    """
+    """Return the task ``digits-mlp``: an MLP 64-64-10 on scikit-learn's digits."""
     return Task(
         name="digits-mlp",
         description="MLP 64-64-10 on scikit-learn's 1,797 handwritten digits (bundled)",
@@ -166,11 +161,7 @@ def _load_mnist(*shape: int) -> TaskData:
 
 
 def mnist_mlp() -> Task:
-    """Return the task ``mnist-mlp``: an MLP 784-64-10.
-
-    Each record of the published training set falls by a keyed hash of its content into training
-    or validation (private records of the same people); the published test set is declared public.
-    """
+    """Return the task ``mnist-mlp``: an MLP 784-64-10."""
     return Task(
         name="mnist-mlp",
         description="MLP 784-64-10 on MNIST (--data FILE.npz, or OpenML)",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import math
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +21,10 @@ from privtune.tasks._facts import SPLITS, TaskAbsentError, TaskDataError
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, places, split_read
 from privtune.tasks._reader import BATCH, coded, column_of, heard, is_missing, open_table, texts
-from privtune.tasks._task import Task, TaskData
+from privtune.tasks._task import Task, TaskData, classification_loss, make_model, softmax_constants
 from privtune.tasks._usable import CLIPPED, Fault, RecordCheck, Tally, label_faults
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
@@ -193,12 +190,6 @@ def read_flag(spec: Mapping[str, Any], field: str) -> bool:
     return value
 
 
-def make_model(name: str, *arguments: Any) -> nn.Module:
-    """Build a model of ``_models`` by its name: planning loads no torch."""
-    made: nn.Module = getattr(importlib.import_module("privtune.tasks._models"), name)(*arguments)
-    return made
-
-
 def own_model(
     path: str, features: Any, outputs: int, *, built_in: Sequence[str], of: str
 ) -> Callable[[], nn.Module]:
@@ -228,29 +219,6 @@ def own_model(
         return model
 
     return make
-
-
-def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each record."""
-    from torch.nn.functional import cross_entropy
-
-    return cross_entropy(outputs, targets, reduction="none")
-
-
-def softmax_constants(square: float, classes: int, *, weight: float = 1.0) -> Mapping[str, float]:
-    """Return the constants of the cross-entropy of a linear model with a bias, from zero weights.
-
-    **Proof**: with features x of squared length s at most, 1 beside them for the bias, and p the
-    softmax, the gradient is the outer product of p - onehot(y), no longer than sqrt(2), and (x, 1), no
-    longer than sqrt(s + 1). The Hessian is the Kronecker product of diag(p) - p pᵀ, whose eigenvalues
-    are at most 1/2, and (x, 1)(x, 1)ᵀ: it is convex and (s + 1)/2-smooth. From zero weights the loss is
-    log C, and nowhere below 0. A class's weight multiplies all three.
-    """
-    return {
-        "lipschitz": weight * math.sqrt(2.0 * (square + 1.0)),
-        "smoothness": weight * 0.5 * (square + 1.0),
-        "gap": weight * math.log(classes),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,22 +334,7 @@ class _Pictures(Described):
 
 
 def images(spec: Mapping[str, Any]) -> Task:
-    """Return a task of pictures: a classification by a small network or one of your own.
-
-    Args:
-        spec: ``path`` (a folder that holds one folder of pictures a class, or an ``.npz`` file of the
-            arrays ``x`` and ``y``), ``classes`` (their names, or the values of ``y``), ``shape``
-            (``[channels, height, width]``; pictures of a folder are converted to it), ``model``
-            (``small-cnn``, ``resnet-gn``, or ``package.module:factory``, called with the shape and
-            the number of classes), and ``train``, ``validation``, ``test``, ``public_test``, ``key``,
-            ``name`` as for a table.
-
-    Returns:
-        The task; nothing has been read.
-
-    Raises:
-        InvalidInputError: If a field is missing, unknown or outside its domain.
-    """
+    """Return the task of pictures that a spec describes, as docs/spec.md says; nothing is read."""
     needed = ("path", "classes", "shape")
     check_fields("pictures", spec, (*needed, "model"), needed=needed)
     shape = spec["shape"]
@@ -503,21 +456,9 @@ class _Texts(Described):
 
 
 def text(spec: Mapping[str, Any]) -> Task:
-    """Return a task of texts: a classification by a head on a frozen encoder's features.
+    """Return the task of texts that a spec describes, as docs/spec.md says; nothing is read.
 
-    Args:
-        spec: ``path`` (CSV, JSON lines, Parquet or Arrow), ``text`` and ``label`` (columns; so called
-            unless given), ``classes``, ``tokenizer`` and ``encoder`` (folders as Hugging Face keeps
-            them, weights as safetensors; the tokenizer is the encoder's unless given), ``length`` (the
-            most tokens of a text; 128 unless given), ``model`` (``linear``, or
-            ``package.module:factory``, called with the numbers of features and classes), and
-            ``train``, ``validation``, ``test``, ``public_test``, ``key``, ``name`` as for a table.
-
-    Returns:
-        The task; the texts have not been read. What the encoder was trained on is assumed public.
-
-    Raises:
-        InvalidInputError: If a field is missing, unknown or outside its domain.
+    Features are means over a frozen encoder's tokens. What it was trained on is assumed public.
     """
     needed = ("path", "classes", "encoder")
     check_fields(

@@ -16,7 +16,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_function, path_of, source_digest, users_code
 from privtune.tasks._facts import SPLITS, TaskChangedError
 from privtune.tasks._partition import places
-from privtune.tasks._task import IGNORED, Build, RecordLoss, Score, Task, TaskData
+from privtune.tasks._task import IGNORED, Build, Score, Task, TaskData
 from privtune.tasks.described import read_classes
 from privtune.training.mechanism.data import (
     TARGETS,
@@ -47,65 +47,32 @@ _PAD = "Pass pad_to=N: the first axis is then filled with zeros, or cut, to N of
 _TWICE = 3  # first records that are read twice
 
 
-def own_task(
-    build: Build | str,
-    *,
-    loss: RecordLoss | str,
-    score: str | Score | None = None,
-    data: Any = None,
-    split: Mapping[str, int] | None = None,
-    train: Any = None,
-    validation: Any = None,
-    test: Any = None,
-    public: Mapping[str, Any] | None = None,
-    classes: int | tuple[Any, ...] | list[Any] | None = None,
-    target_range: tuple[float, float] | None = None,
-    pad_to: int | None = None,
-    columns: Mapping[str, Any] | None = None,
-    precision: str = "float32",
-    name: str = "own",
-) -> Task:
-    """Return a task of the user's own data, model and loss.
+def own_task(build: Build | str | None, **given: Any) -> Task:
+    """Return the task of data, functions and facts as ``study.optimize`` takes them.
 
     Every function, and every data, may be ``"package.module:function"``: then other processes find it,
-    too. Functions of data take no arguments.
-
-    Args:
-        build: Suggests hyperparameters and returns a :class:`Candidate`; receives no data.
-        loss: Of one record: ``(model, x, y) -> [1]`` of a pair, ``(model, record)`` of a dict, ``(model,
-            *record)`` of a tuple, ``(model, x)`` of one tensor; parts have a leading axis of 1. Of units,
-            ``(model, x, y) -> [rows]`` for the rows of one.
-        score: How trials are scored: a metric's name, or a :class:`Score`, whose function is like ``loss``.
-        data: All private records: ``(x, y)``, tensors, arrays, dicts and tuples of them, ``TensorData`` (of
-            units, too), a map-style dataset, a ``DataFrame`` or a Hugging Face dataset. The target of a
-            dict is its ``labels``, else its ``label``, else its last entry; of a tuple the last.
-        split: Expected sizes of the splits that ``data`` is divided into by a keyed hash of content (of a
-            unit: of its number), at least ``train``. True sizes are sealed.
-        train: Training records, where splits are given apart, in the place of ``data`` and ``split``.
-        validation: Validation records, likewise.
-        test: Test records, likewise.
-        public: Public records as ``validation`` or ``test``: scores on them are exact, sizes public.
-        classes: How many classes the targets have, or all their names.
-        target_range: Of a regression, the public range of its targets.
-        pad_to: How long the first axis of ragged parts is made: with zeros, token labels with -100.
-        columns: Of a frame or a dataset of columns: ``{"inputs": [names], "target": name}``.
-        precision: Numbers of a pass: ``float32`` or ``bfloat16``.
-        name: Name of the task.
-
-    Raises:
-        InvalidInputError: If a field is outside its domain, or records are of several shapes.
+    too. The loss of one record is ``(model, x, y) -> [1]`` of a pair, ``(model, record)`` of a dict,
+    ``(model, *record)`` of a tuple, ``(model, x)`` of one tensor; of units it gives the loss of each row.
 
     **Guarantee**: by ``data``, adding or removing one record moves no other. Of splits given apart, the
     guarantee is for data sets that differ in one record of one of them.
     """
-    given = {field: value for field, value in locals().items() if field in _FIELDS}
-    functions = _function("build", build), _function("loss", loss)
+    if unknown := sorted(map(str, set(given) - set(_FIELDS))):
+        raise InvalidInputError("task", unknown, f"type own takes {', '.join(_FIELDS)}")
+    for field in _FUNCTIONS:
+        if {**given, "build": build}.get(field) is None:
+            raise InvalidInputError(
+                field, None, "is required: a function, or package.module:function"
+            )
+    given = {
+        **dict.fromkeys(_FIELDS),
+        "precision": "float32",
+        "name": "own",
+        "build": build,
+        **given,
+    }
+    functions = [_function(name, given[name]) for name in _FUNCTIONS]
     _check_ways(given)
-    return _task(given, functions)
-
-
-def _task(given: Mapping[str, Any], functions: tuple[Any, Any]) -> Task:
-    """Return the task of functions and data that are given in one way."""
     sizes = _sizes(given["split"], given["public"]) if given["data"] is not None else {}
     classes, labels, pad_to = given["classes"], None, given["pad_to"]
     if classes is not None and not isinstance(classes, int):
@@ -151,11 +118,7 @@ def _task(given: Mapping[str, Any], functions: tuple[Any, Any]) -> Task:
 
 
 def task_of(build: Build | Task | str, **given: Any) -> Task:
-    """Return the task of what ``study.optimize`` was given: a task as it is, or the arguments of one.
-
-    Raises:
-        InvalidInputError: If a task comes with other arguments, or has no ``build``; as :func:`own_task`.
-    """
+    """Return the task of what ``study.optimize`` was given: a task as it is, or the arguments of one."""
     if not isinstance(build, Task):
         return own_task(build, **given)
     if more := sorted(n for n, v in given.items() if v is not None and n != "precision"):
@@ -171,21 +134,8 @@ def task_of(build: Build | Task | str, **given: Any) -> Task:
 
 
 def from_spec(spec: Mapping[str, Any]) -> Task:
-    """Return the task of a mapping ``{type: own, build: ..., loss: ..., ...}``.
-
-    ``score`` may be a mapping, the arguments of :class:`Score`; ``sources`` holds the digest of every module
-    that functions are of.
-
-    Raises:
-        InvalidInputError: If a field is unknown or missing.
-        TaskChangedError: If a module's source is another one here.
-    """
+    """Return the task of ``{type: own, build: ..., sources: digests of modules, ...}``."""
     fields = {name: value for name, value in spec.items() if name not in ("type", "sources")}
-    if unknown := sorted(map(str, set(fields) - set(_FIELDS))):
-        raise InvalidInputError("task", unknown, f"type own takes {', '.join(_FIELDS)}")
-    for needed in _FUNCTIONS:
-        if needed not in fields:
-            raise InvalidInputError(f"task.{needed}", None, "is required for type own")
     for module, digest in spec.get("sources", {}).items():
         with users_code("task.sources", module, "cannot be imported"):
             found = source_digest(module)
@@ -197,7 +147,7 @@ def from_spec(spec: Mapping[str, Any]) -> Task:
     if isinstance(fields.get("score"), Mapping):
         with users_code("task.score", str(fields["score"]), "are no arguments of Score"):
             fields["score"] = Score(**fields["score"])
-    return own_task(fields.pop("build"), **fields)
+    return own_task(fields.pop("build", None), **fields)
 
 
 def _function(field: str, given: Any) -> Callable[..., Any]:
@@ -408,19 +358,12 @@ def _json(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Records in memory, and what is public about each.
-
-    Args:
-        data: The records.
-        target: Whether each has a target that a metric can be computed of.
-        alone: Whether each is one tensor, without a target.
-        parts: What each is made of, in words.
-    """
+    """Records in memory, and what is public about each."""
 
     data: TensorData
-    target: bool
-    alone: bool
-    parts: str
+    target: bool  # each has a target that a metric can be computed of
+    alone: bool  # each is one tensor, without a target
+    parts: str  # what each is made of, in words
 
 
 @dataclass(frozen=True)
@@ -439,11 +382,7 @@ def read_records(
     columns: Mapping[str, Any] | None = None,
     classes: int | None = None,
 ) -> Records:
-    """Return records of any kind in memory; one that cannot be read contributes nothing.
-
-    Raises:
-        InvalidInputError: If they are of no known kind, or of several shapes or types.
-    """
+    """Return records of any kind in memory; one that cannot be read contributes nothing."""
     if isinstance(data, TensorData):
         words = _words({"inputs": data.x, "target": data.y})
         return Records(_finite(data), target=True, alone=False, parts=words)
@@ -616,12 +555,7 @@ def _item(value: Any) -> torch.Tensor | None:
 def _stacked(
     items: list[torch.Tensor | None], name: str, pad_to: int | None, *, target: bool = False
 ) -> _Part:
-    """Return one part of all records, given one by one; the first that is a number says the type.
-
-    Raises:
-        InvalidInputError: If none is a number, or they are of several types, or of several shapes
-            that ``pad_to`` does not make one.
-    """
+    """Return one part of all records, given one by one; the first that is a number says the type."""
     there = [item for item in items if item is not None]
     if not there:
         raise InvalidInputError(

@@ -42,21 +42,12 @@ _SHARE = 0.05  # of the study's ε, unless given
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStage(ABC):
-    """What is released once, before the arms.
-
-    Args:
-        name: Its name among the study's arms and stages; its type unless given.
-        epsilon_share: What it may cost alone, as a share of the study's ε; 0.05 unless given.
-        noise_multiplier: Its noise over its sensitivity, in the place of a share.
-
-    Raises:
-        InvalidInputError: If a field is outside its domain.
-    """
+    """What is released once, before the arms."""
 
     type: ClassVar[str]
-    name: str = ""
-    epsilon_share: float | None = None
-    noise_multiplier: float | None = None
+    name: str = ""  # among the study's arms and stages; its type unless given
+    epsilon_share: float | None = None  # what it may cost alone, of the study's ε
+    noise_multiplier: float | None = None  # noise over sensitivity, in the place of a share
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -79,11 +70,7 @@ class TaskStage(ABC):
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Self:
-        """Read a stage's fields.
-
-        Raises:
-            InvalidInputError: If one is unknown, or outside its domain.
-        """
+        """Read a stage's fields; refuse one that is unknown."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(map(str, set(data) - {*known, "type"})):
             raise InvalidInputError(
@@ -200,16 +187,11 @@ class Usable(TaskStage):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(TaskStage):
-    """Bounds of all columns that say ``bounds: paid``, by noised counts on a public grid.
-
-    Args:
-        low: The share of values that may lie below the lower bound, about.
-        high: The share of values that lie below the upper bound, about.
-    """
+    """Bounds of all columns that say ``bounds: paid``, by noised counts on a public grid."""
 
     type: ClassVar[str] = "quantiles"
-    low: float = 0.01
-    high: float = 0.99
+    low: float = 0.01  # share of values below the lower bound, about
+    high: float = 0.99  # share of values below the upper bound, about
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -287,15 +269,11 @@ class Histogram(TaskStage):
     """How often each class of the training records, or each category of the table's, occurs.
 
     A table that says ``class_weights: paid`` gets the weights of its classes from it.
-
-    Args:
-        column: A column of declared categories; the target unless given.
-        most: The largest weight of a class over the smallest.
     """
 
     type: ClassVar[str] = "histogram"
-    column: str | None = None
-    most: float = 20.0
+    column: str | None = None  # of declared categories; the target unless given
+    most: float = 20.0  # the largest weight of a class over the smallest
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -357,11 +335,7 @@ class Histogram(TaskStage):
 
 @dataclass(frozen=True, kw_only=True)
 class DpPca(TaskStage):
-    """The directions of the largest noised second moments, which features are projected on.
-
-    Args:
-        components: How many; at least 1, below the number of features.
-    """
+    """The directions of the largest noised second moments, which features are projected on."""
 
     type: ClassVar[str] = "dp-pca"
     components: int = 0

@@ -18,17 +18,14 @@ from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_o
 from privtune.tasks._facts import TaskDataError
 from privtune.tasks._partition import by_unit, places
 from privtune.tasks._reader import Columns, Source, coded, is_missing, numbers_of, open_table, texts
-from privtune.tasks._task import Task, TaskData
+from privtune.tasks._task import Task, TaskData, classification_loss, make_model, softmax_constants
 from privtune.tasks._usable import CLIPPED, NO_NUMBER, Fault, RecordCheck, Tally, label_faults
 from privtune.tasks.described import (
     Described,
     Part,
     check_fields,
-    classification_loss,
-    make_model,
     own_model,
     shared_fields,
-    softmax_constants,
 )
 
 if TYPE_CHECKING:
@@ -199,40 +196,7 @@ class Table(Described):
 
 
 def tabular(spec: Mapping[str, Any]) -> Task:
-    """Return a task of a table: a classification or a regression, by a model of a few kinds.
-
-    Args:
-        spec: ``path`` (CSV with one record a line, Parquet or Arrow), or ``query`` (a SELECT) and ``url``
-            (SQLAlchemy's, of the database; ``rows: independent`` declares that each row of a query that is
-            more than columns and conditions of one table comes from one protected record), ``target``
-            (column), and either
-            ``classes`` (every value it can have) or ``target_range`` (public ``[low, high]``, which
-            targets are clipped to). Features: ``bounds`` (by numeric column: public ``[low, high]``;
-            values are clipped to them and scaled to [-1, 1]) and ``columns`` (by column ``{bounds:
-            [low, high], missing: number}``, ``{categories: [...]}``, ``{ordinal: [...], missing:
-            level}`` or ``{date: [first, last], parts: [time, month, weekday, hour]}``). ``model``:
-            ``logistic`` or ``linear`` (the same: from zero weights), ``mlp`` (with ``hidden``), or
-            ``package.module:factory``, called with the numbers of features and outputs.
-            ``class_weights`` (public, one a class). ``train``, ``validation``, ``test`` (numbers
-            of records, declared public: how many each split is expected to hold; records fall into
-            splits by a keyed hash, and the file's own number of records is not checked, for it is
-            private), ``public_test`` (false unless said), ``id`` (column that records are known by;
-            their content unless given), ``key`` (the hash's public key), ``name``. To protect more
-            than rows: ``group`` (the column that says whose a row is), ``max_per_group`` (the most
-            rows of one that count, declared public; of more, the first), ``unit`` (what one is, in a
-            word, as the budget's; the column's name unless given); ``train``, ``validation`` and
-            ``test`` then count those.
-
-    Returns:
-        The task; the file has not been opened. ``check`` looks at the file and its header before
-        anything is charged. A record that is not as declared (a class that is none, a word for a
-        number) contributes nothing; a missing number counts as the declared fill, or the middle of
-        its bounds; a category that is not declared counts as "another".
-
-    Raises:
-        InvalidInputError: If a field is missing, unknown or outside its domain, or bounds would
-            come from the data.
-    """
+    """Return the task of a table that a spec describes, as docs/spec.md says; the file is not opened."""
     table = read_table(spec)
     what, model = _model(spec, table)
     task = table.task(

@@ -27,7 +27,7 @@ from privtune.ledger import (
 from privtune.ledger.history import History
 from privtune.ledger.rounds import OpenRound, leased
 from privtune.ledger.schema import tasks
-from tests.ledger.one_task import complete_one, lease_one, renew_one
+from tests.ledger.conftest import complete_one, lease_one, renew_one
 
 pytestmark = pytest.mark.quick
 

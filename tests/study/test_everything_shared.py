@@ -23,7 +23,7 @@ from privtune.strategies import Everything
 from privtune.study import Study, rounds
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
-from tests.ledger.one_task import complete_one, lease_one
+from tests.ledger.conftest import complete_one, lease_one
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import PATHS, conditional
 from tests.study.test_workers import charges, workers

@@ -108,6 +108,8 @@ ODD: list[tuple[str, Any]] = [
     ("csv", "odd"),
     ("csv", "odd,3,f,low,2010-01-01,1,more,cells"),
     ("csv", 'odd,"3,f,low,2010-01-01,1'),
+    ("csv", 'odd,3"4,"f,low,2010-01-01,1'),
+    ("csv", 'odd,"3","f",low,"2010""-01-01",1'),
     ("csv", "odd,three,x,none,yesterday,perhaps"),
     ("csv", "odd," + "9" * 200_000 + ",f,low,2010-01-01,1"),
     ("csv", "odd,\x00,f,low,2010-01-01,1"),
