@@ -22,7 +22,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-# Some tests of every room in one process; three minutes of CPU at most.
+# Some tests of every room in one process; two minutes of CPU at most.
 test-quick: $(STAMP)
 	$(BIN)/python -m pytest -m "quick and not slow" tests
 
@@ -32,7 +32,7 @@ test-minimum:
 	$(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet uv
 	build/uv/bin/uv venv --quiet --clear --python $(PYTHON) build/minimum
 	build/uv/bin/uv pip install --quiet --python build/minimum --resolution lowest-direct $(UV_OPTIONS) \
-		--editable ".[demo,postgres,tables]" "dadaptation>=3.2" "hypothesis>=6.120" "prodigyopt>=1.1" "pytest>=8.3" \
+		--editable ".[demo,postgres]" "dadaptation>=3.2" "hypothesis>=6.120" "prodigyopt>=1.1" "pytest>=8.3" \
 		"pytest-timeout>=2.3" "pytest-xdist>=3.6"
 	build/minimum/bin/python -m pytest -m "quick and not slow" -W default -p no:cacheprovider tests
 

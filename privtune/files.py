@@ -151,6 +151,10 @@ class OwnFolder:
             file.write(content)
         partial.replace(self.file(name))
 
+    def forget_times(self, name: str) -> None:
+        """Set when a folder in it, and all in that, was written to the day."""
+        forget_times(self.path / name, within=True)
+
     def names(self) -> list[str]:
         """Return the names that this owner has listed, of files that may be gone."""
         return [name for owner, name in self.listed(self.path) if owner == self._owner]

@@ -97,7 +97,7 @@ class TrainingResult:
         params: Shape ``[K, P]``.
         report: By name, shape ``[T, K]``.
         transcripts: One a candidate.
-        nonfinite: Of each candidate.
+        unusable: Of each candidate.
         diverged: Whether the final parameters are not finite.
         snapshots: Of each candidate.
     """
@@ -105,7 +105,7 @@ class TrainingResult:
     params: torch.Tensor
     report: Mapping[str, torch.Tensor]
     transcripts: tuple[Transcript, ...]
-    nonfinite: tuple[int, ...]
+    unusable: tuple[int, ...]
     diverged: tuple[bool, ...]
     snapshots: tuple[Mapping[int, torch.Tensor], ...]
 
@@ -135,7 +135,7 @@ def train(
         params=params,
         report={n: torch.stack([o.report[n] for o in found], dim=1) for n in found[0].report},
         transcripts=tuple(outcome.transcript for outcome in found),
-        nonfinite=tuple(outcome.nonfinite for outcome in found),
+        unusable=tuple(outcome.unusable for outcome in found),
         diverged=tuple((~params.isfinite().all(dim=1)).tolist()),
         snapshots=tuple(outcome.snapshots for outcome in found),
     )

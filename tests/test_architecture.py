@@ -25,6 +25,7 @@ FLOORS = {
     "imports": 0,
     "names": 0,
     "numbers": 0,
+    "plugins": 0,
     "accounting": 0,
     "ledger": 1,
     "spaces": 1,
@@ -196,7 +197,7 @@ def test_registries_name_what_they_hold_and_import_it_when_it_is_asked_for() -> 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = set(done.stdout.split())
     assert {"privtune.strategies.in_run", "privtune.training.methods.dpsgd"} <= found
-    for other in ("strategies.selection", "training.methods.dog", "tasks.tabular", "tasks.mnist"):
+    for other in ("strategies.selection", "training.methods.free", "tasks.tabular", "tasks.own"):
         assert f"privtune.{other}" not in found
 
 

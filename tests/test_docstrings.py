@@ -30,11 +30,6 @@ PACKAGES = (
     "privtune.spaces",
 )
 
-# Shown by no example of their own, and why.
-NO_EXAMPLE = {
-    "privtune.study.DeclaredTrial.finish": "called by the study when the objective has returned",
-}
-
 Named = tuple[str, Any]
 
 
@@ -165,7 +160,7 @@ def class_debts(name: str, cls: type) -> list[str]:
         owed.append("Raises")
     shown = examples(doc)
     # Exceptions are met, not made, and an enumeration is its members.
-    if not shown and not plain and name not in NO_EXAMPLE:
+    if not shown and not plain:
         owed.append("an example")
     handed_out = {m: (f, "\n\n".join(said_of(m, cls))) for m, f in methods(cls)}
     everything = "\n".join(examples(d) for d in (*docs, *(said for _, said in handed_out.values())))
@@ -173,7 +168,7 @@ def class_debts(name: str, cls: type) -> list[str]:
         debts = missing(function, said)
         # What a building block hands down is for whoever builds on it, not for those who call.
         called = any(method in vars(base) for base in promises(cls) if base in PUBLIC.values())
-        met = re.search(rf"\b{method}\b", everything) or f"{name}.{method}" in NO_EXAMPLE
+        met = re.search(rf"\b{method}\b", everything)
         if called and not examples(said) and not met:
             debts.append("an example")
         if not said:
@@ -190,16 +185,10 @@ def test_a_public_callable_says_what_it_takes_gives_and_refuses(name: str) -> No
         owed = class_debts(name, value)
     else:
         owed = missing(value, doc)
-        if not examples(doc) and name not in NO_EXAMPLE:
+        if not examples(doc):
             owed.append("an example")
     assert not owed, f"{name} lacks " + "; ".join(sorted(set(owed)))
 
 
 def test_enough_is_public() -> None:
     assert len(PUBLIC) > 150
-
-
-def test_what_is_let_off_exists() -> None:
-    for name in NO_EXAMPLE:
-        owner, _, method = name.rpartition(".")
-        assert name in PUBLIC or hasattr(PUBLIC[owner], method)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -21,10 +22,8 @@ from privtune.numbers import ceil_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from privtune.accounting.costs import Sensitivity
-    from privtune.study import Study
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 
@@ -61,11 +60,7 @@ def console() -> Console:
 @contextmanager
 def patience(what: str, *, after: float = 2.0) -> Iterator[None]:
     """Say on stderr what a command is doing, if it is still at it after some seconds."""
-
-    def say() -> None:
-        typer.echo(f"{what} ...", err=True)
-
-    timer = threading.Timer(after, say)
+    timer = threading.Timer(after, say, (f"{what} ...",), {"err": True})
     timer.daemon = True
     timer.start()
     try:
@@ -90,6 +85,86 @@ def emit_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
+def say(text: str, *, bold: bool = False, loud: bool = False, err: bool = False) -> None:
+    """Print a line, as long as it is; what must not be overlooked stands in red."""
+    typer.secho(text, err=err, fg="red" if loud else None, bold=bold or loud)
+
+
+def show_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    numeric: Sequence[str] = (),
+    whole: bool = False,
+) -> None:
+    """Print a table; in its cells nothing is markup.
+
+    Args:
+        columns: The titles of its columns; none where it has one without titles.
+        rows: Its cells.
+        title: The title of the table.
+        numeric: Columns whose numbers stand on the right.
+        whole: Break no word: where a terminal is too narrow for rows, print a block for each.
+    """
+    from rich import box
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    named = any(columns)
+    table = Table(
+        title=Text(title) if title else None,
+        show_header=named,
+        # Without vertical lines a comparison fits a terminal of 80 columns.
+        box=(box.SIMPLE_HEAD if whole else box.HEAVY_HEAD) if named else None,
+        pad_edge=not whole,
+    )
+    for column in columns:
+        head = column.replace(" ", "\n") if whole else column
+        justify: Any = "right" if column in numeric else "left"
+        table.add_column(head, justify=justify, no_wrap=whole, overflow="fold")
+    cells = [list(row) for row in rows]
+    for row in cells:
+        table.add_row(*map(Text, row))
+    free = console().options.update(max_width=10_000)
+    if whole and Measurement.get(console(), free, table).maximum > console().width:
+        for name, *rest in cells:
+            show_facts(name, zip(columns[1:], rest, strict=True), whole=True)
+    else:
+        console().print(table)
+
+
+def show_facts(title: str, facts: Iterable[tuple[str, str]], *, whole: bool = False) -> None:
+    """Print names and what is said of each, below a title; facts without words are left out."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=whole, overflow="ignore" if whole else "fold")
+    for name, value in facts:
+        if value:
+            table.add_row(Text(name), Text(value))
+    say(title, bold=True)
+    console().print(Padding(table, (0, 0, 1, 2)), soft_wrap=whole)
+
+
+def show_changes(found: Sensitivity) -> None:
+    """Print what changes of an event would cost or save; those that save most first."""
+    rows = [
+        (change.text, show_cost(change.epsilon), f"{change.difference:+.4f}".replace("+inf", "∞"))
+        for change in found.changes
+    ]
+    show_table(("change", "epsilon", "difference"), rows)
+
+
+def show_cost(value: float) -> str:
+    """Return a cost in six digits, rounded up."""
+    return f"{ceil_digits(value, 6):.6g}" if math.isfinite(value) else "∞"
+
+
 def read_bytes(path: Path) -> bytes:
     """Read a file that the user named."""
     try:
@@ -100,8 +175,6 @@ def read_bytes(path: Path) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object, each name in it once."""
-    from privtune.errors import InvalidInputError
-
     content = read_bytes(path)
     try:
         value = json.loads(content.decode(), object_pairs_hook=_once)
@@ -127,45 +200,4 @@ def write_page(path: Path, page: str) -> None:
     from privtune.ledger import write_file
 
     write_file(path, page)
-    console().print(f"Wrote {path}: it opens in any browser, without a network.", soft_wrap=True)
-
-
-def write_report(study: Study, path: Path) -> None:
-    """Write the self-contained page of a study."""
-    from privtune.views.report import render_study
-
-    write_page(path, render_study(study))
-
-
-def write_chart(study: Study, path: Path) -> None:
-    """Write what arms reached against their ε, and the ε of one training alone, as a page."""
-    from privtune.plots import plot_utility
-    from privtune.views.report import document, figure
-    from privtune.views.text import explain_utility, utility_name
-
-    arms = study.status()
-    name = utility_name(arms)
-    if " or " in name:
-        remedy = "They have no axis in common; privtune study compare NAME --html FILE shows both."
-        raise InvalidInputError("metric", name, "one chart shows one of them", remedy)
-    chart = plot_utility(study, metric=name, arms=arms)
-    if not chart.data:
-        remedy = "Run the study first, or see the table: privtune study compare NAME."
-        raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
-    caption = (
-        f"{explain_utility(arms)} With 95% intervals where a test split says them; hollow: the ε of the "
-        "released training alone, as usually claimed."
-    )
-    page = document(study.name, figure("utility", chart, caption=caption), plotly=True)
-    write_page(path, page)
-
-
-def changes_table(found: Sensitivity) -> Table:
-    """Return what changes of an event would cost or save; those that save most first."""
-    from rich.table import Table
-
-    table = Table("change", "epsilon", "difference")
-    for change in found.changes:
-        numbers = (f"{ceil_digits(change.epsilon, 6):.6g}", f"{change.difference:+.4f}")
-        table.add_row(change.text, *("∞" if "inf" in number else number for number in numbers))
-    return table
+    say(f"Wrote {path}: it opens in any browser, without a network.")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
     from privtune.study import Observer, Study, StudySpec
     from privtune.tasks._usable import RecordCheck
+else:
+    Observer = object  # importing it takes longer than most commands
 
 
 def run_study(
@@ -45,7 +47,7 @@ def run_study(
     """Run a study with progress on the terminal and, if asked, releases to MLflow."""
     from privtune.cli._tables import print_records
     from privtune.study.seal import open_stream
-    from privtune.tasks._files import ON_READ
+    from privtune.tasks._reader import ON_READ
 
     observers: list[Observer] = []
     if mlflow:
@@ -103,7 +105,7 @@ class _OpenOnly(ProgressColumn):
         return "" if task.fields.get("sealed") else self._column.render(task)
 
 
-class _ProgressObserver:
+class _ProgressObserver(Observer):
     """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
 
     def __init__(self, progress: Progress) -> None:
@@ -133,7 +135,7 @@ class _ProgressObserver:
         self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
 
 
-class _Fanout:
+class _Fanout(Observer):
     """Tells several observers."""
 
     def __init__(self, observers: list[Any]) -> None:

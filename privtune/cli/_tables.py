@@ -1,44 +1,34 @@
-"""Tables of plans and comparisons, and the same as JSON."""
+"""What commands print of plans, comparisons and what is sealed."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.markup import escape
-from rich.measure import Measurement
-from rich.padding import Padding
-from rich.table import Table
-
 from privtune.accounting.registry import formula
-from privtune.cli._common import DEFAULT_STORAGE, console, program
+from privtune.cli._common import DEFAULT_STORAGE, program, say, show_facts, show_table
 from privtune.ledger import show_adjacency
-from privtune.numbers import json_ready, show_epsilon, show_left, show_seconds
-from privtune.strategies.describe import noise_of
+from privtune.numbers import show_epsilon, show_left, show_seconds
+from privtune.strategies.describe import noise_of, plan_line
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.tasks import MECHANISM, declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
-from privtune.views.text import (
-    EXPECTED,
-    explain_utility,
-    public_facts,
-    stage_line,
-    together,
-    utility_column,
-)
+from privtune.views import text
+from privtune.views.comparison import finite
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.spaces import SearchSpace
     from privtune.strategies import Plan
-    from privtune.strategies.stage_plan import StagePlan
+    from privtune.strategies.plan import StagePlan
     from privtune.study import ArmStatus, Study, StudySpec
     from privtune.tasks._usable import RecordCheck
+
+_CURATOR = "Curator's view: none of this may be shown to anyone else."
 
 
 def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[str, Any]:
@@ -61,14 +51,6 @@ def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[
     }
 
 
-def _facts() -> Table:
-    """Return a table of names and what is said of them, empty yet."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
-
-
 def _minimums(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[int, float]:
     if plan.runs is None or not math.isfinite(guarantee.epsilon):
         return {}
@@ -76,80 +58,70 @@ def _minimums(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[int,
     return price_of_minimums(plan.event, plan.runs, space, **terms)
 
 
-def plan_view(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Table:
-    """Return one arm of what ``privtune study plan`` prints: it reads well in 80 columns."""
-    bounds = sorted(guarantee.bounds.items(), key=lambda item: item[1])
-    rest = ", ".join(f"{name} {show_epsilon(value, 4)}" for name, value in bounds[1:])
-    noises = ", ".join(f"{name} = {value:.4g}" for name, value in noise_of(plan).items())
-    table = _facts()
-    table.add_row("event", formula(plan.event))
-    table.add_row("noise", noises)
-    options, mass = plan.training.noise, plan.beyond_reach
-    beyond = "nothing" if mass < 1e-30 else f"a mass of {mass:.2g}"
-    table.add_row("", f"{options.source}, {options.floating_point}; beyond its reach: {beyond}")
-    for average in _averages(plan):
-        table.add_row("average", f"{average}: {AVERAGES[average]} is scored and released")
-    epsilon = f"[bold]{show_epsilon(guarantee.epsilon, 4)}[/] by {guarantee.method}"
+def print_plan(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> None:
+    """Print one arm of a plan: it reads well in 80 columns."""
+    title = f"{plan.arm} ({plan.strategy})"
     if not plan.is_private:
-        epsilon = "[bold red]∞: no guarantee at all; no part of the budget; needs --non-private[/]"
-    table.add_row("ε", epsilon + (f" (also {rest})" if rest else ""))
-    table.add_row("expected runs", f"{plan.expected_runs:g}")
+        title += ": no guarantee at all; it needs --non-private"
+    show_facts(title, _plan_facts(plan, guarantee, space))
+
+
+def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterator[tuple[str, str]]:
+    evaluations, details = plan.expected_gradient_evaluations, plan.details
+    yield "", plan_line(plan, guarantee)
+    yield "event", formula(plan.event)
+    noise, missed = plan.training.noise, plan.beyond_reach
+    reach = "" if missed < 1e-30 else f"; probability {missed:.2g} of noise that cannot be drawn"
+    yield "noise by", f"{noise.source}, {noise.floating_point} floating point{reach}"
+    trainings = plan.search.trainings if plan.search is not None else ()
+    methods: list[Any] = [training.method for training in (plan.training, *trainings)]
+    for average in sorted({method.average for method in methods}):
+        yield "average", f"{average}: {AVERAGES[average]} is scored and released"
     if plan.runs is not None:
-        table.add_row("draws", say_few_runs(plan.runs))
+        yield "expected runs", f"{plan.expected_runs:g}; it draws {say_few_runs(plan.runs)}"
     if prices := _minimums(plan, guarantee, space):
-        offers = " and ".join(
-            f"min_runs: {m} (ε = {show_epsilon(e, 4)})" for m, e in prices.items()
+        offers = [f"min_runs: {m} (ε = {show_epsilon(e, 4)})" for m, e in prices.items()]
+        yield (
+            "note",
+            "The space is wide: one candidate alone is likely to be a bad one. At the same noise and mean "
+            f"number of runs ε = {show_epsilon(guarantee.epsilon, 4)} would become: "
+            f"{' and '.join(offers)}.",
         )
-        table.add_row(
-            "[yellow]note[/]",
-            "The space is wide: a round of one candidate is likely to find nothing good. "
-            f"{show_epsilon(guarantee.epsilon, 4)} would become, at the same noise and mean number of "
-            f"runs: {offers}.",
+    yield "gradient evaluations", f"{evaluations:,.0f} expected"
+    if (whole := details.get("baseline_gradient_evaluations")) is not None:
+        yield (
+            "",
+            f"{whole / evaluations:.2f} times fewer than {whole:,.0f} of tuning on all the data",
         )
-    table.add_row("expected gradient evaluations", f"{plan.expected_gradient_evaluations:,.0f}")
-    baseline = plan.details.get("baseline_gradient_evaluations")
-    if baseline is not None:
-        ratio = baseline / plan.expected_gradient_evaluations
-        table.add_row("", f"{ratio:.2f} times fewer than {baseline:,.0f} of tuning on all the data")
-    if (share := plan.details.get("report_epsilon_share")) is not None:
-        table.add_row("report", f"{share:g} of the arm's ε: more would cost the trainings noise")
+    if (share := details.get("report_epsilon_share")) is not None:
+        yield "report", f"{share:g} of the arm's ε: more would cost the trainings noise"
     for name in ("chosen", "why", "extrapolation"):
-        if name in plan.details:
-            table.add_row(name, escape(str(plan.details[name])))
-    for row in plan.details.get("law_auto", {}).get("trade", ()):
-        mark = "[bold]chosen:[/] " if row["chosen"] else ""
-        table.add_row(
-            "law: auto",
-            f"{mark}{row['law']}, mean {row['mean_runs']:g}: noise x {row['noise']:.3f}",
-        )
-    if "advice" in plan.details:
-        table.add_row("[yellow]note[/]", escape(plan.details["advice"]))
-    table.add_row("released", "; ".join(plan.released))
-    table.add_row("sealed", "; ".join(plan.sealed))
-    return table
+        yield name, str(details.get(name, ""))
+    for row in details.get("law_auto", {}).get("trade", ()):
+        mark = "chosen: " if row["chosen"] else ""
+        noise_of_law = f"noise x {row['noise']:.3f}"
+        yield "law: auto", f"{mark}{row['law']}, mean {row['mean_runs']:g}: {noise_of_law}"
+    yield "note", details.get("advice", "")
+    yield "released", "; ".join(plan.released)
+    yield "sealed", "; ".join(plan.sealed)
 
 
-def stage_view(plan: StagePlan, guarantee: Guarantee, **more: str) -> Table:
-    """Return one stage of what ``privtune study plan`` and ``privtune study show`` print."""
-    table = _facts()
-    table.add_row("ε", f"[bold]{show_epsilon(guarantee.epsilon, 4)}[/] by {guarantee.method}")
-    table.add_row("event", formula(plan.event))
-    table.add_row("noise on each sum", f"{plan.scale:.4g}")
-    for name, text in more.items():
-        table.add_row(name, escape(text))
-    return table
+def print_stage(plan: StagePlan, guarantee: Guarantee, what: str, **more: str) -> None:
+    """Print one stage of a plan or of a study."""
+    facts = {
+        "ε": f"{show_epsilon(guarantee.epsilon, 4)} by {guarantee.method}",
+        "event": formula(plan.event),
+        "noise on each sum": f"{plan.scale:.4g}",
+        **more,
+    }
+    show_facts(f"{plan.arm} (stage {plan.stage.type}{what})", facts.items())
 
 
-def public_view(plans: Sequence[Plan]) -> Table:
-    """Return what ``privtune study plan`` prints of what is declared public."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for arms, facts in public_facts(plans):
-        table.add_row("arms", escape(arms))
-        for name, value in facts.items():
-            table.add_row(name, escape(value))
-    return table
+def print_public(plans: Sequence[Plan]) -> None:
+    """Print what is declared public, and for which arms."""
+    facts = text.public_facts(plans)
+    rows = [row for arms, known in facts for row in (("arms", arms), *known.items())]
+    show_facts("Declared public (no guarantee covers it)", rows)
 
 
 def examples(spec: StudySpec) -> list[dict[str, Any]]:
@@ -162,14 +134,12 @@ def examples(spec: StudySpec) -> list[dict[str, Any]]:
     return [space.draw(streams, number) for number in range(10)] if space else []
 
 
-def examples_table(drawn: list[dict[str, Any]]) -> Table:
-    """Return example candidates as a table."""
-    table = Table(box=box.SIMPLE)
-    for name in drawn[0]:
-        table.add_column(name, justify="right")
-    for candidate in drawn:
-        table.add_row(*(show_value(value) for value in candidate.values()))
-    return table
+def print_examples(drawn: Sequence[Mapping[str, Any]]) -> None:
+    """Print example candidates."""
+    # Not the table's title, which would be broken into the width of a narrow table.
+    say("Ten candidates as the space draws them (examples only)", bold=True)
+    rows = [[show_value(value) for value in candidate.values()] for candidate in drawn]
+    show_table(list(drawn[0]), rows, numeric=list(drawn[0]))
 
 
 def show_value(value: Any) -> str:
@@ -177,97 +147,43 @@ def show_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def arm_view(plan: Plan, arm: dict[str, Any]) -> Table:
-    """Return one arm of what ``privtune study show`` prints, from its part of the comparison."""
-    table = _facts()
-    table.add_row("state", arm["state"])
+def print_arm(plan: Plan, arm: Mapping[str, Any]) -> None:
+    """Print one arm of a study, from its part of the comparison."""
     private = arm["epsilon"] is not None
-    epsilon = f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}" if private else "∞ NOT PRIVATE"
-    table.add_row("ε", epsilon)
-    table.add_row("event", formula(plan.event))
-    if MECHANISM in plan.public_facts:
-        table.add_row(MECHANISM, plan.public_facts[MECHANISM])
-    if arm["params"]:
-        shown = ", ".join(f"{k} = {show_value(v)}" for k, v in arm["params"].items())
-        table.add_row("released parameters", shown)
-    return table
-
-
-def comparison_document(study: Study, arms: Sequence[ArmStatus] | None = None) -> dict[str, Any]:
-    """Return a study's comparison as JSON-ready data, of its arms' states if they were read."""
-    budget = study.spec.budget
-    spent = study.spent()
-    return {
-        "study": study.name,
-        "task": study.spec.task_name,
-        "arms": [
-            {
-                "arm": status.plan.arm,
-                "strategy": status.plan.strategy,
-                "state": status.state,
-                # JSON has no infinity: null says that there is no guarantee.
-                "epsilon": _finite_or_none(status.guarantee.epsilon),
-                "delta": status.guarantee.delta,
-                "bound": status.guarantee.method,
-                "sealed": status.plan.is_sealed,
-                "params": None if status.release is None else json_ready(status.release.params),
-                "score": None if status.release is None else _finite_or_none(status.release.score),
-                "score_of": status.plan.scored,
-                "score_metric": None if status.plan.score is None else status.plan.score.metric,
-                "note": "" if status.release is None else status.release.note,
-                "trials": []
-                if status.release is None
-                else [
-                    {
-                        "number": t.index,
-                        "params": json_ready(t.params),
-                        "score": _finite_or_none(t.score),
-                    }
-                    for t in status.release.trials
-                ],
-                "utility": None if status.release is None else dict(status.release.utility),
-                "intervals": None
-                if status.release is None
-                else {name: list(ends) for name, ends in status.release.intervals.items()},
-                "gradient_evaluations": status.plan.expected_gradient_evaluations,
-                "wall_seconds": None
-                if status.release is None
-                else status.release.cost.wall_seconds,
-                "wall_seconds_expected": status.plan.is_private
-                if status.release is None
-                else status.release.cost.expected,
-            }
-            for status in (study.status() if arms is None else arms)
-        ],
-        **({"stages": [finite(s.to_dict()) for s in study.stages]} if study.stages else {}),
-        "budget": {
-            "name": budget.name,
-            "epsilon": budget.epsilon,
-            "delta": budget.delta,
-            "adjacency": str(budget.adjacency),
-            "unit": budget.unit,
-            "charged": spent.epsilon,
-            "bound": spent.method,
-            "left": study.remaining(),
-        },
+    params = [f"{name} = {show_value(value)}" for name, value in (arm["params"] or {}).items()]
+    facts = {
+        "state": arm["state"],
+        "ε": f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}" if private else "∞ NOT PRIVATE",
+        "event": formula(plan.event),
+        MECHANISM: plan.public_facts.get(MECHANISM, ""),
+        "released parameters": ", ".join(params),
     }
+    show_facts(f"{plan.arm} ({plan.strategy})", facts.items())
 
 
 def print_comparison(study: Study, *, logged: bool = True) -> None:
     """Print the comparison, what it rests on, and how to open it in MLflow or get it there."""
     arms = study.status()
-    utility, values = utility_column(arms)
-    _print_arms(study, comparison_document(study, arms), utility, values)
+    utility, values = text.utility_column(arms)
+    say(f"Study {study.name} on {study.spec.task_name}", bold=True)
+    rows = [
+        (
+            arm.plan.arm,
+            arm.plan.strategy,
+            show_epsilon(arm.guarantee.epsilon) if arm.plan.is_private else "∞ NOT PRIVATE",
+            values.get(arm.plan.arm, arm.state),
+            f"{arm.plan.expected_gradient_evaluations:,.0f}",
+            show_seconds(None if arm.release is None else arm.release.cost.wall_seconds),
+        )
+        for arm in arms
+    ]
+    numeric = ("ε", utility, "gradient evaluations", "seconds")
+    show_table(("arm", "strategy", *numeric), rows, numeric=numeric, whole=True)
     for line in _footnotes(study, arms):
-        console().print(line, soft_wrap=True, highlight=False)
-    if all(arm.release is None for arm in arms):
-        return
-    does, command = ("Open it in", "ui --study") if logged else ("Log it to", "study sync")
-    console().print(
-        f"{does} MLflow: [bold]{program()} {command} {study.name}{_storage(study)}[/]",
-        soft_wrap=True,
-        highlight=False,
-    )
+        say(line)
+    if any(arm.release is not None for arm in arms):
+        does, command = ("Open it in", "ui --study") if logged else ("Log it to", "study sync")
+        say(f"{does} MLflow: {program()} {command} {study.name}{_storage(study)}")
 
 
 def _storage(study: Study) -> str:
@@ -281,65 +197,20 @@ def _storage(study: Study) -> str:
     return f" --storage {study.storage}"
 
 
-def _print_arms(
-    study: Study, document: Mapping[str, Any], utility: str, values: Mapping[str, str]
-) -> None:
-    """Print one line an arm if that fits the terminal, else one block: no word is ever broken."""
-    console().print(
-        f"Study [bold]{escape(study.name)}[/] on {escape(study.spec.task_name)}",
-        soft_wrap=True,
-        highlight=False,
-    )
-    rows = [
-        {
-            "arm": escape(arm["arm"]),
-            "strategy": escape(arm["strategy"]),
-            "ε": "[bold red]∞ NOT PRIVATE[/]"
-            if arm["epsilon"] is None
-            else show_epsilon(arm["epsilon"]),
-            utility: values.get(arm["arm"], arm["state"]),
-            "gradient evaluations": f"{arm['gradient_evaluations']:,.0f}",
-            "seconds": show_seconds(arm["wall_seconds"]),
-        }
-        for arm in document["arms"]
-    ]
-    # Without vertical lines it fits a terminal of 80 columns.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for column in rows[0] if rows else ():
-        left = column in ("arm", "strategy")
-        table.add_column(
-            column.replace(" ", "\n"), justify="left" if left else "right", no_wrap=True
-        )
-    for row in rows:
-        table.add_row(*row.values())
-    free = console().options.update(max_width=10_000)
-    if Measurement.get(console(), free, table).maximum <= console().width:
-        console().print(table)
-        return
-    for row in rows:
-        block = Table.grid(padding=(0, 2))
-        block.add_column(style="dim", no_wrap=True)
-        block.add_column(no_wrap=True, overflow="ignore")
-        for name, value in list(row.items())[1:]:
-            block.add_row(name, value)
-        console().print(f"[bold]{row['arm']}[/]", soft_wrap=True, highlight=False)
-        console().print(Padding(block, (0, 0, 1, 2)), highlight=False, soft_wrap=True)
-
-
 def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
     budget = study.spec.budget
     spent = study.spent()
     lines = [
         f"Budget {budget.name}: ε = {show_epsilon(spent.epsilon)} of {budget.epsilon:g} charged, "
         f"{show_left(study.remaining())} left (δ = {budget.delta:g}, "
-        f"{show_adjacency(budget.adjacency, budget.unit)}, {together(spent)})."
+        f"{show_adjacency(budget.adjacency, budget.unit)}, {text.together(spent)})."
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
-        explain_utility(arms),
-        EXPECTED,
+        text.explain_utility(arms),
+        text.EXPECTED,
     ]
-    lines += map(stage_line, study.stages)
+    lines += map(text.stage_line, study.stages)
     if any(arm.plan.is_sealed for arm in arms):
         lines.append(
             "The curator's view has what is sealed of a selection (privtune study show --curator)."
@@ -365,37 +236,30 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
     return lines
 
 
-def print_sealed(sealed: dict[str, list[Any]]) -> None:
+def print_sealed(sealed: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Print the trials of sealed arms, for the curator alone."""
-    console().print("[bold red]Curator's view: none of this may be shown to anyone else.[/]")
+    say(_CURATOR, loud=True)
     for arm, trials in sealed.items():
+        rows = [
+            (
+                str(trial["number"]),
+                trial["state"],
+                "" if trial["score"] is None else f"{trial['score']:.4f}",
+                ", ".join(f"{name}={show_value(v)}" for name, v in trial["params"].items()),
+            )
+            for trial in trials
+        ]
         columns = ("trial", "state", "score", "parameters")
-        table = Table(*columns, title=f"{arm}: {len(trials)} trials")
-        for trial in trials:
-            score = "" if trial["score"] is None else f"{trial['score']:.4f}"
-            params = ", ".join(f"{k}={show_value(v)}" for k, v in trial["params"].items())
-            table.add_row(str(trial["number"]), trial["state"], score, params)
-        console().print(table)
+        show_table(columns, rows, title=f"{arm}: {len(trials)} trials")
 
 
 def print_records(records: RecordCheck, *, err: bool = False) -> None:
-    """Print how many records cannot be used, and why, for the curator alone.
-
-    Args:
-        records: What was found.
-        err: Whether to print to standard error, beside what everybody may see.
-    """
-    from rich.console import Console
-
-    out = Console(stderr=True) if err else console()
-    out.print(
-        "[bold red]Curator's view: none of this may be shown to anyone else.[/]", soft_wrap=True
-    )
+    """Print how many records cannot be used, and why, for the curator alone."""
+    say(_CURATOR, loud=True, err=err)
     for line in records.lines():
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line, err=err)
     if records.reason:
-        said = f"A run stops before the charge, unless --anyway: {records.reason}."
-        out.print(said, markup=False, highlight=False, soft_wrap=True)
+        say(f"A run stops before the charge, unless --anyway: {records.reason}.", err=err)
 
 
 def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -403,28 +267,5 @@ def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     for arm, errors in stopped.items():
         for error in errors:
             when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(error["time"]))
-            console().print(f"[bold red]{arm} was stopped, {when}:[/]")
-            console().print(error["traceback"], markup=False, highlight=False, soft_wrap=True)
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
-
-
-def _averages(plan: Plan) -> list[str]:
-    """Return what is released of the iterates, of each training that differs in it."""
-    trainings = plan.search.trainings if plan.search is not None else ()
-    methods: list[Any] = [training.method for training in (plan.training, *trainings)]
-    return sorted({method.average for method in methods})
-
-
-def finite(document: dict[str, Any]) -> dict[str, Any]:
-    """Replace infinities, which JSON lacks, by null."""
-    return {
-        key: finite(value)
-        if isinstance(value, dict)
-        else None
-        if isinstance(value, float) and not math.isfinite(value)
-        else value
-        for key, value in document.items()
-    }
+            say(f"{arm} was stopped, {when}:", loud=True)
+            say(error["traceback"])

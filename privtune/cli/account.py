@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privtune.cli._common import AsJson, changes_table, console, emit_json
+from privtune.cli._common import (
+    AsJson,
+    console,
+    emit_json,
+    say,
+    show_changes,
+    show_cost,
+    show_table,
+)
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.files import read_bounded
 from privtune.numbers import ceil_digits
 
 if TYPE_CHECKING:
-    from rich.tree import Tree
-
     from privtune.accounting import Adjacency, Event, Explanation, Guarantee
 
 app = typer.Typer()
@@ -69,11 +75,6 @@ def _read(source: str) -> Event:
     return event_from_json(text)
 
 
-def _number(value: float) -> str:
-    """Print a cost, rounded up."""
-    return f"{ceil_digits(value, 6):.6g}" if math.isfinite(value) else "∞"
-
-
 def _least(value: float) -> str:
     """Print what something costs or saves at least, rounded down."""
     return f"{-ceil_digits(-value, 6):.6g}" if math.isfinite(value) else "∞"
@@ -83,19 +84,21 @@ def _show(answer: Guarantee, wanted: str, document: dict[str, Any], *, as_json: 
     if as_json:
         emit_json(document)
         return
-    from rich.table import Table
-
     value = answer.epsilon if wanted == "epsilon" else answer.delta
     given = f"δ = {answer.delta:g}" if wanted == "epsilon" else f"ε = {answer.epsilon:g}"
-    console().print(
-        f"{'ε' if wanted == 'epsilon' else 'δ'} = [bold]{_number(value)}[/bold] at {given} "
-        f"({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
-    )
-    table = Table("bound", wanted)
-    for name, bound in document["bounds"].items():
-        show = _least if name == "lower" else _number
-        table.add_row(name, bound if isinstance(bound, str) else show(bound))
-    console().print(table)
+    say(f"{'ε' if wanted == 'epsilon' else 'δ'} = {show_cost(value)} at {given} {_by(answer)}")
+    rows = [
+        (
+            name,
+            bound if isinstance(bound, str) else (_least if name == "lower" else show_cost)(bound),
+        )
+        for name, bound in document["bounds"].items()
+    ]
+    show_table(("bound", wanted), rows)
+
+
+def _by(answer: Guarantee) -> str:
+    return f"({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
 
 
 @app.command("epsilon")
@@ -180,10 +183,8 @@ def calibrate_command(
             {"event": found.event.to_dict(), "scale": found.scale, "guarantee": answer.to_dict()}
         )
         return
-    console().print(
-        f"noise × [bold]{ceil_digits(found.scale, 6):.6g}[/bold]: ε = {_number(answer.epsilon)} at "
-        f"δ = {delta:g} ({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
-    )
+    scale = f"{ceil_digits(found.scale, 6):.6g}"
+    say(f"noise × {scale}: ε = {show_cost(answer.epsilon)} at δ = {delta:g} {_by(answer)}")
     console().print_json(data=found.event.to_dict())
 
 
@@ -195,44 +196,44 @@ def explain_command(
     as_json: AsJson = False,
 ) -> None:
     """Print a tree that shows where epsilon comes from, part by part."""
-    from rich.tree import Tree
-
     from privtune.accounting import Adjacency, explain
 
     found = explain(_read(event_file), delta, adjacency=Adjacency(adjacency))
     if as_json:
         emit_json({"delta": delta, "adjacency": adjacency.value, "tree": found.to_dict()})
         return
-    tree = Tree(_line(found))
-    _grow(tree, found)
-    console().print(tree)
-    console().print(
-        f"ε of each part alone, at δ = {delta:g}. Parts do not add up: composition is cheaper than "
-        "the sum. “Saves” is what leaving the part out would save, “at least” what some "
-        "mechanism with this event costs."
+    _print_tree(found)
+    say(
+        f"ε of each part alone, at δ = {delta:g}. Parts do not add up: composition is cheaper than the "
+        "sum. “Saves” is what leaving the part out would save, “at least” what some mechanism with this "
+        "event costs."
     )
+
+
+def _print_tree(node: Explanation, depth: int = 0) -> None:
+    saved = f", saves {_least(node.saved)}" if node.saved is not None else ""
+    lower = f", at least {_least(node.lower)}" if node.lower is not None else ""
+    more = f"({node.method}{saved}{lower})"
+    say(f"{'    ' * depth}ε = {show_cost(node.epsilon)}  {node.text} {more}")
+    for child in node.children:
+        _print_tree(child, depth + 1)
 
 
 @app.command("compare")
 def compare_command(event_file: EventFile, delta: Delta = 1e-5, as_json: AsJson = False) -> None:
     """Print what dp-accounting, autodp and Opacus say about an event, beside ours (add-remove)."""
-    from rich.table import Table
-
     from privtune.accounting.compare import compare
 
     found = compare(_read(event_file), delta)
     if as_json:
         emit_json(found.to_dict())
         return
-    table = Table("accountant", "epsilon", "why ours differs, or why it cannot")
-    table.add_row("PrivTune", f"[bold]{_number(found.ours.epsilon)}[/bold]", found.ours.method)
+    rows = [("PrivTune", show_cost(found.ours.epsilon), found.ours.method)]
     for answer in found.others:
-        shown = "cannot" if answer.epsilon is None else _number(answer.epsilon)
-        table.add_row(answer.tool, shown, answer.why)
-    console().print(table)
-    console().print(
-        f"At δ = {delta:g}. Some mechanism with this event costs {_least(found.lower)}."
-    )
+        shown = "cannot" if answer.epsilon is None else show_cost(answer.epsilon)
+        rows.append((answer.tool, shown, answer.why))
+    show_table(("accountant", "epsilon", "why ours differs, or why it cannot"), rows)
+    say(f"At δ = {delta:g}. Some mechanism with this event costs {_least(found.lower)}.")
 
 
 @app.command("sensitivity")
@@ -253,30 +254,17 @@ def sensitivity_command(
         more = {"shares": [row.to_dict() for row in shares]} if shares else {}
         emit_json(found.to_dict() | more)
         return
-    console().print(
-        f"ε = [bold]{_number(found.guarantee.epsilon)}[/bold] at δ = {delta:g}. Would be:"
-    )
-    console().print(changes_table(found))
+    say(f"ε = {show_cost(found.guarantee.epsilon)} at δ = {delta:g}. Would be:")
+    show_changes(found)
     if shares:
-        from rich.table import Table
-
-        table = Table("share of the scores", "noise of the rest", "noise multipliers of the scores")
-        for row in shares:
-            noises = ", ".join(f"{value:.4g}" for value in row.noise_multipliers)
-            table.add_row(f"{row.share:g}", f"x {row.noise_factor:.4f}", noises)
-        console().print("Scores on records of their own, at the same ε of the whole:")
-        console().print(table)
-
-
-def _line(node: Explanation) -> str:
-    saved = f", saves {_least(node.saved)}" if node.saved is not None else ""
-    lower = f", at least {_least(node.lower)}" if node.lower is not None else ""
-    return (
-        f"[bold]ε = {_number(node.epsilon)}[/bold]  {node.text} "
-        f"[dim]({node.method}{saved}{lower})[/dim]"
-    )
-
-
-def _grow(tree: Tree, node: Explanation) -> None:
-    for child in node.children:
-        _grow(tree.add(_line(child)), child)
+        say("Scores on records of their own, at the same ε of the whole:")
+        rows = [
+            (
+                f"{row.share:g}",
+                f"x {row.noise_factor:.4f}",
+                ", ".join(f"{value:.4g}" for value in row.noise_multipliers),
+            )
+            for row in shares
+        ]
+        columns = ("share of the scores", "noise of the rest", "noise multipliers of the scores")
+        show_table(columns, rows)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, emit_json, say, show_table
 from privtune.numbers import show_epsilon, show_left
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from privtune.audit import AuditReport, Canary
+    from privtune.audit import AuditReport
     from privtune.study import Study
 
 
@@ -70,10 +70,7 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
     if as_json:
         emit_json([report.to_dict() for report in reports])
     elif keep:
-        console().print(
-            "Kept with the study: its report and the certificate of its budget show it.",
-            soft_wrap=True,
-        )
+        say("Kept with the study: its report and the certificate of its budget show it.")
     if not all(report.passed for report in reports):
         raise typer.Exit(1)
 
@@ -94,16 +91,16 @@ def _one(
 
     from privtune.audit import audit as run_audit
     from privtune.audit import estimate
+    from privtune.imports import find_function
 
     [plan] = [plan for plan in study.plans if plan.arm == arm]
     spec, budget = study.spec, study.spec.budget
     strategy = next((s.to_strategy() for s in spec.arms if s.name == arm), None)
     if not quiet:
-        console().print(
-            f"[bold]{arm}[/] ({plan.strategy}): {estimate(plan, runs=runs):,} trainings of "
+        say(
+            f"{arm} ({plan.strategy}): {estimate(plan, runs=runs):,} trainings of "
             f"{plan.training.schedule.steps:,} steps in expectation, seed {seed}, confidence "
-            f"{confidence:.0%}.",
-            soft_wrap=True,
+            f"{confidence:.0%}."
         )
     with Progress(console=Console(file=sys.stderr), transient=True, disable=quiet) as bars:
         known: dict[str, TaskID] = {}
@@ -120,7 +117,14 @@ def _one(
             adjacency=budget.adjacency,
             published=budget.epsilon,
             task=spec.load_task() if whole else None,
-            canary=None if canary is None else _canary(canary),
+            canary=None
+            if canary is None
+            else find_function(
+                "canary",
+                canary,
+                allowed="must be package.module:function",
+                must="must name a function of a trial and whether the canary is in",
+            ),
             runs=runs,
             confidence=confidence,
             seed=seed,
@@ -131,48 +135,22 @@ def _one(
     return report
 
 
-def _canary(path: str) -> Canary:
-    from privtune.imports import find_function
-
-    return find_function(
-        "canary",
-        path,
-        allowed="must be package.module:function",
-        must="must name a function of a trial and whether the canary is in",
-    )
-
-
 def _show(report: AuditReport) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("", "audited ≤", "lower ≤", "reported ≤", "published", "runs", "time")
+    published = "" if report.published is None else show_epsilon(report.published)
+    rows = []
     for row in report.rows:
-        published = "" if report.published is None else show_epsilon(report.published)
-        colour: Literal["green", "red"] = "green" if row.passed else "red"
-        table.add_row(
-            row.name,
-            f"[{colour}]{show_left(row.epsilon)}[/]",
-            show_left(row.lower),
-            show_epsilon(row.reported),
-            published,
-            f"{row.runs:,}",
-            f"{row.seconds:.0f} s",
-        )
-        for name, found in row.bounds.items():
-            table.add_row(f"  {name}", f"[dim]{show_left(found)}[/]", "", "", "", "", "")
-    console().print(table)
-    laws = Table("law", "seen", "p-value", "")
-    for check in report.checks:
-        mark = "[green]holds[/]" if check.passed else "[bold red]BROKEN[/]"
-        laws.add_row(check.name, escape(check.seen), f"{check.p_value:.3g}", mark)
-    console().print(laws)
-    console().print(
-        f"Nothing is said of {'; nor of '.join(report.untouched)}.", soft_wrap=True, highlight=False
-    )
+        low, reported = (show_left(row.epsilon), show_left(row.lower)), show_epsilon(row.reported)
+        rows.append((row.name, *low, reported, published, f"{row.runs:,}", f"{row.seconds:.0f} s"))
+        rows += [
+            (f"  {name}", show_left(at), "", "", "", "", "") for name, at in row.bounds.items()
+        ]
+    show_table(("", "audited ≤", "lower ≤", "reported ≤", "published", "runs", "time"), rows)
+    laws = [
+        (check.name, check.seen, f"{check.p_value:.3g}", "holds" if check.passed else "BROKEN")
+        for check in report.checks
+    ]
+    show_table(("law", "seen", "p-value", ""), laws)
+    say(f"Nothing is said of {'; nor of '.join(report.untouched)}.")
     if not report.passed:
-        console().print(
-            "[bold red]The audit contradicts what is reported.[/] Release nothing, and report it "
-            "(SECURITY.md) with the seed.",
-            soft_wrap=True,
-        )
+        say("The audit contradicts what is reported.", loud=True)
+        say("Release nothing, and report it (SECURITY.md) with the seed.")

@@ -14,16 +14,17 @@ from privtune.cli._common import (
     DEFAULT_STORAGE,
     AsJson,
     Storage,
-    console,
     emit_json,
     read_bytes,
     read_json,
+    say,
+    show_facts,
+    show_table,
 )
 from privtune.numbers import show_epsilon, show_left
 
 if TYPE_CHECKING:
     from privtune.ledger import Budget, Charge, Ledger, Verification
-    from privtune.ledger.signature import Signed
 
 
 app = typer.Typer()
@@ -129,21 +130,13 @@ def sign(
     if as_json:
         emit_json({"file": str(output), **signature, "within_budget": verified.within_budget})
         return
-    console().print(
-        f"Signed the certificate of [bold]{verified.budget}[/] ({verified.entries} entries, "
-        f"{verified.charges} charges) into {output}, dated {today}.",
-        soft_wrap=True,
+    say(
+        f"Signed the certificate of {verified.budget} ({verified.entries} entries, "
+        f"{verified.charges} charges) into {output}, dated {today}."
     )
-    console().print(f"Your key, for those who check: {signature['key']}", soft_wrap=True)
+    say(f"Your key, for those who check: {signature['key']}")
     if not verified.within_budget:
-        console().print(f"[bold]Mind:[/] {verified.warnings[0]}", soft_wrap=True, highlight=False)
-
-
-def _check(certificate: dict[str, Any], signature: Path, key: Path) -> Signed:
-    """Check the signature file of a certificate against a public key's file."""
-    from privtune.ledger.signature import check_signature, public_key
-
-    return check_signature(certificate, read_json(signature), public_key(read_bytes(key)))
+        say(f"Mind: {verified.warnings[0]}")
 
 
 Name = Annotated[str, typer.Argument(help="Name of the budget.")]
@@ -191,56 +184,49 @@ def create(
     if as_json:
         emit_json(budget.to_dict())
     else:
-        console().print(
-            f"Budget [bold]{budget.name}[/]: ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
+        say(
+            f"Budget {budget.name}: ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
             f"{show_adjacency(budget.adjacency, budget.unit)}, {budget.admission} admission (filter at order "
-            f"{budget.order:g}).",
-            soft_wrap=True,
+            f"{budget.order:g})."
         )
 
 
 @app.command("list")
 def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List the budgets, with what is spent of each."""
-    from rich.markup import escape
-    from rich.table import Table
-
     with _ledger(storage) as ledger:
         documents = [_document_of(ledger, budget) for budget in ledger.budgets()]
     if as_json:
         emit_json(documents)
         return
-    table = Table("budget", "ε", "δ", "spent ε", "left ε", "charges", "dataset")
-    for document in documents:
-        table.add_row(
+    rows = [
+        (
             document["name"],
             f"{document['epsilon']:g}",
             f"{document['delta']:g}",
             show_epsilon(float(document["spent"]["epsilon"]), 4),
             show_left(document["remaining"], 4),
             str(document["charges"]),
-            escape(document["dataset"]),
+            document["dataset"],
         )
-    console().print(table)
+        for document in documents
+    ]
+    show_table(("budget", "ε", "δ", "spent ε", "left ε", "charges", "dataset"), rows)
 
 
 @app.command()
 def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Show a budget: its terms, the odometer, and the filter beside it."""
-    from rich.markup import escape
-    from rich.table import Table
-
     with _ledger(storage) as ledger:
         document = _document_of(ledger, ledger.budget(name))
     if as_json:
         emit_json(document)
         return
-    table = Table(show_header=False, title=f"Budget {name}")
     spent = document["spent"]
     rows = {
         "budget": f"ε = {document['epsilon']:g} at δ = {document['delta']:g}",
-        "adjacency": f"{document['adjacency']}, one {escape(document['unit'])}",
-        "dataset": escape(document["dataset"]) or "not described",
+        "adjacency": f"{document['adjacency']}, one {document['unit']}",
+        "dataset": document["dataset"] or "not described",
         "admission": f"{document['admission']}{', closed' if document['closed'] else ''}",
         "charges": ", ".join(f"{n} {state}" for state, n in document["states"].items()) or "none",
         "odometer: spent": f"ε = {show_epsilon(float(spent['epsilon']), 4)} (by {spent['method']})",
@@ -248,17 +234,12 @@ def show(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False
         "filter": _filter_line(document["filter"]),
         "chain head": document["head"],
     }
-    for key, value in rows.items():
-        table.add_row(key, value)
-    console().print(table)
+    show_facts(f"Budget {name}", rows.items())
 
 
 @app.command()
 def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List a budget's charges, oldest first. Times are for the curator only."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from privtune.accounting.registry import formula
 
     with _ledger(storage) as ledger:
@@ -266,21 +247,21 @@ def charges(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fa
     if as_json:
         emit_json([_document_of_charge(charge) for charge in found])
         return
-    table = Table()
-    for column in ("charge", "state", "basis", "study", "arm", "event", "note", "reserved (UTC)"):
-        table.add_column(column, overflow="fold")
-    for charge in found:
-        table.add_row(
+    rows = [
+        (
             charge.id,
             str(charge.state),
             charge.basis,
-            escape(charge.study),
-            escape(charge.arm),
+            charge.study,
+            charge.arm,
             formula(charge.event),
-            escape(charge.note),
+            charge.note,
             f"{charge.created_at:%Y-%m-%d %H:%M:%S}",
         )
-    console().print(table)
+        for charge in found
+    ]
+    columns = ("charge", "state", "basis", "study", "arm", "event", "note", "reserved (UTC)")
+    show_table(columns, rows)
 
 
 @app.command()
@@ -306,9 +287,10 @@ def charge(
 
     The charge counts as started at once. With --already-released it is recorded in any case.
     """
+    from privtune.accounting import event_from_dict
     from privtune.ledger import ChargeRequest
 
-    request = ChargeRequest(_event(event), note=note, unit=unit)
+    request = ChargeRequest(event_from_dict(read_json(event)), note=note, unit=unit)
     with _ledger(storage) as ledger:
         if released:
             made = ledger.record(name, request)
@@ -320,12 +302,9 @@ def charge(
     if as_json:
         emit_json(document)
         return
-    console().print(
-        f"Charged [bold]{made.id}[/] ({made.state}); ε = {show_left(document['remaining'], 4)} is left.",
-        soft_wrap=True,
-    )
+    say(f"Charged {made.id} ({made.state}); ε = {show_left(document['remaining'], 4)} is left.")
     if broken:
-        console().print("The budget is [bold red]exceeded[/]: it admits nothing more.")
+        say("The budget is exceeded: it admits nothing more.", loud=True)
 
 
 @app.command()
@@ -340,7 +319,7 @@ def void(
     if as_json:
         emit_json(_document_of_charge(made))
     else:
-        console().print(f"Voided {made.id}: no data was touched for it.")
+        say(f"Voided {made.id}: no data was touched for it.")
 
 
 @app.command()
@@ -366,9 +345,8 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
     With both, the log must also contain what the certificate says was there. Exits with 1 where a
     log or a certificate is not sound, and where it is but says that the budget is broken.
     """
-    from rich.markup import escape
-
     from privtune.ledger import verify_certificate
+    from privtune.ledger.signature import check_signature, public_key
 
     if name is None and certificate is None:
         raise typer.BadParameter("name a budget, or a certificate with --certificate")
@@ -378,7 +356,8 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
     if certificate is not None:
         value = read_json(certificate)
         if signature is not None and key is not None:
-            signed = _check(value, signature, key)
+            pem = read_bytes(key)
+            signed = check_signature(value, read_json(signature), public_key(pem))
         verified = verify_certificate(value, head=head)
         head = verified.head
     if name is not None:
@@ -391,23 +370,17 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
         emit_json({"valid": True, **verified.to_dict(), **also})
     else:
         what = "log" if name is not None else "certificate"
-        sound = (
-            "is sound" if verified.within_budget else "is unbroken, [bold red]its budget is not[/]"
-        )
-        console().print(
-            f"The {what} of [bold]{verified.budget}[/] {sound}: {verified.entries} entries, "
+        sound = "is sound" if verified.within_budget else "is unbroken, its budget is not"
+        say(
+            f"The {what} of {verified.budget} {sound}: {verified.entries} entries, "
             f"{verified.charges} charges, ε = {show_epsilon(float(verified.guarantee.epsilon), 4)} at δ = "
-            f"{verified.guarantee.delta:g} (by {verified.guarantee.method}).",
-            soft_wrap=True,
+            f"{verified.guarantee.delta:g} (by {verified.guarantee.method})."
         )
-        console().print(f"Chain head: {verified.head}", soft_wrap=True)
+        say(f"Chain head: {verified.head}")
         if signed is not None:
-            console().print(
-                f"Signed on {signed.signed_on} (by the signer's clock) with {signed.key}.",
-                soft_wrap=True,
-            )
+            say(f"Signed on {signed.signed_on} (by the signer's clock) with {signed.key}.")
         for warning in verified.warnings[0 if verified.within_budget else 1 :]:
-            console().print(f"[bold]Mind:[/] {escape(warning)}", soft_wrap=True, highlight=False)
+            say(f"Mind: {warning}")
     if not verified.within_budget:
         sys.stderr.write(f"{verified.warnings[0]}\n")
         raise typer.Exit(1)
@@ -445,8 +418,8 @@ def export(  # noqa: PLR0917 (the command line passes them by name)
         written = {"certificate": str(output), "html": None if html is None else str(html)}
         emit_json({**written, "head": certificate["head"]})
         return
-    console().print(f"Wrote {output}{f' and {html}' if html else ''}.", soft_wrap=True)
-    console().print(f"Chain head, to be noted elsewhere: {certificate['head']}", soft_wrap=True)
+    say(f"Wrote {output}{f' and {html}' if html else ''}.")
+    say(f"Chain head, to be noted elsewhere: {certificate['head']}")
 
 
 @app.command()
@@ -467,11 +440,9 @@ def backup(
     if as_json:
         emit_json({"file": str(path), "budgets": names})
         return
-    console().print(
+    say(
         f"Copied {len(names)} budgets to {path}. It holds what is sealed: keep it to yourself. Check "
-        f"it with: privtune budget verify NAME --storage sqlite:///{path}",
-        soft_wrap=True,
-        highlight=False,
+        f"it with: privtune budget verify NAME --storage sqlite:///{path}"
     )
 
 
@@ -483,16 +454,10 @@ def close(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fals
     if as_json:
         emit_json({"name": name, "closed": True})
     else:
-        console().print(f"Budget {name} is closed for good.")
+        say(f"Budget {name} is closed for good.")
 
 
 def _ledger(storage: str) -> Ledger:
     from privtune.ledger import Ledger
 
     return Ledger(storage)
-
-
-def _event(path: Path) -> Any:
-    from privtune.accounting import event_from_dict
-
-    return event_from_dict(read_json(path))

@@ -16,81 +16,57 @@ from typing import Annotated, Any
 
 import typer
 
-from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, console, emit_json
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, emit_json, say, show_table
 from privtune.errors import PrivTuneError
 from privtune.files import private_folder
 
-Which = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="A strategy or method: its options.")
-]
 
-
-def strategies(name: Which = None, as_json: AsJson = False) -> None:
+def strategies(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A strategy or method: its options.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """List strategies and in-run methods, those of installed packages too; or the options of one."""
     if name is not None:
-        _show(name, as_json=as_json)
+        _options(name, as_json=as_json)
         return
-    from rich.markup import escape
-    from rich.padding import Padding
-
     from privtune.strategies import STRATEGIES, registered
-    from privtune.training.methods import METHODS
+    from privtune.training.methods import METHODS, Method
 
-    rows: list[dict[str, Any]] = [_row(s, "privtune") for s in STRATEGIES.values()]
+    rows: list[dict[str, Any]] = [_row(strategy, "privtune") for strategy in STRATEGIES.values()]
     for found in registered():
-        if found.strategy is not None:
-            rows.append(_row(found.strategy, found.source))
-        else:
+        if found.found is None:
             rows.append({"name": found.name, "from": found.source, "what": found.problem})
-    rows += [
-        {
-            "name": m.name,
-            "from": "privtune",
-            "what": m.summary,
-            "adapts": list(m.adapts),
-            "needs": list(m.parameters),
-            "releases": m.releases,
-        }
-        for m in METHODS.values()
-    ]
+        else:
+            method = issubclass(found.found, Method)
+            rows.append((_method_row if method else _row)(found.found, found.source))
+    rows += [_method_row(method, "privtune") for method in METHODS.values()]
     if as_json:
         emit_json(rows)
         return
     for row in rows:
         source = "" if row["from"] == "privtune" else f" (from {row['from']})"
-        line = f"[bold]{escape(row['name'])}[/]{escape(source)}: {escape(row['what'])}"
-        console().print(line, highlight=False)
+        say(f"{row['name']}{source}: {row['what']}")
         details = {
             "adapts": ", ".join(row.get("adapts", ())),
             "you set": ", ".join(row.get("needs", ())),
             "one step releases": row.get("releases", ""),
             "needs": ", ".join(row.get("requires", ())),
         }
-        said = "; ".join(f"{what} {value}" for what, value in details.items() if value)
-        if said:
-            console().print(Padding(said, (0, 0, 0, 2)), style="dim", highlight=False)
+        if said := "; ".join(f"{what} {value}" for what, value in details.items() if value):
+            say(f"  {said}")
 
 
-def _show(name: str, *, as_json: bool) -> None:
-    from rich.markup import escape
-    from rich.padding import Padding
-
-    from privtune.strategies.describe import describe
-
-    found = describe(name)
-    if as_json:
-        emit_json(found)
-        return
-    console().print(f"[bold]{escape(name)}[/]: {escape(found['what'])}", highlight=False)
-    if found["parameters"]:
-        needed = ", ".join(found["parameters"])
-        console().print(Padding(f"parameters: {needed}: you set them, or the space", (0, 0, 0, 2)))
-    for option in found["options"]:
-        default = "required" if option["required"] else f"{option['default']!r} unless given"
-        head = f"{option['name']} ({option['type']}; {default})"
-        console().print(Padding(f"[bold]{escape(head)}[/]", (1, 0, 0, 2)), highlight=False)
-        if option["what"]:
-            console().print(Padding(escape(option["what"]), (0, 0, 0, 4)), highlight=False)
+def _method_row(method: Any, source: str) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "from": source,
+        "what": method.summary,
+        "adapts": list(method.adapts),
+        "needs": list(method.parameters),
+        "releases": method.releases,
+    }
 
 
 def _row(strategy: type[Any], source: str) -> dict[str, Any]:
@@ -105,39 +81,46 @@ def _row(strategy: type[Any], source: str) -> dict[str, Any]:
     }
 
 
+def _options(name: str, *, as_json: bool) -> None:
+    from privtune.strategies.registry import describe
+
+    found = describe(name)
+    if as_json:
+        emit_json(found)
+        return
+    say(f"{name}: {found['what']}")
+    if found["parameters"]:
+        say(f"  parameters: {', '.join(found['parameters'])}: you set them, or the space")
+    for option in found["options"]:
+        default = "required" if option["required"] else f"{option['default']!r} unless given"
+        say(f"\n  {option['name']} ({option['type']}; {default})")
+        if option["what"]:
+            say(f"    {option['what']}")
+
+
 def tasks(as_json: AsJson = False) -> None:
     """List the built-in tasks."""
-    from rich.table import Table
-
     from privtune.tasks import TASKS
 
     built = [factory() for factory in TASKS.values()]
+    names = (
+        "name", "description", "train_records", "validation_records", "test_records", "public_test",
+        "public_validation",
+    )  # fmt: skip
     if as_json:
-        emit_json(
-            [
-                {
-                    "name": task.name,
-                    "description": task.description,
-                    "train_records": task.train_records,
-                    "validation_records": task.validation_records,
-                    "test_records": task.test_records,
-                    "public_test": task.public_test,
-                    "public_validation": task.public_validation,
-                }
-                for task in built
-            ]
-        )
+        emit_json([{name: getattr(task, name) for name in names} for task in built])
         return
-    table = Table("task", "what it is", "train", "validation", "test", title="Tasks")
-    for task in built:
-        table.add_row(
+    rows = [
+        (
             task.name,
             task.description,
-            str(task.train_records),
+            f"{task.train_records}",
             f"{task.validation_records} ({'public' if task.public_validation else 'private'})",
             f"{task.test_records} ({'public' if task.public_test else 'private'})",
         )
-    console().print(table)
+        for task in built
+    ]
+    show_table(("task", "what it is", "train", "validation", "test"), rows, title="Tasks")
 
 
 def demo(
@@ -146,7 +129,6 @@ def demo(
     """Compare three strategies on handwritten digits under one budget of ε = 8."""
     from privtune.cli._run import made, run_study
     from privtune.cli._tables import print_comparison
-    from privtune.errors import PrivTuneError
     from privtune.study import StudySpec
 
     private_folder(folder)
@@ -154,11 +136,9 @@ def demo(
     text = importlib.resources.files("privtune.tasks") / "digits-demo.yaml"
     with importlib.resources.as_file(text) as path:
         spec = StudySpec.from_file(path)
-    console().print(
-        f"Planning study [bold]{spec.name}[/]: {len(spec.arms)} arms on {spec.task}, one budget of "
-        f"ε = {spec.budget.epsilon:g}, δ = {spec.budget.delta:g}.",
-        soft_wrap=True,
-        highlight=False,
+    say(
+        f"Planning study {spec.name}: {len(spec.arms)} arms on {spec.task}, one budget of "
+        f"ε = {spec.budget.epsilon:g}, δ = {spec.budget.delta:g}."
     )
     study, others = made(spec, storage)
     if others:
@@ -169,11 +149,10 @@ def demo(
         )
     try:
         if study.finished:
-            console().print(
+            say(
                 f"This study is finished and its budget spent; nothing was run. Remove {folder} to start "
                 "over with a new budget (these records are public: on private ones a new budget would "
-                "not make the spent one whole).",
-                soft_wrap=True,
+                "not make the spent one whole)."
             )
         else:
             run_study(study, mlflow=True, quiet=False)
@@ -182,15 +161,8 @@ def demo(
         study.close()
 
 
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-
-
 def doctor(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Look at libraries, database, files and launchers; exit with 1 where a guarantee would break."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from privtune.errors import PrivTuneError
     from privtune.execution.doctor import check_engines
     from privtune.ledger.doctor import check_artifacts, check_machine, check_storage
     from privtune.ledger.places import artifact_root
@@ -204,11 +176,8 @@ def doctor(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     if as_json:
         emit_json({"healthy": healthy, "checks": [check.to_dict() for check in checks]})
     else:
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for check in checks:
-            style = _STYLES[check.state]
-            table.add_row(f"[{style}]{check.state}[/]", check.name, escape(check.says))
-        console().print(table)
+        rows = [(check.state, check.name, check.says) for check in checks]
+        show_table(("", "", ""), rows)
     if not healthy:
         raise typer.Exit(1)
 
@@ -246,14 +215,13 @@ def ui(
     base = f"http://127.0.0.1:{port}"
     running = version("mlflow")
     address = _address(base, None if study is None else found[study], running)
-    console().print(f"MLflow: {address}", soft_wrap=True, highlight=False)
+    say(f"MLflow: {address}")
     if not knows_view(running):
-        console().print(
+        say(
             f"This MLflow is {running}; the view was tested with {', '.join(VIEW_VERSIONS)}, so the "
-            'link is to the plain list of runs. Try "Privacy budget" under Views there.',
-            soft_wrap=True,
+            'link is to the plain list of runs. Try "Privacy budget" under Views there.'
         )
-    console().print("Stop it with Ctrl-C.")
+    say("Stop it with Ctrl-C.")
     if browser:
         threading.Thread(target=_open_when_up, args=(base, address), daemon=True).start()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
@@ -336,7 +304,7 @@ def worker(  # noqa: PLR0917 (the command line passes them by name)
     from privtune.study.workers import serve
     from privtune.training.engine.compute import check_stack
 
-    console().print("Working on open rounds; what they hold is sealed. Leave with Ctrl-C.")
+    say("Working on open rounds; what they hold is sealed. Leave with Ctrl-C.")
     serve(
         storage,
         study=study,

@@ -15,17 +15,16 @@ from privtune.cli._common import (
     DEFAULT_STORAGE,
     AsJson,
     Storage,
-    changes_table,
-    console,
     emit_json,
+    say,
+    show_changes,
 )
 from privtune.cli._run import opened, planning
 from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
 if TYPE_CHECKING:
-    from privtune.study import Study, StudySpec
-    from privtune.tasks._usable import RecordCheck
+    from privtune.study import Study
 
 app = typer.Typer()
 SpecFile = Annotated[Path, typer.Argument(help="The study's spec, a YAML file.")]
@@ -66,23 +65,10 @@ def create(
         if as_json:
             emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
         else:
-            console().print(
-                f"Created study [bold]{study.name}[/] with {len(study.plans)} arms; nothing has been "
-                f"charged yet. Run it with: privtune study run {study.name}",
-                soft_wrap=True,
+            say(
+                f"Created study {study.name} with {len(study.plans)} arms; nothing has been charged yet. "
+                f"Run it with: privtune study run {study.name}"
             )
-
-
-def _records(spec: StudySpec) -> RecordCheck:
-    """Read a task's records, and count those that cannot be used: for the curator alone."""
-    with users_code("task", spec.task_name, "its records cannot be read"):
-        return spec.load_task().check_records()
-
-
-def _touched(spec: StudySpec, records: RecordCheck | None) -> str:
-    """Say what a plan has touched: of a user's own data the first record was read for its shapes."""
-    own = isinstance(spec.task, Mapping) and spec.task.get("type") == "own"
-    return "No data was touched." if records is None and not own else "Nothing was charged."
 
 
 @app.command()
@@ -96,75 +82,61 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a study would do and cost, arm by arm. Touches no storage, and data for a curator alone."""
-    from rich.padding import Padding
-
-    from privtune.cli._tables import (
-        examples,
-        examples_table,
-        finite,
-        plan_document,
-        plan_view,
-        print_records,
-        public_view,
-        stage_view,
-    )
+    from privtune.cli import _tables
     from privtune.ledger import show_adjacency
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
+    from privtune.views.comparison import finite
 
     _give(data)
     parsed = StudySpec.from_file(spec)
     with planning(parsed):
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
-    records = _records(parsed) if curator and parsed.task is not None else None
+    records = None
+    if curator and parsed.task is not None:
+        with users_code("task", parsed.task_name, "its records cannot be read"):
+            records = parsed.load_task().check_records()
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
-    space = parsed.search_space()
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
+    space, drawn = parsed.search_space(), _tables.examples(parsed)
     if as_json:
         staged = [{**s.to_dict(), "guarantee": finite(cost.to_dict())} for s, cost in stages]
         emit_json(
             {
                 "study": parsed.name,
                 "target_epsilon": parsed.target_epsilon,
-                "arms": [plan_document(arm, guarantee, space) for arm, guarantee in pairs],
+                "arms": [_tables.plan_document(arm, cost, space) for arm, cost in pairs],
                 **({"stages": staged} if staged else {}),
                 "total": finite(planned.total.to_dict()),
-                "examples": examples(parsed),
+                "examples": drawn,
                 **({} if advised is None else {"advice": advised.to_dict()["changes"]}),
                 **({} if records is None else {"records": records.to_dict()}),
             }
         )
         return
     for stage, guarantee in stages:
-        console().print(
-            f"[bold]{stage.arm}[/] (stage {stage.stage.type}, before the arms, for all)"
-        )
-        console().print(Padding(stage_view(stage, guarantee), (0, 0, 1, 2)), highlight=False)
+        _tables.print_stage(stage, guarantee, ", before the arms, for all")
     for arm, guarantee in pairs:
-        console().print(f"[bold]{arm.arm}[/] ({arm.strategy})")
-        console().print(Padding(plan_view(arm, guarantee, space), (0, 0, 1, 2)), highlight=False)
-    console().print("[bold]Declared public[/] (no guarantee covers it)")
-    console().print(Padding(public_view(planned.plans), (0, 0, 1, 2)), highlight=False)
-    if drawn := examples(parsed):
-        # Not the table's title, which would be broken into the width of a narrow table.
-        console().print("[bold]Ten candidates as the space draws them[/] (examples only)")
-        console().print(examples_table(drawn))
-    neighbours = show_adjacency(planned.total.adjacency, parsed.budget.unit)
-    what = "All stages and arms" if stages else "All arms"
-    console().print(
-        f"{what} together: ε = {show_epsilon(planned.total.epsilon, 4)} at δ = "
-        f"{planned.total.delta:g} ({neighbours}, by {planned.total.method}); "
-        f"target {parsed.target_epsilon:g}. {_touched(parsed, records)}",
-        soft_wrap=True,
+        _tables.print_plan(arm, guarantee, space)
+    _tables.print_public(planned.plans)
+    if drawn:
+        _tables.print_examples(drawn)
+    # Of a user's own data the first record was read for its shapes.
+    own = isinstance(parsed.task, Mapping) and parsed.task.get("type") == "own"
+    total, unit = planned.total, parsed.budget.unit
+    say(
+        f"{'All stages and arms' if stages else 'All arms'} together: ε = "
+        f"{show_epsilon(total.epsilon, 4)} at δ = {total.delta:g} "
+        f"({show_adjacency(total.adjacency, unit)}, by {total.method}); target "
+        f"{parsed.target_epsilon:g}. "
+        f"{'No data was touched.' if records is None and not own else 'Nothing was charged.'}"
     )
     if records is not None:
-        print_records(records)
+        _tables.print_records(records)
     if advised is not None:
-        console().print(
-            "With a change, and everything else as planned, all arms together would be:"
-        )
-        console().print(changes_table(advised))
+        say("With a change, and everything else as planned, all arms together would be:")
+        show_changes(advised)
 
 
 @app.command()
@@ -202,7 +174,8 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     _give(data)
     with libraries():
         from privtune.cli._run import run_study
-        from privtune.cli._tables import comparison_document, print_comparison
+        from privtune.cli._tables import print_comparison
+        from privtune.views.comparison import comparison_document
 
         study = opened(name, storage, curator=curator)
     with closing(study):
@@ -240,7 +213,7 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
         emit_json(names)
         return
     for name in names:
-        console().print(name)
+        say(name)
 
 
 @app.command()
@@ -256,15 +229,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
-    from rich.padding import Padding
-
-    from privtune.cli._tables import (
-        arm_view,
-        comparison_document,
-        print_failures,
-        print_sealed,
-        stage_view,
-    )
+    from privtune.cli import _tables
+    from privtune.views.comparison import comparison_document
 
     with closing(_load(name, storage, curator=curator)) as study:
         document = comparison_document(study)
@@ -279,18 +245,15 @@ def show(
             own = {"sealed_trials": json_ready(sealed), "failures": stopped}
             emit_json({**document, **own} if curator else document)
             return
-        console().print(f"Study [bold]{study.name}[/] on {study.spec.task_name}", highlight=False)
+        say(f"Study {study.name} on {study.spec.task_name}", bold=True)
         for stage in study.stages:
-            console().print(f"[bold]{stage.plan.arm}[/] (stage {stage.plan.stage.type})")
             more = {"state": stage.state, "released": stage.words or "nothing yet"}
-            view = stage_view(stage.plan, stage.guarantee, **more)
-            console().print(Padding(view, (0, 0, 1, 2)), highlight=False)
+            _tables.print_stage(stage.plan, stage.guarantee, "", **more)
         for plan, arm in zip(study.plans, document["arms"], strict=True):
-            console().print(f"[bold]{plan.arm}[/] ({plan.strategy})", highlight=False)
-            console().print(Padding(arm_view(plan, arm), (0, 0, 1, 2)), highlight=False)
+            _tables.print_arm(plan, arm)
         if curator:
-            print_sealed(sealed)
-            print_failures(stopped)
+            _tables.print_sealed(sealed)
+            _tables.print_failures(stopped)
 
 
 @app.command()
@@ -308,17 +271,18 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
     as_json: AsJson = False,
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
-    from privtune.cli._common import write_chart, write_report
-    from privtune.cli._tables import comparison_document, print_comparison
-    from privtune.views.comparison import to_csv, to_markdown
+    from privtune.cli._common import write_page
+    from privtune.cli._tables import print_comparison
+    from privtune.views.comparison import comparison_document, to_csv, to_markdown
+    from privtune.views.report import render_chart, render_study
 
     if sum((html is not None, plot is not None, as_csv, as_markdown, as_json)) > 1:
         raise typer.BadParameter("give one of --html, --plot, --csv, --md and --json")
     with closing(_load(name, storage)) as study:
         if html is not None:
-            write_report(study, html)
+            write_page(html, render_study(study))
         elif plot is not None:
-            write_chart(study, plot)
+            write_page(plot, render_chart(study))
         elif as_json:
             emit_json(comparison_document(study))
         elif as_csv:
@@ -381,15 +345,11 @@ def delete(
     if not yes:
         typer.confirm(f"Delete study {name}, its trials and its models?", abort=True)
     left = delete_study(name, storage, leave_objects=leave_objects)
-    console().print(
-        f"Deleted study {name}. What it charged stays charged: what was released cannot be taken "
-        "back.",
-        soft_wrap=True,
+    say(
+        f"Deleted study {name}. What it charged stays charged: what was released cannot be taken back."
     )
     for folder in left:
-        console().print(
-            f"{folder} stays: it holds files that the study did not make.", soft_wrap=True
-        )
+        say(f"{folder} stays: it holds files that the study did not make.")
 
 
 def _give(data: Path | None) -> None:
@@ -437,5 +397,5 @@ def sync(
         emit_json({"study": name, "logged": list(logged), "models": models})
         return
     for arm, address in models.items():
-        console().print(f"Logged the model of {arm}: {address}", soft_wrap=True, highlight=False)
-    console().print(f"Logged {', '.join(logged)}." if logged else "Nothing to log.", soft_wrap=True)
+        say(f"Logged the model of {arm}: {address}")
+    say(f"Logged {', '.join(logged)}." if logged else "Nothing to log.")

@@ -52,11 +52,7 @@ def _cuda() -> Check:
 
 
 def _ray() -> Check:
-    """Look at Ray's settings as this process, and what it starts, have them.
-
-    A cluster of one's own that ``run_on_ray`` starts has both right. One at an address is asked whether
-    it answers without a token; whether it spills, only its nodes' environments can tell.
-    """
+    """Look at Ray's settings as this process, and what it starts, have them."""
     version = _version("ray")
     if version is None:
         return Check("ray", "ok", "Ray is not installed; executor: ray needs privtune[ray].")

@@ -22,8 +22,7 @@ class Executor:
     Args:
         name: ``inline`` (this process, whole stacks at once), ``processes`` (spawned beside it),
             ``external`` (workers that somebody starts: ``privtune worker``), ``ray`` or ``slurm``
-            (workers that are started there, and find the storage by ``PRIVTUNE_STORAGE`` or a file
-            for its owner alone that ``PRIVTUNE_STORAGE_FILE`` names).
+            (workers that are started there, and find the storage by ``PRIVTUNE_STORAGE``).
         jobs: How many workers to start.
         gpus: GPUs of each worker, with processes and Ray: a fraction shares one. 0 leaves it to
             the device: processes on CUDA then take the GPUs in turn, workers on Ray get none.
@@ -55,16 +54,7 @@ class Executor:
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any] | None, jobs: int) -> Executor:
-        """Return an executor: processes for more than one job, unless one is given.
-
-        Args:
-            given: Its name, or a mapping as in specs: ``type``; ``gpus`` for processes and Ray; what
-                submitit takes for SLURM.
-            jobs: How many workers to start; -1, as in Optuna, for one a processor.
-
-        Raises:
-            InvalidInputError: If there is no such executor or option, or no job.
-        """
+        """Return an executor: processes for more than one job, unless one is given."""
         if jobs == -1:
             jobs = os.cpu_count() or 1
         if not isinstance(given, Mapping):
@@ -79,39 +69,27 @@ class Executor:
             raise InvalidInputError("gpus", gpus, "must be a number")
         return cls(name, jobs, float(gpus), options)
 
-
-def gpu_slots(jobs: int, *, gpus: float, device: str) -> list[str | None]:
-    """Return what ``CUDA_VISIBLE_DEVICES`` shall be for each of some processes.
-
-    Args:
-        jobs: How many processes.
-        gpus: GPUs of each; a fraction shares one; 0 gives them out in turn, however many there are.
-        device: Where they train, as :class:`~privtune.training.engine.compute.Compute` says it.
-
-    Returns:
-        One value a process, as wide apart as can be; ``None`` leaves the environment as it is: for the
-        CPU, and for a GPU that was named.
-
-    Raises:
-        InvalidInputError: If there are too few GPUs.
-    """
-    there = [] if device not in {"auto", "cuda"} else _visible()
-    if not gpus:
-        return [there[n % len(there)] if there else None for n in range(jobs)]
-    if gpus < 1:
-        slots = there * int(1 / gpus + 1e-9)
-    else:
-        each = int(gpus)
-        slots = [",".join(there[n : n + each]) for n in range(0, len(there) - each + 1, each)]
-    if jobs > len(slots):
-        raise InvalidInputError(
-            "gpus",
-            gpus,
-            f"for each of {jobs} processes on device {device} needs more GPUs than the {len(there)} "
-            "that can be used here",
-            "Ask for fewer jobs, or for a fraction.",
-        )
-    return list(slots[:jobs])
+    def slots(self, device: str) -> list[str | None]:
+        """Return ``CUDA_VISIBLE_DEVICES`` of each process; None leaves it as it is."""
+        if self.name != "processes":
+            return []
+        there = _visible() if device in {"auto", "cuda"} else []
+        if not self.gpus:
+            return [there[n % len(there)] if there else None for n in range(self.jobs)]
+        each = int(self.gpus)
+        if self.gpus < 1:
+            slots = there * int(1 / self.gpus + 1e-9)
+        else:
+            slots = [",".join(there[n : n + each]) for n in range(0, len(there) - each + 1, each)]
+        if self.jobs > len(slots):
+            raise InvalidInputError(
+                "gpus",
+                self.gpus,
+                f"for each of {self.jobs} processes on device {device} needs more GPUs than the "
+                f"{len(there)} that can be used here",
+                "Ask for fewer jobs, or for a fraction.",
+            )
+        return list(slots[: self.jobs])
 
 
 def _visible() -> list[str]:

@@ -42,15 +42,7 @@ class _Head:
 def reduced(
     task: Task, data: TensorData
 ) -> tuple[Callable[[], torch.nn.Module], Callable[[TensorData], TensorData]]:
-    """Return what is trained of a task's model, and what makes its inputs of the records.
-
-    Where the head alone is trained, the rest is computed once a record. It is a function of that
-    record alone, and so changes nothing about the guarantee.
-
-    Args:
-        task: The task.
-        data: Records as it will be trained on.
-    """
+    """Return what is trained of a task's model, and what makes its inputs of the records."""
     if task.trainable == "head" and data.x.is_floating_point() == (task.tokens is None):
         part = _part(task.model, task.input_shape, task.tokens)
         if part is not None:
@@ -74,19 +66,7 @@ def check_loaded(
     result: TrialResult,
     data: TensorData,
 ) -> None:
-    """Load what would be released of a ``build``'s model into one made anew, and compare their losses.
-
-    Args:
-        task: The task.
-        trained: The model that a rehearsal trained, whose weights are written to.
-        anew: The model as ``build`` makes it another time, from other first weights.
-        result: What the rehearsal trained.
-        data: Made-up records.
-
-    Raises:
-        AdapterError: If the weights, loaded into the model made anew, give other losses than in the trained
-            model, or losses do not hang on them, have no gradient, or hang on chance.
-    """
+    """Load what would be released of a ``build``'s model into one made anew, and compare their losses."""
     import torch
 
     from privtune.strategies.release import split
@@ -135,16 +115,7 @@ def check_loaded(
 
 
 def check_remembers_nothing(task: Task, model: torch.nn.Module, data: TensorData) -> None:
-    """Refuse a loss that is another number the second time; one that raises is for others to explain.
-
-    Args:
-        task: The task.
-        model: A new model.
-        data: Made-up records.
-
-    Raises:
-        AdapterError: If it is.
-    """
+    """Refuse a loss that is another number the second time; one that raises is for others to explain."""
     from privtune.training.mechanism.kernel import fresh
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.files import private_folder
 from privtune.imports import find_extra
 
-STOPPED = 70
-"""How a worker ends that an error stopped, which it kept for the curator."""
-
+STOPPED = 70  # how a worker ends that an error stopped, which it kept for the curator
+_DIED = 1
+_GRACE = 5.0  # seconds for a worker to see that no row is open, and leave
 _POLL = 0.2
 _LONELY = 60.0  # seconds without a worker after which whoever waits is reminded of it
 _QUICK_DEATHS = 5  # workers that die in a row without any progress
@@ -46,20 +47,7 @@ class Worker(Protocol):
 def keep_workers(
     start: Callable[[int], Sequence[Worker]], *, jobs: int, open_count: Callable[[], int]
 ) -> None:
-    """Keep workers at work until no row is open; those that die are replaced.
-
-    Args:
-        start: Starts so many workers.
-        jobs: How many at once, at least 1.
-        open_count: Returns how many rows have no result yet.
-
-    Raises:
-        WorkersDiedError: If workers keep dying and no row gets a result. The charge stays; running
-            the study again goes on.
-        WorkerStoppedError: If an error stopped one.
-    """
-    if jobs < 1:
-        raise InvalidInputError("n_jobs", jobs, "must be a whole number of at least 1")
+    """Keep workers at work until no row is open; those that die are replaced."""
     workers: list[Worker] = []
     left, deaths = open_count(), 0
     try:
@@ -94,17 +82,7 @@ def wait_for(
     at_work: Callable[[], bool] = lambda: True,
     remind: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until workers that somebody else started have given every row a result.
-
-    Args:
-        open_count: Returns how many rows have no result yet.
-        stopped: Returns whether an error has stopped a worker.
-        at_work: Returns whether a worker holds a row at this moment.
-        remind: Called when none has for a minute; once until one does.
-
-    Raises:
-        WorkerStoppedError: If one was.
-    """
+    """Wait until workers that somebody else started have given every row a result."""
     asked = seen = time.monotonic()
     reminded = False
     while open_count():
@@ -119,9 +97,6 @@ def wait_for(
                 reminded = True
                 remind()
         time.sleep(_POLL)
-
-
-_GRACE = 5.0  # seconds for a worker to see that no row is open, and leave
 
 
 class _Process:
@@ -140,30 +115,15 @@ class _Process:
 
 
 def run_in_processes(
-    target: Callable[..., None],
+    target: Callable[..., int | None],
     args: tuple[Any, ...],
     *,
-    jobs: int,
+    slots: Sequence[str | None],
     open_count: Callable[[], int],
-    gpus: Sequence[str | None] | None = None,
+    **options: Any,
 ) -> None:
-    """Run ``target(*args)`` in spawned processes until no row is open.
-
-    Args:
-        target: A module-level function that works through the round's rows; ends its process with
-            ``STOPPED`` after an error.
-        args: Its arguments; picklable.
-        jobs: How many processes at once, at least 1.
-        open_count: Returns how many rows have no result yet.
-        gpus: ``CUDA_VISIBLE_DEVICES`` of each process at once; a process that takes the place of one
-            that died sees the same. ``None`` leaves it as it is.
-
-    Raises:
-        WorkersDiedError: If workers keep dying and no row gets a result.
-        WorkerStoppedError: If an error stopped one.
-    """
+    """Run ``target(*args, **options)`` in a spawned process for each slot of GPUs, until no row is open."""
     context = multiprocessing.get_context("spawn")
-    slots = list(gpus or [None] * jobs)
     running: list[_Process] = []
 
     def start(count: int) -> list[_Process]:
@@ -172,12 +132,20 @@ def run_in_processes(
         started = []
         for slot in [slot for slot in range(len(slots)) if slot not in taken][:count]:
             with _environment(slots[slot]):
-                process = context.Process(target=target, args=args, daemon=True)
+                process = context.Process(
+                    target=_exit_with, args=(target, args, options), daemon=True
+                )
                 started.append(_Process(process, slot))
         running.extend(started)
         return started
 
-    keep_workers(start, jobs=jobs, open_count=open_count)
+    keep_workers(start, jobs=len(slots), open_count=open_count)
+
+
+def _exit_with(
+    target: Callable[..., int | None], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    sys.exit(target(*args, **options))
 
 
 @contextmanager
@@ -194,9 +162,6 @@ def _environment(gpus: str | None) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-_DIED = 1
 
 
 class _Task:
@@ -224,22 +189,7 @@ def run_on_ray(
     gpus: float,
     open_count: Callable[[], int],
 ) -> None:
-    """Have tasks of Ray work until no row is open.
-
-    Args:
-        assist: Given the study's and the arm's name, works through the arm's rows; returns 0, or
-            ``STOPPED`` after an error, and never raises. The nodes import it.
-        names: The study's and the arm's.
-        jobs: How many tasks at once.
-        gpus: GPUs of each; a fraction shares one.
-        open_count: Returns how many rows have no result yet.
-
-    Raises:
-        PrivTuneError: If Ray is missing, or the cluster cannot hold such a task: Ray would wait for
-            ever.
-        WorkersDiedError: If tasks keep dying and no row gets a result.
-        WorkerStoppedError: If an error stopped one.
-    """
+    """Have tasks of Ray work until no row is open."""
     ray = find_extra("ray", extra="ray", what="executor: ray")
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS", "local")
@@ -255,6 +205,7 @@ def run_on_ray(
             f"Each worker asks for 1 CPU and {gpus:g} GPUs, and no node of the cluster has both (at "
             f"most {most:g} GPUs): Ray would wait for ever. Ask for less, or add nodes."
         )
+    # Ray would run a killed task again, with other workers at its rows.
     task = ray.remote(max_retries=0, num_cpus=1, num_gpus=gpus)(assist)
     keep_workers(
         lambda count: [_Task(ray, task.remote(*names)) for _ in range(count)],
@@ -263,9 +214,8 @@ def run_on_ray(
     )
 
 
-_DIED = 1
-
-
+# submitit writes what jobs are given, and what they raise, into a folder that the nodes share: so they are
+# given two names, and raise nothing.
 class _Job:
     def __init__(self, job: Any) -> None:
         self._job = job
@@ -291,24 +241,7 @@ def run_on_slurm(
     options: Mapping[str, Any],
     open_count: Callable[[], int],
 ) -> None:
-    """Have jobs of SLURM work until no row is open.
-
-    Args:
-        assist: Given the study's and the arm's name, works through the arm's rows; returns 0, or
-            ``STOPPED`` after an error, and never raises. The nodes import it.
-        names: The study's and the arm's.
-        jobs: How many jobs at once; they are submitted as arrays.
-        folder: Where submitit keeps its files: shared by the nodes, for its owner alone.
-        options: submitit's: ``timeout_min``, ``slurm_partition``, ``gpus_per_node``, ...; and
-            ``cluster: local`` runs them on this machine.
-        open_count: Returns how many rows have no result yet.
-
-    Raises:
-        PrivTuneError: If submitit is missing, or there is no SLURM here.
-        InvalidInputError: If submitit does not know an option.
-        WorkersDiedError: If jobs keep dying and no row gets a result.
-        WorkerStoppedError: If an error stopped one.
-    """
+    """Have jobs of SLURM work until no row is open."""
     submitit = find_extra("submitit", extra="slurm", what="executor: slurm")
     asked = dict(options)
     private_folder(folder)

@@ -37,17 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Handed:
-    """The result of a row.
-
-    Args:
-        lease: The row's lease.
-        score: Its score.
-        document: What to store in the row, JSON-ready.
-        keep: Stores the rest, in the transaction that accepts the row's result; a result that comes
-            second is stored nowhere.
-        drop: Deletes what was prepared for that, of a result that came second.
-        more: Whether the next result is there already: both are handed in in one transaction.
-    """
+    """The result of a row."""
 
     lease: Lease
     score: float
@@ -63,18 +53,7 @@ def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Roun
 
 
 def patiently(call: Callable[[], T], *, patience: float | None = None) -> T:
-    """Return what a call returns; while the database cannot be reached or is held, wait and call again.
-
-    For calls that may be made twice: whether the first reached the database is not known.
-
-    Args:
-        call: Reads or writes the table.
-        patience: For how long, in seconds; ten minutes unless given.
-
-    Raises:
-        LedgerConnectionError: If it stays away.
-        LedgerBusyError: If somebody keeps what this waits for.
-    """
+    """Return what a call returns; while the database cannot be reached or is held, wait and call again."""
     deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     while True:
         try:
@@ -96,22 +75,7 @@ def work_through(
     enough: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
 ) -> int:
-    """Lease rows and run them until none is open; wait for rows that others hold.
-
-    Args:
-        rounds: The rounds.
-        charge_id: The round's charge.
-        run: Trains leased rows together; yields each as soon as it is done.
-        stack: How many rows to run at once; as many are leased, of this worker's share at most, and
-            more where they are short.
-        workers: How many share the round at least.
-        most: How many rows to run before this worker leaves; all that it gets unless given.
-        enough: A score that ends the round; rows after the first that reaches it need not run.
-        lease_seconds: How long a lease lasts.
-
-    Returns:
-        How many rows were run here.
-    """
+    """Lease rows and run them until none is open; wait for rows that others hold."""
     worker, count, pause, bundle = f"{os.getpid()}-{uuid.uuid4().hex[:8]}", 0, 0.1, stack
     while True:
         room = bundle if most is None else min(bundle, most - count)

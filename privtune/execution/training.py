@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.execution.fine_tuned import check_loaded, reduced
-from privtune.strategies import PRUNED, Plan, ScorePlan, TrainingPlan, TrialResult
+from privtune.strategies import Ending, Plan, ScorePlan, TrainingPlan, TrialResult
 from privtune.tasks._fine_tuning import PART, for_candidate
 from privtune.tasks._task import TaskData, made_up_inputs
 from privtune.training.engine.compute import Compute
@@ -65,33 +65,7 @@ def train_trials(
     validated: bool = False,
     keeper: Keeper | None = None,
 ) -> list[TrialResult]:
-    """Train the given trials, those that train the same part of the model as one stack; score each.
-
-    Args:
-        training: What each runs.
-        task: The task; its ``model`` makes the models.
-        data: Its splits; the arm's charge has been started.
-        records: The training records that it may see.
-        score: How to score, or None.
-        trials: Hyperparameters by the trial's index in the round.
-        secrets: The secret of each trial, by index: everything random in it derives from it.
-        compute: Where, and how many at once.
-        on_step: Progress.
-        validated: Whether to note the validation accuracy by step, in the curve ``val_accuracy``,
-            NaN where it was not looked at. Only for a public validation split and trials that are
-            released whole: it is neither noised nor charged.
-        keeper: Where a trial that is trained alone keeps its checkpoint, and finds it.
-
-    Returns:
-        One result a trial, in the order of ``trials``. Weights that are not finite are a result
-        with score −∞: a trial that was dropped would be a choice by data.
-
-    Raises:
-        PrivTuneError: If a private validation split is to be shown.
-        TranscriptMismatchError: If more was released than was charged: that is a defect.
-        Exception: Whatever else stops the program: no memory, a mistake. It is no result, and no
-            record's doing: records that cannot be used contribute nothing.
-    """
+    """Train the given trials, those that train the same part of the model as one stack; score each."""
     if validated and not task.public_validation:
         raise PrivTuneError(
             f"The validation split of task {task.name!r} is private: its accuracy is not shown."
@@ -124,14 +98,7 @@ def made_of(
     params: Mapping[str, Any],
     secret: bytes,
 ) -> Made:
-    """Return a candidate of a task's own model, with first weights from the trial's own stream.
-
-    Args:
-        make: Makes what is trained of the model.
-        training: What the candidate is charged for.
-        params: Its hyperparameters.
-        secret: What everything random in its trial derives from.
-    """
+    """Return a candidate of a task's own model, with first weights from the trial's own stream."""
     from privtune.training.engine.train import Made, initialisation
     from privtune.training.methods._rate_schedule import SEARCHED
 
@@ -155,28 +122,7 @@ def train_built(
     validated: bool = False,
     look: Callable[[int, float], object] | None = None,
 ) -> Iterator[TrialResult]:
-    """Train candidates, those of equal programs as one stack; score each.
-
-    Args:
-        training: What each runs.
-        task: The task.
-        data: Its splits; the arm's charge has been started.
-        records: The training records that it may see.
-        score: How to score, or None.
-        made: The candidates by number; each is asked for when it is needed.
-        compute: Where, and how many at once.
-        on_step: Progress.
-        keeper: Where a trial that is trained alone keeps its checkpoint, and finds it.
-        validated: Whether to note the validation accuracy by step: see :func:`train_trials`.
-        look: Called now and then with the steps done and the public score of a single trial; what it raises
-            ends the trial.
-
-    Returns:
-        One result a candidate, in any order, without hyperparameters.
-
-    Raises:
-        Exception: As :func:`train_trials`.
-    """
+    """Train candidates, those of equal programs as one stack; score each."""
     from privtune.training.engine.train import Training
     from privtune.training.mechanism.kernel import Layout, load_params
 
@@ -227,7 +173,8 @@ def train_built(
             score=found,
             curves=curves,
             transcript_digest=outcome.transcript.digest(),
-            unusable=outcome.nonfinite,
+            ended=Ending.of(outcome.params),
+            unusable=outcome.unusable,
             shapes=Layout(outcome.module).shapes,
         )
 
@@ -240,15 +187,7 @@ def score_model(
     *,
     secret: bytes,
 ) -> float:
-    """Return the score of a trained model of a task, noise included.
-
-    Args:
-        terms: Metric, bound and noise.
-        task: The task.
-        model: The model, of packed records' inputs where the task has a ``build``.
-        data: The validation records.
-        secret: What the noise derives from: the trial's.
-    """
+    """Return the score of a trained model of a task, noise included."""
     from privtune.training.mechanism.scoring import score
 
     module, loss = scored_as(terms, task, model)
@@ -264,13 +203,7 @@ def score_model(
 def scored_as(
     terms: ScorePlan, task: Task, model: torch.nn.Module
 ) -> tuple[torch.nn.Module, Loss | OfRecords]:
-    """Return a task's model and its loss as its metric takes them.
-
-    Args:
-        terms: The metric.
-        task: The task.
-        model: Its model.
-    """
+    """Return a task's model and its loss as its metric takes them."""
     from privtune.training.mechanism.data import OfUnits
     from privtune.training.mechanism.scoring import OfRecords, cross_entropy
 
@@ -289,12 +222,7 @@ def scored_as(
 
 
 def made_up_records(task: Task, records: int) -> TensorData:
-    """Return records of a task's shapes and types that hold no data: always the same.
-
-    Args:
-        task: The task.
-        records: How many.
-    """
+    """Return records of a task's shapes and types that hold no data: always the same."""
     import torch
 
     from privtune.training.mechanism.data import TensorData, synthetic
@@ -318,7 +246,11 @@ def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
     import torch
 
     return TrialResult(
-        index=index, params=dict(params), weights=torch.empty(0), score=-math.inf, failed=PRUNED
+        index=index,
+        params=dict(params),
+        weights=torch.empty(0),
+        score=-math.inf,
+        ended=Ending.PRUNED,
     )
 
 
@@ -342,13 +274,7 @@ def _accuracies(
 
 
 def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
-    """Return the fraction of records that the model classifies correctly.
-
-    Args:
-        task: Builds the model.
-        weights: Its parameters, flat, shape ``[P]``.
-        data: Records and labels.
-    """
+    """Return the fraction of records that the model classifies correctly."""
     return _right(model_of(task, weights), data)
 
 
@@ -397,30 +323,7 @@ def dry_run(
     key: object = None,
     others: Iterable[Made] = (),
 ) -> tuple[TrialResult, float]:
-    """Train and score a candidate for two steps on made-up records; time a stack of others.
-
-    A model that cannot be trained privately is found out here, before anything is charged.
-
-    Args:
-        plan: The arm's plan.
-        task: The task.
-        make: Makes a candidate of a trial's secret, of the same hyperparameters each time.
-        compute: Where, and how many at once.
-        steps: How many steps to time at most.
-        reduce: What makes the inputs of what is trained of records.
-        known: What was timed before, of this task and machine: arms that differ in other things than
-            what a step costs are timed once.
-        key: What tells candidates of other costs apart.
-        others: Candidates of other hyperparameters, which are trained and scored, too.
-
-    Returns:
-        The candidate's result, and how long the arm takes in expectation, in seconds: expected gradient
-        evaluations over the measured speed.
-
-    Raises:
-        PrivTuneError: If the candidate cannot be trained, or what is saved of it, loaded into a model that is
-            made anew, is another model.
-    """
+    """Train and score a candidate for two steps on made-up records; time a stack of others."""
     import torch
 
     schedule = plan.training.schedule
@@ -431,7 +334,7 @@ def dry_run(
     clock = [time.perf_counter()]
 
     def trained(
-        method: Method[Any], candidates: Iterable[Made], steps: int, score: ScorePlan | None
+        method: Method, candidates: Iterable[Made], steps: int, score: ScorePlan | None
     ) -> list[TrialResult]:
         found = train_built(
             replace(training, method=method, schedule=Schedule(records, rate, steps)),
@@ -469,13 +372,7 @@ def dry_run(
 
 
 def seconds_per_step(clock: Sequence[float], *, steps: int, threads: int) -> float:
-    """Return what a step of all stacks takes, from when each step of each ended.
-
-    Args:
-        clock: When the first began, and when each step ended.
-        steps: Steps of each stack: the engine may have split what was to be timed.
-        threads: Most stacks that may have been trained side by side.
-    """
+    """Return what a step of all stacks takes, from when each step of each ended."""
     # The median: some steps capture or allocate once, and are not what a step costs. Of stacks side
     # by side one step may end right after another's, so as many as there are are taken together.
     splits = (len(clock) - 1) / steps

@@ -27,7 +27,7 @@ from privtune.accounting import (
 from privtune.accounting.rdp import confirm_composition
 from privtune.accounting.registry import training
 from privtune.ledger.errors import BudgetClosedError, DeclarationClosedError
-from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
+from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History, order_of
 from privtune.ledger.privacy_filter import (
     APPROXIMATE_SHARE,
     BLOCK_SHARE,
@@ -61,23 +61,8 @@ _LAST = 0.25
 _MIDDLE = 10  # of the halvings of its δ among which the filter looks for what one request may take
 
 
-def admit(history: History, asked: Sequence[Event]) -> str:
-    """Decide on a request as a whole.
-
-    Returns:
-        The basis on which it is admitted.
-
-    Raises:
-        BudgetExceededError: It does not fit.
-        BudgetClosedError: The budget was closed for good.
-        DeclarationClosedError: A declared budget has started.
-        PrivTuneError: autodp's composition of everything charged is not ours.
-
-    **Guarantee**: whatever is admitted, in whatever order and however it was chosen, everything
-    together stays within the budget. Before the first start: everything admitted was fixed before
-    the first release, so the composition by any bound, privacy loss distributions included, says
-    what it costs. Afterwards: the filter of `privtune.ledger.privacy_filter`.
-    """
+def admit(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]]:
+    """Decide on a request as a whole."""
     budget = history.terms()
     if history.closed:
         raise BudgetClosedError(f"budget {budget.name!r} was closed for good.")
@@ -98,7 +83,7 @@ def admit(history: History, asked: Sequence[Event]) -> str:
         )
     charged = Counter(history.block.values()) + history.later + Counter(asked)
     confirm_composition(frozenset(charged.items()), budget.adjacency)
-    return found[0]
+    return found
 
 
 def fits(history: History, asked: Sequence[Event]) -> bool:
@@ -107,12 +92,7 @@ def fits(history: History, asked: Sequence[Event]) -> bool:
 
 
 def admission_of(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]] | None:
-    """Return the basis on which the budget holds more events and what they weigh; None if on none.
-
-    The filter admits by divergences as long as that leaves a quarter of its capacity. From there on
-    it goes over to Gaussian charges with the first request that takes a smaller part of what is
-    left as such, or fits only so.
-    """
+    """Return the basis on which the budget holds more events and what they weigh; None if on none."""
     budget = history.terms()
     if not history.frozen:
         together = (*history.block.values(), *asked)
@@ -147,7 +127,7 @@ def _as_gaussian(
 ) -> tuple[float, list[Weight]]:
     """Return the part of what is left that events take as Gaussian charges, and what they weigh."""
     budget = history.terms()
-    order, best = _order(budget), (math.inf, list[Weight]())
+    order, best = order_of(budget), (math.inf, list[Weight]())
     before = Fraction(gaussian_divergence(order, float(history.variance)))
     left = Fraction(gaussian_room(order, float(room + before))) - history.variance
     share, halving = APPROXIMATE_SHARE * budget.delta, _MIDDLE
@@ -238,13 +218,13 @@ def weights_of(history: History, asked: Sequence[Event]) -> list[Weight]:
     """Return what events weigh in the budget's filter."""
     budget = history.terms()
     slack = slack_of(budget.delta)
-    return [weigh(event, _order(budget), budget.adjacency, slack) for event in asked]
+    return [weigh(event, order_of(budget), budget.adjacency, slack) for event in asked]
 
 
 def filter_state(history: History) -> FilterState:
     """Return the filter as it stands."""
     budget = history.terms()
-    order = _order(budget)
+    order = order_of(budget)
     total = -math.inf
     if history.frozen:
         total = _room(tuple(history.block.values()), budget, order)
@@ -273,7 +253,7 @@ def filter_room(history: History) -> tuple[Fraction, Fraction]:
 def _used(history: History) -> Fraction:
     if not history.variance:
         return history.used
-    order = _order(history.terms())
+    order = order_of(history.terms())
     return history.used + Fraction(gaussian_divergence(order, float(history.variance)))
 
 
@@ -287,20 +267,7 @@ def filter_excess(history: History) -> float:
 
 
 def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
-    """Return what everything charged costs together, whenever one looks.
-
-    Where nothing can be added to the declared block, this is the best bound on it. Else it is the smallest
-    of the readings of `privtune.ledger.privacy_filter`, which share the budget's δ.
-
-    Args:
-        history: The budget's log.
-        allowed: By what share what was spent may be less, to read the least that another version of a
-            library may have read.
-
-    **Guarantee**: who reads at any time, and stops or goes on by what was released, learns at most this:
-    all readings together hold with the δ that is returned. It is the budget's, unless a release was
-    recorded in a budget that had no room for any.
-    """
+    """Return what everything charged costs together, whenever one looks."""
     budget = history.terms()
     block = tuple(history.block.values())
     adaptive = history.frozen and budget.admission is Admission.ADAPTIVE
@@ -320,7 +287,7 @@ def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
 
 
 def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed: float) -> float:
-    slack, orders = slack_of(budget.delta), {_order(budget)}
+    slack, orders = slack_of(budget.delta), {order_of(budget)}
     orders |= {order for order, _ in lines(budget.epsilon, budget.delta)}
 
     def failing(events: Counter[Event]) -> float:
@@ -395,32 +362,13 @@ def _one(events: Iterable[Event]) -> Event:
     return fixed[0] if len(fixed) == 1 else Composed(fixed)
 
 
-def _order(budget: Budget) -> float:
-    if budget.order is None:  # a stored budget always has one
-        raise ValueError("the budget has no order")
-    return budget.order
-
-
 _MEAN = 10
 _LARGEST = 1e4
 _DIGITS = 3
 
 
 def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
-    """Return what would fit in place of a refused request, one phrase each.
-
-    Args:
-        history: The budget's log.
-        asked: The refused events.
-
-    Returns:
-        For one training by DP-SGD: from which noise multiplier σ on it would fit, alone and tuned by
-        private selection. For everything else, as all arms of a study together: by how much its
-        noise would have to grow, and the ε of that, to which a study's spec may be lowered.
-
-    **Guarantee**: the noise that is named fits, by the same rule that refused, as the log stands now; the
-    ε of a spec is about what it comes to.
-    """
+    """Return what would fit in place of a refused request, one phrase each."""
     found = training(asked[0]) if len(asked) == 1 else None
     if found is None:
         return (_together(history, asked),)

@@ -7,7 +7,6 @@ its plan. The budget's log notes the digest of each: one that is left out of a c
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 from privtune.accounting import Event, epsilon, event_from_dict, lower_bound
 from privtune.accounting.events import flatten
 from privtune.ledger.admission import DRIFT
-from privtune.ledger.chain import Kind, canonical
+from privtune.ledger.chain import Kind, digest_of
 from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.history import History
 from privtune.ledger.log import Line, Log
@@ -31,12 +30,7 @@ AUDITS = "_audits/"
 
 
 def kept_audits(storage: Storage, studies: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the audits that studies keep, in the order of their names.
-
-    Args:
-        storage: The ledger's.
-        studies: Names of the studies.
-    """
+    """Return the audits that studies keep, in the order of their names."""
     start = sa.func.substr(blobs.c.name, 1, len(AUDITS)) == AUDITS
     query = sa.select(blobs.c.data).where(blobs.c.study.in_(studies), start)
     with storage.read() as connection:
@@ -47,12 +41,7 @@ def kept_audits(storage: Storage, studies: Sequence[str]) -> list[dict[str, Any]
 
 
 def audits_of(storage: Storage, history: History) -> list[dict[str, Any]]:
-    """Return the audits of what was charged to a budget: of these plans, in these studies.
-
-    Args:
-        storage: The ledger's.
-        history: The budget's log.
-    """
+    """Return the audits of what was charged to a budget: of these plans, in these studies."""
     charged = _charged(history)
     kept = kept_audits(storage, sorted({study for study, _ in charged}))
     found = [audit for audit in kept if (audit["study"], audit["plan"]) in charged]
@@ -61,14 +50,8 @@ def audits_of(storage: Storage, history: History) -> list[dict[str, Any]]:
 
 
 def note_audit(log: Log, budget: str, audit: Mapping[str, Any]) -> None:
-    """Note in a budget's log that there is an audit, once: a certificate without it fails then.
-
-    Args:
-        log: The ledger's.
-        budget: The budget's name.
-        audit: Its record, as it is kept.
-    """
-    digest = _digest(audit)
+    """Note in a budget's log that there is an audit, once: a certificate without it fails then."""
+    digest = digest_of(audit)
     body = {key: audit[key] for key in ("study", "arm", "plan", "passed")}
 
     def decide(_connection: object, history: History) -> list[Line]:
@@ -79,13 +62,7 @@ def note_audit(log: Log, budget: str, audit: Mapping[str, Any]) -> None:
 
 
 def note_deleted(log: Log, budget: str, study: str) -> None:
-    """Note in a budget's log that the audits of a study go with it, and what they had said.
-
-    Args:
-        log: The ledger's.
-        budget: The budget's name.
-        study: Name of the study.
-    """
+    """Note in a budget's log that the audits of a study go with it, and what they had said."""
 
     def decide(_connection: object, history: History) -> list[Line]:
         return [
@@ -98,20 +75,7 @@ def note_deleted(log: Log, budget: str, study: str) -> None:
 
 
 def check_audits(audits: Any, history: History) -> tuple[str, ...]:
-    """Refuse audits of nothing charged here or that misquote the account, and missing ones.
-
-    Args:
-        audits: What a certificate says.
-        history: The budget's log.
-
-    Returns:
-        What speaks against what is reported, by the record or by the account of today.
-
-    Raises:
-        LedgerCorruptedError: If one is not of a charge, of another δ or adjacency, of an event that is
-            no part of what was charged, or says another ``lower``, ``reported`` or ``passed`` than
-            follows from its events and numbers; if one that the log notes is not among them.
-    """
+    """Refuse audits of nothing charged here or that misquote the account, and missing ones."""
     try:
         charged = _charged(history)
         held = [check_audit(audit, history.terms()) for audit in audits]
@@ -130,19 +94,7 @@ def check_audits(audits: Any, history: History) -> tuple[str, ...]:
 
 
 def check_audit(audit: Mapping[str, Any], terms: Budget) -> dict[str, Any]:
-    """Refuse an audit that is none, of other terms, or that misquotes the account.
-
-    Args:
-        audit: Its record.
-        terms: The budget.
-
-    Returns:
-        The record, with no more ``reported`` than the account says today.
-
-    Raises:
-        LedgerCorruptedError: As in :func:`check_audits`.
-        KeyError, TypeError, ValueError: If it lacks a part.
-    """
+    """Refuse an audit that is none, of other terms, or that misquotes the account."""
     said = (audit["delta"], audit["adjacency"], audit["published"])
     if said != (terms.delta, str(terms.adjacency), terms.epsilon):
         raise _wrong(audit, "it is of another δ, adjacency or ε than the budget's")
@@ -156,17 +108,7 @@ def check_audit(audit: Mapping[str, Any], terms: Budget) -> dict[str, Any]:
 
 
 def contradictions(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what speaks against what is reported, a sentence each.
-
-    Args:
-        audits: Records of audits.
-
-    Example:
-        >>> row = {"mechanism": "one training", "audited": 2.1, "reported": 2.0, "passed": False}
-        >>> audit = {"study": "s", "arm": "a", "seed": 0, "confidence": 0.95, "rows": [row], "checks": []}
-        >>> list(contradictions([audit]))[0][:73]
-        'The audit of s/a (seed 0) contradicts what is reported of one training: ε'
-    """
+    """Yield what speaks against what is reported, a sentence each."""
     for audit in audits:
         whose = f"The audit of {audit['study']}/{audit['arm']} (seed {audit['seed']})"
         for row in audit["rows"]:
@@ -218,7 +160,7 @@ def _is_part(event: Event, whole: Event) -> bool:
 
 
 def _refuse_missing(audits: Iterable[Mapping[str, Any]], history: History) -> None:
-    charged, there = _charged(history), {_digest(audit) for audit in audits}
+    charged, there = _charged(history), {digest_of(audit) for audit in audits}
     for digest, noted in history.audits.items():
         paid_for = (noted["study"], noted["plan"]) in charged
         if paid_for and "deleted" not in noted and digest not in there:
@@ -237,10 +179,6 @@ def _deleted(history: History) -> Iterator[str]:
                 f"An audit of {noted['study']}/{noted['arm']} {found} what is reported, and was deleted "
                 "with its study: it cannot be read any more."
             )
-
-
-def _digest(audit: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(audit).encode()).hexdigest()
 
 
 def _wrong(audit: Mapping[str, Any], why: str) -> LedgerCorruptedError:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import uuid
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from privtune.errors import InvalidInputError
-from privtune.files import open_private
+from privtune.files import create_private
 from privtune.ledger.errors import LedgerCorruptedError, LedgerError
-from privtune.ledger.places import STORE, Witness, forget_heads
+from privtune.ledger.places import STORE, Witness
 from privtune.ledger.storage import Storage
 
-_DRAFT = ".privtune-backup-"
-_DRAFT_NAME = re.compile(rf"{re.escape(_DRAFT)}[0-9a-f]{{32}}")
+DRAFT = ".privtune-backup-"
 
 
 def backup(storage: Storage, path: Path) -> Path:
@@ -49,78 +47,28 @@ def backup(storage: Storage, path: Path) -> Path:
     if path.name.lower().endswith(STORE[1:]):
         allowed = f"must not end in {', '.join(STORE[1:])}, as files that belong to a database do"
         raise InvalidInputError("file", str(path), allowed)
+    draft, witness = path.with_name(f"{DRAFT}{uuid.uuid4().hex}"), Witness(path)
     try:
-        forget_heads(path)
-        _remove_drafts(path.parent)
-        draft = path.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
-        with open_private(draft, "wb", None) as held:  # until the block ends, or the process
-            _hold(held)
-            try:
-                heads = _copy(storage, draft)
-                _put(draft, path)
-            finally:
-                _remove_draft(draft)
-    except FileExistsError:
-        raise InvalidInputError("file", str(path), "must be a new file") from None
+        create_private(draft)
+        try:
+            heads = _copy(storage, draft)
+            witness.forget()  # what was noted beside a copy that is gone is not about this one
+            draft.replace(path)
+        finally:
+            for left in (draft, Path(f"{draft}-journal")):
+                left.unlink(missing_ok=True)
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"{path} could not be written: {error}.") from error
-    witness = Witness(path)
     for budget, entries, head in heads:
         witness.note(budget, entries, head)
     return path
-
-
-def _put(draft: Path, path: Path) -> None:
-    """Rename a draft to its final path, unless a file is there by now."""
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        raise
-    except OSError as error:  # a file system without links
-        if path.exists():
-            raise FileExistsError from error
-        draft.replace(path)
-
-
-def drafts_in(folder: Path) -> list[Path]:
-    """Return the drafts of killed and of running backups in a folder."""
-    found = [path for path in folder.glob(f"{_DRAFT}*") if _DRAFT_NAME.fullmatch(path.name)]
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())
-
-
-def _hold(file: IO[Any]) -> bool:
-    """Lock a draft; return False if a living process holds the lock."""
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):  # no such locks here: it may be another's, and is left
-        return False
-    return True
-
-
-def _remove_drafts(folder: Path) -> None:
-    """Delete the drafts of killed backups in a folder."""
-    for draft in drafts_in(folder):
-        with suppress(OSError), draft.open("rb") as file:
-            if _hold(file):
-                _remove_draft(draft)
-
-
-def _remove_draft(draft: Path) -> None:
-    for path in (draft, Path(f"{draft}-journal")):
-        path.unlink(missing_ok=True)
 
 
 def _copy(storage: Storage, path: Path) -> list[tuple[str, int, str]]:
     """Copy the database by SQLite's own backup; return the heads of the logs in the copy."""
     with closing(sqlite3.connect(path)) as copy:
         with storage.read() as connection:
-            source = connection.connection.driver_connection
-            if not isinstance(source, sqlite3.Connection):
-                raise LedgerError(f"{storage.safe_url} is not opened by Python's own SQLite.")
+            source: Any = connection.connection.driver_connection
             source.backup(copy)
         # One file and nothing beside it: whoever opens the copy turns the log on again.
         copy.execute("PRAGMA journal_mode = DELETE").close()

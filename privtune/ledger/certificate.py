@@ -8,7 +8,6 @@ next: a certificate carries the day alone.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +30,7 @@ from privtune.ledger.admission import (
     weights_of,
 )
 from privtune.ledger.audits import audits_of, check_audits
-from privtune.ledger.chain import ENTRY_VERSION, Entry, Kind, canonical
+from privtune.ledger.chain import ENTRY_VERSION, Entry, Kind, canonical, digest_of
 from privtune.ledger.errors import SENSELESS, LedgerCorruptedError, UnknownBudgetError
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History
 from privtune.ledger.log import round_digest, stored_entry
@@ -80,12 +79,8 @@ class Verification:
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         return {
-            "budget": self.budget,
-            "entries": self.entries,
-            "charges": self.charges,
-            "head": self.head,
+            **vars(self),
             "guarantee": self.guarantee.to_dict(),
-            "within_budget": self.within_budget,
             "warnings": list(self.warnings),
         }
 
@@ -121,6 +116,19 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
         (1, True, ())
         >>> ledger.close()
     """
+    history, _ = _read(storage, name, head)
+    notes = []
+    if storage.witness.path is not None and not storage.witness.seen(name):
+        notes.append(
+            f"Nothing is noted about it in {storage.witness.path}, beside the database: whether "
+            "entries are missing at its end cannot be told. (A plain copy of the database lacks what "
+            "is in its write-ahead log; privtune budget backup makes a whole one.)"
+        )
+    return verified(history, notes)
+
+
+def _read(storage: Storage, name: str, head: str | None = None) -> tuple[History, list[Entry]]:
+    """Replay a budget's log from the storage and check everything that it says."""
     check_text(name, "budget")
     seen = storage.witness.seen(name)
     with storage.read() as connection:
@@ -150,24 +158,13 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
                     "a result was changed or removed."
                 )
     storage.witness.check(name, seen, {line.seq: line.hash for line, _ in lines})
-    notes = []
-    if storage.witness.path is not None and not seen:
-        notes.append(
-            f"Nothing is noted about it in {storage.witness.path}, beside the database: whether "
-            "entries are missing at its end cannot be told. (A plain copy of the database lacks what "
-            "is in its write-ahead log; privtune budget backup makes a whole one.)"
-        )
-    return verified(history, notes)
+    return history, [line for line, _ in lines]
 
 
 def replay(
     name: str, lines: Iterable[tuple[Entry, str | None]], *, head: str | None = None
 ) -> History:
-    """Replay entries and check each: chain, states, and that it was right to admit it.
-
-    Raises:
-        LedgerCorruptedError: Names the first entry that is wrong.
-    """
+    """Replay entries and check each: chain, states, and that it was right to admit it."""
     history = History(name)
     heads = set()
     last_declared: Entry | None = None
@@ -210,39 +207,27 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
     recorded = history.recorded
     if recorded:
         more = f" and {len(recorded) - 3} more" if len(recorded) > 3 else ""
-        warnings.insert(
-            0,
-            f"Recorded after their release, which no rule admitted: {', '.join(recorded[:3])}{more}.",
-        )
+        said = f"Recorded after their release, which no rule admitted: {', '.join(recorded[:3])}{more}."
+        warnings.insert(0, said)
     if not within:
-        warnings.insert(
-            0,
+        said = (
             f"THE BUDGET IS BROKEN: everything charged to {history.name!r} costs ε = "
             f"{show_epsilon(guarantee.epsilon, 4)} of {history.terms().epsilon:g}. It admits nothing more; "
-            "what was released cannot be taken back.",
+            "what was released cannot be taken back."
         )
+        warnings.insert(0, said)
     if history.backwards:
         warnings.append(
             f"Entry {history.backwards[0]} is dated before its predecessor: a clock was wrong. "
             "The order is that of the numbers, and no decision hangs on a clock."
         )
-    return Verification(
-        history.name,
-        history.seq,
-        len(history.charges),
-        history.head,
-        guarantee,
-        within,
-        tuple(warnings),
-    )
+    place = history.name, history.seq, len(history.charges), history.head
+    return Verification(*place, guarantee, within, tuple(warnings))
 
 
 def is_within(history: History, guarantee: Guarantee) -> bool:
-    """Return whether what everything charged costs is at most the budget.
-
-    Where a rule admitted everything, another version's account may lie a little above the one that
-    the rule had.
-    """
+    """Return whether what everything charged costs is at most the budget."""
+    # Where a rule admitted everything, another version's account may lie a little above the rule's.
     allowed = _ROUNDING if history.recorded else 2.0 * DRIFT
     return guarantee.epsilon <= history.terms().epsilon * (1 + allowed)
 
@@ -254,12 +239,10 @@ def _check_filter(history: History, entry: Entry) -> None:
         weight = weigh_as_gaussian(charge.event, history.terms().adjacency, noted.delta)
     else:
         [weight] = weights_of(history, [charge.event])
-    # What fails is rounded nowhere; a divergence may be bounded otherwise by another version.
+    why = "it weighs more than it notes"
     if weight.delta > noted.delta * (1 + DRIFT) + 1e-15:
-        raise _wrong(entry, "it weighs more than it notes")
-    _note(
-        history, entry, weight.divergence - 1e-15, noted.divergence, "it weighs more than it notes"
-    )
+        raise _wrong(entry, why)
+    _note(history, entry, weight.divergence - 1e-15, noted.divergence, why)
     excess = filter_excess(history)
     _note(history, entry, 1.0 + excess, 1.0, "the filter did not have room for it")
 
@@ -293,6 +276,7 @@ def _wrong(entry: Entry, why: str) -> LedgerCorruptedError:
 
 FORMAT = "privtune-certificate"
 _VERSION = 5
+_SHOWN = ("id", "basis", "study", "arm", "note", "plan_digest", "unit")
 _LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")
 _VERSIONS = 0.02  # by what share the numbers of two versions of a witness may differ
 
@@ -325,11 +309,7 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
         (3.0, 2)
         >>> ledger.close()
     """
-    entries_there = verify(storage, name).entries
-    with storage.read() as connection:
-        query = sa.select(entries).where(entries.c.budget == name, entries.c.seq <= entries_there)
-        lines = [stored_entry(row) for row in connection.execute(query.order_by(entries.c.seq))]
-    history = replay(name, ((line, None) for line in lines))
+    history, lines = _read(storage, name)
     certificate = {
         "format": FORMAT,
         "version": _VERSION,
@@ -343,7 +323,7 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
         certificate["audits"] = audits
     if witnessed:
         certificate["witnesses"] = _witnesses_of(history)
-    return {**certificate, "digest": _digest(certificate)}
+    return {**certificate, "digest": digest_of(certificate)}
 
 
 def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = None) -> Verification:
@@ -400,7 +380,7 @@ def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
                 f"the certificate's {key!r} is not what its entries say: it was edited."
             )
     rest = {key: value for key, value in certificate.items() if key != "digest"}
-    if certificate.get("digest") != _digest(rest):
+    if certificate.get("digest") != digest_of(rest):
         raise LedgerCorruptedError("the certificate's digest is not that of its content.")
     warnings: tuple[str, ...] = ()
     if "witnesses" in certificate:
@@ -433,15 +413,9 @@ def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
         },
         "charges": [
             {
-                "id": charge.id,
+                **{name: getattr(charge, name) for name in _SHOWN},
                 "state": str(charge.state),
-                "basis": charge.basis,
-                "study": charge.study,
-                "arm": charge.arm,
-                "note": charge.note,
-                "plan_digest": charge.plan_digest,
                 "event": charge.event.to_dict(),
-                "unit": charge.unit,
             }
             for charge in history.charges.values()
         ],
@@ -453,15 +427,8 @@ def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _public(entry: Entry) -> dict[str, Any]:
-    return {
-        "seq": entry.seq,
-        "kind": entry.kind,
-        "charge": entry.charge,
-        "body": json.loads(entry.body),
-        "sealed": entry.sealed,
-        "previous": entry.previous,
-        "hash": entry.hash,
-    }
+    parts = {name: part for name, part in asdict(entry).items() if name != "budget"}
+    return {**parts, "body": json.loads(entry.body)}
 
 
 def _entry(budget: str, value: Mapping[str, Any]) -> Entry:
@@ -533,16 +500,8 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _digest(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
-
-
 def _witnesses_of(history: History) -> dict[str, Any]:
-    """Ask the witnesses about every charge that was not voided, and about all of them together.
-
-    Raises:
-        DisputedAccountError: More is proved than our account says.
-    """
+    """Ask the witnesses about every charge that was not voided, and about all of them together."""
     terms = history.terms()
     charges = [c for c in history.charges.values() if c.state is not ChargeState.VOIDED]
     asked = {charge.id: charge.event for charge in charges}

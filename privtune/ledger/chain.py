@@ -12,7 +12,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -37,18 +37,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a budget's log.
-
-    Attributes:
-        budget: The budget's name.
-        seq: 1 for the entry that creates the budget, then without gaps.
-        kind: What happened.
-        charge: The charge's number, 0 for an entry about the budget itself.
-        body: The public part, as canonical JSON.
-        sealed: The salted digest of the sealed part.
-        previous: The hash of the predecessor.
-        hash: The hash of this entry.
-    """
+    """One line of a budget's log."""
 
     budget: str
     seq: int
@@ -61,24 +50,20 @@ class Entry:
 
     def computed_hash(self) -> str:
         """Return the hash that this entry's content has."""
-        parts = (
-            str(ENTRY_VERSION),
-            self.budget,
-            str(self.seq),
-            self.kind,
-            str(self.charge),
-            self.body,
-            self.sealed,
-            self.previous,
-        )
-        # No part can hold a line feed: names are restricted, JSON escapes it. So the text is
-        # unambiguous.
+        place = str(ENTRY_VERSION), self.budget, str(self.seq), self.kind, str(self.charge)
+        parts = (*place, self.body, self.sealed, self.previous)
+        # Names and JSON hold no line feed, or two entries could have one text.
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def canonical(value: Mapping[str, Any]) -> str:
     """Return the one JSON text of a value: sorted keys, no spaces, floats exact, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest_of(value: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a value's canonical text."""
+    return sealed_digest(canonical(value))
 
 
 def sealed_digest(text: str) -> str:
@@ -96,25 +81,8 @@ def new_entry(
     sealed: Mapping[str, Any],
     previous: str,
 ) -> tuple[Entry, str]:
-    """Build the next entry of a log.
-
-    Returns:
-        The entry, and the text of its sealed part with a fresh salt.
-    """
+    """Build the next entry of a log."""
     sealed_text = canonical({**sealed, "salt": secrets.token_hex(16)})
-    draft = Entry(
-        budget, seq, str(kind), charge, canonical(body), sealed_digest(sealed_text), previous, ""
-    )
-    return (
-        Entry(
-            budget,
-            seq,
-            draft.kind,
-            charge,
-            draft.body,
-            draft.sealed,
-            previous,
-            draft.computed_hash(),
-        ),
-        sealed_text,
-    )
+    digest = sealed_digest(sealed_text)
+    draft = Entry(budget, seq, str(kind), charge, canonical(body), digest, previous, "")
+    return replace(draft, hash=draft.computed_hash()), sealed_text

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.errors import PrivTuneError
-from privtune.ledger.backups import drafts_in
+from privtune.ledger.backups import DRAFT
 from privtune.ledger.places import STORE, checked_url, database_path
 from privtune.ledger.schema import HEAD, arms, blobs, entries, failures, rounds, tasks
 from privtune.ledger.storage import Storage, schema_version
@@ -43,13 +43,7 @@ ORDER BY relname
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: What.
-        state: ``"ok"``; ``"warn"``; ``"fail"`` where a guarantee would break.
-        says: What was found, and what to do about it; a sentence.
-    """
+    """One thing that was looked at."""
 
     name: str
     state: str
@@ -76,20 +70,29 @@ def check_storage(url: str) -> Iterator[Check]:
         if path is not None:
             yield _file_system(path.parent)
             yield _durable(path.parent)
-            yield _space(path.parent)
+            free = shutil.disk_usage(path.parent).free / 2**30
+            state = "ok" if free >= _LITTLE else "warn"
+            yield Check("disk", state, f"{free:.1f} GiB are free in {path.parent}.")
             if not path.exists():
                 yield Check("database", "warn", f"There is no {path} yet: nothing to look at.")
                 return
-            yield _noted(Path(f"{path}-heads"))
-            if drafts := drafts_in(path.parent):
-                says = (
-                    f"{drafts[0]} is of a backup that runs or was killed; the next one removes it."
-                )
+            if (heads := Path(f"{path}-heads")).is_file():
+                yield Check("heads", "ok", f"Heads of the logs are noted in {heads}.")
+            else:
+                says = f"There is no {heads}: whether entries are missing cannot be told before the next"
+                yield Check("heads", "warn", f"{says} charge.")
+            for draft in sorted(path.parent.glob(f"{DRAFT}*")):
+                says = f"{draft} is of a backup that runs or was killed: remove it if none runs."
                 yield Check("backup", "warn", says)
         with closing(Storage(url, patience=5)) as storage:
             yield from _database(storage)
             if path is not None:
-                yield _alone([Path(f"{path}{end}") for end in STORE])
+                files = [file for end in STORE if (file := Path(f"{path}{end}")).exists()]
+                wrong = " ".join(str(file) for file in files if _open(file))
+                says = f"{path} and what lies beside it are their owner's."
+                if wrong:
+                    says = f"Others may read secrets, losing scores and times: chmod go= {wrong}"
+                yield Check("permissions", "fail" if wrong else "ok", says)
     except PrivTuneError as error:
         yield Check("database", "fail", str(error))
 
@@ -107,21 +110,17 @@ def check_artifacts(root: Path) -> Check:
 
 
 def _database(storage: Storage) -> Iterator[Check]:
+    sqlite = storage.dialect == "sqlite"
+    wanted: dict[str, object] = {"fsync": "on", "full_page_writes": "on"}
+    if sqlite:
+        wanted = {"journal_mode": "wal", "synchronous": 2, "secure_delete": 1}
     with storage.read() as connection:
         version = schema_version(connection)
-        if storage.dialect == "postgresql":
+        if not sqlite:
             yield from _server(connection)
-        if storage.dialect == "sqlite":
-            wanted = {"journal_mode": "wal", "synchronous": 2, "secure_delete": 1}
-            query = "PRAGMA {}"
-        else:
-            wanted = {"fsync": "on", "full_page_writes": "on"}
-            query = "SHOW {}"
-        found = {key: connection.execute(sa.text(query.format(key))).scalar() for key in wanted}
-        if storage.dialect != "sqlite":
-            found["synchronous_commit"] = connection.execute(
-                sa.text("SHOW synchronous_commit")
-            ).scalar()
+        query = "PRAGMA {}" if sqlite else "SHOW {}"
+        asked = list(wanted) if sqlite else [*wanted, "synchronous_commit"]
+        found = {key: connection.execute(sa.text(query.format(key))).scalar() for key in asked}
     if version is None:
         yield Check("schema", "warn", f"{storage.safe_url} holds no ledger yet.")
     elif version != HEAD:
@@ -169,29 +168,6 @@ def _server(connection: Connection) -> Iterator[Check]:
         yield Check("privileges", "ok", "Only their owner and superusers may read sealed rows.")
 
 
-def _space(folder: Path) -> Check:
-    free = shutil.disk_usage(folder).free / 2**30
-    says = f"{free:.1f} GiB are free in {folder}."
-    return Check("disk", "ok" if free >= _LITTLE else "warn", says)
-
-
-def _alone(files: list[Path]) -> Check:
-    wrong = [str(path) for path in files if path.exists() and _open(path)]
-    if wrong:
-        says = f"Others may read secrets, losing scores and times: chmod go= {' '.join(wrong)}"
-        return Check("permissions", "fail", says)
-    return Check("permissions", "ok", f"{files[0]} and what lies beside it are their owner's.")
-
-
-def _noted(heads: Path) -> Check:
-    if heads.is_file():
-        return Check("heads", "ok", f"Heads of the logs are noted in {heads}.")
-    says = (
-        f"There is no {heads}: whether entries are missing cannot be told before the next charge."
-    )
-    return Check("heads", "warn", says)
-
-
 def _durable(folder: Path) -> Check:
     """Write a file through to the disk, as every commit does."""
     try:
@@ -208,16 +184,15 @@ def _durable(folder: Path) -> Check:
 
 def _file_system(folder: Path) -> Check:
     kind = file_system(folder)
+    state, says = "ok", "."
     if kind.startswith(_REMOTE):
-        says = f"{folder} is on {kind}, where SQLite's locks do not hold: use a local disk."
-        return Check("file system", "fail", says)
-    if kind in _FORGOTTEN:
-        says = f"{folder} is on {kind}: the next start of the machine forgets what was spent."
-        return Check("file system", "fail", says)
-    if kind.startswith(_UNSURE):
-        says = f"{folder} is on {kind}: make sure that locks of files hold there."
-        return Check("file system", "warn", says)
-    return Check("file system", "ok", f"{folder} is on {kind or 'a file system of its own kind'}.")
+        state, says = "fail", ", where SQLite's locks do not hold: use a local disk."
+    elif kind in _FORGOTTEN:
+        state, says = "fail", ": the next start of the machine forgets what was spent."
+    elif kind.startswith(_UNSURE):
+        state, says = "warn", ": make sure that locks of files hold there."
+    on = f"{folder} is on {kind or 'a file system of its own kind'}"
+    return Check("file system", state, f"{on}{says}")
 
 
 def file_system(folder: Path) -> str:

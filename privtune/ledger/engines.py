@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,6 @@ _OURS = (
     "FROM (VALUES ('statement_timeout'), ('idle_session_timeout')) AS known(name) "
     "WHERE current_setting(name, true) <> '0'"
 )
-_NO_DRIVER = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
 
 
 def open_engine(url: URL, patience: float) -> Engine:
@@ -80,7 +79,8 @@ def open_engine(url: URL, patience: float) -> Engine:
             connect_args={"connect_timeout": 10, **ours},
         )
     except ModuleNotFoundError as error:
-        raise LedgerError(_NO_DRIVER) from error
+        needs = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
+        raise LedgerError(needs) from error
 
     def on_connect(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
@@ -101,25 +101,21 @@ def open_engine(url: URL, patience: float) -> Engine:
     return engine
 
 
+# What PostgreSQL says when all of its connections are taken.
 _FULL = ("too many clients", "too many connections", "connection slots are reserved")
-"""What PostgreSQL says when all of its connections are taken."""
 
 
-def connect_patiently(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
-    """Connect, waiting for one of the server's connections to become free."""
+def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
+    """Connect to PostgreSQL, whatever its settings are, waiting for a connection to become free."""
     deadline = time.monotonic() + patience
     while True:
         try:
-            return dialect.connect(*args, **options)
+            connection = dialect.connect(*args, **options)
+            break
         except dialect.loaded_dbapi.OperationalError as error:
             if not any(words in str(error) for words in _FULL) or time.monotonic() > deadline:
                 raise
         pause()
-
-
-def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
-    """Connect to PostgreSQL as :func:`connect_patiently` does, whatever the server's settings are."""
-    connection = connect_patiently(dialect, patience, *args, **options)
     with connection.cursor() as cursor:
         cursor.execute(_OURS)
     connection.commit()
@@ -129,8 +125,7 @@ def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> A
 def _on_sqlite_connect(connection: Any, _record: object, *, log: bool) -> None:
     # None: the driver sends no BEGIN of its own; the begin event below sends the right one.
     connection.isolation_level = None
-    cursor = connection.cursor()
-    try:
+    with closing(connection.cursor()) as cursor:
         cursor.execute("PRAGMA foreign_keys = ON")
         # FULL: a commit is on the disk when it returns. NORMAL may forget it in a power failure,
         # and a forgotten start is a release that nobody paid for.
@@ -139,8 +134,6 @@ def _on_sqlite_connect(connection: Any, _record: object, *, log: bool) -> None:
             _to_wal(cursor)
         # From here on the waiting is done by Storage._begin.
         cursor.execute("PRAGMA busy_timeout = 20")
-    finally:
-        cursor.close()
 
 
 def _to_wal(cursor: Any) -> None:
@@ -148,10 +141,10 @@ def _to_wal(cursor: Any) -> None:
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
             return
-        except Exception as error:  # sqlite3.OperationalError, without importing the driver
+        except sqlite3.OperationalError as error:
+            if "readonly" in str(error):
+                return  # reading works in any mode; the first write says what is wrong
             if "locked" not in str(error):
-                if "readonly" in str(error):
-                    return  # reading works in any mode; the first write says what is wrong
                 raise
         pause()
 
@@ -176,36 +169,32 @@ def pause() -> None:
 
 
 class Turn:
-    """The turn to write to a database.
+    """Whose turn it is to write to a SQLite file, among threads and processes.
 
-    Args:
-        database: SQLite's file; None where there is none, and threads alone wait here.
-        patience: For how long it may stay with one holder, in seconds.
-        busy: What to say then.
+    SQLite's own waiting is a lottery in which somebody starves under many writers. Here all ask alike,
+    and patience counts from the last time that the turn went to another. It decides nothing: nobody
+    writes between another's statements because of SQLite's own lock.
     """
 
     def __init__(self, database: Path | None, patience: float, busy: str) -> None:
-        self._database = database
         self._path = None if database is None else database.with_name(f"{database.name}-turn")
         self._patience, self._busy = patience, busy
         self._threads = threading.Lock()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the turn, and have it until the block, or the process, ends.
-
-        Raises:
-            LedgerBusyError: One holder has it for too long.
-        """
+        """Wait for the turn, and have it until the block, or the process, ends."""
         self._wait(lambda: self._threads.acquire(timeout=0.05))
         try:
-            file = self._opened()
-            try:
-                self._wait(lambda: _locked(file))
+            with ExitStack() as stack:
+                if self._path is not None:
+                    with suppress(OSError):  # SQLite says that this user may not write here
+                        # Not to be inherited: a child that was forked would hold the turn, too.
+                        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                        file = os.open(self._path, flags, 0o600)
+                        stack.callback(os.close, file)
+                        self._wait(lambda: _locked(file))
                 yield
-            finally:
-                if file is not None:
-                    os.close(file)
         finally:
             self._threads.release()
 
@@ -219,26 +208,15 @@ class Turn:
             pause()
 
     def _passed(self) -> int:
-        """Return a number that changes when the turn goes to another: the time of the file."""
+        """Return the time of the file, which changes when the turn goes to another."""
         try:
             return 0 if self._path is None else self._path.stat().st_mtime_ns
         except OSError:
             return 0
 
-    def _opened(self) -> int | None:
-        """Open the file, for this turn alone: a child that was forked would hold it, too."""
-        if self._path is None or self._database is None or not self._database.exists():
-            return None  # where there is no database, nothing is left behind
-        try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:  # whoever may not write here is told so by SQLite
-            return None
 
-
-def _locked(file: int | None) -> bool:
-    """Lock a file if nobody has; where there are no such locks, SQLite's own is all that is waited for."""
-    if file is None:
-        return True
+def _locked(file: int) -> bool:
+    """Lock a file if nobody has."""
     try:
         import fcntl
 
@@ -246,7 +224,7 @@ def _locked(file: int | None) -> bool:
         os.utime(file)
     except BlockingIOError:
         return False
-    except (ImportError, OSError):  # Windows; some network file systems
+    except (ImportError, OSError):  # no such locks here: SQLite's own is all that is waited for
         return True
     return True
 
@@ -254,38 +232,36 @@ def _locked(file: int | None) -> bool:
 LOCK_TIMEOUT = "55P03"
 """How PostgreSQL calls a lock that was waited for too long."""
 
-_NOTHING = "nothing was written"
-
 # What the driver says (lower case), or PostgreSQL's code, which is the same in all of its languages -> the
 # error, and what to do about it. The first match counts.
-_KNOWN: tuple[tuple[tuple[str, ...], type[LedgerError], str], ...] = (
+_KNOWN: tuple[tuple[str, type[LedgerError], str], ...] = (
     (
-        ("append-only",),
+        "append-only",
         LedgerCorruptedError,
         "somebody tried to change an entry: the log is append-only",
     ),
     (
-        ("disk is full", "disk full", "no space left", "disk i/o error", "53100"),
+        "disk is full|disk full|no space left|disk i/o error|53100",
         LedgerFullError,
-        f"the disk is full or failing: {_NOTHING}; make room and try again",
+        "the disk is full or failing: nothing was written; make room and try again",
     ),
     (
-        ("readonly", "read-only", "25006"),
+        "readonly|read-only|25006",
         LedgerReadOnlyError,
-        f"the storage is read-only: {_NOTHING}; give this user the right to write, or copy it",
+        "the storage is read-only: nothing was written; give this user the right to write, or copy it",
     ),
     (
-        ("locked", LOCK_TIMEOUT, "40P01", "40001"),
+        f"locked|{LOCK_TIMEOUT}|40P01|40001",
         LedgerBusyError,
-        f"another process holds the lock: {_NOTHING}; try again",
+        "another process holds the lock: nothing was written; try again",
     ),
     (
-        ("not a database", "malformed"),
+        "not a database|malformed",
         LedgerCorruptedError,
         "the file is damaged, or no SQLite database; restore it from a copy and verify it",
     ),
     (
-        ("unable to open",),
+        "unable to open",
         LedgerConnectionError,
         "the file cannot be opened; check that its folder exists and is yours",
     ),
@@ -299,9 +275,10 @@ def translated(url: str) -> Iterator[None]:
         yield
     except sa.exc.DBAPIError as error:
         text, state = str(error.orig).lower(), sqlstate(error)
-        for words, kind, remedy in _KNOWN:
-            said = (word for word in words if word.islower())  # a number in a key is no code
-            if state in words or any(word in text for word in said):
+        for said, kind, remedy in _KNOWN:
+            words = said.split("|")
+            # A number in a message is no code: it may be a key.
+            if state in words or any(word in text for word in words if word.islower()):
                 raise kind(f"{url}: {remedy}.") from error
         if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
             raise LedgerConnectionError(

@@ -32,35 +32,16 @@ _BEFORE = {
 }
 
 
+def order_of(budget: Budget) -> float:
+    """Return the order of a stored budget's filter."""
+    if budget.order is None:
+        raise LedgerCorruptedError(f"budget {budget.name!r} has no order for its filter.")
+    return budget.order
+
+
 @dataclass
 class History:
-    """What a budget's log says, up to the entry last applied.
-
-    Attributes:
-        name: The budget's name.
-        seq: The number of the last entry applied.
-        head: Its hash.
-        budget: The terms, once the first entry is applied.
-        created_at: The day when the budget was created, as its entry says.
-        last_at: The time of the last entry.
-        backwards: The numbers of the entries that are dated well before their predecessors.
-        closed: Whether the budget was closed for good.
-        frozen: Whether a charge was ever started: the declaration is closed from then on.
-        charges: Every charge, by number, in the order of reservation.
-        block: The events of the declared block, by charge number.
-        later: The events that came after the first start, and how often.
-        late: Those of them that the filter admitted as Gaussian; while there are any it has gone over.
-        used: The divergences at the filter's order of the others, summed up exactly.
-        variance: What the late ones weigh, summed up exactly.
-        used_delta: The δ of all, for failures and for what is not quite Gaussian.
-        unbounded: How many of them have no finite divergence at that order.
-        rounds: The digests of the rounds' results, by charge number, as they were when it settled.
-        audits: By the digest of its record, what the log notes of an audit: ``study``, ``arm``, ``plan``,
-            ``passed``, and ``deleted`` where its study was deleted.
-        open: The charges that the filter admitted by their divergence and that may still run.
-        drift: By what share today's account of an admission is above the one that it rested on, by
-            number of the entry; filled where admissions are recomputed.
-    """
+    """What a budget's log says, up to the entry last applied."""
 
     name: str
     seq: int = 0
@@ -93,15 +74,7 @@ class History:
         return self.budget
 
     def apply(self, entry: Entry, sealed: str | None) -> None:
-        """Check an entry against the chain and take it in.
-
-        Args:
-            entry: The next entry.
-            sealed: The text of its sealed part; None when only the public part is at hand.
-
-        Raises:
-            LedgerCorruptedError: The entry does not follow; names it and says why.
-        """
+        """Check an entry against the chain and take it in."""
         if entry.seq != self.seq + 1:
             raise self._wrong(entry.seq, f"entry {self.seq + 1} is missing")
         if entry.previous != self.head:
@@ -249,9 +222,7 @@ class History:
                 raise ValueError(f"its weight is {stored}")
             return Weight(divergence, delta)
         budget = self.terms()
-        if budget.order is None:
-            raise LedgerCorruptedError(f"budget {self.name!r} has no order for its filter.")
-        return weigh(event, budget.order, budget.adjacency, slack_of(budget.delta))
+        return weigh(event, order_of(budget), budget.adjacency, slack_of(budget.delta))
 
     def _late_weight(self, event: Event) -> Weight:
         """Return what a release weighs besides, if nobody knows whether the filter had gone over."""
@@ -259,11 +230,7 @@ class History:
         return weigh_as_gaussian(event, budget.adjacency, 1e-3 * budget.delta)
 
     def confirm_weight(self, event: Event) -> None:
-        """Weigh what is about to be recorded: once it is written, every reader has to.
-
-        Raises:
-            Exception: Whatever weighing it raises, so that nothing is written.
-        """
+        """Weigh what is about to be recorded: once it is written, every reader has to."""
         if self.frozen:
             self._weight(event, None)
         if self.late:

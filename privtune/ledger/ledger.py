@@ -14,7 +14,6 @@ from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
 from privtune.ledger.admission import (
     FilterState,
-    admission_of,
     admit,
     filter_state,
     odometer,
@@ -28,7 +27,7 @@ from privtune.ledger.errors import (
     UnknownChargeError,
 )
 from privtune.ledger.history import BASIS_RECORDED, History
-from privtune.ledger.log import Line, Log, round_digest
+from privtune.ledger.log import Line, Log, forget_secret, round_digest
 from privtune.ledger.privacy_filter import FILTER_SHARE, ORDERS, best_order
 from privtune.ledger.storage import Storage, prepare
 from privtune.ledger.values import (
@@ -40,47 +39,42 @@ from privtune.ledger.values import (
     check_unit,
     refuse_other_unit,
 )
+from privtune.ledger.weights import Weight
 from privtune.names import check_name, check_text
+
+_WORDS = ("study", "arm", "note", "plan_digest", "unit")
 
 
 def charge_of(history: History, number: int) -> Charge:
-    """Return a charge of a budget.
-
-    Raises:
-        UnknownChargeError: If it has none of this number.
-    """
+    """Return a charge of a budget."""
     try:
         return history.charges[number]
     except KeyError:
         raise UnknownChargeError(f"budget {history.name!r} has no charge {number}.") from None
 
 
-def reservations(history: History, requests: Sequence[ChargeRequest], basis: str) -> list[Line]:
+def reservations(
+    history: History, requests: Sequence[ChargeRequest], basis: str, weights: Sequence[Weight] = ()
+) -> list[Line]:
     """Return the lines that reserve what was admitted on a basis."""
     for request in requests:
         who = f"Arm {request.arm!r}" if request.arm else "The event"
         refuse_other_unit(request.unit, history.terms().unit, who, history.name)
     bodies: list[dict[str, Any]] = [
         {
+            **{name: getattr(request, name) for name in _WORDS},
             "event": request.event.to_dict(),
-            "study": request.study,
-            "arm": request.arm,
-            "note": request.note,
-            "plan_digest": request.plan_digest,
             "basis": basis,
             **({"public": dict(request.public)} if request.public else {}),
-            "unit": request.unit,
         }
         for request in requests
     ]
     if basis == BASIS_RECORDED:
         for request in requests:
             history.confirm_weight(request.event)
-    elif history.frozen:
-        # Noted, so that opening a ledger need not compute it again; verifying does.
-        found = admission_of(history, [request.event for request in requests])
-        for body, weight in zip(bodies, found[1] if found else (), strict=True):
-            body["weight"] = list(weight)
+    # Noted, so that opening a ledger need not compute it again; verifying does.
+    for body, weight in zip(bodies, weights, strict=False):
+        body["weight"] = list(weight)
     first = len(history.charges) + 1
     return [Line(Kind.RESERVED, number, body=body) for number, body in enumerate(bodies, first)]
 
@@ -88,11 +82,7 @@ def reservations(history: History, requests: Sequence[ChargeRequest], basis: str
 def numbered(
     history: History, requests: Sequence[ChargeRequest]
 ) -> tuple[list[int], list[ChargeRequest]]:
-    """Return the number of each request's charge, and the requests that have none yet.
-
-    Raises:
-        ChargeStateError: A plan's digest is that of a charge for another event or unit.
-    """
+    """Return the number of each request's charge, and the requests that have none yet."""
     there: dict[str, tuple[int, Charge | ChargeRequest]] = {
         charge.plan_digest: (number, charge)
         for number, charge in history.charges.items()
@@ -107,67 +97,33 @@ def numbered(
             number = len(history.charges) + len(missing)
             if request.plan_digest:
                 there[request.plan_digest] = number, request
-        _check_plan(history.name, number, known, request)
+        # A plan's digest pays for what it was charged for, and for nothing else.
+        if (known.unit, known.event.to_dict()) != (request.unit, request.event.to_dict()):
+            raise ChargeStateError(
+                f"plan {request.plan_digest!r} is what charge {history.name}-{number} is for, which "
+                "charges another event: a plan is charged for what runs, so give every plan a digest "
+                "of its own."
+            )
         numbers.append(number)
     return numbers, missing
 
 
-def _check_plan(
-    budget: str, number: int, known: Charge | ChargeRequest, request: ChargeRequest
-) -> None:
-    """Refuse the digest of a plan that was charged for something else: that would be all it pays for."""
-    if (known.unit, known.event.to_dict()) != (request.unit, request.event.to_dict()):
-        raise ChargeStateError(
-            f"plan {request.plan_digest!r} is what charge {budget}-{number} is for, which charges another "
-            "event: a plan is charged for what runs, so give every plan a digest of its own."
-        )
-
-
 def check_requests(requests: Sequence[ChargeRequest]) -> None:
-    """Refuse what is no request.
-
-    Raises:
-        InvalidInputError: If there is none, or one is something else.
-    """
+    """Refuse what is no request."""
     if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
         raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
 
 
 def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
-    """Decide outside of the lock, and say what would fit.
-
-    A composition may take seconds. Inside the lock it is found in the cache, unless somebody
-    else was faster.
-
-    Args:
-        history: The log as it was when it was seen that these are not charged yet: what somebody
-            else has charged since may be the same.
-        requests: What is asked.
-    """
+    """Decide outside of the lock, and say what would fit."""
     if not requests:
         return
     events = [request.event for request in requests]
     try:
         admit(history, events)
     except BudgetExceededError as error:
-        raise error.with_fitting(suggestions(history, events)) from None
-
-
-def check_same(there: Budget, asked: Budget) -> None:
-    """Refuse other terms than those that are there.
-
-    Raises:
-        BudgetExistsError: If they differ.
-    """
-    ours, theirs = asked.to_dict(), there.to_dict()
-    other = [
-        f"{key} is {theirs[key]!r}, not {ours[key]!r}" for key in ours if ours[key] != theirs[key]
-    ]
-    if other:
-        raise BudgetExistsError(
-            f"a budget called {asked.name!r} exists with other terms ({', '.join(other)}): "
-            "a budget never changes, so choose another name."
-        )
+        error.fitting = suggestions(history, events)
+        raise
 
 
 class Ledger:
@@ -177,8 +133,7 @@ class Ledger:
         url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; as for the command line,
             ``privtune.db`` in the working directory unless given.
         patience: How long to wait for other processes, in seconds.
-        clock: The time, for tests; PostgreSQL's own, or this machine's. It is noted with every
-            entry, and no decision hangs on it.
+        clock: The time that is noted with every entry, for tests; else this machine's.
 
     **Guarantee**: a charge is in the log, durably, before :meth:`reserve` returns it; all charges
     of one call are admitted in one transaction, or none; whatever crashes, what was started stays
@@ -272,9 +227,14 @@ class Ledger:
             body = {"terms": budget.to_dict(), "created_at": at.date().isoformat()}
             return Line(Kind.CREATED, body=body)
 
-        history, _ = self.log.create(budget.name, first)
-        check_same(history.terms(), budget)
-        return history.terms()
+        there = self.log.create(budget.name, first).terms()
+        ours, theirs = budget.to_dict(), there.to_dict()
+        if other := [f"{k} is {theirs[k]!r}, not {v!r}" for k, v in ours.items() if theirs[k] != v]:
+            raise BudgetExistsError(
+                f"a budget called {budget.name!r} exists with other terms ({', '.join(other)}): "
+                "a budget never changes, so choose another name."
+            )
+        return there
 
     def close_budget(self, name: str) -> None:
         """Close a budget for good: it admits nothing more; what it admitted may still run.
@@ -328,8 +288,8 @@ class Ledger:
             numbers.extend(found)
             if not missing:
                 return []
-            basis = admit(history, [request.event for request in missing])
-            return reservations(history, missing, basis)
+            basis, weights = admit(history, [request.event for request in missing])
+            return reservations(history, missing, basis, weights)
 
         history, _ = self.log.write(budget, decide)
         return tuple(history.charges[number] for number in numbers)
@@ -420,7 +380,8 @@ class Ledger:
     ) -> Charge:
         """Append a charge's next state.
 
-        Whoever settles, the entry notes the digest of the round's results, if there is a round.
+        Whoever settles, the entry notes the digest of the round's results, if there is a round, and the
+        round's secret is forgotten.
 
         Args:
             charge_id: The charge.
@@ -454,10 +415,12 @@ class Ledger:
                 raise ChargeStateError(
                     f"charge {charge_id} is {state}: only a {before} charge can be {kind}."
                 )
-            round_ = round_digest(connection, budget, number) if kind is Kind.SETTLED else None
-            noted = {} if round_ is None else {"round": round_}
-            body = {"note": note} if note else {}
-            return [Line(kind, number, body=body, sealed={**(sealed or {}), **noted})]
+            noted = dict(sealed or {})
+            if kind is Kind.SETTLED:
+                if (digest := round_digest(connection, budget, number)) is not None:
+                    noted["round"] = digest
+                forget_secret(connection, budget, number)
+            return [Line(kind, number, body={"note": note} if note else {}, sealed=noted)]
 
         history, _ = self.log.write(budget, decide)
         return history.charges[number]

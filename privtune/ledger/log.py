@@ -8,7 +8,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, Row
 from privtune.ledger.chain import Entry, Kind, new_entry, sealed_digest
 from privtune.ledger.errors import LedgerCorruptedError, UnknownBudgetError
 from privtune.ledger.history import History
-from privtune.ledger.schema import budgets, entries, tasks
+from privtune.ledger.schema import budgets, entries, rounds, tasks
 from privtune.ledger.storage import Storage
 from privtune.names import check_text
 
@@ -34,7 +34,6 @@ _TAIL = (
     )
     .order_by(entries.c.seq)
 )
-_INSERT = sa.insert(entries)
 _MOVE = (
     sa.update(budgets)
     .where(budgets.c.name == sa.bindparam("budget"), budgets.c.entries == sa.bindparam("seen"))
@@ -53,16 +52,11 @@ class Line:
 
 
 class Log:
-    """The logs of all budgets in one storage, with what was read of them kept in memory.
-
-    Args:
-        storage: Where they are.
-        clock: The time; None takes the storage's. It is noted and nothing hangs on it.
-    """
+    """The logs of all budgets in one storage, with what was read of them kept in memory."""
 
     def __init__(self, storage: Storage, *, clock: Callable[[], datetime] | None) -> None:
         self.storage = storage
-        self._clock = clock
+        self._clock = clock or (lambda: datetime.now(UTC))
         self._histories: dict[str, History] = {}
         self._guard = threading.RLock()
 
@@ -82,12 +76,8 @@ class Log:
                 head = connection.execute(_HEAD, {"budget": name}).one_or_none()
                 return self._sync(connection, name, head, seen)
 
-    def create(self, name: str, first: Callable[[datetime], Line]) -> tuple[History, bool]:
-        """Create a budget's log with its first entry, or return the one that is there.
-
-        Returns:
-            The history, and whether it was created now.
-        """
+    def create(self, name: str, first: Callable[[datetime], Line]) -> History:
+        """Create a budget's log with its first entry, or return the one that is there."""
         with self._guard:
             with self.storage.write() as connection:
                 if self.storage.dialect == "postgresql":
@@ -96,36 +86,27 @@ class Log:
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
                 head = self._head(connection, name)
                 if head is not None:
-                    return self._sync(connection, name, head, self._seen(name)), False
+                    return self._sync(connection, name, head, self._seen(name))
                 self.storage.witness.check(name, self._seen(name), {})
                 history = History(name)
                 row = {"name": name, "entries": 0, "charges": 0, "head": history.head}
                 connection.execute(sa.insert(budgets).values(row))
-                at = self._now(connection)
+                at = self._clock()
                 written = self._append(connection, history, at, [first(at)])
-            return self._take_in(history, written), True
+            return self._take_in(history, written)
 
     def write(
         self,
         name: str,
         decide: Callable[[Connection, History], Sequence[Line]],
     ) -> tuple[History, tuple[Entry, ...]]:
-        """Lock a budget, decide on what its log says then, and append.
-
-        Args:
-            name: The budget.
-            decide: Sees the locked log, may write more in the same transaction, and returns what
-                to append; raises to write nothing.
-
-        Returns:
-            The history after the commit, and the new entries.
-        """
+        """Lock a budget, decide on what its log says then, and append."""
         with self._guard:
             with self.storage.write() as connection:
                 head = self._head(connection, name)
                 history = self._sync(connection, name, head, self._seen(name))
                 lines = decide(connection, history)
-                written = self._append(connection, history, self._now(connection), lines)
+                written = self._append(connection, history, self._clock(), lines)
             return self._take_in(history, written), tuple(entry for entry, _ in written)
 
     def _head(self, connection: Connection, name: str) -> Row[Any] | None:
@@ -154,18 +135,11 @@ class Log:
             )
             previous = entry.hash
             written.append((entry, sealed))
-        connection.execute(_INSERT, [_row(*pair) for pair in written])
+        rows = [{**asdict(entry), "sealed": sealed} for entry, sealed in written]
+        connection.execute(sa.insert(entries), rows)
         reserved = sum(line.kind is Kind.RESERVED for line in lines)
-        moved = connection.execute(
-            _MOVE,
-            {
-                "budget": history.name,
-                "seen": history.seq,
-                "seq": seq,
-                "hash": previous,
-                "count": len(history.charges) + reserved,
-            },
-        )
+        place = {"budget": history.name, "seen": history.seq, "seq": seq, "hash": previous}
+        moved = connection.execute(_MOVE, {**place, "count": len(history.charges) + reserved})
         if moved.rowcount != 1:
             raise LedgerCorruptedError(f"budget {history.name!r} changed under the lock.")
         return written
@@ -209,48 +183,20 @@ class Log:
         self._histories[name] = history
         return history
 
-    def _now(self, connection: Connection) -> datetime:
-        if self._clock is not None:
-            return self._clock()
-        if self.storage.dialect == "postgresql":
-            query = sa.select(sa.cast(sa.func.clock_timestamp(), sa.DateTime(timezone=True)))
-            at: datetime = connection.execute(query).scalar_one()
-            return at.astimezone(UTC)
-        return datetime.now(UTC)
-
 
 def stored_entry(row: Row[Any]) -> Entry:
     """Return the entry that a row holds; the digest of the sealed part is computed, not read."""
-    return Entry(
-        row.budget,
-        row.seq,
-        row.kind,
-        row.charge,
-        row.body,
-        sealed_digest(row.sealed),
-        row.previous,
-        row.hash,
-    )
+    return Entry(**{**row._mapping, "sealed": sealed_digest(row.sealed)})
 
 
-def _row(entry: Entry, sealed: str) -> dict[str, Any]:
-    return {
-        "budget": entry.budget,
-        "seq": entry.seq,
-        "kind": entry.kind,
-        "charge": entry.charge,
-        "body": entry.body,
-        "sealed": sealed,
-        "previous": entry.previous,
-        "hash": entry.hash,
-    }
+def forget_secret(connection: Connection, budget: str, charge: int) -> None:
+    """Forget what a round's seeds derive from: with it, noise could be drawn again and subtracted."""
+    own = sa.update(rounds).where(rounds.c.budget == budget, rounds.c.charge == charge)
+    connection.execute(own.values(secret=""))
 
 
 def round_digest(connection: Connection, budget: str, charge: int) -> str | None:
-    """Return the digest of a finished round's results; None where none is, or some are missing.
-
-    It covers the number of rows, which is sealed as well: only entries' sealed parts may hold it.
-    """
+    """Return the digest of a finished round's results; None where none is, or some are missing."""
     rows = connection.execute(
         sa.select(tasks.c.number, tasks.c.score, tasks.c.result, tasks.c.done)
         .where(tasks.c.budget == budget, tasks.c.charge == charge)

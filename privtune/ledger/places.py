@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -13,87 +14,54 @@ from sqlalchemy.engine import URL, make_url
 
 from privtune.errors import InvalidInputError
 from privtune.files import create_private
-from privtune.ledger.errors import LedgerCorruptedError, LedgerError
+from privtune.ledger.errors import LedgerCorruptedError
 from privtune.ledger.urls import masked_url
 from privtune.names import check_text
 
-Seen = Mapping[int, str]
-_LINE = re.compile(rb".+ [0-9]+ [0-9a-f]{64}")
+STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
+"""How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
 
-
-def forget_heads(database: Path) -> None:
-    """Delete the heads that were noted beside a database that is gone.
-
-    Raises:
-        LedgerError: If the file of that name holds something else.
-    """
-    path = database.with_name(f"{database.name}-heads")
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    # The last line may have broken off in a crash.
-    if not all(_LINE.fullmatch(line) for line in lines[:-1]) or path.is_symlink():
-        raise LedgerError(
-            f"{path} holds no heads of a ledger's logs: it is in the way, so remove it."
-        )
-    path.unlink()
+_ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
+_EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
 
 
 class Witness:
-    """The heads that were noted beside a database.
+    """The heads of a SQLite ledger's logs, noted in a file beside the database.
 
-    Args:
-        database: The database's file; None where there is none, as with PostgreSQL.
+    Whoever copies ``privtune.db`` without its write-ahead log, or puts an old copy back, has a log that
+    is sound in itself and has forgotten charges. ``privtune.db-heads`` gets one line after each commit:
+    budget, number of the last entry, its hash. A log that lacks what it says has lost something.
     """
 
     def __init__(self, database: Path | None) -> None:
         self.path = None if database is None else database.with_name(f"{database.name}-heads")
 
+    def forget(self) -> None:
+        """Delete the heads that were noted beside a database that is gone."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
     def note(self, budget: str, seq: int, head: str) -> None:
         """Note a head that was committed. What cannot be written is not noted: the log is whole."""
         if self.path is None:
             return
-        try:
+        with suppress(OSError):
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError:
-            return
-        try:
-            # One small write to a file that only grows: lines of two processes do not mix.
-            os.write(file, f"{budget} {seq} {head}\n".encode())
-        except OSError:
-            return
-        finally:
-            os.close(file)
+            with os.fdopen(file, "wb", buffering=0) as opened:
+                # One small write to a file that only grows: lines of two processes do not mix.
+                opened.write(f"{budget} {seq} {head}\n".encode())
 
-    def seen(self, budget: str) -> Seen:
+    def seen(self, budget: str) -> Mapping[int, str]:
         """Return the heads noted for a budget, by number of the entry; read before the log is."""
         if self.path is None or not self.path.is_file():
             return {}
-        found = {}
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            parts = line.split(" ")
-            # A line that broke off in a crash says nothing.
-            if (
-                len(parts) == 3
-                and parts[0] == budget
-                and parts[1].isdecimal()
-                and len(parts[2]) == 64
-            ):
-                found[int(parts[1])] = parts[2]
-        return found
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        # Whole lines alone: one that broke off in a crash says nothing.
+        lines = re.findall(rf"^{re.escape(budget)} (\d+) ([0-9a-f]{{64}})$", text, re.MULTILINE)
+        return {int(seq): head for seq, head in lines}
 
-    def check(self, budget: str, seen: Seen, hashes: Mapping[int, str]) -> None:
-        """Hold a log against the heads that were noted before it was read.
-
-        Args:
-            budget: The budget's name.
-            seen: What :meth:`seen` returned.
-            hashes: The hash of every entry of the log, by number.
-
-        Raises:
-            LedgerCorruptedError: The log lacks an entry, or has another in its place.
-        """
+    def check(self, budget: str, seen: Mapping[int, str], hashes: Mapping[int, str]) -> None:
+        """Hold a log against the heads that were noted before it was read."""
         for seq, head in sorted(seen.items()):
             if hashes.get(seq) == head:
                 continue
@@ -112,12 +80,7 @@ class Witness:
 
 
 def checked_url(url: str) -> URL:
-    """Return a storage's URL with its driver.
-
-    Raises:
-        InvalidInputError: If it is no URL, neither SQLite nor PostgreSQL, or its folder is missing.
-            The message shows no password.
-    """
+    """Return a storage's URL with its driver."""
     shown = masked_url(str(url))
     try:
         check_text(url, "storage")
@@ -154,15 +117,7 @@ def checked_url(url: str) -> URL:
 
 
 def artifact_root(url: str) -> Path:
-    """Return the folder for models and trackers' files.
-
-    Args:
-        url: The storage's URL.
-
-    Returns:
-        What ``PRIVTUNE_ARTIFACTS`` says; else ``<stem>-artifacts`` beside an SQLite file, or
-        ``<database>-artifacts`` in the working directory. The folder need not exist.
-    """
+    """Return the folder for models and trackers' files."""
     if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
         return Path(given).absolute()
     checked = checked_url(url)
@@ -183,17 +138,8 @@ def database_path(url: URL) -> Path | None:
     return Path(name).absolute()
 
 
-STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
-"""How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
-
-
 def read_only_url(url: URL) -> URL:
-    """Return a URL by which SQLite reads a file that it may not write, and makes no file beside it.
-
-    Without a write-ahead log nobody has the database open, so that it can be read as a file that does
-    not change; :class:`~privtune.ledger.storage.Storage` looks whether it does. What may be written is
-    opened as it was given.
-    """
+    """Return a URL by which SQLite reads a file that it may not write, with no file beside it."""
     path = database_path(url)
     if path is None or not path.is_file() or "immutable" in url.query:
         return url
@@ -201,27 +147,20 @@ def read_only_url(url: URL) -> URL:
     if writable and url.query.get("mode") != "ro":
         return url
     query = {key: value for key, value in url.query.items() if key != "mode"} | {"uri": "true"}
-    if not Path(f"{path}-wal").exists():
+    if not Path(
+        f"{path}-wal"
+    ).exists():  # nobody has it open: it is read as one that does not change
         query["immutable"] = "1"
     return url.set(database=f"file:{quote(str(path))}", query={**query, "mode": "ro"})
 
 
 def create_database(url: URL) -> None:
-    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode.
-
-    What cannot be created here is left to SQLite, which says why.
-    """
+    """Create a SQLite database's file, for its owner alone; SQLite's own files take its mode."""
     path = database_path(url)
     if path is None or "mode" in url.query or path.exists():
         return
-    try:
-        forget_heads(path)  # what was noted beside a database that is gone is not about the new one
+    with suppress(OSError):  # SQLite says why it cannot be created here
+        Witness(
+            path
+        ).forget()  # what was noted beside a database that is gone is not about this one
         create_private(path)
-    except OSError:
-        return
-
-
-_ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
-
-
-_EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."

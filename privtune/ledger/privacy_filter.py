@@ -139,14 +139,7 @@ _LARGEST = 700.0  # ε of which e^ε is a number; beyond, a profile stays what i
 
 @dataclass(frozen=True)
 class Profile:
-    """A privacy profile, tabulated on e^ε: upper bounds at the nodes, chords between them.
-
-    The true profile is convex in e^ε, so that every chord lies above it.
-
-    Attributes:
-        nodes: Values of e^ε, from 0 upwards.
-        deltas: Upper bounds on δ there.
-    """
+    """A privacy profile, tabulated on e^ε: upper bounds at the nodes, chords between them."""
 
     nodes: tuple[float, ...]
     deltas: tuple[float, ...]
@@ -157,16 +150,7 @@ empty_profile = Profile((0.0, 1.0), (1.0, 0.0))
 
 
 def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 256) -> Profile:
-    """Tabulate a profile that is known for ε ≥ 0, the worse of both directions.
-
-    Args:
-        delta_at: δ at an ε ≥ 0.
-        highest: The largest ε of interest.
-        points: Nodes above ε = 0; as many below follow from them by symmetry.
-
-    Returns:
-        The profile, constant beyond ``highest``.
-    """
+    """Tabulate a profile that is known for ε ≥ 0, the worse of both directions."""
     grid = _grid(highest, points)
     above = [min(1.0, delta_at(point)) for point in grid]
     # The profile of the reversed pair at −ε is 1 − e^−ε + e^−ε·δ(ε).
@@ -179,11 +163,7 @@ def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 2
 def below_tabulated(
     delta_at: Callable[[float], float], highest: float, points: int = 256
 ) -> Profile:
-    """Return a profile below the tabulated one, of every fifth of its nodes: does nothing fit, it tells.
-
-    At ε ≥ 0 a profile falls: on a cell it is nowhere below its value at the cell's end. What symmetry
-    makes of it below need not fall, but is nowhere below 1 − z + z·δ at the last node.
-    """
+    """Return a profile below the tabulated one, of every fifth of its nodes: does nothing fit, it tells."""
     grid = _grid(highest, points)[::5]
     above = [min(1.0, delta_at(point)) for point in grid]
     nodes = (0.0, *map(math.exp, grid))
@@ -220,17 +200,7 @@ def total_delta(profile: Profile, order: float, spent: float, epsilon: float) ->
 
 
 def capacity(profile: Profile, order: float, epsilon: float, delta: float) -> float:
-    """Return how much Rényi divergence may come on top of a declared block.
-
-    Args:
-        profile: The block's.
-        order: The filter's order.
-        epsilon: The target for everything together.
-        delta: The δ that is there for it.
-
-    Returns:
-        The largest B found that keeps the total within the target; −∞ if even 0 does not.
-    """
+    """Return how much Rényi divergence may come on top of a declared block."""
     if total_delta(profile, order, 0.0, epsilon) > delta:
         return -math.inf
     low, high = 0.0, epsilon
@@ -258,15 +228,7 @@ def gaussian_delta(variance: float, epsilon: FloatArray) -> FloatArray:
 
 @lru_cache(maxsize=4096)
 def gaussian_divergence(order: float, variance: float) -> float:
-    """Return d_α(V): what Gaussian charges take of a filter once it has gone over to them.
-
-    Args:
-        order: α.
-        variance: V, the sum of what they weigh.
-
-    Returns:
-        An upper bound, at most α·V/2, the Rényi divergence of G(V).
-    """
+    """Return d_α(V): what Gaussian charges take of a filter once it has gone over to them."""
     plain = order * variance / 2
     if not 1e-8 < variance < 1e3:  # nothing to be won there
         return plain * (1 + _SAFETY)
@@ -317,11 +279,7 @@ def gaussian_room(order: float, left: float) -> float:
 
 @lru_cache(maxsize=1024)
 def best_order(epsilon: float, delta: float) -> float:
-    """Return the order at which an empty block leaves the most room for Gaussian noise.
-
-    Gaussian releases have a divergence in proportion to α, and subsampled ones nearly so as long
-    as α is not large: the order with the largest capacity per α admits the most of them.
-    """
+    """Return the order at which an empty block leaves the most room for Gaussian noise."""
 
     # In closed form for an empty block; which order is chosen is no matter of safety.
     def room(a: float) -> float:
@@ -332,22 +290,14 @@ def best_order(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def lines(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
-    """Return the odometer's lines for a budget: each an order and its part of δ.
-
-    The orders are those that are best where a sixteenth to four times the budget's ε is spent.
-
-    **Guarantee**: the parts of δ, with those of the block alone and of failures, are the odometer's share.
-    """
+    """Return the odometer's lines for a budget: each an order and its part of δ."""
     share = (ODOMETER_SHARE - BLOCK_SHARE - FAILING_SHARE) * delta / len(_LEVELS)
     return tuple((best_order(epsilon * level, share), share) for level in _LEVELS)
 
 
 @lru_cache(maxsize=256)
 def start(profile: Profile, order: float, delta: float) -> float:
-    """Return the smallest m found at which the odometer's theorem gives at most this δ; or infinity.
-
-    It is what a line reads while nothing was added to the block.
-    """
+    """Return the smallest m found at which the odometer's theorem gives at most this δ; or infinity."""
     low, high = 0.0, _LARGEST
     if total_delta(profile, order, 0.0, high) > delta:
         return math.inf
@@ -363,12 +313,5 @@ def start(profile: Profile, order: float, delta: float) -> float:
 def odometer_epsilon(
     profile: Profile, spent: Callable[[float], float], *, epsilon: float, delta: float
 ) -> float:
-    """Return an ε for what was spent so far that holds whenever one looks, by the theorem above.
-
-    Args:
-        profile: The declared block's.
-        spent: The adaptive charges' sum of divergences, at any order.
-        epsilon: The budget's; fixes the lines.
-        delta: The budget's.
-    """
+    """Return an ε for what was spent so far that holds whenever one looks, by the theorem above."""
     return min(start(profile, order, part) + spent(order) for order, part in lines(epsilon, delta))

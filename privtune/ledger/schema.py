@@ -9,6 +9,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     ForeignKeyConstraint,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -107,6 +108,8 @@ tasks = Table(
         ["budget", "charge"], ["privtune_rounds.budget", "privtune_rounds.charge"]
     ),
     CheckConstraint("done IN (0, 1)", name="privtune_tasks_done"),
+    # Or a lease would look at all finished rows of a long round.
+    Index("privtune_tasks_open", "budget", "charge", "done", "number"),
 )
 """A round's trials. ``leased_until`` is a Unix time; the first result of a row stays."""
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from privtune.ledger.chain import canonical
+from privtune.ledger.chain import canonical, sealed_digest
 from privtune.ledger.errors import LedgerError
 
 FORMAT = "privtune-signature"
@@ -38,13 +38,7 @@ class SignatureError(LedgerError):
 
 @dataclass(frozen=True)
 class Signed:
-    """What a signature that fits says.
-
-    Attributes:
-        certificate: SHA-256 of the certificate's canonical bytes.
-        key: The public key's fingerprint: see :func:`fingerprint`.
-        signed_on: The day, by the clock of whoever signed; nothing proves it.
-    """
+    """What a signature that fits says."""
 
     certificate: str
     key: str
@@ -56,11 +50,7 @@ class Signed:
 
 
 def private_key(pem: bytes, passphrase: bytes | None = None) -> Ed25519PrivateKey:
-    """Read a private key, as ``openssl genpkey -algorithm ed25519`` writes it.
-
-    Raises:
-        SignatureError: It is none, of another kind, or the passphrase does not open it.
-    """
+    """Read a private key, as ``openssl genpkey -algorithm ed25519`` writes it."""
     try:
         key = load_pem_private_key(pem, passphrase)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -74,11 +64,7 @@ def private_key(pem: bytes, passphrase: bytes | None = None) -> Ed25519PrivateKe
 
 
 def public_key(pem: bytes) -> Ed25519PublicKey:
-    """Read a public key, as ``openssl pkey -pubout`` writes it.
-
-    Raises:
-        SignatureError: It is none, or of another kind.
-    """
+    """Read a public key, as ``openssl pkey -pubout`` writes it."""
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
@@ -99,20 +85,11 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 def sign_certificate(
     certificate: Mapping[str, Any], key: Ed25519PrivateKey, *, signed_on: str
 ) -> dict[str, Any]:
-    """Return the detached signature of a certificate, ready for JSON.
-
-    Args:
-        certificate: The parsed file. Whoever calls has verified it.
-        key: The signer's private key.
-        signed_on: The day, YYYY-MM-DD; a moment would tell how long a sealed round took.
-
-    Raises:
-        SignatureError: The certificate cannot be written as canonical JSON, or the day is none.
-    """
+    """Return the detached signature of a certificate, ready for JSON."""
     if not _DAY.fullmatch(signed_on):
         raise SignatureError("the day of a signature is written YYYY-MM-DD.")
     text = _canonical(certificate)
-    said = Signed(_sha256(text), fingerprint(key.public_key()), signed_on)
+    said = Signed(sealed_digest(text), fingerprint(key.public_key()), signed_on)
     made = key.sign(_message(said, text))
     return {**_FIXED, **said.to_dict(), "signature": base64.b64encode(made).decode()}
 
@@ -120,32 +97,7 @@ def sign_certificate(
 def check_signature(
     certificate: Mapping[str, Any], signature: Mapping[str, Any], key: Ed25519PublicKey
 ) -> Signed:
-    """Check a detached signature against a certificate and a key that is trusted.
-
-    Args:
-        certificate: The parsed certificate.
-        signature: The parsed signature.
-        key: The public key, got from the signer and not from whoever brought the files.
-
-    Raises:
-        SignatureError: One of the three does not fit the others; says which.
-
-    Returns:
-        What was signed, by which key, on which day.
-
-    **Guarantee**: who does not have the private key cannot make another certificate, or another day,
-    that passes. Whether what was signed is sound is :func:`verify_certificate`'s to say.
-
-    Example:
-        >>> key = Ed25519PrivateKey.generate()
-        >>> signature = sign_certificate({"epsilon": 4.0}, key, signed_on="2026-11-22")
-        >>> check_signature({"epsilon": 4.0}, signature, key.public_key()).signed_on
-        '2026-11-22'
-        >>> check_signature({"epsilon": 1.0}, signature, key.public_key())
-        Traceback (most recent call last):
-            ...
-        privtune.ledger.signature.SignatureError: the certificate is not the one that was signed: ...
-    """
+    """Check a detached signature against a certificate and a key that is trusted."""
     if any(signature.get(name) != value for name, value in _FIXED.items()):
         raise SignatureError(f"this is no {FORMAT} of version 1 by Ed25519.")
     values = [signature.get(name) for name in (*_SAID, "signature")]
@@ -157,7 +109,7 @@ def check_signature(
     if said.key != fingerprint(key):
         raise SignatureError(f"the signature is by another key than this one ({fingerprint(key)}).")
     text = _canonical(certificate)
-    if said.certificate != _sha256(text):
+    if said.certificate != sealed_digest(text):
         raise SignatureError(
             "the certificate is not the one that was signed: it was changed, rewritten or exchanged."
         )
@@ -180,7 +132,3 @@ def _canonical(certificate: Mapping[str, Any]) -> str:
         return canonical(certificate)
     except (ValueError, RecursionError):
         raise SignatureError("the certificate holds what canonical JSON cannot.") from None
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

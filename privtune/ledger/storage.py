@@ -1,9 +1,7 @@
-"""Connections and transactions on SQLite and PostgreSQL, and the names of what can go wrong there.
+"""Connections and transactions on SQLite and PostgreSQL.
 
-A writing transaction holds the ledger's lock from its first statement: ``BEGIN IMMEDIATE`` on
-SQLite, and on PostgreSQL the budget's row, which the caller locks first. Both isolation levels are
-set here and not left to defaults: on Python 3.11 SQLAlchemy's SQLite reads before it begins, and
-PostgreSQL's REPEATABLE READ takes its snapshot before it waits for the lock.
+A writing transaction holds the ledger's lock from its first statement: ``BEGIN IMMEDIATE`` on SQLite,
+and on PostgreSQL the budget's row, which the caller locks first.
 """
 
 from __future__ import annotations
@@ -62,14 +60,7 @@ class _Held(threading.local):
 
 
 class Storage:
-    """One database, for one process.
-
-    Args:
-        url: A SQLAlchemy URL: ``sqlite:///file.db`` or ``postgresql://user@host/database``.
-        patience: How long to wait for the lock, in seconds, before giving up.
-
-    Threads may share a storage; a forked child may not, and is told so.
-    """
+    """One database, opened by one process, whose threads may share it."""
 
     def __init__(self, url: str, *, patience: float = 60.0) -> None:
         self.url = checked_url(url)
@@ -110,49 +101,33 @@ class Storage:
             try:
                 yield connection
             finally:
-                self._check_unchanged()
+                if self._state() != self._seen:
+                    raise LedgerBusyError(
+                        f"{self.safe_url} was written to while it was read as a file that does not "
+                        "change: what was read may be of two states and is not shown; try again."
+                    )
 
     def _state(self) -> object:
         """Return what changes when somebody writes to a file that is read as one that does not."""
         if self._unchanging is None:
             return None
-        found = self._unchanging.stat()
-        return (
-            found.st_ino,
-            found.st_mtime_ns,
-            found.st_size,
-            Path(f"{self._unchanging}-wal").exists(),
-        )
-
-    def _check_unchanged(self) -> None:
-        if self._state() != self._seen:
-            raise LedgerBusyError(
-                f"{self.safe_url} was written to while it was read as a file that does not change: what "
-                "was read may be of two states and is not shown; try again."
-            )
+        found, log = self._unchanging.stat(), Path(f"{self._unchanging}-wal")
+        return found.st_ino, found.st_mtime_ns, found.st_size, log.exists()
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Give a connection in a writing transaction; commit at the end, or write nothing."""
         self._same_process()
-        with (
-            self._turn.taken(),
-            translated(self.safe_url),
-            self._connected() as plain,
-        ):
+        with self._turn.taken(), translated(self.safe_url), self._connected() as plain:
             connection = plain.execution_options(**{WRITE: True, QUICK: False})
             with self._begin(connection):
                 yield connection
 
     @contextmanager
     def quick(self) -> Iterator[Connection]:
-        """Give a connection for one statement whose loss in a crash costs nothing but work.
-
-        On SQLite it does not wait for the disk; what is written after it by :meth:`write` does, and
-        with that all before: it is one log, written in order. On PostgreSQL it is a transaction by
-        itself, which says itself whether it waits, and is sent in one message.
-        """
+        """Give a connection for one statement whose loss in a crash costs nothing but work."""
         self._same_process()
+        # SQLite's log is written in order: what waits for the disk later takes this with it.
         with self._turn.taken(), translated(self.safe_url), self._connected() as plain:
             if self.dialect == "postgresql" and self._held.connection is None:
                 yield plain.execution_options(isolation_level="AUTOCOMMIT")
@@ -163,10 +138,7 @@ class Storage:
 
     @contextmanager
     def lend(self) -> Iterator[None]:
-        """Let another library write to the database: nobody else who writes here does meanwhile.
-
-        On PostgreSQL, where all may write at once, nobody else to whom it is lent does.
-        """
+        """Let another library write to the database: nobody else who writes here does meanwhile."""
         if self.dialect == "sqlite":
             with self._turn.taken():
                 yield
@@ -190,11 +162,7 @@ class Storage:
     def lock(
         self, connection: Connection, row: sa.Select[Any], values: Mapping[str, Any]
     ) -> sa.Row[Any] | None:
-        """Read a row and lock it until the transaction ends; SQLite's transaction holds all of them.
-
-        PostgreSQL's waiting is in order, and ends when one holder has had the lock for too long: as
-        long as it goes from hand to hand, it is waited on.
-        """
+        """Read a row and lock it until the transaction ends; SQLite's holds all of them."""
         if self.dialect == "sqlite":
             return connection.execute(row, values).one_or_none()
         holder = None
@@ -205,6 +173,7 @@ class Storage:
             except sa.exc.OperationalError as error:
                 if sqlstate(error) != LOCK_TIMEOUT:
                     raise
+                # A lock that goes from hand to hand is waited for; one holder is not.
                 now = connection.execute(row.with_only_columns(_HOLDER), values).scalar()
                 if now == holder:
                     raise LedgerBusyError(_busy(self.safe_url, self.patience)) from error
@@ -212,16 +181,7 @@ class Storage:
 
     @contextmanager
     def hold(self, name: str, file: Callable[[str], Path]) -> Iterator[bool]:
-        """Hold a name until the block or the process ends; False if another holds it already.
-
-        No clock takes part. PostgreSQL lets go when the connection ends, a file system when the
-        file's last holder does; so nobody waits for a process that was killed. It spares work that
-        another does already: that nothing is charged or released twice hangs on transactions.
-
-        Args:
-            name: What is held.
-            file: Returns where the file is, of a name, by which SQLite's storages hold this name.
-        """
+        """Hold a name until the block or the process ends; False if another holds it already."""
         self._same_process()
         if self.dialect == "postgresql":
             with translated(self.safe_url), self.engine.connect() as connection:
@@ -231,8 +191,8 @@ class Storage:
                 if not held:
                     yield False
                     return
-                # The lock is the session's, so transactions may use it: many processes that each
-                # held one connection and waited for another could wait for each other.
+                # Transactions use its connection, too: processes that each held one and waited for
+                # another could wait for each other.
                 before, self._held.connection = self._held.connection, connection
                 try:
                     yield True
@@ -267,10 +227,7 @@ class Storage:
             yield connection
 
     def _begin(self, connection: Connection) -> sa.RootTransaction:
-        """Begin, waiting with random pauses for a writer that takes no turns.
-
-        Who reads on SQLite waits, too, while the write-ahead log is recovered after a crash.
-        """
+        """Begin, waiting with random pauses for a writer that takes no turns."""
         deadline = time.monotonic() + self.patience
         while True:
             try:
@@ -333,11 +290,7 @@ def schema_version(connection: Connection) -> str | None:
 
 
 def prepare(storage: Storage) -> None:
-    """Create the schema in an empty storage; refuse another version of it.
-
-    Raises:
-        LedgerSchemaError: The storage holds another version of the schema.
-    """
+    """Create the schema in an empty storage; refuse another version of it."""
     with storage.read() as connection:
         found = schema_version(connection)
     if found is None:

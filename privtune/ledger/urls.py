@@ -17,13 +17,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def masked_url(url: str) -> str:
-    """Return a URL with its password replaced by ``***``.
-
-    Args:
-        url: Well-formed or not: what a user mistyped may hold a password, too. One that was not
-            percent-encoded may hold anything, ``@``, ``/`` and spaces included, so it goes from the
-            first ``:`` behind the scheme to the last ``@``: rather too much than too little.
-    """
+    """Return a URL with its password replaced by ``***``."""
     credentials, at, rest = url.rpartition("@")
     # Without a scheme that ends in "://" the user begins after whatever slashes there are.
     scheme = _SCHEME.match(credentials) or re.match(r"[^:@]*//", credentials)
@@ -55,10 +49,7 @@ def _query_masked(url: str) -> str:
 
 
 def masked(message: str) -> str:
-    """Return a message with the passwords of the URLs in it replaced by ``***``.
-
-    A URL's password ends at the last ``@`` before the next URL, whatever is in between.
-    """
+    """Return a message with the passwords of the URLs in it replaced by ``***``."""
     begins = [match.start() for match in _SCHEME.finditer(message)]
     parts = [message[a:b] for a, b in zip([0, *begins], [*begins, len(message)], strict=True)]
     # Before the first URL there are words; one of them may be a URL without its scheme.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -102,18 +102,11 @@ class Budget:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the terms, ready for JSON."""
-        return {
-            "name": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "adjacency": str(self.adjacency),
-            "unit": self.unit,
-            "dataset": self.dataset,
-            "admission": str(self.admission),
-            "order": self.order,
-        }
+        terms = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**terms, "adjacency": str(self.adjacency), "admission": str(self.admission)}
 
 
+@dataclass(eq=False, repr=False)
 class BudgetExceededError(LedgerError):
     """The budget does not hold what was asked of it. Nothing was reserved.
 
@@ -128,58 +121,29 @@ class BudgetExceededError(LedgerError):
     Example:
         >>> from privtune.ledger import Budget
         >>> refusal = BudgetExceededError(Budget(3.0, 1e-5), requested=2.5, spent=1.0, remaining=2.0)
-        >>> refusal.remaining, refusal.with_fitting(["noise multiplied by 1.3"]).fitting
-        (2.0, ('noise multiplied by 1.3',))
+        >>> str(refusal)[:59]
+        "budget 'default' (ε = 3, δ = 1e-05) does not hold this: it "
     """
 
-    def __init__(
-        self,
-        budget: Budget,
-        *,
-        requested: float,
-        spent: float,
-        remaining: float,
-        used: float | None = None,
-        fitting: Sequence[str] = (),
-    ) -> None:
-        self.budget = budget
-        self.requested = requested
-        self.spent = spent
-        self.remaining = remaining
-        self.used = used
-        self.fitting = tuple(fitting)
+    budget: Budget
+    requested: float = field(kw_only=True)
+    spent: float = field(kw_only=True)
+    remaining: float = field(kw_only=True)
+    used: float | None = field(default=None, kw_only=True)
+    fitting: Sequence[str] = field(default=(), kw_only=True)
+
+    def __str__(self) -> str:
         message = (
-            f"budget {budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}) does not hold "
-            f"this: it asks for ε = {show_epsilon(requested)} on its own; "
-            f"ε = {show_epsilon(spent)} is spent, ε = {show_left(remaining)} is left"
+            f"budget {self.budget.name!r} (ε = {self.budget.epsilon:g}, δ = {self.budget.delta:g}) "
+            f"does not hold this: it asks for ε = {show_epsilon(self.requested)} on its own; "
+            f"ε = {show_epsilon(self.spent)} is spent, ε = {show_left(self.remaining)} is left"
         )
-        if used is not None:
+        if self.used is not None:
             message += (
                 f" by the odometer. What is asked after a release weighs more than its ε: "
-                f"the filter decides, of which {used:.1%} is used"
+                f"the filter decides, of which {self.used:.1%} is used"
             )
-        message += "."
-        if fitting:
-            message += f" What fits: {'; '.join(fitting)}."
-        super().__init__(message)
-
-    def with_fitting(self, fitting: Sequence[str]) -> BudgetExceededError:
-        """Return the same refusal, with what would fit.
-
-        Args:
-            fitting: What would fit, in words.
-
-        Returns:
-            A new error, with the same numbers.
-        """
-        return BudgetExceededError(
-            self.budget,
-            requested=self.requested,
-            spent=self.spent,
-            remaining=self.remaining,
-            used=self.used,
-            fitting=fitting,
-        )
+        return f"{message}." + (f" What fits: {'; '.join(self.fitting)}." if self.fitting else "")
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,7 @@ _LEAST = 1e-12  # of a variance: what d alone covers weighs this, and not nothin
 
 
 class Weight(NamedTuple):
-    """A charge's weight; the two components add up separately.
-
-    Attributes:
-        divergence: Upper bound on the Rényi divergence, the worse direction, or the variance of the
-            Gaussian pair that it weighs as; may be infinite.
-        delta: The probability with which that bound fails, or by what a profile may exceed that pair's.
-    """
+    """A charge's weight; the two components add up separately."""
 
     divergence: float
     delta: float
@@ -44,23 +38,7 @@ class Weight(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) -> Weight:
-    """Return an event's weight at a Rényi order.
-
-    The Rényi bound of a private selection or of a sampled training at a high order is loose, or
-    infinite, because of outcomes that hardly ever happen. Their dominating pair says more: its
-    moment without the outcomes of infinite loss, which count as failures. So a part weighs the
-    smaller divergence of the two, if the failures are rare enough.
-
-    Args:
-        event: What is charged.
-        order: The Rényi order.
-        adjacency: The budget's.
-        slack: Up to which probability of failure a part's dominating pair may be used.
-
-    **Guarantee**: never NaN; an event without a finite bound at the order weighs infinitely much.
-    Whoever runs the event, chosen however, is simulated by a release that fails with probability at
-    most the weight's δ, and else has at most its divergence, in either direction.
-    """
+    """Return an event's weight at a Rényi order."""
     divergence, delta = 0.0, 0.0
     for part, count in flatten(under(event, adjacency)).items():
         known = entry(part)
@@ -83,16 +61,7 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
 
 @lru_cache(maxsize=4096)
 def weigh_as_gaussian(event: Event, adjacency: Adjacency, slack: float) -> Weight:
-    """Return the (v, d) with which an event is Gaussian, as the filter's second theorem says it.
-
-    Args:
-        event: What is charged.
-        adjacency: The budget's.
-        slack: d, by how much its profile may exceed that of G(v) anywhere.
-
-    **Guarantee**: never NaN; an event without a dominating pair weighs infinitely much. Gaussian
-    releases weigh 1/σ² and need no d.
-    """
+    """Return the (v, d) with which an event is Gaussian, as the filter's second theorem says it."""
     variance, rest = 0.0, {}
     for part, count in flatten(under(event, adjacency)).items():
         precision = entry(part).precision(part)
@@ -124,11 +93,7 @@ def weigh_as_gaussian(event: Event, adjacency: Adjacency, slack: float) -> Weigh
 
 @lru_cache(maxsize=64)
 def _sides(parts: tuple[tuple[Event, int], ...]) -> list[tuple[FloatArray, FloatArray, float]]:
-    """Return ε ≥ 0, upper bounds on the profile there, and the mass at infinity, by direction.
-
-    What holds of both directions at ε ≥ 0 holds below: the profile at −ε is 1 − e^−ε + e^−ε times
-    that of the other direction at ε, for the Gaussian pair, too, so the difference is smaller.
-    """
+    """Return ε ≥ 0, upper bounds on the profile there, and the mass at infinity, by direction."""
     events = [part if count == 1 else Repeated(count, part) for part, count in parts]
     pair = _pair(events[0] if len(events) == 1 else Composed(tuple(events)))
     sides = []
@@ -148,11 +113,7 @@ def _beyond(pmf: LossPmf, last: float) -> float:
 def _holds(
     points: FloatArray, deltas: FloatArray, beyond: float, variance: float, slack: float
 ) -> bool:
-    """Return whether a profile stays below that of G(v) plus a slack, everywhere and not at points only.
-
-    Between two points, in x = e^ε, the profile lies below its chord and the Gaussian one above both
-    tangents: the largest difference is at most that of chord and tangents where these cross.
-    """
+    """Return whether a profile stays below that of G(v) plus a slack, everywhere and not at points only."""
     mu = math.sqrt(variance)
     lower = 1 - 1e-10  # for the rounding of the Gaussian profile
     gap = deltas - lower * gaussian_delta(variance, points)
@@ -204,10 +165,7 @@ def _divergence(event: Event, order: float) -> float:
 
 
 def _pure(epsilon: float, order: float) -> float:
-    """Return the divergence of randomised response, the worst among all ε-DP releases.
-
-    With p = e^ε/(1 + e^ε): log(p^α (1−p)^(1−α) + (1−p)^α p^(1−α)) / (α − 1).
-    """
+    """Return the divergence of randomised response, the worst among all ε-DP releases."""
     log_p = -math.log1p(math.exp(-epsilon))
     log_q = log_p - epsilon
     first = order * log_p + (1 - order) * log_q

@@ -1,102 +1,26 @@
-"""What a strategy is: ``plan`` touches no data, ``run`` follows the plan to the letter."""
+"""What a strategy is, and what it needs of a study: ``plan`` touches no data, ``run`` follows the plan."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from privtune.errors import PrivTuneError
-from privtune.strategies.weights import Weights
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from privtune.spaces import SearchSpace
     from privtune.strategies.context import PlanningContext
-    from privtune.strategies.needs import Needs
-    from privtune.strategies.plan import Plan
-    from privtune.strategies.trainings import TrainingPlan
+    from privtune.strategies.plan import Plan, TrainingPlan
+    from privtune.strategies.release import Outcome, TrialResult
     from privtune.training.mechanism.streams import Streams
-
-PRUNED = "TrialPruned"
-"""What :attr:`TrialResult.failed` says of a trial that a pruner stopped."""
 
 
 class StrategyError(PrivTuneError):
     """A strategy was asked for something that its guarantee does not cover."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialResult:
-    """What one trial produced. Sealed: it stays inside the trust boundary unless it is released.
-
-    Args:
-        index: Position in its round, or among the trials of a release; 0 for a training with a name.
-        params: Hyperparameters of the candidate.
-        weights: Trained parameters, flat, shape ``[P]``; shape ``[0]`` where there is no model.
-        score: Noised (or public) score; ``-inf`` for weights that are not finite; ``None`` unscored.
-        curves: By name, one value a step.
-        transcript_digest: Digest of what the training released.
-        failed: :data:`PRUNED` for a trial that was pruned; nothing else that stops a program is a
-            result.
-        unusable: How often a record was met that could not be used. For the curator alone: it is
-            left out of whatever is released.
-        shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
-            empty where they are not known.
-        checked: What a declared training was checked against; empty where it was not.
-
-    Example:
-        >>> import torch
-        >>> TrialResult(index=0, params={"learning_rate": 0.5}, weights=torch.zeros(3), score=0.91).failed
-        ''
-    """
-
-    index: int
-    params: Mapping[str, Any]
-    weights: Weights = Weights()  # noqa: RUF009 (a descriptor: torch.Tensor)
-    score: float | None
-    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    transcript_digest: str = ""
-    failed: str = ""
-    unusable: int = 0
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    checked: str = ""
-
-    def with_score(self, score: float | None) -> TrialResult:
-        """Return the result with another score, its weights unread: ``replace`` would read them.
-
-        Args:
-            score: The score.
-
-        Example:
-            >>> TrialResult(index=0, params={}, weights=print, score=0.91).with_score(0.5).score
-            0.5
-        """
-        other = copy(self)
-        object.__setattr__(other, "score", score)
-        return other
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a strategy hands over for release.
-
-    Args:
-        result: The released trial; ``None`` where the law drew no run at all.
-        trials: Every trial, where all of them are paid for.
-        note: One sentence about the release, if it needs one.
-
-    Example:
-        >>> Outcome(None, note="The law drew no run at all.").trials
-        ()
-    """
-
-    result: TrialResult | None
-    trials: tuple[TrialResult, ...] = ()
-    note: str = ""
 
 
 class Round(Protocol):
@@ -216,7 +140,7 @@ class Strategy(Protocol):
     """A way of choosing hyperparameters: a frozen dataclass of its options.
 
     Example:
-        >>> from privtune.strategies import Fixed
+        >>> from privtune.strategies import Fixed, TrialResult
         >>> strategy = Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0})
         >>> plan = strategy.plan(study.spec.planning_context(), epsilon=2.0)  # touches no data
         >>> plan.event.type, plan.params
@@ -289,3 +213,47 @@ def best_of(results: Sequence[TrialResult], streams: Streams) -> TrialResult:
         return (-math.inf if worst or score is None else score, float(tie_break[position]))
 
     return results[max(range(len(results)), key=rank)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a strategy needs of the study that runs it.
+
+    Args:
+        task: A task that the engine trains; a function of the user's own cannot take its place.
+        score: A validation split, because it chooses by a score.
+        independent: Candidates that are drawn independently of each other and of their scores: no
+            sampler that does not declare so, no pruner. Whatever seals its trials needs it.
+        parameters: Hyperparameters that every candidate has to have, by name: the option and its
+            value with which that is so, or None if it always is.
+        methods: The training methods that it can run; empty for all.
+        non_private: Somebody who says ``--non-private``: it has no guarantee and is no part of any
+            budget.
+
+    Example:
+        >>> Needs(score=True).independent
+        False
+    """
+
+    task: bool = False
+    score: bool = False
+    independent: bool = False
+    parameters: Mapping[str, tuple[str, Any] | None] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
+    non_private: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is needed, as people read it."""
+        said = {
+            "a task": self.task,
+            "a validation split": self.score,
+            "independent candidates": self.independent,
+            f"one of the methods {', '.join(self.methods)}": self.methods,
+            "--non-private": self.non_private,
+        }
+        named = (
+            name if when is None else f"{name} (with {when[0]}: {when[1]})"
+            for name, when in self.parameters.items()
+        )
+        return (*(word for word, needed in said.items() if needed), *named)

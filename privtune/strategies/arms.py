@@ -1,23 +1,247 @@
-"""Plan one arm whole: the strategy's plan, with the noise that runs and what it cannot reach."""
+"""Plan one arm whole: what its strategy needs, one target for both splits, what noise cannot reach."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from privtune.accounting import ApproximateDP, Composed, Parallel
-from privtune.strategies._base import StrategyError
-from privtune.strategies._check_needs import check_needs, needs_of
+from privtune.accounting import (
+    ApproximateDP,
+    Composed,
+    Event,
+    Parallel,
+    calibrate,
+    scale_noise,
+)
+from privtune.accounting.calibration import searches_learn, sketch
+from privtune.errors import InvalidInputError
+from privtune.numbers import is_number
+from privtune.spaces import DependentSamplerError, require_independent_sampler
+from privtune.strategies._base import Needs, StrategyError
+from privtune.strategies.context import PlanningContext
+from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
+from privtune.strategies.scoring import ScorePlan
 
 if TYPE_CHECKING:
-    from privtune.accounting import Event
     from privtune.strategies._base import Strategy
-    from privtune.strategies.context import PlanningContext
-    from privtune.strategies.plan import Plan
-    from privtune.strategies.score_plan import ScorePlan
+
+
+def needed_parameters(strategy: Strategy) -> tuple[str, ...]:
+    """Return the names of the hyperparameters that a strategy needs, with the options it has."""
+    return tuple(
+        name
+        for name, when in strategy.needs.parameters.items()
+        if when is None or getattr(strategy, when[0]) == when[1]
+    )
+
+
+def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> None:
+    """Refuse an arm whose study lacks what its strategy needs, or whose plan belies it.
+
+    Raises:
+        StrategyError: Naming what is missing.
+        InvalidInputError: If the strategy cannot run the arm's method.
+    """
+    needs, arm = needs_of(strategy), strategy.arm
+    method = getattr(strategy, "method", None)
+    if needs.methods and method not in needs.methods:
+        allowed = f"must be one of {', '.join(needs.methods)}"
+        raise InvalidInputError(f"method of arm {arm!r}", method, allowed)
+    if plan.is_sealed and not needs.independent:
+        raise StrategyError(
+            f"Strategy {strategy.name!r} seals its trials, which is valid for independent "
+            "candidates alone, and does not declare that it needs them: needs = "
+            "Needs(independent=True)."
+        )
+    if context.define_by_run:
+        return  # what a function suggests is seen in its rehearsal
+    given = {**dict.fromkeys(context.space, 1.0), **plan.params}
+    for name in needed_parameters(strategy):
+        choices = getattr(context.space.get(name), "choices", ())
+        for drawn in [{name: choice} for choice in choices] or [{}]:
+            check_given(strategy, {**given, **drawn})
+
+
+def check_given(strategy: Strategy, given: Mapping[str, Any]) -> None:
+    """Refuse a candidate without the hyperparameters that its strategy computes with.
+
+    Raises:
+        StrategyError: Naming what is missing, or is no finite number.
+    """
+    for name in needed_parameters(strategy):
+        value = given.get(name)
+        if is_number(value):
+            continue
+        has = f"{name} = {value!r}" if name in given else ", ".join(sorted(given)) or "none"
+        when = strategy.needs.parameters[name]
+        option = "" if when is None else f", or choose another {when[0]} than {when[1]}"
+        raise StrategyError(
+            f"Arm {strategy.arm!r} computes with a number called {name}, but the hyperparameters of "
+            f"its candidates are {has}: call it {name}{option}."
+        )
+
+
+def check_objective(
+    strategy: Strategy,
+    *,
+    scored: bool,
+    sampler: object | None,
+    pruner: object | None,
+    others: Iterable[str],
+) -> None:
+    """Refuse a function of the user's own where a strategy does not cover what comes with it.
+
+    Args:
+        strategy: The strategy.
+        scored: Whether a validation split was declared.
+        sampler: The sampler that was given with the function.
+        pruner: The pruner, likewise.
+        others: Strategies that can call a function, for the message.
+
+    Raises:
+        StrategyError: If it trains by itself, has no score to choose by, or must not prune.
+        DependentSamplerError: If it needs independent candidates and the sampler gives none.
+    """
+    needs = needs_of(strategy)
+    if needs.task:
+        *some, last = others
+        raise StrategyError(
+            f"Strategy {strategy.name!r} trains by itself and cannot call a function of yours. "
+            f"Declare a task, or use {', '.join(some)} or {last}."
+        )
+    if needs.score and not scored:
+        raise StrategyError(
+            f"Strategy {strategy.name!r} chooses by a score, but no validation split was declared. "
+            'Pass validation=(x, y), or split={"train": ..., "validation": ...} of data.'
+        )
+    if needs.independent:
+        if sampler is not None:
+            require_independent_sampler(sampler)
+        name = None if pruner is None else type(pruner).__name__
+        require_independent(strategy.arm, pruner=name)
+
+
+def needs_of(strategy: Strategy) -> Needs:
+    """Return what a strategy declares; refuse one that declares nothing.
+
+    Raises:
+        StrategyError: If it does not.
+    """
+    needs = getattr(strategy, "needs", None)
+    if not isinstance(needs, Needs):
+        raise StrategyError(
+            f"{type(strategy).__name__} does not declare what it needs of a study; set needs = "
+            "privtune.strategies.Needs(), with what that says, on the class."
+        )
+    return needs
+
+
+def require_independent(arm: str, *, sampler: str = "random", pruner: str | None) -> None:
+    """Refuse a sampler whose draws are not independent, and a pruner, by their names in a spec."""
+    if sampler != "random":
+        raise DependentSamplerError(
+            f"Arm {arm!r} asks for sampler {sampler!r}, whose draws are not independent of each "
+            "other and of their scores, which private selection needs. Use sampler: random (a grid: "
+            "categorical choices, drawn with replacement), or the strategy 'everything', which pays "
+            "for every trial."
+        )
+    if pruner not in (None, "none"):
+        raise StrategyError(
+            f"Arm {arm!r} asks for pruner {pruner!r}, which compares a trial with the "
+            "others: private selection does not cover that. Leave the pruner out, stop a trial "
+            "on its own noisy releases, or use the strategy 'everything'."
+        )
+
+
+@dataclass(frozen=True)
+class SearchThenFinal:
+    """A search, and one training with what it found."""
+
+    search: SearchPlan
+    final: TrainingPlan
+
+    def scaled(self, factor: float) -> SearchThenFinal:
+        """Return both with all noise times ``factor``."""
+        return SearchThenFinal(self.search.scaled(factor), self.final.scaled(factor))
+
+
+_TOGETHER = 5e-4  # what stands in a maximum is known on its lattice, which moves with the noise
+
+
+T = TypeVar("T", SearchPlan, SearchThenFinal)
+
+
+def factor_for(
+    event: Event,
+    context: PlanningContext,
+    epsilon: float,
+    tolerance: float = 1e-4,
+    *,
+    about: bool = False,
+) -> float:
+    """Return the factor on all noise with which the event meets (epsilon, the context's δ).
+
+    Args:
+        event: The event.
+        context: Public facts. In a plan that is a sketch the factor is an estimate.
+        epsilon: The target.
+        tolerance: Relative accuracy of the factor.
+        about: Whether an estimate is enough, since the accountant is asked later.
+    """
+    if context.declared is not None and scale_noise(event, 2.0) == event:
+        return 1.0  # a declared event that stays as it is, and scores that are free
+    terms: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": context.delta,
+        "adjacency": context.adjacency,
+        "tolerance": tolerance,
+    }
+    return sketch(event, **terms) if about or context.sketch else calibrate(event, **terms).scale
+
+
+def meet(
+    trained: T,
+    event: Callable[[T], Event],
+    cost: Callable[[Event], Event],
+    *,
+    context: PlanningContext,
+    epsilon: float,
+) -> tuple[T, ScorePlan, Event]:
+    """Scale what is trained and how it is scored until the arm as a whole meets ``epsilon``.
+
+    A person is in one of the two splits, so each side may cost what both together may. Factors are
+    taken one after the other: the last digit of their product may lie past the target.
+
+    Args:
+        trained: What meets the training records, its noise in the right proportions.
+        event: What that costs them.
+        cost: What the arm makes of the event of one score: repeats it, or selects by it.
+        context: Public facts.
+        epsilon: Target of the arm.
+
+    Returns:
+        What is trained and how it is scored, both scaled, and the event of the arm.
+    """
+    with searches_learn():
+        # The accountant is asked about both sides together, so each alone may cost a little more.
+        trained = trained.scaled(factor_for(event(trained), context, epsilon, about=True))
+        score = context.plan_score(epsilon)
+        if score.event is not None:
+            score = score.scaled(factor_for(cost(score.event), context, epsilon, about=True))
+        rest = factor_for(_both(event(trained), score, cost), context, epsilon, _TOGETHER)
+    trained, score = trained.scaled(rest), score.scaled(rest)
+    return trained, score, _both(event(trained), score, cost)
+
+
+def _both(training: Event, score: ScorePlan, cost: Callable[[Event], Event]) -> Event:
+    return training if score.event is None else Parallel((training, cost(score.event)))
+
 
 _NEGLIGIBLE = 1e-3  # of δ
+
+
 _TOO_MUCH = 0.1
 
 

@@ -17,14 +17,14 @@ from typing import ClassVar
 
 from privtune.accounting._checks import check_number
 from privtune.numbers import show_epsilon
-from privtune.strategies._base import Outcome, Round, Strategy
-from privtune.strategies._check_needs import check_needs
+from privtune.strategies._base import Needs, Round, Strategy
+from privtune.strategies.arms import check_needs
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import Fixed, InRun, trained_parameters
-from privtune.strategies.needs import Needs
 from privtune.strategies.plan import Plan
+from privtune.strategies.release import Outcome
 from privtune.strategies.selection import PapernotSteinke
-from privtune.strategies.subsampled import SubsampledTuningStrategy
+from privtune.strategies.tuning import SubsampledTuningStrategy
 from privtune.training.methods import METHODS
 
 _SMALL = 0.25  # of d/2T: ADADP would aim at an error below half of what it may

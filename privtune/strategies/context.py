@@ -1,20 +1,24 @@
-"""What strategies may look at when they plan."""
+"""What strategies may look at when they plan, and how an arm meets its target as a whole."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from privtune.accounting import (
     Adjacency,
 )
 from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
-from privtune.strategies.score_plan import ScorePlan
-from privtune.strategies.scoring import Reporting, Scoring
+from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
 from privtune.tasks import Task
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.methods.declared import Declared
+
+if TYPE_CHECKING:
+    from privtune.strategies.scoring import ScorePlan
+
 
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 """Shares of an arm's ε that its report may take, where none is given: the first that costs nothing."""

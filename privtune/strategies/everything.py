@@ -1,7 +1,8 @@
-"""Pay for every trial, and show them all: any Optuna sampler, charged by composition."""
+"""Every trial paid for and shown, by any Optuna sampler; and a grid without any guarantee."""
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,25 +18,28 @@ from privtune.accounting import (
     Event,
     Geometric,
     Guarantee,
+    NonPrivate,
     Parallel,
     PrivateSelection,
     Repeated,
 )
 from privtune.accounting import epsilon as account
-from privtune.errors import InvalidInputError
-from privtune.strategies._base import Outcome, Round, StrategyError, TrialResult, best_of
-from privtune.strategies._calibrate import meet
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.imports import find_extra
+from privtune.strategies._base import Needs, Round, StrategyError, best_of
+from privtune.strategies.arms import meet
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.needs import Needs
-from privtune.strategies.plan import Plan
-from privtune.strategies.searching import Drawing
-from privtune.strategies.trainings import SearchPlan
+from privtune.strategies.in_run import budgeted
+from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
+from privtune.strategies.release import Ending, Outcome, TrialResult
+from privtune.strategies.searching import Drawing, Searching
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from privtune.spaces import SearchSpace
     from privtune.training.mechanism.streams import Streams
+
 
 SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
 _INDEPENDENT = ("random", "grid")
@@ -83,6 +87,8 @@ class Everything(Drawing):
             raise InvalidInputError(
                 "sampler", self.sampler, f"must be one of {', '.join(SAMPLERS)}"
             )
+        if self.sampler == "cmaes":
+            find_extra("cmaes", extra="cmaes", what="sampler: cmaes")
         if self.batch < 1:
             raise InvalidInputError("batch", self.batch, "must be a whole number of at least 1")
         if self.batch > 1 and self.sampler != "tpe":
@@ -141,7 +147,8 @@ class Everything(Drawing):
                 trials.tell(number, result)
                 results.append(result)
         best = best_of(results, trials.streams)
-        note = "Every candidate was pruned; there is no model." if best.failed else ""
+        pruned = best.ended is Ending.PRUNED
+        note = "Every candidate was pruned; there is no model." if pruned else ""
         return Outcome(best, trials=tuple(results), note=note)
 
 
@@ -170,17 +177,7 @@ def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) ->
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:
-    """Make one of Optuna's samplers by its name in a spec.
-
-    Args:
-        name: One of :data:`SAMPLERS`.
-        space: What is searched; a grid needs it.
-        seed: Its random seed.
-        liar: Whether ``tpe`` counts trials that are under way as bad ones.
-
-    Raises:
-        StrategyError: If the sampler needs a package that is not installed.
-    """
+    """Make one of Optuna's samplers by its name in a spec; a ``liar`` takes running trials for bad ones."""
     kinds: Mapping[str, Any] = {
         "random": optuna.samplers.RandomSampler,
         "tpe": partial(optuna.samplers.TPESampler, constant_liar=liar),
@@ -190,14 +187,9 @@ def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False
     }
     if name == "grid":
         return optuna.samplers.GridSampler(grid_of(space), seed=seed)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler: BaseSampler = kinds[name](seed=seed)
-    except ImportError as error:
-        raise StrategyError(
-            f"Sampler {name!r} needs a package that is not installed ({error}). Nothing was spent."
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler: BaseSampler = kinds[name](seed=seed)
     return sampler
 
 
@@ -245,3 +237,72 @@ def selection_instead(plan: Plan, *, delta: float, adjacency: Adjacency) -> Guar
         event = Parallel((base, plan.score.event))
     law = Geometric(float(plan.search.trials))
     return account(PrivateSelection(event, law), delta, adjacency=adjacency)
+
+
+class NonPrivateError(PrivTuneError):
+    """A study holds an arm without any guarantee and was not told to run it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonPrivateGrid(Searching):
+    """Train every point of a grid without noise, score without noise, keep the best.
+
+    Its event is ``non_private`` (ε = ∞). It is no part of any budget, and runs only where somebody
+    says ``--non-private``: on public data, or to see how far the private arms are from the best.
+
+    Args:
+        points: Points of each hyperparameter that is not categorical.
+
+    Example:
+        >>> context = study.spec.planning_context()
+
+        >>> plan = NonPrivateGrid(points=5, parameters={"max_grad_norm": 1.0}).plan(context, epsilon=2.0)
+        >>> plan.is_private, plan.search.trials
+        (False, 5)
+    """
+
+    name: ClassVar[str] = "non-private-grid"
+    summary: ClassVar[str] = "NOT PRIVATE: a grid without noise, the papers' upper bound on utility"
+    needs: ClassVar[Needs] = Needs(task=True, score=True, non_private=True)
+
+    arm: str = "non-private-grid"
+    points: int = 5
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan the grid. Touches no data; no ε is met, and none is asked of a budget."""
+        if self.points < 1:
+            raise InvalidInputError("points", self.points, "must be a whole number of at least 1")
+        self.check_parameters(context)
+        method = budgeted(context, self.method, self.options, epsilon=1.0)
+        training = TrainingPlan(context.schedule, method.scaled(0.0))
+        if not isinstance(training.event, NonPrivate):
+            raise StrategyError(
+                f"Arm {self.arm!r}: method {self.method!r} has no form without noise. Use dpsgd."
+            )
+        count = 1
+        for values in grid_of(context.space, self.points).values():
+            count *= len(values)
+        return Plan(
+            arm=self.arm,
+            strategy=self.name,
+            event=NonPrivate(),
+            training=training,
+            params=dict(self.parameters),
+            runs=None,
+            score=context.exact_score(),
+            released=("every trial, without any protection",),
+            sealed=(),
+            search=SearchPlan((training,), trials=count),
+            final=False,
+        )
+
+    def run(self, plan: Plan, trials: Round) -> Outcome:
+        """Walk the grid in order; keep the best."""
+        grid = grid_of(trials.space, self.points)
+        results = []
+        for number, values in enumerate(itertools.product(*grid.values())):
+            params = {**plan.params, **dict(zip(grid, values, strict=True))}
+            results.append(
+                trials.train(plan, plan.training, params, name=f"trial-{number}", scored=True)
+            )
+        return Outcome(best_of(results, trials.streams), trials=tuple(results))

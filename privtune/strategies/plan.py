@@ -6,25 +6,252 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import (
+    Adjacency,
     Event,
+    Gaussian,
     NonPrivate,
     RunLaw,
+    calibrate,
+    epsilon,
     event_from_dict,
     run_law_from_dict,
 )
 from privtune.accounting.reach import mass_beyond_reach
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import RECORD
-from privtune.strategies.score_plan import ScorePlan
-from privtune.strategies.trainings import SearchPlan, TrainingPlan
-from privtune.training.mechanism.schedule import NoiseOptions
+from privtune.numbers import is_number
+from privtune.strategies.scoring import ScorePlan
+from privtune.tasks._fine_tuning import PART
+from privtune.training.mechanism.metrics import noised
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
+from privtune.training.mechanism.streams import Streams
+from privtune.training.methods import METHODS
+from privtune.training.methods._base import Method
+from privtune.training.methods._rate_schedule import SEARCHED
+from privtune.training.methods.declared import Declared
 
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
-    from privtune.training.mechanism.streams import Streams
+    from privtune.tasks.stages import TaskStage
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """One training: its clockwork and its method, noise included.
+
+    The event is derived from the two, so the noise that runs is the noise that is charged.
+
+    Args:
+        schedule: Records, rate and steps.
+        method: The method, with its noise.
+        part: Which records it sees: ``all``, the ``subset`` drawn for tuning, or the ``rest``.
+        noise: Where its noise comes from, and how it is treated.
+        rate_factor: What a candidate's learning rate is multiplied by in this training: m/n on a
+            subset of m records, for a candidate whose rate is meant for n.
+
+    Example:
+        >>> training = study.plans[0].training
+        >>> TrainingPlan.from_dict(training.to_dict()) == training
+        True
+        >>> training.scaled(2.0).method.noise_multiplier / training.method.noise_multiplier
+        2.0
+    """
+
+    schedule: Schedule
+    method: Method
+    part: str = "all"
+    noise: NoiseOptions = field(default_factory=NoiseOptions)
+    rate_factor: float = 1.0
+
+    def as_trained(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a candidate's hyperparameters as this training uses them.
+
+        Args:
+            params: The candidate, as it is released.
+
+        Example:
+            >>> training = dataclasses.replace(study.plans[0].training, rate_factor=0.1)
+            >>> training.as_trained({"learning_rate": 5.0, "max_grad_norm": 1.0})
+            {'learning_rate': 0.5, 'max_grad_norm': 1.0}
+        """
+        rate = params.get("learning_rate")
+        if self.rate_factor == 1.0 or not is_number(rate):
+            return dict(params)
+        return {**params, "learning_rate": rate * self.rate_factor}
+
+    def scaled(self, factor: float) -> TrainingPlan:
+        """Return the plan with every noise multiplier times ``factor``.
+
+        Args:
+            factor: Above 0.
+        """
+        method = self.method.scaled(factor)
+        return dataclasses.replace(self, method=method)
+
+    @property
+    def event(self) -> Event:
+        """What one such training costs."""
+        return self.method.event(self.schedule)
+
+    @property
+    def expected_gradient_evaluations(self) -> float:
+        """Expected per-sample gradients of one such training."""
+        return self.method.gradient_evaluations(self.schedule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data."""
+        method: Any = self.method
+        own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+        return {
+            "schedule": dataclasses.asdict(self.schedule),
+            "method": {"name": method.name, **own},
+            "part": self.part,
+            "noise": self.noise.to_dict(),
+            "rate_factor": self.rate_factor,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            data: What :meth:`to_dict` wrote.
+
+        Returns:
+            The plan.
+        """
+        fields = dict(data["method"])
+        name = fields.pop("name")
+        kind: Any = Declared if name == Declared.name else METHODS[name]
+        noise, factor = NoiseOptions(**data["noise"]), data["rate_factor"]
+        return cls(Schedule(**data["schedule"]), kind(**fields), data["part"], noise, factor)
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """The trials of an arm: what they may run, and how many there are.
+
+    Args:
+        trainings: One; or, where candidates differ in their guarantee, one a point of the grid.
+        points: The grid's points, in the same order: values of the hyperparameters that change the
+            guarantee. One empty point where there is a single training.
+        trials: How many trials there are; ``None`` where the number is drawn from the plan's law.
+
+    Example:
+        >>> from privtune import NoiseOptions
+        >>> search = study.plans[1].search
+        >>> search.trials, SearchPlan.from_dict(search.to_dict()) == search  # None: drawn in secret
+        (None, True)
+        >>> secure = search.with_noise(NoiseOptions.of("secure"))
+        >>> secure.training_of({"learning_rate": 0.3}).noise.source
+        'chacha20'
+        >>> search.placed({"learning_rate": 0.3}, None, 0)  # there is no list of methods to draw from
+        {'learning_rate': 0.3}
+        >>> [training.scaled(2.0) for training in search.trainings] == list(search.scaled(2.0).trainings)
+        True
+    """
+
+    trainings: tuple[TrainingPlan, ...]
+    points: tuple[Mapping[str, Any], ...] = ({},)
+    trials: int | None = None
+
+    def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
+        """Return what a candidate runs.
+
+        Args:
+            params: A candidate.
+
+        Raises:
+            InvalidInputError: If the candidate is no point of the grid.
+        """
+        for training, point in zip(self.trainings, self.points, strict=True):
+            if all(params.get(name) == value for name, value in point.items()):
+                return training
+        raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
+
+    def placed(self, drawn: dict[str, Any], streams: Streams, number: int) -> dict[str, Any]:
+        """Return a candidate with its entry of a list of methods, if there is such a list.
+
+        Args:
+            drawn: What was drawn from the space.
+            streams: The round's random streams.
+            number: The candidate's number: the entry is a function of it and the streams alone.
+
+        Returns:
+            The candidate: of what was drawn, what the entry's method takes.
+        """
+        if CANDIDATE not in self.points[0]:
+            return drawn
+        which = int(streams.numpy("method", number).integers(len(self.points)))
+        takes = (*self.trainings[which].method.parameters, *SEARCHED, PART)
+        return {**{n: v for n, v in drawn.items() if n in takes}, **self.points[which]}
+
+    def with_noise(self, noise: NoiseOptions) -> SearchPlan:
+        """Return the plan with the noise of every training from this source.
+
+        Args:
+            noise: Where noise comes from, and how it is treated.
+        """
+        return dataclasses.replace(
+            self, trainings=tuple(dataclasses.replace(t, noise=noise) for t in self.trainings)
+        )
+
+    def with_rate_factor(self, factor: float) -> SearchPlan:
+        """Return the plan with every learning rate multiplied by ``factor`` in the trials.
+
+        Args:
+            factor: Above 0.
+
+        Example:
+            >>> study.plans[1].search.with_rate_factor(0.1).trainings[0].rate_factor
+            0.1
+        """
+        trainings = tuple(dataclasses.replace(t, rate_factor=factor) for t in self.trainings)
+        return dataclasses.replace(self, trainings=trainings)
+
+    def scaled(self, factor: float) -> SearchPlan:
+        """Return the plan with every noise multiplier times ``factor``.
+
+        Args:
+            factor: Above 0.
+        """
+        return dataclasses.replace(self, trainings=tuple(t.scaled(factor) for t in self.trainings))
+
+    @property
+    def mean_gradient_evaluations(self) -> float:
+        """Expected per-sample gradients of one trial; points are drawn uniformly."""
+        each = [training.expected_gradient_evaluations for training in self.trainings]
+        return sum(each) / len(each)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data."""
+        return {
+            "trainings": [training.to_dict() for training in self.trainings],
+            "points": [dict(point) for point in self.points],
+            "trials": self.trials,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SearchPlan:
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            data: What :meth:`to_dict` wrote.
+
+        Returns:
+            The plan.
+        """
+        trainings = tuple(TrainingPlan.from_dict(d) for d in data["trainings"])
+        return cls(trainings, tuple(data["points"]), data["trials"])
+
+
+CANDIDATE = "candidate"
+"""The hyperparameter that names a candidate's entry of a list of methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,3 +468,159 @@ class Plan:
         rounded = json.loads(json.dumps(self.to_dict()), parse_float=lambda x: f"{float(x):.9g}")
         text = json.dumps(rounded, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+_NEGLIGIBLE = 1e-3  # of δ
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """What a stage will do to the data: it stands beside the plans of arms, and lives as they do.
+
+    Args:
+        arm: The stage's name.
+        stage: What it releases.
+        event: What it costs; the ledger charges exactly this.
+        scale: Standard deviation of the noise on each of its sums.
+        noise: Where noise comes from.
+        public_facts: What it rests on that is declared public.
+    """
+
+    arm: str
+    stage: TaskStage
+    event: Event
+    scale: float
+    noise: NoiseOptions = field(default_factory=NoiseOptions)
+    public_facts: Mapping[str, str] = field(default_factory=dict)
+
+    unit = RECORD
+    is_private = True
+    is_sealed = True
+    runs = None
+
+    @property
+    def noise_note(self) -> str:
+        """What weakens its noise, in words."""
+        return self.noise.note
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data."""
+        return {
+            "stage": self.stage.to_dict(),
+            "arm": self.arm,
+            "event": self.event.to_dict(),
+            "scale": self.scale,
+            "noise": self.noise.to_dict(),
+            "public": dict(self.public_facts),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> StagePlan:
+        """Read what :meth:`to_dict` wrote."""
+        from privtune.tasks.stages import make_stage
+
+        return cls(
+            arm=data["arm"],
+            stage=make_stage(data["stage"]),
+            event=event_from_dict(data["event"]),
+            scale=data["scale"],
+            noise=NoiseOptions.of(data["noise"]),
+            public_facts=data["public"],
+        )
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the plan's canonical JSON, kept with its charge."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_stage(
+    stage: TaskStage,
+    task: Mapping[str, Any],
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    noise: NoiseOptions,
+    public_facts: Mapping[str, str],
+) -> StagePlan:
+    """Plan a stage at its share of a study's ε, or at its own noise.
+
+    Args:
+        stage: What is released.
+        task: The task, as those before it leave it.
+        epsilon: What the whole study may cost.
+        delta: The budget's δ.
+        adjacency: The budget's neighbouring relation.
+        noise: Where noise comes from.
+        public_facts: What is declared public of the task.
+
+    Returns:
+        The plan, whose noise is the event's multiplier times the proven sensitivity.
+    """
+    multiplier = stage.noise_multiplier
+    if multiplier is None:
+        share = epsilon * (stage.epsilon_share or 0.0)
+        unit = Gaussian(1.0)
+        multiplier = calibrate(unit, epsilon=share, delta=delta, adjacency=adjacency).scale
+    event = Gaussian(multiplier)
+    if mass_beyond_reach(event) > _NEGLIGIBLE * delta:
+        raise PrivTuneError(
+            f"Stage {stage.name!r}: with so little noise its outputs lie beyond the reach of any "
+            f"generator here, and δ is {delta:g}; ask for a smaller epsilon_share."
+        )
+    return StagePlan(
+        arm=stage.name,
+        stage=stage,
+        event=event,
+        scale=multiplier * stage.sensitivity(task, adjacency),
+        noise=noise,
+        public_facts=public_facts,
+    )
+
+
+def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) -> dict[str, Any]:
+    """Read the data, and return what a stage releases of it: asked again, the same.
+
+    Args:
+        plan: The stage's plan; its charge has been started.
+        task: The task, with what the stages before it released.
+        streams: Of the stage's own secret.
+
+    **Guarantee**: the sums move by at most ``sensitivity`` between neighbours, and get Gaussian noise
+    of the event's multiplier times that; what is released is a function of the noised sums alone.
+    """
+    sums = plan.stage.sums(task)
+    values = noised(sums, scale=plan.scale, streams=streams, noise=plan.noise)
+    return plan.stage.document(task, values, plan.scale)
+
+
+def epsilon_spent(
+    training: TrainingPlan, *, delta: float, adjacency: Adjacency, points: int = 12
+) -> list[tuple[int, float]]:
+    """Return what a training has spent after some of its steps.
+
+    Args:
+        training: The plan of one training.
+        delta: δ, in (0, 1).
+        adjacency: Neighbouring relation.
+        points: How many steps to look at, evenly spread, the last included.
+
+    Returns:
+        Pairs of a step, counted from 0, and the ε of all releases up to and including it.
+    """
+    return [
+        (
+            step,
+            _epsilon(
+                training.method.event(replace(training.schedule, steps=step + 1)), delta, adjacency
+            ),
+        )
+        for step in training.schedule.checkpoints(points)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
+    """Return ε; arms that differ in anything but their noise ask the same."""
+    return epsilon(event, delta, adjacency=adjacency).epsilon

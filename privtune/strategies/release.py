@@ -1,15 +1,16 @@
-"""Releases: what left the trust boundary, paid for. Trackers accept nothing else."""
+"""What trials produce, and what leaves the trust boundary, paid for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from privtune.errors import PrivTuneError
-from privtune.strategies.weights import Weights
 
 if TYPE_CHECKING:
     import optuna
@@ -17,7 +18,123 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from privtune.accounting import Guarantee
-    from privtune.strategies._base import TrialResult
+
+
+class Weights:
+    """A field that holds weights, or a function that reads them when they are first asked for.
+
+    Whoever shows what was released needs no tensor, and so need not import torch.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, instance: object | None, owner: type) -> torch.Tensor:
+        if instance is None:  # the field has no default
+            raise AttributeError(self._name)
+        held = instance.__dict__[self._name]
+        if callable(held):
+            held = instance.__dict__[self._name] = held()
+        return cast("torch.Tensor", held)
+
+    def __set__(self, instance: object, value: torch.Tensor | Callable[[], torch.Tensor]) -> None:
+        instance.__dict__[self._name] = value
+
+
+class Ending(StrEnum):
+    """How a trial ended. A failed one has no result: an error of the program stops its arm.
+
+    Example:
+        >>> Ending("pruned").name
+        'PRUNED'
+    """
+
+    TRAINED = "trained"
+    DIVERGED = "diverged"  # its weights are not finite: a result, for dropping it would be a choice by data
+    PRUNED = "pruned"  # stopped by a pruner, on scores that are paid for
+
+    @classmethod
+    def of(cls, weights: torch.Tensor) -> Ending:
+        """Say whether a training that was not pruned has diverged.
+
+        Args:
+            weights: What it trained.
+
+        Example:
+            >>> import torch
+            >>> Ending.of(torch.tensor([0.5, torch.nan]))
+            <Ending.DIVERGED: 'diverged'>
+        """
+        return cls.TRAINED if bool(weights.isfinite().all()) else cls.DIVERGED
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What one trial produced. Sealed: it stays inside the trust boundary unless it is released.
+
+    Args:
+        index: Position in its round, or among the trials of a release; 0 for a training with a name.
+        params: Hyperparameters of the candidate.
+        weights: Trained parameters, flat, shape ``[P]``; shape ``[0]`` where there is no model.
+        score: Noised (or public) score; ``-inf`` for weights that are not finite; ``None`` unscored.
+        curves: By name, one value a step.
+        transcript_digest: Digest of what the training released.
+        ended: How it ended.
+        unusable: How often an unusable record was met. For the curator alone: it is left out of
+            whatever is released.
+        shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
+            empty where they are not known.
+        checked: What a declared training was checked against; empty where it was not.
+
+    Example:
+        >>> import torch
+        >>> TrialResult(index=0, params={"learning_rate": 0.5}, weights=torch.zeros(3), score=0.91).ended
+        <Ending.TRAINED: 'trained'>
+    """
+
+    index: int
+    params: Mapping[str, Any]
+    weights: Weights = Weights()
+    score: float | None
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    transcript_digest: str = ""
+    ended: Ending = Ending.TRAINED
+    unusable: int = 0
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    checked: str = ""
+
+    def with_score(self, score: float | None) -> TrialResult:
+        """Return the result with another score, its weights unread: ``replace`` would read them.
+
+        Args:
+            score: The score.
+
+        Example:
+            >>> TrialResult(index=0, params={}, weights=print, score=0.91).with_score(0.5).score
+            0.5
+        """
+        other = copy(self)
+        object.__setattr__(other, "score", score)
+        return other
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a strategy hands over for release.
+
+    Args:
+        result: The released trial; ``None`` where the law drew no run at all.
+        trials: Every trial, where all of them are paid for.
+        note: One sentence about the release, if it needs one.
+
+    Example:
+        >>> Outcome(None, note="The law drew no run at all.").trials
+        ()
+    """
+
+    result: TrialResult | None
+    trials: tuple[TrialResult, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +198,7 @@ class Release:
     arm: str
     strategy: str
     params: Mapping[str, Any]
-    weights: Weights = Weights()  # noqa: RUF009 (a descriptor: torch.Tensor)
+    weights: Weights = Weights()
     score: float | None
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     guarantee: Guarantee

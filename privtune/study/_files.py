@@ -13,7 +13,7 @@ from privtune.execution.training import OnStep, part_of, pruned, train_built, tr
 from privtune.strategies import StrategyError, TrainingPlan, TrialResult
 from privtune.study.build import Built, build_candidate
 from privtune.study.rehearsal import DependentTrialsError, described
-from privtune.study.rounds import STACK, LiveFiles
+from privtune.study.rounds import STACK, Files
 from privtune.training.engine.compute import Compute
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialFiles(LiveFiles):
+class TrialFiles(Files):
     """Trains candidates of a task with the engine, whole stacks at once.
 
     Args:

@@ -43,13 +43,7 @@ _TUPLES = "privtune:tuples"
 
 
 class ShownTrial:
-    """Optuna's trial as a user's function reaches it; every suggestion is kept at once.
-
-    Args:
-        trial: Optuna's trial, in memory.
-        kept: What it was suggested before its process died.
-        keep: Keeps one more suggestion.
-    """
+    """Optuna's trial as a user's function reaches it; every suggestion is kept at once."""
 
     def __init__(self, trial: optuna.Trial, kept: Kept, keep: Callable[[int, bytes], None]) -> None:
         self._trial, self._keep = trial, keep
@@ -96,13 +90,7 @@ class _Planned(optuna.Study):
 
 
 class ShownTrials:
-    """The trials of an arm, in the order of their numbers, each told once.
-
-    Args:
-        study: The arm's study in Optuna's storage.
-        results: Keep what trials were given; inside the trust boundary.
-        lend: Gives the turn to write to Optuna's storage.
-    """
+    """The trials of an arm, in the order of their numbers, each told once."""
 
     def __init__(
         self,

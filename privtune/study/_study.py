@@ -23,11 +23,11 @@ from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release, validation_metric
 from privtune.study._familiar import answer, answers
-from privtune.study.lifecycle import AnyPlan, Life, new_arm
-from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
+from privtune.study.lifecycle import Life, new_arm
+from privtune.study.observer import ArmStatus, Observer, StageStatus
 from privtune.study.planning import plan_study
 from privtune.study.release import MODEL
-from privtune.study.rows import StudyRow, StudyStore
+from privtune.study.rows import AnyPlan, StudyRow, StudyStore
 from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 
@@ -39,21 +39,19 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.declared import DeclaredTrial, Mechanism
     from privtune.tasks import Score, Task
-    from privtune.tasks._candidate import Build, RecordLoss
+    from privtune.tasks._task import Build, RecordLoss
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.schedule import NoiseOptions
 
+# Arguments of ``optimize`` that say what a task is, and how an arm is run.
 _RECORDS = (
     "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",
     "pad_to", "columns",
 )  # fmt: skip
-"""Arguments of ``optimize`` that say what a task is."""
-
 _HOW = (
     "epochs", "expected_batch_size", "epsilon", "sampler", "pruner", "executor", "n_jobs", "timeout",
-    "show_progress_bar", "noise", "anyway",
+    "noise", "anyway",
 )  # fmt: skip
-"""Arguments that say how an arm is run."""
 
 
 class Study:
@@ -96,7 +94,7 @@ class Study:
         self.storage = storage
         self.spec: StudySpec = self._life.spec
         self.folder: Path = self._life.folder
-        self.observer: Observer = NullObserver()
+        self.observer: Observer = Observer()
         self._tasks: dict[str, Task] = {}
         self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
 
@@ -132,7 +130,18 @@ class Study:
             []
             >>> study.close()
         """
-        _store_study(spec, storage)
+        with Ledger(storage) as ledger:
+            store = StudyStore(ledger.log.storage)
+            store.check_new(spec.name)  # here too: the planning takes seconds
+            planned = plan_study(spec) if spec.arms else None
+            plans: list[AnyPlan] = [] if planned is None else [*planned.stages, *planned.plans]
+            if spec.budget.name in {budget.name for budget in ledger.budgets()}:
+                _check_terms(ledger, spec)
+            else:
+                ledger.create_budget(spec.budget.to_budget())
+            document = spec.model_dump(mode="json")
+            row = StudyRow(spec.name, uuid.uuid4().hex, document, artifact_root(storage))
+            store.create(row, [new_arm(spec, row.uid, plan) for plan in plans])
         return cls(spec.name, storage)
 
     def run(
@@ -182,12 +191,14 @@ class Study:
         from privtune.execution.executor import Executor
         from privtune.study.run import run_study
 
+        chosen = Executor.of(executor or self.spec.executor, n_jobs)
+        if self.finished:
+            return self.releases()
         releases = run_study(
             self._life,
             observer or self.observer,
-            executor=Executor.of(executor or self.spec.executor, n_jobs),
-            device=device,
-            stack=stack,
+            executor=chosen,
+            compute=self.spec.compute.given(device, stack),
             non_private=non_private,
             anyway=anyway,
             told=(told or (lambda _: None)) if self._curator else None,
@@ -337,36 +348,9 @@ class Study:
             ({'rate': 2.0}, 8.0, torch.Size([200, 2]))
         """
         given = dict(locals())
-        records = {name: given[name] for name in _RECORDS}
-        how = {name: given[name] for name in _HOW}
-        if mechanism is not None:
-            from privtune.study.declared import of_arguments, optimize_declared
-
-            del how["show_progress_bar"], how["anyway"]
-            how = of_arguments(records | how)
-            how |= self._listening(callbacks, observer)
-            return optimize_declared(
-                self._life,
-                build,  # type: ignore[arg-type]
-                mechanism=mechanism,
-                strategy=strategy,
-                arm=arm,
-                **how,
-            )
-        from privtune.study._optimize import optimize
+        from privtune.study._optimize import named, optimize, optimize_declared
         from privtune.tasks.own import task_of
 
-        task = task_of(build, precision=precision, **records)
-        how["noise"] = self.spec.noise if noise is None else noise
-        how |= self._listening(callbacks, observer)
-        told = (lambda _: None) if self._curator else None
-        release = optimize(self._life, task, strategy=strategy, arm=arm, told=told, **how)
-        self._tasks[release.arm] = task
-        return self._with_model(release)
-
-    def _listening(
-        self, callbacks: Sequence[Callable[[Study, Release], None]], observer: Observer | None
-    ) -> dict[str, Any]:
         if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise InvalidInputError(
                 "callbacks", callbacks, "must be a list of functions of the study and the release"
@@ -376,7 +360,23 @@ class Study:
             for callback in callbacks:
                 callback(self, release)
 
-        return {"tell": tell, "observer": observer or self.observer}
+        hears = {"tell": tell, "observer": observer or self.observer}
+        shown = {**hears, "show_progress_bar": show_progress_bar}
+        records = {name: given[name] for name in _RECORDS}
+        how = {name: given[name] for name in _HOW}
+        strategy = named(self._life, strategy, arm, epsilon)
+        if mechanism is not None:
+            objective: Any = build
+            how |= records
+            return optimize_declared(
+                self._life, objective, mechanism, strategy=strategy, how=shown, **how
+            )
+        task = task_of(build, precision=precision, **records)
+        how |= {"noise": self.spec.noise if noise is None else noise, **shown}
+        told = (lambda _: None) if self._curator else None
+        release = optimize(self._life, task, strategy=strategy, told=told, **how)
+        self._tasks[release.arm] = task
+        return self._with_model(release)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -425,11 +425,7 @@ class Study:
 
     @property
     def best_value(self) -> float:
-        """Score of the release, noised or public, where exactly one arm has been released.
-
-        Raises:
-            PrivTuneError: If there is no release, or several, or its strategy scores no trials.
-        """
+        """Score of the release, noised or public, where exactly one arm has been released."""
         release = self._only_release()
         if release.score is None:
             raise PrivTuneError(
@@ -459,18 +455,71 @@ class Study:
             )
 
     def compare(self) -> pandas.DataFrame:
-        """Return one row an arm: what it reached, at what ε, at what cost."""
-        return _comparison(self.status())
+        """Return one row an arm: public facts and releases only.
+
+        Returns:
+            Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
+            (higher is better; a loss is negated), ``gradient_evaluations`` (expected), ``wall_seconds``
+            (expected), ``validation_accuracy`` or ``validation_loss``, each utility, each
+            released hyperparameter as ``params.NAME``; the index is the arm.
+        """
+        rows: list[dict[str, Any]] = []
+        for status in self.status():
+            plan, release = status.plan, status.release
+            row: dict[str, Any] = {
+                "arm": plan.arm,
+                "strategy": plan.strategy,
+                "state": status.state,
+                "epsilon": status.guarantee.epsilon,
+                "delta": status.guarantee.delta,
+                "bound": status.guarantee.method,
+                "sealed": plan.is_sealed,
+                "score": None if release is None else release.score,
+                "gradient_evaluations": plan.expected_gradient_evaluations,
+                "wall_seconds": None if release is None else release.cost.wall_seconds,
+            }
+            if release is not None:
+                row |= validation_metric(plan.score, release.score, of=plan.scored)
+                row |= release.utility
+                row |= {f"params.{name}": value for name, value in release.params.items()}
+            rows.append(row)
+        frames = find_extra("pandas", extra="ui", what="A study's table")
+        columns = None if rows else ["arm"]
+        table: pandas.DataFrame = frames.DataFrame(rows, columns=columns).set_index("arm")
+        return table
 
     def export(self) -> dict[str, Any]:
         """Return all that may leave the trust boundary, JSON-ready: plans, releases, certificate."""
-        return _export(
-            self.spec,
-            self.status(),
-            model=lambda arm: self.model_path(arm).relative_to(self.folder),
-            certificate=self.certificate(),
-            stages=self.stages,
-        )
+        stages = self.stages
+        return {
+            "format": "privtune-study",
+            "version": 1,
+            "spec": self.spec.model_dump(mode="json"),
+            "arms": [self._exported(status) for status in self.status()],
+            **({"stages": [stage.to_dict() for stage in stages]} if stages else {}),
+            "certificate": self.certificate(),
+        }
+
+    def _exported(self, status: ArmStatus) -> dict[str, Any]:
+        release, exported = status.release, None
+        if release is not None:
+            model = None
+            if not release.is_nothing:
+                model = self.model_path(release.arm).relative_to(self.folder).as_posix()
+            finite = release.score is not None and math.isfinite(release.score)
+            exported = {
+                "params": json_ready(release.params),
+                "score": release.score if finite else None,
+                "utility": dict(release.utility),
+                "note": release.note,
+                "model": model,
+            }
+        return {
+            "plan": status.plan.to_dict(),
+            "state": status.state,
+            "guarantee": status.guarantee.to_dict(),
+            "release": exported,
+        }
 
     def delete(self, *, leave_objects: bool = False) -> list[Path]:
         """Delete the study, its trials and its models. Its charges are the ledger's and stay.
@@ -593,24 +642,6 @@ class Study:
         self._life.close()
 
 
-def _store_study(spec: StudySpec, storage: str) -> None:
-    """Plan a study and store it: see :meth:`privtune.Study.create`."""
-    with Ledger(storage) as ledger:
-        store = StudyStore(ledger.log.storage)
-        store.check_new(
-            spec.name
-        )  # before the planning, which takes seconds; `create` checks again
-        planned = plan_study(spec) if spec.arms else None
-        plans: list[AnyPlan] = [] if planned is None else [*planned.stages, *planned.plans]
-        if spec.budget.name not in {budget.name for budget in ledger.budgets()}:
-            ledger.create_budget(spec.budget.to_budget())
-        else:
-            _check_terms(ledger, spec)
-        document = spec.model_dump(mode="json")
-        row = StudyRow(spec.name, uuid.uuid4().hex, document, artifact_root(storage))
-        store.create(row, [new_arm(spec, row.uid, plan) for plan in plans])
-
-
 def delete_study(name: str, storage: str, *, leave_objects: bool = False) -> list[Path]:
     """Delete a study, its trials and its models.
 
@@ -641,14 +672,7 @@ def delete_study(name: str, storage: str, *, leave_objects: bool = False) -> lis
 
 
 def check_studies(storage: str) -> Iterator[Check]:
-    """Report deletions that were stopped half way, and folders of no study.
-
-    Args:
-        storage: Database URL of studies and budgets.
-
-    Raises:
-        PrivTuneError: If the storage cannot be read.
-    """
+    """Report deletions that were stopped half way, and folders of no study."""
     path = database_path(checked_url(storage))
     if path is not None and not path.exists():
         return
@@ -657,7 +681,7 @@ def check_studies(storage: str) -> Iterator[Check]:
             if schema_version(connection) != HEAD:
                 return
         store = StudyStore(opened)
-        rows, half = [store.study(name) for name in store.names()], store.deleting()
+        rows, half = [store.study(name) for name in store.uids()], store.deleting()
     for name in half:
         says = f"The deletion of study {name!r} is not complete. Run: privtune study delete {name}"
         yield Check("deletion", "warn", says)
@@ -680,95 +704,5 @@ def _check_terms(ledger: Ledger, spec: StudySpec) -> None:
             f"Budget {budget.name!r} exists with epsilon = {budget.epsilon}, delta = "
             f"{budget.delta}, {budget.adjacency} adjacency, unit {budget.unit}, and cannot be changed; "
             f"the spec of study {spec.name!r} says epsilon = {asked[0]}, delta = {asked[1]}, {asked[2]}, "
-            f"unit {asked[3]}. Write the "
-            "budget's own terms, and the study's share as 'epsilon' of the study."
+            f"unit {asked[3]}. Write the budget's own terms, and the study's share as 'epsilon' of the study."
         )
-
-
-def _export(
-    spec: StudySpec,
-    arms: Sequence[ArmStatus],
-    *,
-    model: Callable[[str], Path],
-    certificate: Mapping[str, Any],
-    stages: Sequence[StageStatus] = (),
-) -> dict[str, Any]:
-    """Return a study's spec, plans, releases and the certificate of its budget, JSON-ready.
-
-    Args:
-        spec: The study's spec.
-        arms: How each of its arms stands.
-        model: Returns where an arm's released model lies, relative to the study's folder.
-        certificate: The certificate of its budget.
-        stages: How each of its stages stands.
-    """
-    documents = []
-    for status in arms:
-        release = status.release
-        documents.append(
-            {
-                "plan": status.plan.to_dict(),
-                "state": status.state,
-                "guarantee": status.guarantee.to_dict(),
-                "release": None
-                if release is None
-                else {
-                    "params": json_ready(release.params),
-                    "score": _json(release.score),
-                    "utility": dict(release.utility),
-                    "note": release.note,
-                    "model": None if release.is_nothing else model(status.plan.arm).as_posix(),
-                },
-            }
-        )
-    return {
-        "format": "privtune-study",
-        "version": 1,
-        "spec": spec.model_dump(mode="json"),
-        "arms": documents,
-        **({"stages": [stage.to_dict() for stage in stages]} if stages else {}),
-        "certificate": dict(certificate),
-    }
-
-
-def _json(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _comparison(arms: Sequence[ArmStatus]) -> pandas.DataFrame:
-    """Return one row an arm: public facts and releases only.
-
-    Args:
-        arms: How each arm of the study stands.
-
-    Returns:
-        Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
-        (higher is better; a loss is negated), ``gradient_evaluations`` (expected), ``wall_seconds``
-        (expected), ``validation_accuracy`` or ``validation_loss``, each utility, each
-        released hyperparameter as ``params.NAME``; the index is the arm.
-    """
-    rows: list[dict[str, Any]] = []
-    for status in arms:
-        release = status.release
-        row: dict[str, Any] = {
-            "arm": status.plan.arm,
-            "strategy": status.plan.strategy,
-            "state": status.state,
-            "epsilon": status.guarantee.epsilon,
-            "delta": status.guarantee.delta,
-            "bound": status.guarantee.method,
-            "sealed": status.plan.is_sealed,
-            "score": None if release is None else release.score,
-            "gradient_evaluations": status.plan.expected_gradient_evaluations,
-            "wall_seconds": None if release is None else release.cost.wall_seconds,
-        }
-        if release is not None:
-            of = status.plan.scored
-            row |= validation_metric(status.plan.score, release.score, of=of)
-            row |= release.utility
-            row |= {f"params.{name}": value for name, value in release.params.items()}
-        rows.append(row)
-    columns = ["arm"] if not rows else None
-    frames = find_extra("pandas", extra="ui", what="A study's table")
-    table: pandas.DataFrame = frames.DataFrame(rows, columns=columns).set_index("arm")
-    return table

@@ -127,7 +127,7 @@ def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTri
         value=-math.inf if math.isnan(score) else score,
         user_attrs={
             INDEX: result.index,
-            "failed": result.failed,
+            "ended": str(result.ended),
             "unusable": result.unusable,
             **{f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params},
         },

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.errors import InvalidInputError
 from privtune.ledger import Ledger, LedgerCorruptedError
 from privtune.ledger.audits import AUDITS, check_audit, kept_audits, note_audit
-from privtune.study.rows import Results, StudyStore
+from privtune.study.rows import StoredStudy
 
 if TYPE_CHECKING:
     from privtune.study._study import Study
@@ -40,9 +40,8 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
     """
     budget = study.spec.budget
     with Ledger(study.storage) as ledger:
-        store = StudyStore(ledger.log.storage)
-        arms = store.arms(study.name)
-        arm = arms.get(report.get("arm", ""))
+        stored = StoredStudy(ledger.log.storage, study.name)
+        arm = stored.arm(report.get("arm", ""))
         if arm is None or arm.plan.digest() != report.get("plan"):
             raise InvalidInputError(
                 "audit", report.get("arm"), f"is of a plan that study {study.name!r} does not have"
@@ -63,8 +62,7 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
         except (LedgerCorruptedError, KeyError, TypeError, ValueError) as error:
             raise InvalidInputError("audit", report["arm"], f"is no report ({error!r})") from error
         name = f"{report['arm']}-{hashlib.sha256(record.encode()).hexdigest()[:16]}.json"
-        results = Results(ledger.log.storage, store.study(study.name)).within(AUDITS.rstrip("/"))
-        results.put(name, record.encode())
+        stored.results.within(AUDITS.rstrip("/")).put(name, record.encode())
         note_audit(ledger.log, budget.name, kept)
 
 

@@ -17,7 +17,7 @@ from privtune.tasks._fine_tuning import check_part, for_candidate
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import FixedDPSGD
-from privtune.training.methods._common import check_hyperparameter
+from privtune.training.methods._base import check_hyperparameter
 from privtune.training.methods._rate_schedule import SEARCHED, check_given
 
 if TYPE_CHECKING:

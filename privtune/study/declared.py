@@ -18,26 +18,23 @@ from privtune.accounting._checks import check_integer, check_number
 from privtune.accounting.registry import training as first_training
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import RECORD
-from privtune.names import check_name, check_text
-from privtune.spaces import IndependentSampler, Prior, SearchSpace
+from privtune.names import check_text
+from privtune.spaces import Prior, SearchSpace
 from privtune.strategies import (
-    STRATEGIES,
+    Ending,
     Plan,
     PlanningContext,
-    Scoring,
     StrategyError,
     TrainingPlan,
     TrialResult,
     plan_arm,
 )
-from privtune.strategies._check_needs import check_given, check_objective
-from privtune.study._optimize import check_open, check_strategy, target_of
-from privtune.study.lifecycle import Life, Stage, carry_on
-from privtune.study.observer import NullObserver, Observer
+from privtune.strategies.arms import check_given
+from privtune.study.lifecycle import Life
 from privtune.study.rehearsal import refuse_unasked
-from privtune.study.rounds import LiveFiles, LiveRound, deadline_of, own_sampler
+from privtune.study.rounds import Files, StudyRound, own_sampler
 from privtune.study.trial import Suggestions
-from privtune.tasks import MECHANISM, PublicFacts, Score, Task
+from privtune.tasks import MECHANISM, PublicFacts
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.methods.declared import Declared
@@ -46,422 +43,25 @@ if TYPE_CHECKING:
     import torch
     from optuna.distributions import BaseDistribution
 
-    from privtune.strategies import Outcome, Release, Strategy
+    from privtune.strategies import Outcome, Strategy
     from privtune.strategies._base import Round
     from privtune.study._shown import ShownTrial
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured
 
+_MOST = 10**12  # records: more than anybody has
+_TRIES = 20
+_KEPT = "validation.sha256"
 _SEED_PYTHON = random.seed  # as it is where no trial runs
-OPACUS = "checked against Opacus' accountant"
+_OPACUS = "checked against Opacus' accountant"
 
 
 class DeclaredError(PrivTuneError):
     """An objective of a declared mechanism does something else than was declared and charged."""
 
 
-class PlanRead(BaseException):
+class _PlanRead(BaseException):
     """Ends a rehearsal where the objective asks for its plan: what follows may touch the data."""
-
-
-@dataclass(frozen=True)
-class DeclaredPlan:
-    """What one training of a declared mechanism may do, as it is charged.
-
-    Args:
-        event: The event of the training.
-
-    Example:
-        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
-        >>> plan = DeclaredPlan(Repeated(100, PoissonSampled(0.1, Gaussian(1.5))))
-        >>> plan.noise_multiplier, plan.sample_rate, plan.steps
-        (1.5, 0.1, 100)
-    """
-
-    event: Event
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Noise over sensitivity of each release; 0 nowhere."""
-        return self._parts()[0]
-
-    @property
-    def sample_rate(self) -> float:
-        """Probability with which a record joins each Poisson sample; 1 without sampling."""
-        return self._parts()[1]
-
-    @property
-    def steps(self) -> int:
-        """How many releases there are."""
-        return self._parts()[2]
-
-    def _parts(self) -> tuple[float, float, int]:
-        event, steps, rate = self.event.to_dict(), 1, 1.0
-        if event["type"] == "repeated":
-            steps, event = event["count"], event["event"]
-        if event["type"] == "poisson_sampled":
-            rate, event = event["rate"], event["event"]
-        if event["type"] in ("gaussian", "laplace"):
-            return event["noise_multiplier"], rate, steps
-        raise InvalidInputError(
-            "trial.plan",
-            self.event.type,
-            "is no repeated, sampled release of one noise multiplier",
-            "Read trial.plan.event.",
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class DeclaredResult:
-    """What ``trial.result`` returns, and the objective returns with it.
-
-    Args:
-        weights: What is released of the artifact, flat.
-        shapes: Shapes of its parts by name.
-        score: The score of the trial.
-    """
-
-    weights: torch.Tensor
-    shapes: Mapping[str, tuple[int, ...]]
-    score: float | None
-
-
-class DeclaredTrial(Suggestions):
-    """One trial of a declared mechanism, handed to the objective.
-
-    Suggestions come first. Nothing of the data may be used before :attr:`plan` is read: a rehearsal, before
-    anything is charged, runs the objective until then.
-
-    The global generators of torch, NumPy and Python stand at the trial's own secret states, and seeding them
-    leads to others of these; libraries with generators of their own take :attr:`seed`.
-
-    Args:
-        plan: The arm's plan.
-        training: What this trial may run.
-        number: Its number, as it is shown.
-        streams: The trial's random streams.
-        given: Hyperparameters that are fixed for this trial.
-        sampler: A sampler of the user's own that declares independence.
-        live: Optuna's trial, where every trial is paid for.
-        validation: What it is scored on; None where nothing is scored.
-        score_of: A score function of the user's; None for a metric by its name.
-        rehearsal: Whether it ends where the plan is read.
-
-    Example:
-        >>> import numpy as np
-        >>> import privtune
-        >>> x = np.random.default_rng(0).uniform(-1, 1, size=(300, 2))
-        >>> y = (x[:, 0] > 0).astype(int)
-        >>> def objective(trial):  # the difference of two classes' noisy sums
-        ...     shrink = trial.suggest_float("shrink", 0.1, 1.0)
-        ...     noise = trial.plan.noise_multiplier * np.random.normal(size=2)
-        ...     w = shrink * ((2 * y[:200] - 1) @ x[:200] + 2**0.5 * noise)
-        ...     return trial.result({"w": w}, score=trial.score(lambda x: (x @ w > 0).astype(int)))
-        >>> study = privtune.create_study("sums", budget=privtune.Budget(4.0, 1e-5, name="sums"))
-        >>> release = study.optimize(
-        ...     objective,
-        ...     mechanism=privtune.Mechanism(
-        ...         privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
-        ...     ),
-        ...     strategy=privtune.strategies.PapernotSteinke(mean_runs=3),
-        ...     validation=(x[200:], y[200:]),
-        ... )
-        >>> study.certificate()["charges"][0]["note"]
-        'training declared by the lab; not enforced by PrivTune'
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        training: TrainingPlan,
-        *,
-        number: int,
-        streams: Streams,
-        given: Mapping[str, Any],
-        sampler: IndependentSampler | None = None,
-        live: ShownTrial | None = None,
-        validation: TensorData | None = None,
-        score_of: Callable[..., Any] | None = None,
-        rehearsal: bool = False,
-    ) -> None:
-        super().__init__(
-            training,
-            sealed=plan.is_sealed,
-            number=number,
-            streams=streams,
-            given=given,
-            sampler=sampler,
-            live=live,
-        )
-        self._arm = plan
-        self._validation, self._score_of, self._rehearsal = validation, score_of, rehearsal
-        self._scores: list[float] = []
-        self._result: DeclaredResult | None = None
-        self._checked = ""
-        self.plan_read = False
-
-    @property
-    def seed(self) -> int:
-        """A secret whole number below 2**63 of this trial's own, for generators that take one."""
-        return self._streams.seed("seed")
-
-    @property
-    def plan(self) -> DeclaredPlan:
-        """What is charged for this training. Read it before anything touches the data."""
-        self.plan_read = True
-        if self._rehearsal:
-            raise PlanRead
-        return DeclaredPlan(self._training.event)
-
-    def _suggest(
-        self, name: str, distribution: BaseDistribution, prior: Prior | None = None
-    ) -> Any:
-        if self.plan_read and name not in self.params:
-            raise DeclaredError(
-                f"The objective suggests {name!r} after it has read trial.plan, where its rehearsal ends and "
-                "the data begins. Suggest every hyperparameter before."
-            )
-        return super()._suggest(name, distribution, prior)
-
-    def check(self, engine: Any) -> None:
-        """Hold the history of Opacus' accountant against the charged plan, at the end of the training.
-
-        Args:
-            engine: An ``opacus.PrivacyEngine``.
-
-        Raises:
-            DeclaredError: If noise multiplier, sampling rate or number of steps differ.
-
-        Example:
-            >>> def train(trial):  # by Opacus, whose objects are called as ever
-            ...     model, optimizer, loader = engine.make_private(
-            ...         module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=1.0,
-            ...         noise_multiplier=trial.plan.noise_multiplier,
-            ...     )
-            ...     train_for(epochs=2)
-            ...     trial.check(engine)
-            ...     return trial.result(model, score=trial.score(model))
-        """
-        plan = self.plan
-        history = [tuple(entry) for entry in engine.accountant.history]
-        known = plan.noise_multiplier, plan.sample_rate
-        same = all(
-            math.isclose(one, other, rel_tol=1e-9)
-            for entry in history
-            for one, other in zip(entry[:2], known, strict=True)
-        )
-        if not same or sum(steps for *_, steps in history) != plan.steps:
-            raise DeclaredError(
-                f"Opacus' accountant has noted (noise multiplier, sampling rate, steps) {history}, but "
-                f"{(*known, plan.steps)} was charged. Take all three from trial.plan; "
-                "privtune.opacus declares what a DataLoader runs."
-            )
-        self._checked = OPACUS
-
-    def score(self, model: Any) -> float:
-        """Score what was trained on the declared split: exactly if that is public, else noised.
-
-        Args:
-            model: A torch module, or a function of inputs ``[n, ...]`` to outputs, both NumPy arrays: one
-                number a class, or whole numbers ``[n]`` that are labels. It is called on one record at a
-                time.
-
-        Returns:
-            The score, higher is better. NaN where the strategy chooses nothing.
-
-        Raises:
-            DeclaredError: If it is called a second time on a private split.
-        """
-        from privtune.training.mechanism.scoring import OfRecords, cross_entropy, score
-
-        terms, data = self._arm.score, self._validation
-        if terms is None or data is None:
-            self._scores.append(math.nan)
-            return math.nan
-        if self._scores and terms.event is not None:
-            raise DeclaredError(
-                "trial.score was called twice, but a trial is charged for one look at the private "
-                "validation split. Score once, at the end."
-            )
-        loss: Any = cross_entropy if self._score_of is None else OfRecords(self._score_of)
-        rng, module = self._streams.numpy("score"), _as_module(model)
-        for weights in module.parameters():  # arrays of NumPy's are of more digits than weights
-            if data.x.is_floating_point() and weights.is_floating_point():
-                data = replace(data, x=data.x.to(weights.dtype))
-            break
-        self._scores.append(score(terms, module, data, rng=rng, loss=loss))
-        return self._scores[-1]
-
-    def result(self, artifact: Any, *, score: float | None = None) -> DeclaredResult:
-        """Return what the objective returns: what is released if the trial wins, with its score.
-
-        Args:
-            artifact: A torch module, whose trainable parameters are released; a state dict; or arrays by
-                name.
-            score: What ``trial.score`` returned, where the strategy chooses by it.
-
-        Raises:
-            DeclaredError: If the score is another number, or the plan was not read.
-            InvalidInputError: If the artifact holds what is no array of real floating-point numbers.
-        """
-        import torch
-
-        if not self.plan_read:
-            raise DeclaredError(
-                "The objective trained without reading trial.plan, so nothing says that the charged noise "
-                "was used. Take the noise from trial.plan."
-            )
-        if torch.initial_seed() != _mark(self._streams):
-            raise DeclaredError(
-                "The objective has seeded torch's global generator, so every trial would add the same noise, "
-                "and whoever knows the seed could subtract it. Seed nothing: the global generators stand "
-                "at the trial's own secret states."
-            )
-        known: float | None = None
-        if self._arm.score is not None:
-            if score is None or not any(score == each for each in self._scores):
-                raise DeclaredError(
-                    "trial.result was given a score that trial.score did not give, so nothing says that it "
-                    "is public or noised. Return trial.result(model, score=trial.score(model))."
-                )
-            known = float(score)
-        weights, shapes = _flat(artifact)
-        if known is not None and not bool(weights.isfinite().all()):
-            known = -math.inf
-        self._result = DeclaredResult(weights, shapes, known)
-        return self._result
-
-    def finish(self, value: object, index: int) -> TrialResult:
-        """Return the trial's result as it is kept.
-
-        Args:
-            value: What the objective returned.
-            index: The trial's place among the arm's results.
-
-        Raises:
-            DeclaredError: If it is not what ``trial.result`` gave.
-        """
-        if self._result is None or value is not self._result:
-            raise DeclaredError(
-                "The objective must return what trial.result(model, score=...) gave at its end, but it "
-                f"returned {type(value).__name__}."
-            )
-        return TrialResult(
-            index=index,
-            params=self.params,
-            weights=self._result.weights,
-            score=self._result.score,
-            shapes=self._result.shapes,
-            checked=self._checked,
-        )
-
-
-@contextmanager
-def own_generators(streams: Streams) -> Iterator[None]:
-    """Set the global generators of torch, NumPy and Python to a trial's own states, for a block.
-
-    Who seeds them inside gets other states of the trial: scripts and Trainers seed by 0 or 42, with which
-    every trial would add the same noise, known to everybody.
-    """
-    import torch
-
-    setting = 0
-
-    def seed(*_: object, **__: object) -> torch.Generator:
-        nonlocal setting
-        setting += 1
-        _set_generators(streams, setting)
-        return torch.default_generator
-
-    with ExitStack() as undo:
-        undo.enter_context(GLOBAL_GENERATOR)
-        undo.enter_context(torch.random.fork_rng(devices=[]))
-        undo.callback(np.random.set_state, np.random.get_state())
-        undo.callback(random.setstate, random.getstate())
-        _set_generators(streams, setting)
-        for owner, name in ((torch, "manual_seed"), (np.random, "seed"), (random, "seed")):
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, seed)
-        yield
-
-
-def _set_generators(streams: Streams, setting: int) -> None:
-    """Derive whole states from the secret: of a seed torch keeps 32 bits, which can all be tried."""
-    import torch
-
-    state = streams.generator("torch", setting).get_state()
-    mark = np.array([_mark(streams)], dtype="<u8")  # what torch.initial_seed() returns from here on
-    state[:8] = torch.from_numpy(mark.view(np.uint8))
-    torch.set_rng_state(state)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(streams.seed("cuda", setting))
-    words = hashlib.shake_256(streams.key("numpy", setting)).digest(4 * 624)
-    np.random.set_state(("MT19937", np.frombuffer(words, dtype=np.uint32), 624, 0, 0.0))
-    _SEED_PYTHON(streams.key("python", setting))
-
-
-def _mark(streams: Streams) -> int:
-    return streams.seed("mark")
-
-
-def _as_module(model: Any) -> torch.nn.Module:
-    """Return a model that scores are computed of; a function of arrays as a module."""
-    import torch
-
-    if isinstance(model, torch.nn.Module):
-        return getattr(model, "_module", model)  # without the hooks of Opacus
-    if not callable(model):
-        raise InvalidInputError(
-            "model", type(model).__name__, "must be a torch module, or a function of arrays"
-        )
-
-    class OfArrays(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found = torch.as_tensor(np.asarray(model(x.detach().cpu().numpy())))
-            if found.ndim == 1 and not found.is_floating_point():
-                return torch.nn.functional.one_hot(found.long()).double()
-            return found
-
-    return OfArrays()
-
-
-def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
-    """Return what is released of an artifact, flat, and the shapes of its parts."""
-    import torch
-
-    if isinstance(artifact, torch.nn.Module):
-        bare = getattr(artifact, "_module", artifact)
-        artifact = {name: p for name, p in bare.named_parameters() if p.requires_grad}
-    if not isinstance(artifact, Mapping) or not artifact:
-        raise InvalidInputError(
-            "artifact",
-            type(artifact).__name__,
-            "must be a torch module, a state dict, or a dict of arrays by name",
-        )
-    parts: dict[str, torch.Tensor] = {}
-    for name, part in artifact.items():
-        try:
-            parts[str(name)] = torch.as_tensor(part).detach().cpu()
-        except (TypeError, ValueError, RuntimeError):
-            raise _not_released(name, type(part).__name__) from None
-        if not parts[str(name)].is_floating_point():
-            raise _not_released(name, parts[str(name)].dtype)
-    shapes = {name: tuple(part.shape) for name, part in parts.items()}
-    return torch.cat([part.reshape(-1) for part in parts.values()]).clone(), shapes
-
-
-def _not_released(name: object, kind: object) -> InvalidInputError:
-    return InvalidInputError(
-        f"artifact[{name!r}]", str(kind), "must be an array of real floating-point numbers"
-    )
-
-
-DeclaredObjective = Callable[[DeclaredTrial], Any]
-"""Suggests hyperparameters, reads ``trial.plan``, trains, returns ``trial.result(artifact, score=...)``."""
-
-_MOST = 10**12  # records: more than anybody has
-_TRIES = 20
-_KEPT = "validation.sha256"
 
 
 @dataclass(frozen=True)
@@ -503,12 +103,7 @@ class Mechanism:
 
     @classmethod
     def dpsgd(
-        cls,
-        *,
-        records: int,
-        epochs: float,
-        expected_batch_size: int,
-        declared_by: str,
+        cls, *, records: int, epochs: float, expected_batch_size: int, declared_by: str
     ) -> Mechanism:
         """Declare DP-SGD: Poisson samples, gradients that are clipped record by record, Gaussian noise.
 
@@ -547,36 +142,386 @@ class Mechanism:
         return Declared(self.event.to_json(), self.declared_by, self.calibrate)
 
 
+@dataclass(frozen=True)
+class DeclaredPlan:
+    """What one training of a declared mechanism may do, as it is charged.
+
+    Example:
+        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
+        >>> plan = DeclaredPlan(Repeated(100, PoissonSampled(0.1, Gaussian(1.5))))
+        >>> plan.noise_multiplier, plan.sample_rate, plan.steps
+        (1.5, 0.1, 100)
+    """
+
+    event: Event
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise over sensitivity of each release, above 0."""
+        return self._parts()[0]
+
+    @property
+    def sample_rate(self) -> float:
+        """Probability with which a record joins each Poisson sample; 1 without sampling."""
+        return self._parts()[1]
+
+    @property
+    def steps(self) -> int:
+        """How many releases there are."""
+        return self._parts()[2]
+
+    def _parts(self) -> tuple[float, float, int]:
+        event, steps, rate = self.event.to_dict(), 1, 1.0
+        if event["type"] == "repeated":
+            steps, event = event["count"], event["event"]
+        if event["type"] == "poisson_sampled":
+            rate, event = event["rate"], event["event"]
+        if event["type"] in ("gaussian", "laplace"):
+            return event["noise_multiplier"], rate, steps
+        raise InvalidInputError(
+            "trial.plan",
+            self.event.type,
+            "is no repeated, sampled release of one noise multiplier",
+            "Read trial.plan.event.",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DeclaredResult:
+    """What ``trial.result`` returns: the released parameters, flat, the shapes of their parts, the score."""
+
+    weights: torch.Tensor
+    shapes: Mapping[str, tuple[int, ...]]
+    score: float | None
+
+
+class DeclaredTrial(Suggestions):
+    """One trial of a declared mechanism, handed to the objective.
+
+    Suggestions come first. Nothing of the data may be used before :attr:`plan` is read: a rehearsal, before
+    anything is charged, runs the objective until then.
+
+    The global generators of torch, NumPy and Python stand at the trial's own secret states, and seeding them
+    leads to others of these; libraries with generators of their own take :attr:`seed`.
+
+    Args:
+        plan: The arm's plan.
+        training: What this trial may run.
+        validation: What it is scored on; None where nothing is scored.
+        score_of: A score function of the user's; None for a metric by its name.
+        rehearsal: Whether it ends where the plan is read.
+        **given: What ``Suggestions`` takes.
+
+    Example:
+        >>> import numpy as np
+        >>> import privtune
+        >>> x = np.random.default_rng(0).uniform(-1, 1, size=(300, 2))
+        >>> y = (x[:, 0] > 0).astype(int)
+        >>> def objective(trial):  # the difference of two classes' noisy sums
+        ...     shrink = trial.suggest_float("shrink", 0.1, 1.0)
+        ...     noise = trial.plan.noise_multiplier * np.random.normal(size=2)
+        ...     w = shrink * ((2 * y[:200] - 1) @ x[:200] + 2**0.5 * noise)
+        ...     return trial.result({"w": w}, score=trial.score(lambda x: (x @ w > 0).astype(int)))
+        >>> study = privtune.create_study("sums", budget=privtune.Budget(4.0, 1e-5, name="sums"))
+        >>> release = study.optimize(
+        ...     objective,
+        ...     mechanism=privtune.Mechanism(
+        ...         privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
+        ...     ),
+        ...     strategy=privtune.strategies.PapernotSteinke(mean_runs=3),
+        ...     validation=(x[200:], y[200:]),
+        ... )
+        >>> study.certificate()["charges"][0]["note"]
+        'training declared by the lab; not enforced by PrivTune'
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        training: TrainingPlan,
+        *,
+        validation: TensorData | None = None,
+        score_of: Callable[..., Any] | None = None,
+        rehearsal: bool = False,
+        **given: Any,
+    ) -> None:
+        super().__init__(training, sealed=plan.is_sealed, **given)
+        self._arm = plan
+        self._validation, self._score_of, self._rehearsal = validation, score_of, rehearsal
+        self._scores: list[float] = []
+        self._result: DeclaredResult | None = None
+        self._checked = ""
+        self._plan_read = False
+
+    @property
+    def seed(self) -> int:
+        """A secret whole number below 2**63 of this trial's own, for generators that take one."""
+        return self._streams.seed("seed")
+
+    @property
+    def plan(self) -> DeclaredPlan:
+        """What is charged for this training. Read it before anything touches the data."""
+        self._plan_read = True
+        if self._rehearsal:
+            raise _PlanRead
+        return DeclaredPlan(self._training.event)
+
+    def _suggest(
+        self, name: str, distribution: BaseDistribution, prior: Prior | None = None
+    ) -> Any:
+        if self._plan_read and name not in self.params:
+            raise DeclaredError(
+                f"The objective suggests {name!r} after it has read trial.plan, where its rehearsal ends and "
+                "the data begins. Suggest every hyperparameter before."
+            )
+        return super()._suggest(name, distribution, prior)
+
+    def check(self, engine: Any) -> None:
+        """Hold the history of Opacus' accountant against the charged plan, at the end of the training.
+
+        Args:
+            engine: An ``opacus.PrivacyEngine``.
+
+        Raises:
+            DeclaredError: If noise multiplier, sampling rate or number of steps differ.
+
+        Example:
+            >>> def train(trial):  # by Opacus, whose objects are called as ever
+            ...     model, optimizer, loader = engine.make_private(
+            ...         module=model, optimizer=optimizer, data_loader=loader, max_grad_norm=1.0,
+            ...         noise_multiplier=trial.plan.noise_multiplier,
+            ...     )
+            ...     train_for(epochs=2)
+            ...     trial.check(engine)
+            ...     return trial.result(model, score=trial.score(model))
+        """
+        plan = self.plan
+        history = [tuple(entry) for entry in engine.accountant.history]
+        known = plan.noise_multiplier, plan.sample_rate
+        same = all(
+            math.isclose(one, other, rel_tol=1e-9)
+            for entry in history
+            for one, other in zip(entry[:2], known, strict=True)
+        )
+        if not same or sum(steps for *_, steps in history) != plan.steps:
+            raise DeclaredError(
+                f"Opacus' accountant has noted (noise multiplier, sampling rate, steps) {history}, but "
+                f"{(*known, plan.steps)} was charged. Take all three from trial.plan; "
+                "privtune.opacus declares what a DataLoader runs."
+            )
+        self._checked = _OPACUS
+
+    def score(self, model: Any) -> float:
+        """Score what was trained on the declared split: exactly if that is public, else noised.
+
+        Args:
+            model: A torch module, or a function of inputs ``[n, ...]`` to outputs, both NumPy arrays: one
+                number a class, or whole numbers ``[n]`` that are labels. It is called on one record at a
+                time.
+
+        Returns:
+            The score, higher is better. NaN where the strategy chooses nothing.
+
+        Raises:
+            DeclaredError: If it is called a second time on a private split.
+        """
+        from privtune.training.mechanism.scoring import OfRecords, cross_entropy, score
+
+        terms, data = self._arm.score, self._validation
+        if terms is None or data is None:
+            self._scores.append(math.nan)
+            return math.nan
+        if self._scores and terms.event is not None:
+            raise DeclaredError(
+                "trial.score was called twice, but a trial is charged for one look at the private "
+                "validation split. Score once, at the end."
+            )
+        loss: Any = cross_entropy if self._score_of is None else OfRecords(self._score_of)
+        rng, module = self._streams.numpy("score"), _as_module(model)
+        for weights in module.parameters():  # a module in float64 refuses records in float32
+            if data.x.is_floating_point() and weights.is_floating_point():
+                data = replace(data, x=data.x.to(weights.dtype))
+            break
+        self._scores.append(score(terms, module, data, rng=rng, loss=loss))
+        return self._scores[-1]
+
+    def result(self, artifact: Any, *, score: float | None = None) -> DeclaredResult:
+        """Return what the objective returns: what is released if the trial wins, with its score.
+
+        Args:
+            artifact: A torch module, whose trainable parameters are released; a state dict; or arrays by
+                name.
+            score: What ``trial.score`` returned, where the strategy chooses by it.
+
+        Raises:
+            DeclaredError: If the score is another number, or the plan was not read.
+            InvalidInputError: If the artifact holds what is no array of real floating-point numbers.
+        """
+        import torch
+
+        if not self._plan_read:
+            raise DeclaredError(
+                "The objective trained without reading trial.plan, so nothing says that the charged noise "
+                "was used. Take the noise from trial.plan."
+            )
+        if torch.initial_seed() != self._streams.seed("mark"):
+            raise DeclaredError(
+                "The objective has seeded torch's global generator, so every trial would add the same noise, "
+                "and whoever knows the seed could subtract it. Seed nothing: the global generators stand "
+                "at the trial's own secret states."
+            )
+        known: float | None = None
+        if self._arm.score is not None:
+            if score is None or not any(score == each for each in self._scores):
+                raise DeclaredError(
+                    "trial.result was given a score that trial.score did not give, so nothing says that it "
+                    "is public or noised. Return trial.result(model, score=trial.score(model))."
+                )
+            known = float(score)
+        weights, shapes = _flat(artifact)
+        if known is not None and not bool(weights.isfinite().all()):
+            known = -math.inf
+        self._result = DeclaredResult(weights, shapes, known)
+        return self._result
+
+    def _finish(self, value: object, index: int) -> TrialResult:
+        """Return the trial's result as it is kept, if the objective has returned that."""
+        if self._result is None or value is not self._result:
+            raise DeclaredError(
+                "The objective must return what trial.result(model, score=...) gave at its end, but it "
+                f"returned {type(value).__name__}."
+            )
+        return TrialResult(
+            index=index,
+            params=self.params,
+            weights=self._result.weights,
+            score=self._result.score,
+            ended=Ending.of(self._result.weights),
+            shapes=self._result.shapes,
+            checked=self._checked,
+        )
+
+
+@contextmanager
+def own_generators(streams: Streams) -> Iterator[None]:
+    """Set the global generators of torch, NumPy and Python to a trial's own states, for a block."""
+    import torch
+
+    setting = 0
+
+    # Scripts and Trainers seed by 0 or 42: every trial would add the same noise, known to everybody.
+    def seed(*_: object, **__: object) -> torch.Generator:
+        nonlocal setting
+        setting += 1
+        _set_generators(streams, setting)
+        return torch.default_generator
+
+    with ExitStack() as undo:
+        undo.enter_context(GLOBAL_GENERATOR)
+        undo.enter_context(torch.random.fork_rng(devices=[]))
+        undo.callback(np.random.set_state, np.random.get_state())
+        undo.callback(random.setstate, random.getstate())
+        _set_generators(streams, setting)
+        for owner, name in ((torch, "manual_seed"), (np.random, "seed"), (random, "seed")):
+            undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, seed)
+        yield
+
+
+def _set_generators(streams: Streams, setting: int) -> None:
+    """Derive whole states from the secret: of a seed torch keeps 32 bits, which can all be tried."""
+    import torch
+
+    state = streams.generator("torch", setting).get_state()
+    mark = np.array([streams.seed("mark")], dtype="<u8")  # what torch.initial_seed() returns
+    state[:8] = torch.from_numpy(mark.view(np.uint8))
+    torch.set_rng_state(state)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(streams.seed("cuda", setting))
+    words = hashlib.shake_256(streams.key("numpy", setting)).digest(4 * 624)
+    np.random.set_state(("MT19937", np.frombuffer(words, dtype=np.uint32), 624, 0, 0.0))
+    _SEED_PYTHON(streams.key("python", setting))
+
+
+def _as_module(model: Any) -> torch.nn.Module:
+    """Return a model that scores are computed of; a function of arrays as a module."""
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return getattr(model, "_module", model)  # without the hooks of Opacus
+    if not callable(model):
+        raise InvalidInputError(
+            "model", type(model).__name__, "must be a torch module, or a function of arrays"
+        )
+
+    class OfArrays(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = torch.as_tensor(np.asarray(model(x.detach().cpu().numpy())))
+            if found.ndim == 1 and not found.is_floating_point():
+                return torch.nn.functional.one_hot(found.long()).double()
+            return found
+
+    return OfArrays()
+
+
+def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
+    """Return what is released of an artifact, flat, and the shapes of its parts."""
+    import torch
+
+    if isinstance(artifact, torch.nn.Module):
+        bare = getattr(artifact, "_module", artifact)
+        artifact = {name: p for name, p in bare.named_parameters() if p.requires_grad}
+    if not isinstance(artifact, Mapping) or not artifact:
+        raise InvalidInputError(
+            "artifact",
+            type(artifact).__name__,
+            "must be a torch module, a state dict, or a dict of arrays by name",
+        )
+    parts: dict[str, torch.Tensor] = {}
+    for name, given in artifact.items():
+        try:
+            part = torch.as_tensor(given).detach().cpu()
+        except (TypeError, ValueError, RuntimeError):
+            part = torch.zeros(1, dtype=torch.bool)
+        if not part.is_floating_point():
+            kind = str(getattr(given, "dtype", type(given).__name__))
+            allowed = "must be an array of real floating-point numbers"
+            raise InvalidInputError(f"artifact[{name!r}]", kind, allowed)
+        parts[str(name)] = part
+    shapes = {name: tuple(part.shape) for name, part in parts.items()}
+    return torch.cat([part.reshape(-1) for part in parts.values()]).clone(), shapes
+
+
 def plan_declared(
     strategy: Strategy,
     mechanism: Mechanism,
     context: PlanningContext,
     *,
     epsilon: float | None,
-    unit: str = RECORD,
-    scored: bool = True,
+    unit: str,
+    scored: bool,
 ) -> Plan:
-    """Plan an arm of a declared mechanism. Touches no data.
-
-    Args:
-        strategy: How to choose.
-        mechanism: What one training costs.
-        context: Public facts, of :func:`_context`.
-        epsilon: What the arm may cost; None where the event stays as it is.
-        unit: What the budget protects.
-        scored: Whether there is a validation split.
-
-    Raises:
-        StrategyError: If the strategy trains by itself, or on parts of the records.
-        InvalidInputError: If it names a method of training, or the event has no noise to change.
-    """
-    _check_strategy(strategy)
-    if not mechanism.calibrate:
-        plan = _uncalibrated(strategy, context)
-    elif epsilon is None:
-        raise InvalidInputError("epsilon", None, "must be a finite number above 0")
-    else:
-        plan = plan_arm(strategy, context, epsilon=epsilon)
+    """Plan an arm of a declared mechanism, which costs epsilon, or what its event costs if that is fixed."""
+    if getattr(strategy, "rate", None) is not None:
+        raise StrategyError(
+            f"Strategy {strategy.name!r} tunes on a subset of the records, and what a declared mechanism "
+            "costs there is not known. Use papernot-steinke, liu-talwar or everything."
+        )
+    defaults = {f.name: f.default for f in fields(strategy)}  # type: ignore[arg-type]
+    for name in ("method", "options", "candidates", "guarantee"):
+        value = getattr(strategy, name, None)
+        if value and value != defaults.get(name):
+            raise InvalidInputError(
+                f"{name} of arm {strategy.arm!r}",
+                value,
+                "does not go with a declared mechanism, which is the method",
+                "Leave it out; fixed hyperparameters go through strategies.Fixed(parameters=...).",
+            )
+    plan = (
+        _uncalibrated(strategy, context)
+        if epsilon is None
+        else plan_arm(strategy, context, epsilon=epsilon)
+    )
     facts = PublicFacts(
         train_records=mechanism.records,
         validation_records=context.task.validation_records if scored else None,
@@ -601,240 +546,13 @@ def _uncalibrated(strategy: Strategy, context: PlanningContext) -> Plan:
     return plan_arm(strategy, context, epsilon=epsilon)
 
 
-def _check_strategy(strategy: Strategy) -> None:
-    """Refuse a strategy that trains in another way than a declared mechanism can."""
-    if getattr(strategy, "rate", None) is not None:
-        raise StrategyError(
-            f"Strategy {strategy.name!r} tunes on a subset of the records, and what a declared mechanism "
-            "costs there is not known. Use papernot-steinke, liu-talwar or everything."
-        )
-    defaults = {f.name: f.default for f in fields(strategy)}  # type: ignore[arg-type]
-    for name in ("method", "options", "candidates", "guarantee"):
-        value = getattr(strategy, name, None)
-        if value and value != defaults.get(name):
-            raise InvalidInputError(
-                f"{name} of arm {strategy.arm!r}",
-                value,
-                "does not go with a declared mechanism, which is the method",
-                "Leave it out; fixed hyperparameters go through strategies.Fixed(parameters=...).",
-            )
-
-
-def optimize_declared(
-    life: Life,
-    objective: DeclaredObjective,
-    *,
-    mechanism: Mechanism,
-    strategy: Strategy,
-    tell: Callable[[Release], None] = lambda _: None,
-    observer: Observer | None = None,
-    arm: str | None = None,
-    score: Score | str | None = None,
-    validation: Any = None,
-    validation_records: int | None = None,
-    public: Mapping[str, Any] | None = None,
-    epsilon: float | None = None,
-    sampler: Any = None,
-    timeout: float | None = None,
-) -> Release:
-    """Run one arm of a declared mechanism, and release what it chose.
-
-    Args:
-        life: The study.
-        objective: Trains one candidate by any library: see :class:`DeclaredTrial`. It closes over its
-            training records.
-        mechanism: What one training costs, as its author declares it.
-        strategy: How to choose.
-        tell: Hears of the release.
-        observer: Hears of the arm.
-        arm: Name of the arm; the strategy's own unless given.
-        score: How trials are scored: a metric by its name, or a ``Score``; ``accuracy`` unless given.
-        validation: Inputs and targets ``(x, y)`` that ``trial.score`` looks at; private.
-        validation_records: Their declared number; as many as there are unless given.
-        public: ``{"validation": (x, y)}`` where they are public: scores are exact then.
-        epsilon: What the arm may cost; the whole budget, if nothing was charged to it yet.
-        sampler: Optuna's sampler for ``everything``, or one that declares that its draws are independent.
-        timeout: Seconds above 0 after which no trial begins.
-
-    Returns:
-        The release; ``release.checked`` says whether its training was checked against the plan.
-
-    Raises:
-        BudgetExceededError: If it does not fit what is left. Nothing is spent.
-
-    **Guarantee**: what is released is covered by the arm's event if every training is of the event of its
-    ``trial.plan``, and the validation records are met through ``trial.score`` alone.
-    """
-    check_open(life)
-    check_strategy(strategy, epsilon)
-    _check_kinds(objective, mechanism, epsilon)
-    strategy = replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
-    check_name(strategy.arm, "arm")
-    score = score if isinstance(score, Score) else Score(score or "accuracy")
-    data, is_public = _validation(validation, public)
-    check_objective(
-        strategy,
-        scored=data is not None,
-        sampler=sampler,
-        pruner=None,
-        others=[s.name for s in STRATEGIES.values() if not s.needs.task],
-    )
-    unit = life.ledger.budget(life.budget).unit
-    records = validation_records or (1 if data is None else len(data))
-    if data is not None and not is_public:
-        _check_unit(data.unit or RECORD, unit)
-    context = _context(life, mechanism, score, records, public=is_public)
-    if epsilon is None and mechanism.calibrate:
-        epsilon = target_of(life, strategy.arm)
-    plan = plan_declared(
-        strategy, mechanism, context, epsilon=epsilon, unit=unit, scored=data is not None
-    )
-    if sampler is not None and plan.search is None:
-        raise InvalidInputError(
-            "sampler",
-            type(sampler).__name__,
-            f"has nothing to draw: arm {plan.arm!r} is one training",
-        )
-
-    hears = observer or NullObserver()
-
-    def told(plan: Plan, release: Release) -> None:
-        hears.released(plan, release)
-        tell(release)
-
-    with life.alone(plan.arm):
-        trainer = _Trainer(
-            life, objective, strategy, sampler, deadline_of(timeout), data, _function(score)
-        )
-        plan = life.planned(plan)
-        if life.stage(plan) is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
-            return there
-        (release,) = carry_on(life, [plan], trainer, hears, told)
-    return release
-
-
-def _check_unit(found: str, unit: str) -> None:
-    """Refuse validation records that are not of the unit that is charged."""
-    if found != unit:
-        raise InvalidInputError(
-            "validation",
-            f"records of one {'row' if found == RECORD else found} each",
-            f"must be records of one {'row' if unit == RECORD else unit} each, as the budget protects "
-            f"one {unit}",
-            "privtune.tasks.unit_records(rows, groups, most=..., unit=...) makes them.",
-        )
-
-
-def _context(
-    life: Life, mechanism: Mechanism, score: Score, records: int, *, public: bool
-) -> PlanningContext:
-    """Return what planning may look at."""
-    budget = life.ledger.budget(life.budget)
-    return PlanningContext(
-        task=_task(mechanism, records, public=public),
-        schedule=mechanism.schedule,
-        space=SearchSpace({}),
-        delta=budget.delta,
-        adjacency=budget.adjacency,
-        scoring=_scoring(score),
-        define_by_run=True,
-        declared=mechanism.method,
-    )
-
-
-def _check_kinds(objective: object, mechanism: object, epsilon: object) -> None:
-    if not callable(objective):
-        raise InvalidInputError("objective", objective, "must be a function of a trial")
-    if not isinstance(mechanism, Mechanism):
-        raise InvalidInputError(
-            "mechanism", type(mechanism).__name__, "must be a privtune.Mechanism"
-        )
-    if epsilon is None:
-        return
-    check_number("epsilon", epsilon, above=0.0)
-    if not mechanism.calibrate:
-        raise InvalidInputError(
-            "epsilon",
-            epsilon,
-            "does not go with calibrate=False: the arm costs what the declared event costs",
-            "Leave one of them out.",
-        )
-
-
-def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[TensorData | None, bool]:
-    """Return the validation records, and whether they are public."""
-    import torch
-
-    from privtune.training.mechanism.data import TensorData
-
-    of_public = dict(public or {})
-    shown = of_public.pop("validation", None)
-    if of_public or (private is not None and shown is not None):
-        raise InvalidInputError(
-            "public",
-            sorted(public or {}),
-            'is {"validation": (x, y)}, in the place of a private validation split',
-        )
-    data = private if shown is None else shown
-    if data is None or isinstance(data, TensorData):
-        return data, shown is not None
-    try:
-        x, y = map(torch.as_tensor, data)
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidInputError(
-            "validation", type(data).__name__, "must be (x, y): tensors or arrays of equal length"
-        ) from None
-    return TensorData(x, y), shown is not None
-
-
-def _scoring(score: Score) -> Scoring:
-    """Return how trials are scored, as plans hold it."""
-    if score.metric == "loss":
-        raise InvalidInputError(
-            "score", "loss", "is that which is trained on, which a declared mechanism does not tell",
-            "Use privtune.Score(function of a model and one record, bound=...).",
-        )  # fmt: skip
-    return Scoring.of(score)
-
-
-def _function(score: Score) -> Callable[..., Any] | None:
-    return None if isinstance(score.metric, str) else score.metric
-
-
-def _task(mechanism: Mechanism, records: int, *, public: bool) -> Task:
-    """Return the public facts as a task, for planning. It has no data of its own."""
-
-    def nothing(*_: object) -> Any:
-        raise InvalidInputError("task", "declared", "is trained by the user's own function")
-
-    return Task(
-        name="declared",
-        description="a declared mechanism",
-        train_records=mechanism.records,
-        validation_records=records,
-        test_records=1,
-        input_shape=(),
-        classes=None,
-        load=nothing,
-        model=nothing,
-        loss=nothing,
-        public_validation=public,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class DeclaredFiles(LiveFiles):
-    """Trains candidates by calling the user's function, one after the other.
+class _Files(Files):
+    """Trains candidates by calling the user's function, one after the other."""
 
-    Args:
-        objective: The function.
-        validation: What trials are scored on.
-        score_of: A score function of the user's; None for a metric by its name.
-    """
-
-    objective: DeclaredObjective
-    validation: TensorData | None = None
-    score_of: Callable[..., Any] | None = None
+    objective: Callable[[DeclaredTrial], Any]
+    validation: TensorData | None
+    score_of: Callable[..., Any] | None
 
     def train(
         self,
@@ -855,17 +573,17 @@ class DeclaredFiles(LiveFiles):
             trial = DeclaredTrial(
                 self.plan,
                 training,
+                validation=self.validation,
+                score_of=self.score_of,
                 number=number,
                 streams=streams,
                 given=given,
                 sampler=self.sampler,
                 live=live.get(number),
-                validation=self.validation,
-                score_of=self.score_of,
             )
             with own_generators(streams):
                 value = self.objective(trial)
-            yield trial.finish(value, number)
+            yield trial._finish(value, number)
 
     def _check_validation(self) -> None:
         """Refuse other records than those that earlier trials of the arm were scored on."""
@@ -882,88 +600,12 @@ class DeclaredFiles(LiveFiles):
             )
 
 
-def rehearse_declared(
-    objective: DeclaredObjective,
-    plan: Plan,
-    strategy: Strategy,
-    *,
-    sampler: IndependentSampler | None = None,
-) -> None:
-    """Run an objective until it reads its plan, and refuse what could not be released or is not covered.
-
-    Two trials are suggested twice, in both orders, from the same streams. Of a sealed selection, names,
-    ranges and values must be the same: what a function remembers of earlier trials would make candidates
-    depend on each other.
-
-    Raises:
-        DeclaredError: If it never reads its plan, or suggests something else the second time.
-        InvalidInputError: If a value is fixed under a name that it does not suggest.
-    """
-    training = plan.first_training
-
-    def suggest(draw: int) -> DeclaredTrial:
-        streams = Streams(bytes([draw] * 32))
-        trial = DeclaredTrial(
-            plan,
-            training,
-            number=0,
-            streams=streams,
-            given=plan.params,
-            sampler=sampler,
-            rehearsal=True,
-        )
-        try:
-            with own_generators(streams):
-                objective(trial)
-        except PlanRead:
-            return trial
-        except Exception as error:
-            error.add_note("This was a rehearsal, which ends at trial.plan: nothing was charged.")
-            raise
-        raise DeclaredError(
-            "The objective went on after trial.plan, where its rehearsal ends: catch Exception, not "
-            "everything (a bare except). Nothing was charged."
-            if trial.plan_read
-            else "The objective returned without reading trial.plan, so nothing says what noise it adds. "
-            "Suggest hyperparameters, read trial.plan, then train by it. Nothing was charged."
-        )
-
-    first, second = suggest(0), suggest(1)
-    if plan.is_sealed:
-        again = suggest(1), suggest(0)
-        for one, other in ((first, again[1]), (second, again[0])):
-            if (said := _said(one)) != _said(other):
-                raise DeclaredError(
-                    f"The objective suggested {said} to a trial and {_said(other)} to the same trial in "
-                    "another order: it remembers earlier trials (an iterator over a grid, a warm start, a "
-                    "narrowed range), and private selection covers independent candidates alone. Draw from "
-                    "fixed ranges by trial.suggest_..., or use the strategy 'everything'. Nothing was "
-                    "charged."
-                )
-    check_given(strategy, first.params)
-    refuse_unasked(
-        plan,
-        {**first.params, **second.params},
-        lambda draw: suggest(draw).params,
-        "the function suggests before it reads trial.plan",
-    )
-
-
-def _said(trial: DeclaredTrial) -> str:
-    """Return what a trial was suggested, in order, with its ranges."""
-    laws = trial.distributions
-    return (
-        ", ".join(f"{name} = {value!r} of {laws[name]}" for name, value in trial.params.items())
-        or "nothing"
-    )
-
-
 @dataclass
-class _Trainer:
+class DeclaredTrainer:
     """Trains an arm by calling the user's function."""
 
     life: Life
-    objective: DeclaredObjective
+    objective: Callable[[DeclaredTrial], Any]
     strategy: Strategy
     sampler: Any
     deadline: float
@@ -971,13 +613,60 @@ class _Trainer:
     score_of: Callable[..., Any] | None
 
     def rehearse(self, plan: Plan) -> None:
-        """Run the objective until it reads its plan."""
-        rehearse_declared(self.objective, plan, self.strategy, sampler=own_sampler(self.sampler))
+        """Run the objective until it reads its plan, and refuse trials that depend on each other."""
+        first, second = self._suggested(plan, 0), self._suggested(plan, 1)
+        if plan.is_sealed:
+            # In the other order: what a function remembers of earlier trials is not independent.
+            for one, number in ((second, 1), (first, 0)):
+                again = self._suggested(plan, number)
+                if (said := _said(one)) != _said(again):
+                    raise DeclaredError(
+                        f"The objective suggested {said} to a trial and {_said(again)} to the same trial in "
+                        "another order: it remembers earlier trials (an iterator over a grid, a warm start, "
+                        "a narrowed range), and private selection covers independent candidates alone. Draw "
+                        "from fixed ranges by trial.suggest_..., or use the strategy 'everything'. Nothing "
+                        "was charged."
+                    )
+        check_given(self.strategy, first.params)
+        refuse_unasked(
+            plan,
+            {**first.params, **second.params},
+            lambda draw: self._suggested(plan, draw).params,
+            "the function suggests before it reads trial.plan",
+        )
+
+    def _suggested(self, plan: Plan, draw: int) -> DeclaredTrial:
+        """Return a trial of fixed random numbers, after the objective has read its plan."""
+        streams = Streams(bytes([draw] * 32))
+        trial = DeclaredTrial(
+            plan,
+            plan.first_training,
+            rehearsal=True,
+            number=0,
+            streams=streams,
+            given=plan.params,
+            sampler=own_sampler(self.sampler),
+        )
+        try:
+            with own_generators(streams):
+                self.objective(trial)
+        except _PlanRead:
+            return trial
+        except Exception as error:
+            error.add_note("This was a rehearsal, which ends at trial.plan: nothing was charged.")
+            raise
+        raise DeclaredError(
+            "The objective went on after trial.plan, where its rehearsal ends: catch Exception, not "
+            "everything (a bare except). Nothing was charged."
+            if trial._plan_read
+            else "The objective returned without reading trial.plan, so nothing says what noise it adds. "
+            "Suggest hyperparameters, read trial.plan, then train by it. Nothing was charged."
+        )
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the strategy as it was given, and its round."""
         life, charge = self.life, self.life.charge_of(plan)
-        files = DeclaredFiles(
+        files = _Files(
             plan=plan,
             secret=life.secret(plan),
             results=life.sealed(plan.arm),
@@ -988,7 +677,7 @@ class _Trainer:
             sampler=own_sampler(self.sampler),
             deadline=self.deadline,
         )
-        return self.strategy, LiveRound(
+        return self.strategy, StudyRound(
             kept=life.trials,
             ledger=life.ledger,
             charge_id=None if charge is None else charge.id,
@@ -996,9 +685,9 @@ class _Trainer:
             sampler=self.sampler if files.sampler is None else None,
         )
 
-    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
-        """Add nothing: only the user's function knows the model."""
-        return outcome, {}
+    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
+        """Measure nothing: only the user's function knows the model."""
+        return {}
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here; the device is the function's affair."""
@@ -1007,20 +696,8 @@ class _Trainer:
         return {**versions(), "device": "the function's own"}
 
 
-def of_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``study.optimize`` was given as arguments of :func:`optimize_declared`.
-
-    Args:
-        given: Arguments by name.
-
-    Raises:
-        InvalidInputError: If one would have no effect.
-    """
-    taken = ("score", "split", "validation", "public", "epsilon", "sampler", "timeout")
-    for name, value in given.items():
-        if name not in taken and value is not None and (name, value) != ("n_jobs", 1):
-            raise InvalidInputError(
-                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
-            )
-    found = {name: given[name] for name in taken if name != "split"}
-    return {**found, "validation_records": (given["split"] or {}).get("validation")}
+def _said(trial: DeclaredTrial) -> str:
+    """Return what a trial was suggested, in order, with its ranges."""
+    laws = trial.distributions
+    each = [f"{name} = {value!r} of {laws[name]}" for name, value in trial.params.items()]
+    return ", ".join(each) or "nothing"

@@ -9,15 +9,11 @@ record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-
 from privtune.errors import PrivTuneError
-from privtune.execution.launchers import WorkerStoppedError
 from privtune.ledger import LedgerBusyError, LedgerConnectionError
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
 from privtune.study._objects import DamagedResultError
-from privtune.tasks._task import TaskChangedError
+from privtune.tasks._facts import TaskChangedError
 
 
 class StudyInterruptedError(PrivTuneError):
@@ -28,7 +24,7 @@ class NotLoadedError(PrivTuneError):
     """What an arm is trained with cannot be loaded on this machine: its task, its data, its function."""
 
 
-_WITHOUT_DATA = (
+WITHOUT_DATA = (
     DamagedResultError,
     LedgerBusyError,
     LedgerConnectionError,
@@ -84,35 +80,3 @@ class ArmStoppedError(PrivTuneError):
             f"boundary: privtune study show {study} --curator. Mend it and run the study again: it "
             "goes on with the same seeds."
         )
-
-
-@contextmanager
-def stopping(study: str, arm: str, record: Callable[[str, Exception], None]) -> Iterator[None]:
-    """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included.
-
-    Args:
-        study: The study's name.
-        arm: The arm's name.
-        record: Keeps what stopped the arm, for the curator alone.
-
-    Raises:
-        ArmStoppedError: Without cause or context: what raised is in the store.
-        PrivTuneError: The storage failed, or the time is over.
-    """
-    stopped = False
-    try:
-        yield
-    except _WITHOUT_DATA:
-        raise
-    except WorkerStoppedError:  # the worker has kept what stopped it
-        stopped = True
-    except Exception as error:
-        with suppress(PrivTuneError):  # its context would be the error
-            record(arm, error)
-        stopped = True
-    if stopped:
-        stop = ArmStoppedError(study, arm)
-        try:
-            raise stop from None
-        finally:
-            stop.__context__ = None  # it would show the failure to whoever looks at the error

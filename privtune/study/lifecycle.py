@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from privtune.accounting import Guarantee, epsilon
 from privtune.errors import PrivTuneError
-from privtune.execution.files import unpack_result
-from privtune.files import forget_times, made_private
+from privtune.execution.launchers import WorkerStoppedError
+from privtune.files import made_private
 from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError, Ledger
 from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
-from privtune.strategies.stage_plan import StagePlan
+from privtune.strategies.plan import StagePlan
 from privtune.study._trials import StudyTrials
-from privtune.study.failures import StageRefusedError, stopping
+from privtune.study.failures import WITHOUT_DATA, ArmStoppedError, StageRefusedError
 from privtune.study.observer import ArmStatus, StageStatus
-from privtune.study.release import MODEL, load_release, make_release
-from privtune.study.rows import Arm, Results, StudyStore, check_there
+from privtune.study.release import load_release, make_release
+from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, check_there
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
 from privtune.tasks import declared_note
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from privtune.study.observer import Observer
     from privtune.tasks import Task
     from privtune.training.mechanism.scoring import Measured
-
-
-AnyPlan = Plan | StagePlan
-"""Of an arm, or of a stage before the arms: both live alike."""
 
 
 class Stage(StrEnum):
@@ -69,22 +65,18 @@ class StudyBusyError(PrivTuneError):
 
 
 class Trainer(Protocol):
-    """Who trains an arm: the tasks of a spec and functions of the user's differ in nothing else."""
+    """Who trains an arm: the engine, or another library under a declared mechanism."""
 
     def rehearse(self, plan: Plan) -> float | None:
-        """Try the arm on made-up records, before anything is charged.
-
-        Returns:
-            The seconds that it will take in expectation, if they are known.
-        """
+        """Try the arm on made-up records, before the charge; return its expected seconds, if known."""
         ...
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy and its round; may touch the data, for the arm has started."""
         ...
 
-    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
-        """Return the outcome as it is to be stored, and its metrics on the test split."""
+    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
+        """Return what the released model reaches on the test split."""
         ...
 
     def machine(self) -> Mapping[str, str]:
@@ -92,8 +84,8 @@ class Trainer(Protocol):
         ...
 
 
-class Life:
-    """One study in its storage: its rows, charges and results, and the transitions of its arms.
+class Life(StoredStudy):
+    """One study in its storage, and the transitions of its arms.
 
     **Guarantee**: an arm is charged once, for its plan's digest, before it starts; its first release
     stays; with the settlement its secret and the models that lost are forgotten.
@@ -102,93 +94,81 @@ class Life:
     _placed = False
 
     def __init__(self, name: str, url: str) -> None:
-        self.name, self.url = name, url
-        self.ledger = Ledger(url)
+        self.url, self.ledger = url, Ledger(url)
         try:
-            self._store = StudyStore(self.ledger.log.storage)
-            self._row = self._store.study(name)
-            self.spec = StudySpec.parse(dict(self._row.spec), stored=True)
+            super().__init__(self.ledger.log.storage, name)
+            self.spec = StudySpec.parse(dict(self.row.spec), stored=True)
         except BaseException:
             self.ledger.close()
             raise
-        self.folder = self._row.folder
-        self.files = self._row.files
         if self.files.names():  # a study's own folder is its owner's, whoever made it how
             made_private(self.folder)
             if "PRIVTUNE_ARTIFACTS" not in os.environ:  # which may name a folder of others
                 made_private(self.folder.parent)
         self.budget = self.spec.budget.name
-        self.trials = StudyTrials(self.ledger.log.storage, name)
-        self._results = Results(self.ledger.log.storage, self._row)
+        self.trials = StudyTrials(self.storage, name)
 
     def close(self) -> None:
         """Close the connections."""
         self.trials.close()
         self.ledger.close()
 
-    def rows(self) -> dict[str, Arm]:
-        """Return the stages and the arms by name, in order."""
-        return self._store.arms(self.name)
+    # How far it is: what rows and charges say.
 
     def plans(self) -> dict[str, Plan]:
         """Return the plans of the arms by name, in order."""
-        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, Plan)}
+        return {n: arm.plan for n, arm in self.arms().items() if isinstance(arm.plan, Plan)}
 
     def stages(self) -> dict[str, StagePlan]:
         """Return the plans of the stages by name, in order."""
-        return {n: row.plan for n, row in self.rows().items() if isinstance(row.plan, StagePlan)}
+        return {n: arm.plan for n, arm in self.arms().items() if isinstance(arm.plan, StagePlan)}
 
     def stage_releases(self) -> dict[str, Mapping[str, Any]]:
         """Return what stages have released, by name."""
         return {
-            name: row.release
-            for name, row in self.rows().items()
-            if isinstance(row.plan, StagePlan) and row.release is not None
+            name: arm.release
+            for name, arm in self.arms().items()
+            if isinstance(arm.plan, StagePlan) and arm.release is not None
         }
 
     def finished(self) -> bool:
         """Return whether every arm that the spec declares is released, and observers have heard of it."""
-        rows = self.rows()
-        return self.spec.task is not None and all(arm.announced for arm in rows.values())
+        return self.spec.task is not None and all(a.announced for a in self.arms().values())
 
     def task(self) -> Task:
         """Return the study's task with what its stages released."""
         return self.spec.load_task(self.stage_releases())
 
-    def charges(self, rows: Mapping[str, Arm] | None = None) -> dict[str, Charge]:
-        """Return the charges by arm.
-
-        Args:
-            rows: The stages and arms, if they were read.
-        """
-        by_digest = self._by_digest()
-        return {
-            name: by_digest[arm.digest]
-            for name, arm in (self.rows() if rows is None else rows).items()
-            if arm.digest in by_digest
+    def charges(self, arms: Mapping[str, Arm] | None = None) -> dict[str, Charge]:
+        """Return the charges by arm."""
+        arms = self.arms() if arms is None else arms
+        known = {
+            charge.plan_digest: charge
+            for charge in self.ledger.charges(self.budget)
+            if charge.state is not ChargeState.VOIDED
         }
+        return {n: known[arm.digest] for n, arm in arms.items() if arm.digest in known}
 
-    def _by_digest(self) -> dict[str, Charge]:
-        charges = self.ledger.charges(self.budget)
-        return {c.plan_digest: c for c in charges if c.state is not ChargeState.VOIDED}
+    def charge_of(self, plan: AnyPlan) -> Charge | None:
+        """Return an arm's charge; None for an arm without any guarantee."""
+        charge = self.charges(self._one(plan)).get(plan.arm)
+        if charge is None and plan.is_private:
+            raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
+        return charge
 
-    def _charge_in(self, arm: Arm | None) -> Charge | None:
-        return None if arm is None else self._by_digest().get(arm.digest)
-
-    def row(self, name: str) -> Arm | None:
-        """Return one stage or arm, None if there is none of this name."""
-        return self._store.arm(self.name, name)
+    def _one(self, plan: AnyPlan) -> dict[str, Arm]:
+        arm = self.arm(plan.arm)
+        return {} if arm is None else {plan.arm: arm}
 
     def _there(self, plan: AnyPlan) -> Arm:
-        """Return the row of an arm that is there."""
-        if (row := self.row(plan.arm)) is None:
+        if (arm := self.arm(plan.arm)) is None:
             raise PrivTuneError(f"Study {self.name!r} has no arm {plan.arm!r} any more.")
-        return row
+        return arm
 
     def stage(self, plan: AnyPlan) -> Stage:
         """Return how far an arm is. Without any guarantee it has no charge to wait for."""
-        arm = self.row(plan.arm)
-        charge = self._charge_in(arm)
+        one = self._one(plan)
+        arm, charge = one.get(plan.arm), self.charges(one).get(plan.arm)
         if arm is None or (plan.is_private and charge is None):
             return Stage.PLANNED
         if arm.announced:
@@ -199,16 +179,13 @@ class Life:
         started = charge is None or charge.state is not ChargeState.RESERVED
         return Stage.STARTED if started else Stage.CHARGED
 
-    def release(self, plan: Plan) -> Release | None:
-        """Return an arm's release, ``None`` until it is trained."""
-        return self._release_in(self._there(plan), plan)
-
-    def _release_in(self, row: Arm, plan: Plan) -> Release | None:
-        """Return the release that an arm's row has, ``None`` until it is trained."""
-        if row.release is None:
+    def release(self, plan: Plan, arm: Arm | None = None) -> Release | None:
+        """Return an arm's release, None until it is trained."""
+        document = (arm or self._there(plan)).release
+        if document is None:
             return None
         results, kept = self.released(plan.arm), partial(self.trials.of, plan.arm)
-        return load_release(plan, results, row.release, self.guarantee(plan), kept)
+        return load_release(plan, results, document, self.guarantee(plan), kept)
 
     def guarantee(self, plan: AnyPlan) -> Guarantee:
         """Return what an arm costs alone."""
@@ -219,33 +196,26 @@ class Life:
 
     def statuses(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is, in order, for people."""
-        rows = self.rows()
-        charges = self.charges(rows)
         return tuple(
-            ArmStatus(
-                row.plan,
-                self.guarantee(row.plan),
-                _word(row.plan, charges),
-                self._release_in(row, row.plan),
-            )
-            for row in rows.values()
-            if isinstance(row.plan, Plan)
+            ArmStatus(arm.plan, self.guarantee(arm.plan), state, self.release(arm.plan, arm))
+            for arm, state in self._states()
+            if isinstance(arm.plan, Plan)
         )
 
     def stage_statuses(self) -> tuple[StageStatus, ...]:
         """Return how far every stage is, in order, for people."""
-        rows = self.rows()
-        charges = self.charges(rows)
         return tuple(
-            StageStatus(
-                row.plan,
-                self.guarantee(row.plan),
-                _word(row.plan, charges),
-                row.release if name in charges else None,
-            )
-            for name, row in rows.items()
-            if isinstance(row.plan, StagePlan)
+            StageStatus(arm.plan, self.guarantee(arm.plan), state, arm.release)
+            for arm, state in self._states()
+            if isinstance(arm.plan, StagePlan)
         )
+
+    def _states(self) -> Iterator[tuple[Arm, str]]:
+        arms = self.arms()
+        charges = self.charges(arms)
+        for name, arm in arms.items():
+            planned = "planned" if arm.plan.is_private else "not charged"
+            yield arm, str(charges[name].state) if name in charges else planned
 
     def secret(self, plan: AnyPlan) -> bytes:
         """Return what everything random in an arm derives from."""
@@ -258,117 +228,34 @@ class Life:
 
     def sealed(self, arm: str) -> Results:
         """Return the results of an arm that stay inside the trust boundary."""
-        return self._results.within(f"sealed/{arm}")
+        return self.results.within(f"sealed/{arm}")
 
     def released(self, arm: str) -> Results:
         """Return the results of an arm that are released."""
-        return self._results.within(arm)
-
-    def charge_of(self, plan: AnyPlan) -> Charge | None:
-        """Return an arm's charge, ``None`` for an arm without any guarantee.
-
-        Raises:
-            ChargeStateError: If it has none.
-        """
-        charge = self._charge_in(self.row(plan.arm))
-        if charge is None and plan.is_private:
-            raise ChargeStateError(f"Arm {plan.arm!r} of study {self.name!r} is not charged.")
-        return charge
+        return self.results.within(arm)
 
     def certificate(self) -> dict[str, Any]:
         """Return the certificate of the budget, JSON-ready."""
         from privtune.ledger import export_certificate
 
-        return export_certificate(self.ledger.log.storage, self.budget)
-
-    def failures(self, arm: str) -> list[dict[str, Any]]:
-        """Return what stopped an arm, the latest last: ``time`` and ``traceback``."""
-        return self._store.failures(self.name, arm)
+        return export_certificate(self.storage, self.budget)
 
     def planned(self, plan: Plan) -> Plan:
-        """Return the plan that an arm of this name exists with, which runs; or this one.
-
-        Raises:
-            PrivTuneError: If it is another one.
-        """
-        arm = self.row(plan.arm)
+        """Return the plan that an arm of this name exists with, which runs; or this one."""
+        arm = self.arm(plan.arm)
         if arm is None or not isinstance(arm.plan, Plan):
             return plan
         self.check_same(plan, arm.plan)
         return arm.plan
 
-    def check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
-        """Raise ``PrivTuneError`` if an arm's plan is not the one it exists with."""
-        if there.digest() != plan.digest():
-            raise PrivTuneError(
-                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
-                "planned does not change. Say arm='another-name' for a new arm."
-            )
-
-    def delete(self, *, leave_objects: bool = False) -> list[Path]:
-        """Delete the study, its trials and its models. Its charges are the ledger's and stay.
-
-        Stopped anywhere, it is completed by another call: the study's rows go last.
-
-        Args:
-            leave_objects: Leave what is in an object store that cannot be reached any more.
-
-        Returns:
-            The study's folders that stay, since they hold files of others.
-
-        Raises:
-            StudyBusyError: If another process runs it: what that trains would be lost.
-            PrivTuneError: If a file or an object cannot be deleted now.
-        """
-        from privtune.ledger.audits import note_deleted
-
-        with self.ledger.log.storage.read() as connection:
-            # Before anything else of that name is deleted.
-            check_there(connection, self._row, deleting=True)
-        arms = list(self.rows())
-        with ExitStack() as held:
-            with suppress(OSError):  # where no lock can be put, nobody has one
-                for arm in arms:
-                    with self.alone(arm):
-                        pass
-                held.enter_context(self.alone())
-            self._store.begin_deletion(self._row)
-            self.trials.delete(arms)
-            note_deleted(self.ledger.log, self.budget, self.name)
-            return self._store.delete(self._row, leave_objects=leave_objects)
-
-    def check_results(self) -> None:
-        """Try where large results go, before anything is charged."""
-        self._results.check()
-
-    @contextmanager
-    def seal(self, plan: AnyPlan, *, rehearsal: bool = False) -> Iterator[None]:
-        """Run code of an arm within: sealed, unless its trials are paid for.
-
-        Raises:
-            PrivTuneError: If the code ends the program: an exit would pass every handler of errors, and a
-                command that stopped half-way would report success.
-        """
-        seal = sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()
-        try:
-            with seal:
-                yield
-        except SystemExit as error:
-            raise PrivTuneError(
-                f"The code that arm {plan.arm!r} runs ends the program (exit {error.code!r}). Let it "
-                "return or raise an error instead of calling sys.exit."
-            ) from error
+    # What runs: locks, seals, files.
 
     @contextmanager
     def alone(self, arm: str | None = None) -> Iterator[None]:
-        """Run the study, or one arm of it, while no other process does.
-
-        Raises:
-            StudyBusyError: If one does.
-        """
+        """Run the study, or one arm of it, while no other process does."""
         held = self.name if arm is None else f"{self.name}/{arm}"
-        self.note_place()
-        with self.ledger.log.storage.hold(held, self.place) as alone:
+        self._note_place()
+        with self.storage.hold(held, self.place) as alone:
             if not alone:
                 what = f"Study {self.name!r}" if arm is None else f"Arm {held!r}"
                 raise StudyBusyError(
@@ -387,40 +274,102 @@ class Life:
                 error.add_note(f"What was charged stays charged; go on with: {again}")
                 raise
 
-    def place(self, name: str) -> Path:
-        """Return the path of a study's file that is no result, and make its folder.
+    @contextmanager
+    def seal(self, plan: AnyPlan, *, rehearsal: bool = False) -> Iterator[None]:
+        """Run code of an arm within: sealed, unless its trials are paid for."""
+        seal = sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()
+        try:
+            with seal:
+                yield
+        except SystemExit as error:
+            # An exit would pass every handler of errors, and a command that stopped half-way report success.
+            raise PrivTuneError(
+                f"The code that arm {plan.arm!r} runs ends the program (exit {error.code!r}). Let it "
+                "return or raise an error instead of calling sys.exit."
+            ) from error
 
-        Args:
-            name: Its path in the study's folder; one that ends in ``/`` is a folder.
-        """
-        self.note_place()
+    @contextmanager
+    def stopping(self, arm: str) -> Iterator[None]:
+        """Turn whatever stops a charged arm into ``ArmStoppedError``, errors of PrivTune's own included."""
+        stopped = False
+        try:
+            yield
+        except WITHOUT_DATA:
+            raise
+        except WorkerStoppedError:  # the worker has kept what stopped it
+            stopped = True
+        except Exception as error:
+            with suppress(PrivTuneError):  # its context would be the error
+                self.record_failure(arm, error)
+            stopped = True
+        if stopped:
+            stop = ArmStoppedError(self.name, arm)
+            try:
+                raise stop from None
+            finally:
+                stop.__context__ = None  # it would show the failure to whoever looks at the error
+
+    def _log(self, plan: AnyPlan) -> Path:
+        try:
+            return self.place(f"sealed/{plan.arm}.log")
+        except OSError:  # a worker of another user or machine: the folder is not its own
+            return Path(os.devnull)
+
+    def place(self, name: str) -> Path:
+        """Return the path of a study's file that is no result, and make its folder."""
+        self._note_place()
         return self.files.file(name)
 
-    def note_place(self) -> None:
-        """Record which folder the study writes to, before its first file: a deletion looks there, too."""
+    def _note_place(self) -> None:
         if not self._placed:
-            self._store.note_place(self._row)
+            self.note_place()
             self._placed = True
 
-    def charge(self, plans: Sequence[AnyPlan]) -> None:
-        """Charge arms, all or none: planned → charged. Arms of an open study are added with it.
+    def write(self, arm: str, name: str) -> Path:
+        """Return where a released file is; put it there if it is not."""
+        results = self.released(arm)
+        path = results.folder / name
+        if not path.exists() and (content := results.get(name)) is not None:
+            self._note_place()
+            self.files.write(f"{arm}/{name}", content)
+        return path
 
-        Raises:
-            BudgetExceededError: If they do not fit what is left.
-            PrivTuneError: If an arm of a name exists with another plan.
+    def record_failure(self, arm: str, error: BaseException) -> None:
+        """Keep the whole traceback of an error for the curator alone: it may come from the data."""
+        self.add_failure(arm, "".join(traceback.format_exception(error)))
+
+    def delete(self, *, leave_objects: bool = False) -> list[Path]:
+        """Delete the study, its trials and its models; return the folders that hold files of others.
+
+        Stopped anywhere, it is completed by another call: the study's rows go last.
         """
-        known = self.rows()
+        from privtune.ledger.audits import note_deleted
+
+        with self.storage.read() as connection:
+            # Before anything else of that name is deleted.
+            check_there(connection, self.row, deleting=True)
+        arms = list(self.arms())
+        with ExitStack() as held:
+            with suppress(OSError):  # where no lock can be put, nobody has one
+                for arm in arms:
+                    with self.alone(arm):
+                        pass
+                held.enter_context(self.alone())
+            self.begin_deletion()
+            self.trials.delete(arms)
+            note_deleted(self.ledger.log, self.budget, self.name)
+            return self.remove(leave_objects=leave_objects)
+
+    # The transitions.
+
+    def charge(self, plans: Sequence[AnyPlan]) -> None:
+        """Charge arms, all or none: planned → charged. Arms of an open study are added with it."""
+        known = self.arms()
         asked = [
-            known.get(plan.arm) or new_arm(self.spec, self._row.uid, plan)
+            known.get(plan.arm) or new_arm(self.spec, self.row.uid, plan)
             for plan in plans
             if plan.is_private
         ]
-
-        def add(connection: Connection) -> None:
-            check_there(connection, self._row)
-            for arm in asked:
-                there = self._store.add_arm(connection, self.name, arm)
-                self.check_same(arm.plan, there.plan)
 
         requests = [
             ChargeRequest(
@@ -430,21 +379,16 @@ class Life:
                 plan_digest=arm.digest,
                 public=arm.plan.public_facts,
                 unit=arm.plan.unit,
-                note="; ".join(
-                    filter(
-                        None,
-                        (
-                            arm.plan.noise_note,
-                            self.spec.weakened,
-                            declared_note(arm.plan.public_facts),
-                        ),
-                    )
-                ),
+                note="; ".join(filter(None, self._notes(arm.plan))),
             )
             for arm in asked
         ]
         if requests:
-            self.ledger.reserve(self.budget, requests, work=add)
+            work = partial(self.add_arms, asked=asked)
+            self.ledger.reserve(self.budget, requests, work=work)
+
+    def _notes(self, plan: AnyPlan) -> tuple[str, ...]:
+        return plan.noise_note, self.spec.weakened, declared_note(plan.public_facts)
 
     def start(self, plan: AnyPlan) -> None:
         """Mark an arm's charge as started, with the rows of its round: charged → started."""
@@ -461,24 +405,8 @@ class Life:
         elif charge.state is ChargeState.RESERVED:
             self._move(charge, Kind.STARTED)
 
-    def keep(
-        self,
-        plan: Plan,
-        outcome: Outcome,
-        *,
-        seconds: float | None,
-        utility: Mapping[str, Measured],
-        machine: Mapping[str, str],
-    ) -> None:
+    def keep(self, plan: Plan, document: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Store what an arm releases, the first time: started → trained."""
-        document, files = make_release(
-            plan,
-            outcome,
-            guarantee=self.guarantee(plan),
-            seconds=seconds,
-            utility=utility,
-            machine=machine,
-        )
         results = self.released(plan.arm)
         staged = {name: results.stage(name, content) for name, content in files.items()}
 
@@ -488,75 +416,43 @@ class Life:
 
         first = False
         try:
-            first = self._store.set_release(self._row, plan.arm, document, put)
+            first = self.set_release(plan.arm, document, put)
         finally:
             if not first:
                 for name, one in staged.items():
                     results.discard(name, one)
 
-    def keep_stage(self, plan: StagePlan, document: Mapping[str, Any]) -> None:
-        """Store what a stage releases, the first time: started → trained."""
-        self._store.set_release(self._row, plan.arm, document, lambda _: None)
-
-    def announce_stage(self, plan: StagePlan) -> None:
-        """Note that a stage is through: released → announced."""
-        self._store.set_announced(self._row, plan.arm)
-
     def settle(self, plan: AnyPlan) -> None:
         """Settle an arm's charge and forget what is sealed, in one transaction: trained → released."""
-        from privtune.ledger.rounds import forget_secret
-
-        charge = self.charge_of(plan)
-
-        def forget(connection: Connection) -> bool:
-            check_there(connection, self._row)
-            self.sealed(plan.arm).forget(connection)
-            self._store.forget_secret(connection, self.name, plan.arm)
-            if charge is not None:
-                forget_secret(connection, charge.id)
-            return True
-
+        charge, release = self.charge_of(plan), self._there(plan).release or {}
+        forget = partial(self.forget_sealed, arm=plan.arm)
         if charge is None or charge.state is ChargeState.SETTLED:
-            with self.ledger.log.storage.write() as connection:
+            with self.storage.write() as connection:
                 forget(connection)
             return
+        digest = release.get("transcript_digest")
         if isinstance(plan, StagePlan):
-            digest = _digest_of(self._there(plan).release)
-        else:
-            digest = unpack_result(self.released(plan.arm).get(MODEL) or b"").transcript_digest
+            digest = hashlib.sha256(json.dumps(release, sort_keys=True).encode()).hexdigest()
         # Public: whether a declared training was checked belongs into the certificate.
-        note = (self._there(plan).release or {}).get("checked", "")  # a stage's has none
-        told = {"sealed": {"transcript_digest": digest}, "note": note}
+        told = {"sealed": {"transcript_digest": digest}, "note": release.get("checked", "")}
         self._move(charge, Kind.SETTLED, work=forget, **told)
 
     def announce(self, plan: Plan, tell: Callable[[Plan, Release], None]) -> Release:
         """Write the model and the budget's certificate, and tell who hears: released → announced."""
-        release = self.release(plan)
+        arm = self._there(plan)
+        release = self.release(plan, arm)
         if release is None:
             raise PrivTuneError(f"Arm {plan.arm!r} of study {self.name!r} has not been trained.")
-        if not self._there(plan).announced:
+        if not arm.announced:
             results = self.released(plan.arm)
             for name in results.names():
                 self.write(plan.arm, name)
             text = json.dumps(self.certificate(), indent=2, allow_nan=False)
             self.files.write(f"{plan.arm}/certificate.json", text.encode())
             tell(plan, release)
-            forget_times(results.folder, within=True)
-            self._store.set_announced(self._row, plan.arm)
+            self.files.forget_times(plan.arm)
+            self.set_announced(plan.arm)
         return release
-
-    def write(self, arm: str, name: str) -> Path:
-        """Return where a released file is; put it there if it is not."""
-        results = self.released(arm)
-        path = results.folder / name
-        if not path.exists() and (content := results.get(name)) is not None:
-            self.note_place()
-            self.files.write(f"{arm}/{name}", content)
-        return path
-
-    def record_failure(self, arm: str, error: BaseException) -> None:
-        """Keep the whole traceback of an error for the curator alone: it may come from the data."""
-        self._store.add_failure(self._row, arm, "".join(traceback.format_exception(error)))
 
     def _move(self, charge: Charge, kind: Kind, **options: object) -> None:
         try:
@@ -566,24 +462,9 @@ class Life:
             if str(self.ledger.charge(charge.id).state) != str(kind):
                 raise
 
-    def _log(self, plan: AnyPlan) -> Path:
-        try:
-            return self.place(f"sealed/{plan.arm}.log")
-        except OSError:  # a worker of another user: the seal writes to nowhere then
-            return self.folder / "sealed" / f"{plan.arm}.log"
-
-
-def _word(plan: AnyPlan, charges: Mapping[str, Charge]) -> str:
-    if plan.arm in charges:
-        return str(charges[plan.arm].state)
-    return "planned" if plan.is_private else "not charged"
-
 
 def new_arm(spec: StudySpec, uid: str, plan: AnyPlan) -> Arm:
-    """Return a new arm of a study.
-
-    Its secret is OS entropy, unless the study sets a seed, which it records.
-    """
+    """Return a new arm. Its secret is OS entropy, unless the study sets a seed, which it records."""
     digest = hashlib.sha256(json.dumps([uid, plan.digest()]).encode()).hexdigest()
     if spec.seed is None:
         return Arm(plan, digest, secrets.token_bytes(32))
@@ -613,14 +494,8 @@ def carry_on(
         look: Looks at the records before the charge, for the curator alone; raises where the budget would
             be spent for nothing.
         anyway: Whether arms run although a stage released that most records cannot be used.
-
-    Returns:
-        One release an arm.
-
-    Raises:
-        StageRefusedError: If a stage released that; no arm has started.
     """
-    life.check_results()
+    life.results.check()
     seconds: dict[str, float | None] = {}
     for plan in plans:
         if life.stage(plan) in (Stage.PLANNED, Stage.CHARGED, Stage.STARTED):
@@ -646,21 +521,15 @@ def carry_on(
     return tuple(releases)
 
 
-def _release_stage(
-    life: Life, plan: StagePlan, measure: Callable[[StagePlan], Mapping[str, Any]] | None
-) -> None:
+def _release_stage(life: Life, plan: StagePlan, measure: Any) -> None:
     """Lead a stage from wherever it is to its announcement. A release that is stored is not drawn again."""
-    if life.stage(plan) in (Stage.CHARGED, Stage.STARTED) and measure is not None:
+    if life.stage(plan) in (Stage.CHARGED, Stage.STARTED):
         life.start(plan)
-        with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):
-            life.keep_stage(plan, measure(plan))
+        with life.stopping(plan.arm), life.seal(plan):
+            life.set_release(plan.arm, measure(plan))
     if life.stage(plan) is Stage.TRAINED:
         life.settle(plan)
-    life.announce_stage(plan)
-
-
-def _digest_of(document: Mapping[str, Any] | None) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    life.set_announced(plan.arm)
 
 
 def _train(
@@ -669,16 +538,20 @@ def _train(
     """Train an arm inside its seal, and store what it releases."""
     observer.arm_started(plan)
     try:
-        with stopping(life.name, plan.arm, life.record_failure), life.seal(plan):
-            strategy, trials = trainer.prepare(plan)
-            started = time.perf_counter()
-            outcome = strategy.run(plan, trials)
-            if not plan.is_private:  # else it tells how many records there are
-                seconds = time.perf_counter() - started
-            outcome, utility = trainer.finish(plan, outcome)
-            machine = trainer.machine()
-        with stopping(life.name, plan.arm, life.record_failure):
-            life.keep(plan, outcome, seconds=seconds, utility=utility, machine=machine)
+        with life.stopping(plan.arm):
+            with life.seal(plan):
+                strategy, trials = trainer.prepare(plan)
+                started = time.perf_counter()
+                outcome = strategy.run(plan, trials)
+                if not plan.is_private:  # else it tells how many records there are
+                    seconds = time.perf_counter() - started
+                utility = trainer.finish(plan, outcome)
+                machine = trainer.machine()
+            cost = life.guarantee(plan)
+            document, files = make_release(
+                plan, outcome, guarantee=cost, seconds=seconds, utility=utility, machine=machine
+            )
+            life.keep(plan, document, files)
     except BaseException:
         observer.arm_failed(plan)
         raise

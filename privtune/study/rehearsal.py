@@ -13,7 +13,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.fine_tuned import check_remembers_nothing, reduced
 from privtune.execution.training import dry_run, made_of, made_up_records
 from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
-from privtune.strategies._check_needs import check_given
+from privtune.strategies.arms import check_given
 from privtune.strategies.searching import parts_of
 from privtune.study.build import Built, build_candidate
 from privtune.study.release import check_end, check_measured
@@ -50,23 +50,7 @@ def rehearse(
     sampler: IndependentSampler | None = None,
     known: MutableMapping[object, float] | None = None,
 ) -> float:
-    """Train, score, pack, release, load and measure a trial on made-up records.
-
-    Args:
-        plan: The arm's plan.
-        task: The task.
-        strategy: The arm's strategy.
-        space: What candidates are drawn from, where the task has no ``build``.
-        compute: Where to train.
-        sampler: A sampler of the user's own that declares independence.
-        known: What a step of the task's candidates was found to cost.
-
-    Returns:
-        The seconds that the arm takes in expectation.
-
-    Raises:
-        PrivTuneError: If a trial would be refused, fails, or hangs on trials before it.
-    """
+    """Train, score, pack, release, load and measure a trial on made-up records."""
     if task.build is not None:
         return _rehearse_build(plan, task, strategy, compute=compute, sampler=sampler)
     training = plan.first_training
@@ -159,23 +143,7 @@ def check_repeated(
     between: Callable[[], T],
     program: Callable[[nn.Module], Any] = lambda _: None,
 ) -> T:
-    """Build two trials twice, in both orders, and refuse a ``build`` that gives another trial.
-
-    Private selection covers trials that are drawn independently of each other. A ``build`` that walks
-    through a grid, starts from the best trial so far, or narrows a range by earlier trials makes
-    candidates that are not.
-
-    Args:
-        make: Builds the trial of a secret.
-        between: Called before the last comparison: trains trials, so that a warm start is seen.
-        program: Tells what a model and the loss do with a record; None where that cannot be told.
-
-    Returns:
-        What ``between`` returned.
-
-    Raises:
-        DependentTrialsError: Naming what differs.
-    """
+    """Build two trials twice, in both orders, and refuse a ``build`` that gives another trial."""
     one, other = _SECRETS[:2]
     seen: dict[bytes, dict[str, Any]] = {}
 
@@ -273,17 +241,7 @@ def _digest(model: nn.Module) -> str:
 def refuse_unasked(
     plan: Plan, suggested: Iterable[str], again: Callable[[int], Iterable[str]], how: str
 ) -> None:
-    """Refuse values for names that a function does not use: others would be drawn, and charged.
-
-    Args:
-        plan: The arm's plan.
-        suggested: Names that the function suggested in its first rehearsals.
-        again: Returns the names of another draw, from 2 on, which may take another branch.
-        how: What suggests names, and when, in words.
-
-    Raises:
-        InvalidInputError: If a value is fixed under a name that no draw asked for.
-    """
+    """Refuse values for names that a function does not use: others would be drawn, and charged."""
     asked = set(suggested)
     for draw in range(2, _DRAWS):
         if not plan.params.keys() <= asked:

@@ -1,7 +1,8 @@
-"""From a strategy's outcome to a release, and back from storage."""
+"""Results as bytes, and releases: from a strategy's outcome to what is stored, and back."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Adjacency, Guarantee
 from privtune.errors import PrivTuneError
-from privtune.execution.files import pack_result, unpack_result
-from privtune.strategies import Cost, Outcome, Plan, Release, Scoring, TrialResult
+from privtune.spaces import with_tuples
+from privtune.strategies import Cost, Ending, Outcome, Plan, Release, Scoring, TrialResult
+from privtune.strategies.release import split
 from privtune.study._shown import INDEX
 
 if TYPE_CHECKING:
-    import torch
     from optuna.trial import FrozenTrial
     from torch import nn
 
@@ -35,6 +36,70 @@ class ReleaseError(PrivTuneError):
     """A rehearsal's release differs from what is read back from its file."""
 
 
+def pack_result(
+    result: TrialResult, *, certificate: Mapping[str, Any] | None = None, request: str = ""
+) -> bytes:
+    """Return a result as the content of a safetensors file."""
+    from safetensors.torch import save
+
+    document = {
+        "index": result.index,
+        "params": dict(result.params),
+        "score": None if result.score is None else repr(result.score),
+        "curves": {name: list(values) for name, values in result.curves.items()},
+        "transcript_digest": result.transcript_digest,
+        "ended": result.ended,
+        "unusable": result.unusable,
+        "checked": result.checked,
+        "shapes": {name: list(shape) for name, shape in result.shapes.items()},
+    }
+    metadata = {"result": json.dumps(document)}
+    if certificate is not None:
+        metadata["privtune"] = json.dumps(certificate)
+    if request:
+        metadata["request"] = request
+    tensors = split(result.weights, result.shapes) or {"weights": result.weights}
+    return save({name: t.contiguous() for name, t in tensors.items()}, metadata=metadata)
+
+
+def unpack_result(content: bytes) -> TrialResult:
+    """Return what :func:`pack_result` packed."""
+    header = _header(content)
+    metadata = header.get("__metadata__", {})
+    if "result" not in metadata:
+        raise PrivTuneError("A stored model is not a trial's result: the store was edited.")
+    document = json.loads(metadata["result"])
+    document["params"] = {name: with_tuples(v) for name, v in document["params"].items()}
+    # A parameter of a model may be called "weights", too.
+    named = document["shapes"] and document["shapes"].keys() <= header.keys()
+    names = list(document["shapes"]) if named else ["weights"]
+    score, ended = document.pop("score"), Ending(document.pop("ended"))
+
+    def weights() -> Any:
+        import torch
+        from safetensors.torch import load
+
+        tensors = load(content)
+        return torch.cat([tensors[name].reshape(-1) for name in names])
+
+    return TrialResult(
+        weights=weights,
+        score=None if score is None else float(score),
+        ended=ended,
+        **document,
+    )
+
+
+def request_of(content: bytes) -> str:
+    """Return the request stored with a packed result; empty for a row of a round."""
+    return str(_header(content).get("__metadata__", {}).get("request", ""))
+
+
+def _header(content: bytes) -> Any:
+    # JSON, after its length: https://github.com/huggingface/safetensors#format
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+
+
 def make_release(
     plan: Plan,
     outcome: Outcome,
@@ -44,16 +109,7 @@ def make_release(
     utility: Mapping[str, Measured],
     machine: Mapping[str, str],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return what is stored of a release: a document, and the content of its files by name.
-
-    Args:
-        plan: The arm's plan.
-        outcome: What its strategy hands over.
-        guarantee: What the arm cost.
-        seconds: Time: the plan's estimate, or measured for an arm that is not private.
-        utility: Metrics on the test split: public, or noised and charged.
-        machine: What it was computed on.
-    """
+    """Return what is stored of a release: a document, and the content of its files by name."""
     import torch
 
     result = outcome.result
@@ -77,6 +133,7 @@ def make_release(
         "intervals": {name: [found.low, found.high] for name, found in utility.items()},
         "note": outcome.note,
         "checked": result.checked,
+        "transcript_digest": result.transcript_digest,
         "machine": dict(machine),
         "cost": {
             "gradient_evaluations": plan.expected_gradient_evaluations,
@@ -92,23 +149,12 @@ def utility_of(
     plan: Plan,
     task: Task,
     model: nn.Module,
-    weights: torch.Tensor,
     *,
     data: TaskData,
     streams: Streams,
 ) -> dict[str, Measured]:
-    """Return what a model reaches on the test split: public, or noised as the plan has it.
-
-    Args:
-        plan: The arm's plan, with the final score that was charged.
-        task: The task.
-        model: The released model, with any weights.
-        weights: Its released weights, flat.
-        data: The task's data.
-        streams: The arm's own: asked again, the score has the same noise.
-    """
+    """Return what a model reaches on the test split: public, or noised as the plan has it."""
     from privtune.execution.training import held_to_classes, scored_as
-    from privtune.training.mechanism.kernel import load_params
     from privtune.training.mechanism.scoring import measure_each
 
     report = plan.report
@@ -119,7 +165,6 @@ def utility_of(
     test = held_to_classes(data.test, task.classes)
     if report.event is None:  # a public split: its true size is known
         report = replace(report, records=len(test))
-    load_params(model, weights)
     module, loss = scored_as(report, task, model.eval())
     found = measure_each(report, module, test, rng=streams.numpy("report", 0), loss=loss)
     return {f"test_{name}": value for name, value in found.items()}
@@ -135,16 +180,7 @@ def _exact(plan: Plan, task: Task, test: TensorData) -> ScorePlan | None:
 
 
 def check_end(plan: Plan, result: TrialResult) -> None:
-    """Pack, release and load what a rehearsal ended with, as a round and a release do.
-
-    Args:
-        plan: The arm's plan.
-        result: What the rehearsal ended with: made up, like its records.
-
-    Raises:
-        ReleaseError: If it cannot be written, or something else is read. After the charge, the first
-            trial to end would stop the arm, whatever was spent.
-    """
+    """Pack, release and load what a rehearsal ended with, as a round and a release do."""
     nothing = Guarantee(0.0, 0.0, "rehearsal", Adjacency.ADD_REMOVE)
     outcome = Outcome(result, trials=() if plan.is_sealed else (result,))
     try:
@@ -168,16 +204,7 @@ def check_end(plan: Plan, result: TrialResult) -> None:
 
 
 def check_measured(plan: Plan, task: Task, model: nn.Module) -> None:
-    """Measure a model as its release will be measured, on made-up records.
-
-    Args:
-        plan: The arm's plan.
-        task: The task.
-        model: A model of its.
-
-    Raises:
-        InvalidInputError: If a metric does not suit its outputs.
-    """
+    """Measure a model as its release will be measured, on made-up records."""
     from privtune.execution.training import held_to_classes, made_up_records, scored_as
     from privtune.training.mechanism.scoring import measure_each
     from privtune.training.mechanism.streams import Streams
@@ -189,15 +216,6 @@ def check_measured(plan: Plan, task: Task, model: nn.Module) -> None:
         measure_each(terms, module, data, rng=Streams(bytes(32)).numpy("score", 0), loss=loss)
 
 
-def shaped(model: nn.Module, result: TrialResult) -> TrialResult:
-    """Note the names and shapes of the parameters, so that anybody can load them."""
-    return result if result.shapes else replace(result, shapes=_shapes_of(model))
-
-
-def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad}
-
-
 def load_release(
     plan: Plan,
     results: Results,
@@ -205,11 +223,7 @@ def load_release(
     guarantee: Guarantee,
     kept: Callable[[], Sequence[FrozenTrial]],
 ) -> Release:
-    """Return a release as it was stored; ``kept`` returns the arm's trials as Optuna's storage has them.
-
-    Raises:
-        PrivTuneError: If a model of it is elsewhere.
-    """
+    """Return a release as it was stored; ``kept`` returns the arm's trials as Optuna's storage has them."""
 
     def read(name: str) -> TrialResult:
         found = unpack_result(results.get(name) or b"")
@@ -239,12 +253,7 @@ def load_release(
 
 
 def _shown(kept: Sequence[FrozenTrial], released: Sequence[TrialResult]) -> list[FrozenTrial]:
-    """Return released trials as Optuna has them: nothing of them that was not released, as their times.
-
-    Args:
-        kept: The arm's trials in Optuna's storage, which knows the laws of their parameters.
-        released: The trials.
-    """
+    """Return released trials as Optuna has them: nothing of them that was not released, as their times."""
     from optuna.trial import TrialState, create_trial
 
     places = {trial.user_attrs.get(INDEX): trial for trial in kept}
@@ -252,7 +261,7 @@ def _shown(kept: Sequence[FrozenTrial], released: Sequence[TrialResult]) -> list
     for trial in sorted(released, key=lambda trial: trial.index):
         own = places.get(trial.index)
         laws = {} if own is None else own.distributions
-        pruned = trial.failed == "TrialPruned"
+        pruned = trial.ended is Ending.PRUNED
         missing = trial.score is None or math.isnan(trial.score)
         found.append(
             create_trial(

@@ -14,17 +14,17 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.execution.files import pack_result, request_of, unpack_result
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.ledger import SKIPPED
 from privtune.names import check_text
 from privtune.numbers import is_number
 from privtune.spaces import IndependentSampler, check_hyperparameter, plain
-from privtune.strategies import PRUNED, Plan, StrategyError, TrainingPlan, TrialResult
+from privtune.strategies import Ending, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
 from privtune.study._shown import suggested
 from privtune.study.failures import StudyInterruptedError
+from privtune.study.release import pack_result, request_of, unpack_result
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -47,19 +47,10 @@ _LOSSES = 3  # how often a round trains anew what its object store has lost, bef
 
 @dataclass(frozen=True)
 class Asked:
-    """A training that a strategy asked for, beside the rows of a sealed round.
+    """A training that a strategy asked for, beside the rows of a sealed round."""
 
-    Args:
-        key: The name of the training, or the number of a trial that is shown: ``1`` and ``"1"`` differ.
-        training: What to run.
-        params: The candidate.
-        scored: Whether to score it.
-
-    **Guarantee**: everything random in a training derives from the whole of this. Two that differ in
-    anything, if only a candidate under the same name, have independent samples and noise: with the same
-    noise, the difference of two releases would be free of it.
-    """
-
+    # Everything random in it derives from all of these: with the same noise, the difference of two
+    # releases that differ in the candidate alone would be free of it.
     key: str | int
     training: TrainingPlan
     params: Mapping[str, Any]
@@ -83,11 +74,7 @@ class Asked:
         )
 
     def check_same(self, content: bytes) -> None:
-        """Refuse a result that was stored under the same key for something else.
-
-        Raises:
-            StrategyError: If it was.
-        """
+        """Refuse a result that was stored under the same key for something else."""
         if request_of(content) != self.request:
             what = "Trial" if isinstance(self.key, int) else "The training of name"
             raise StrategyError(
@@ -110,19 +97,16 @@ def _trial_file(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Files(ABC):
-    """Trains candidates of an arm, each under a secret of its own, and keeps their results.
-
-    Args:
-        plan: The arm's plan.
-        secret: 32 secret bytes of the arm: everything random derives from them.
-        results: Where results are kept; inside the trust boundary.
-        space: What candidates are drawn from.
-    """
+    """Trains candidates of an arm, each under a secret of its own, and keeps their results."""
 
     plan: Plan
     secret: bytes
-    results: Results
+    results: Results  # inside the trust boundary
     space: SearchSpace
+    sampler: IndependentSampler | None = None  # of the user's own, for sealed trials
+    deadline: float = math.inf  # on the monotonic clock; no trial begins after it
+    live: dict[int, ShownTrial] = field(default_factory=dict)  # Optuna's trials that are open here
+    shown: Callable[[], ShownTrials] | None = None  # opens them in a worker's process
 
     @property
     def at_once(self) -> int:
@@ -140,10 +124,7 @@ class Files(ABC):
         return Streams(self.secret)
 
     def candidate(self, number: int) -> dict[str, Any]:
-        """Return the hyperparameters of a row: a function of the secret and its number alone.
-
-        Those of a trial that is shown were drawn by a sampler, and are kept beside the row.
-        """
+        """Return the hyperparameters of a row: a function of the secret and its number alone."""
         if not self.plan.is_sealed:
             drawn = suggested(self.results, number)
             return {**self.plan.params, **{name: value for name, (value, _) in drawn.items()}}
@@ -162,21 +143,35 @@ class Files(ABC):
     ) -> Iterable[TrialResult]:
         """Train some candidates; everything random in each derives from its secret.
 
-        Args:
-            training: What to run.
-            trials: Candidates by number.
-            secrets: Their secrets.
-            scored: Whether to score them.
-            alone: Whether no other process may be at the same ones.
-            named: Whether this is a training with a name, whose number is no row's and no trial's.
-
-        Returns:
-            A result a candidate, in any order, each as soon as it is done; a list where all are done
-            at the same moment.
+        A list is what is done at the same moment. ``alone``: no other process is at the same candidates;
+        ``named``: a training with a name, whose number is no row's and no trial's.
         """
 
+    def check_deadline(self) -> None:
+        """Stop before a trial begins that the time is over for."""
+        if time.monotonic() > self.deadline:
+            raise StudyInterruptedError(
+                "The time is over before every trial was run. Nothing was released and the charge "
+                "stays; call optimize again with the same arm to go on."
+            )
+
     def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
-        """Train leased rows, those of one training together, on the seeds of their leases."""
+        """Train leased rows; a worker opens the trials that are shown, which their driver has open."""
+        if self.shown is None or self.plan.is_sealed:
+            yield from self._rows(leases)
+            return
+        shown = self.shown()
+        for lease in leases:
+            sampler = sampler_of(self.plan, self.streams, lease.number, self.space)
+            trial = self.live[lease.number] = shown.ask(lease.number, sampler=sampler)
+            trial.take(suggested(self.results, lease.number))  # by a worker that died at it
+        for handed in self._rows(leases):
+            shown.hand_over(handed.lease.number)
+            yield handed
+            del self.live[handed.lease.number]
+
+    def _rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
+        """Train rows, those of one training together, on the seeds of their leases."""
         search = self.plan.search
         if search is None:
             return
@@ -210,15 +205,7 @@ class Files(ABC):
 def work_on_rows(
     rounds: Rounds, charge_id: str, files: Files, *, workers: int = 1, most: int | None = None
 ) -> int:
-    """Work through a round's rows in this process; return how many were run here.
-
-    Args:
-        rounds: The rounds.
-        charge_id: The round's charge.
-        files: Trains and keeps results.
-        workers: How many share the round at least.
-        most: How many rows to run before leaving; all unless given.
-    """
+    """Work through a round's rows in this process; return how many were run here."""
     threshold = files.plan.threshold
     return work_through(
         rounds,
@@ -233,22 +220,15 @@ def work_on_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRound:
-    """The round of one arm, as its strategy sees it.
-
-    Args:
-        kept: The study's trials in Optuna's storage, for the curator.
-        ledger: Holds the round's rows.
-        charge_id: The arm's charge; None for an arm without any guarantee.
-        files: Trains and keeps results.
-        give_out: Has the rows worked through by others; they are trained in this process unless
-            given.
-    """
+    """The round of one arm, as its strategy sees it."""
 
     kept: StudyTrials
     ledger: Ledger
     charge_id: str | None
     files: Files
-    give_out: Callable[[Rounds], None] | None = None
+    give_out: Callable[[Rounds], None] | None = None  # has rows trained elsewhere
+    sampler: BaseSampler | None = None
+    pruner: BasePruner | None = None
 
     @property
     def streams(self) -> Streams:
@@ -266,20 +246,21 @@ class StudyRound:
             return ()
         self._check_kind(sealed=True)
         rounds = make_rounds(self.ledger)
-        for last in (False,) * _LOSSES + (True,):
+        losses = 0
+        while True:
             if self.give_out is None:
                 work_on_rows(rounds, self.charge_id, self.files)
             else:
                 self.give_out(rounds)
             try:
                 results = self._read(rounds, self.charge_id)
+                break
             except DamagedResultError:
-                if last:
+                losses += 1
+                if losses > _LOSSES:
                     raise
-                continue
-            self.kept.record(plan.arm, space=self.space, results=results)
-            return results
-        raise AssertionError
+        self.kept.record(plan.arm, space=self.space, results=results)
+        return results
 
     def _read(self, rounds: Rounds, charge_id: str) -> list[TrialResult]:
         """Return the results of a finished round; a row whose result is damaged is open again."""
@@ -398,85 +379,18 @@ class StudyRound:
         return self.kept.shown(self.files.plan.arm, self.files.results)
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
-        """Draw a trial with Optuna; a candidate that was drawn is used again."""
+        """Draw a trial with Optuna, once; where no space is declared, a function's suggestions define it."""
         self._check_kind(sealed=False)
-        trial = self.shown.ask(number, sampler=make(self.space))
+        sampler = self.sampler or make(self.space)
+        trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
+        if not self.space:
+            self.files.live[number] = trial
         return {name: trial.suggest(name, law) for name, law in self.space.items()}
 
     def tell(self, number: int, result: TrialResult) -> None:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
-        self.shown.tell(number, score=score, pruned=result.failed == PRUNED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveFiles(Files):
-    """Trains candidates whose hyperparameters are suggested while a function of the user's runs.
-
-    Args:
-        sampler: A sampler of the user's own for sealed trials.
-        deadline: When to stop beginning trials, on the monotonic clock.
-        live: Optuna's trials, where every trial is paid for, by number.
-        shown: Opens Optuna's trials in a process of a worker, which draws by the plan's sampler.
-    """
-
-    sampler: IndependentSampler | None = None
-    deadline: float = math.inf
-    live: dict[int, ShownTrial] = field(default_factory=dict)
-    shown: Callable[[], ShownTrials] | None = None
-
-    def check_deadline(self) -> None:
-        """Stop before a trial begins that the time is over for.
-
-        Raises:
-            StudyInterruptedError: If it is.
-        """
-        if time.monotonic() > self.deadline:
-            raise StudyInterruptedError(
-                "The time is over before every trial was run. Nothing was released and the charge "
-                "stays; call optimize again with the same arm to go on."
-            )
-
-    def run_rows(self, leases: Sequence[Lease]) -> Iterator[Handed]:
-        """Train leased rows; trials that are shown are opened here, unless whoever asked did so."""
-        if self.shown is None or self.plan.is_sealed:
-            yield from super().run_rows(leases)
-            return
-        shown = self.shown()
-        numbers = [lease.number for lease in leases]
-        for number in numbers:
-            sampler = sampler_of(self.plan, self.streams, number, self.space)
-            trial = self.live[number] = shown.ask(number, sampler=sampler)
-            trial.take(suggested(self.results, number))  # by a worker that died at it
-        for handed, number in zip(super().run_rows(leases), numbers, strict=True):
-            shown.hand_over(number)
-            yield handed
-            del self.live[number]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveRound(StudyRound):
-    """The round of an arm whose candidates a function of the user's suggests.
-
-    Args:
-        sampler: Optuna's sampler, where every trial is paid for.
-        pruner: Optuna's pruner, likewise.
-        files: Trains and keeps results; ``ask`` hands it Optuna's trials.
-    """
-
-    files: LiveFiles
-    sampler: BaseSampler | None = None
-    pruner: BasePruner | None = None
-
-    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
-        """Open Optuna's trial; where no space is declared, the function's suggestions define it."""
-        if self.space:
-            return super().ask(number, make)
-        self._check_kind(sealed=False)
-        sampler = make(self.space) if self.sampler is None else self.sampler
-        trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
-        self.files.live[number] = trial
-        return {}
+        self.shown.tell(number, score=score, pruned=result.ended is Ending.PRUNED)
 
 
 def own_sampler(sampler: Any) -> Any:
@@ -486,7 +400,7 @@ def own_sampler(sampler: Any) -> Any:
     return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler
 
 
-def in_threads(files: LiveFiles, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
+def in_threads(files: Files, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
     """Return what works through a round in threads: for a function that only this process knows."""
 
     def give(rounds: Rounds) -> None:

@@ -1,4 +1,7 @@
-"""The rows of studies: studies, arms, results. They lie beside the ledger's, in its transactions."""
+"""The rows of studies: studies, arms, results. They lie beside the ledger's, in its transactions.
+
+Whatever must happen together with a charge's next state takes the connection of that transaction.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,23 +27,37 @@ from privtune.ledger.schema import arms, blobs, failures, studies
 from privtune.ledger.storage import Storage
 from privtune.names import check_text
 from privtune.strategies import Plan
-from privtune.strategies.stage_plan import StagePlan
+from privtune.strategies.plan import StagePlan
 from privtune.study._objects import DamagedResultError, ObjectStore
 
-DELETING = "deleting"
-"""The result that says that a study's deletion has begun: from then on nothing else is written to it."""
+AnyPlan = Plan | StagePlan
+"""Of an arm, or of a stage before the arms: both live alike."""
+
+_DELETING = (
+    "deleting"  # the result that says that a deletion has begun: nothing else is written then
+)
+_PLACES = "places/"
+_LARGE = 2**24  # bytes above which a result is a file in the study's folder, and its row says so
+_ASKED = 500  # names that are asked for in one statement
+
+
+class StudyExistsError(PrivTuneError):
+    """A study of this name exists already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"A study named {name!r} exists already in this storage. Choose another name, or "
+            f"go on with it: privtune study run {name} (in Python: privtune.load_study)."
+        )
+
+
+class StudyNotFoundError(PrivTuneError):
+    """There is no study of this name."""
 
 
 @dataclass(frozen=True)
 class StudyRow:
-    """A study as it was created.
-
-    Args:
-        name: Its name.
-        uid: Tells it from another of the same name, before or after it.
-        spec: Its spec, JSON-ready.
-        root: Absolute folder of files; the study's own is below it.
-    """
+    """A study as it was created; ``uid`` tells it from another of its name."""
 
     name: str
     uid: str
@@ -49,46 +65,249 @@ class StudyRow:
     root: Path
 
     @property
-    def folder(self) -> Path:
-        """The study's own folder, named by its id, too: nobody else's bears that name."""
-        return self.folder_in(Path(os.environ.get("PRIVTUNE_ARTIFACTS") or self.root))
-
-    @property
     def files(self) -> OwnFolder:
-        """What the study has made in its folder."""
-        return OwnFolder(self.folder, self.uid)
+        """The study's own folder, named by its id, too: nobody else's bears that name."""
+        return self.files_in(Path(os.environ.get("PRIVTUNE_ARTIFACTS") or self.root))
 
-    def folder_in(self, root: Path) -> Path:
+    def files_in(self, root: Path) -> OwnFolder:
         """Return the folder that the study has, or would have, below a root."""
-        return root.absolute() / f"{self.name}-{self.uid[:12]}"
+        return OwnFolder(root.absolute() / f"{self.name}-{self.uid[:12]}", self.uid)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The row of an arm or a stage; its secret is None once it is released, its release None before."""
+
+    plan: AnyPlan
+    digest: str
+    secret: bytes | None
+    release: Mapping[str, Any] | None = None
+    announced: bool = False
+
+
+class StudyStore:
+    """The studies of a storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def check_new(self, name: str) -> None:
+        """Refuse a name that is taken."""
+        if name in self.uids():
+            raise StudyExistsError(name)
+
+    def create(self, row: StudyRow, planned: Sequence[Arm]) -> None:
+        """Store a study with its arms and their secrets, in one transaction."""
+        values = {"name": row.name, "uid": row.uid, "spec": json.dumps(row.spec)}
+        with self._storage.write() as connection:
+            if not insert_new(connection, studies, {**values, "root": str(row.root)}):
+                raise StudyExistsError(row.name)
+            for arm in planned:
+                _add_arm(connection, row.name, arm)
+
+    def study(self, name: str) -> StudyRow:
+        """Return a study's row."""
+        query = sa.select(studies).where(studies.c.name == check_text(name, "study"))
+        with self._storage.read() as connection:
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            raise StudyNotFoundError(
+                f"There is no study named {name!r} in this storage; it holds: "
+                f"{', '.join(self.uids()) or 'none'}."
+            )
+        return StudyRow(row.name, row.uid, json.loads(row.spec), Path(row.root))
+
+    def uids(self) -> dict[str, str]:
+        """Return the id of each study by its name, in order."""
+        query = sa.select(studies.c.name, studies.c.uid).order_by(studies.c.name)
+        with self._storage.read() as connection:
+            return {row.name: row.uid for row in connection.execute(query)}
+
+    def deleting(self) -> list[str]:
+        """Return the names of the studies whose deletion has begun and is not complete."""
+        query = sa.select(blobs.c.study).where(blobs.c.name == _DELETING).order_by(blobs.c.study)
+        with self._storage.read() as connection:
+            return list(connection.scalars(query))
+
+
+def study_names(url: str) -> list[str]:
+    """Return the names of the studies in a storage.
+
+    Args:
+        url: Database URL of studies and budgets.
+
+    Example:
+        >>> study_names(study.storage)
+        ['shown']
+    """
+    with Ledger(url) as ledger:
+        return list(StudyStore(ledger.log.storage).uids())
+
+
+class StoredStudy:
+    """The rows of one study."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.name, self.storage = name, storage
+        self.row = StudyStore(storage).study(name)
+        self.files = self.row.files
+        self.folder = self.files.path
+        self.results = Results(storage, self.row)
+
+    @contextlib.contextmanager
+    def writing(self, *, deleting: bool = False) -> Iterator[Connection]:
+        """Open a writing transaction of a study that is still there, and not another of its name."""
+        with self.storage.write() as connection:
+            check_there(connection, self.row, deleting=deleting)
+            yield connection
+
+    def arms(self) -> dict[str, Arm]:
+        """Return the stages and the arms by name, in order."""
+        query = sa.select(arms).where(arms.c.study == self.name).order_by(arms.c.number)
+        with self.storage.read() as connection:
+            return {row.name: _read_arm(row) for row in connection.execute(query).all()}
+
+    def arm(self, name: str) -> Arm | None:
+        """Return one stage or arm, None if there is none of this name."""
+        with self.storage.read() as connection:
+            row = connection.execute(sa.select(arms).where(*_arm(self.name, name))).one_or_none()
+        return None if row is None else _read_arm(row)
+
+    def set_release(
+        self, arm: str, release: Mapping[str, Any], put: Callable[[Connection], None] | None = None
+    ) -> bool:
+        """Store an arm's release with its files; return whether it was the first, which stays."""
+        first = sa.update(arms).where(*_arm(self.name, arm), arms.c.release.is_(None))
+        with self.writing() as connection:
+            moved = connection.execute(first.values(release=json.dumps(release))).rowcount == 1
+            if moved and put is not None:
+                put(connection)
+            return moved
+
+    def set_announced(self, arm: str) -> None:
+        """Note that observers have heard of a release."""
+        with self.writing() as connection:
+            connection.execute(sa.update(arms).where(*_arm(self.name, arm)).values(announced=1))
+
+    def add_arms(self, connection: Connection, asked: Sequence[Arm]) -> None:
+        """Insert arms after those that are there; refuse another plan for one that is there."""
+        check_there(connection, self.row)
+        for arm in asked:
+            _add_arm(connection, self.name, arm)
+            query = sa.select(arms).where(*_arm(self.name, arm.plan.arm))
+            self.check_same(arm.plan, _read_arm(connection.execute(query).one()).plan)
+
+    def check_same(self, plan: AnyPlan, there: AnyPlan) -> None:
+        """Refuse a plan for an arm that exists with another one."""
+        if there.digest() != plan.digest():
+            raise PrivTuneError(
+                f"Arm {plan.arm!r} of study {self.name!r} exists with another plan, and what was "
+                "planned does not change. Say arm='another-name' for a new arm."
+            )
+
+    def forget_sealed(self, connection: Connection, arm: str) -> bool:
+        """Forget an arm's secret, with which its noise could be drawn again, and the models that lost."""
+        check_there(connection, self.row)
+        self.results.within(f"sealed/{arm}").forget(connection)
+        connection.execute(sa.update(arms).where(*_arm(self.name, arm)).values(secret=""))
+        return True
+
+    def add_failure(self, arm: str, text: str) -> None:
+        """Keep what stopped an arm."""
+        values = {"id": uuid.uuid4().hex, "study": self.name, "arm": arm, "traceback": text}
+        with self.writing() as connection:
+            connection.execute(sa.insert(failures), {**values, "time": time.time()})
+
+    def failures(self, arm: str) -> list[dict[str, Any]]:
+        """Return what stopped an arm, the latest last: ``time`` and ``traceback``."""
+        query = sa.select(failures.c.time, failures.c.traceback).order_by(failures.c.time)
+        with self.storage.read() as connection:
+            found = query.where(failures.c.study == self.name, failures.c.arm == arm)
+            return [dict(row._mapping) for row in connection.execute(found)]
+
+    def note_place(self) -> None:
+        """Record the folder of files, unless the study was created with it: a deletion looks there, too."""
+        if self.folder == self.row.files_in(self.row.root).path:
+            return
+        place = str(self.folder.parent)
+        name = f"{_PLACES}{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+        self._note(name, place.encode())  # also of the lock that a deletion takes
+
+    def begin_deletion(self) -> None:
+        """Note that the study is being deleted: whoever still works for it writes no more to it."""
+        self._note(_DELETING, b"")
+
+    def _note(self, name: str, data: bytes) -> None:
+        with self.writing(deleting=True) as connection:
+            values = {"study": self.name, "name": name, "data": data, "place": None}
+            insert_new(connection, blobs, values)
+
+    def remove(self, *, leave_objects: bool = False) -> list[Path]:
+        """Delete objects and files, and then the rows, which say what there is; return folders that stay."""
+        here = blobs.c.study == self.name
+        noted = blobs.c.name.startswith(_PLACES, autoescape=True)
+        with self.storage.read() as connection:
+            places = connection.scalars(sa.select(blobs.c.data).where(here, noted)).all()
+            elsewhere = sa.select(blobs.c.name).where(here, blobs.c.place.is_not(None))
+            objects = connection.execute(elsewhere.limit(1)).first() is not None
+        roots = [self.row.root, *(Path(bytes(place).decode()) for place in places if place)]
+        found = {files.path: files for files in (self.row.files, *map(self.row.files_in, roots))}
+        address = self.row.spec.get("artifacts")
+        if address is not None and not leave_objects:
+            ObjectStore(address, self.row.uid).remove_all(expected=objects)
+        self._remove_files(found.values())
+        with self.writing(deleting=True) as connection:
+            for table in (failures, blobs, arms):
+                connection.execute(sa.delete(table).where(table.c.study == self.name))
+            connection.execute(sa.delete(studies).where(studies.c.name == self.name))
+        # Whoever asked for the study's lock meanwhile made its file anew.
+        self._remove_files(found.values())
+        return [path for path in found if path.exists()]
+
+    def _remove_files(self, places: Any) -> None:
+        try:
+            for place in places:
+                place.remove()
+        except OSError as error:
+            raise PrivTuneError(
+                f"{error.filename} cannot be deleted ({error.strerror}), so study {self.name!r} is not "
+                f"deleted completely. Mend that, and run again: privtune study delete {self.name}."
+            ) from None
 
 
 def check_there(connection: Connection, row: StudyRow, *, deleting: bool = False) -> None:
-    """Refuse to write to a study that is not the one that was opened, however long ago that was.
-
-    Rows are found by the study's name, and another of that name may have been made since: a worker that
-    comes back must not hand in what it trained on another's charge. Nobody deletes the study before the
-    transaction ends; whoever does waits here for those who write, before it holds what they wait for.
-
-    Raises:
-        PrivTuneError: If it was deleted.
-    """
+    """Refuse to write to a study that was deleted, or whose deletion has begun."""
+    # Rows are found by name, and another study of that name may have been made since: a worker that comes
+    # back must not hand in on another's charge. The lock keeps the study until the transaction ends.
     asked = sa.select(studies.c.uid).where(studies.c.name == row.name)
     locked = asked.with_for_update(read=not deleting, key_share=not deleting)
-    found = connection.execute(locked).scalar()
-    if found != row.uid:
-        with suppress(OSError):  # what was made here since, nobody else would delete
+    if connection.execute(locked).scalar() != row.uid:
+        with contextlib.suppress(OSError):  # what was made here since, nobody else would delete
             row.files.remove()
         raise PrivTuneError(
             f"Study {row.name!r} was deleted while this process worked for it: nothing of that is kept. "
             "What was charged stays charged."
         )
-    begun = sa.select(blobs.c.name).where(blobs.c.study == row.name, blobs.c.name == DELETING)
+    begun = sa.select(blobs.c.name).where(blobs.c.study == row.name, blobs.c.name == _DELETING)
     if not deleting and connection.execute(begun).first() is not None:
         raise PrivTuneError(
             f"The deletion of study {row.name!r} has begun and is not complete; complete it with: "
             f"privtune study delete {row.name}. What was charged stays charged."
         )
+
+
+def _add_arm(connection: Connection, study: str, arm: Arm) -> None:
+    count = sa.select(sa.func.count()).select_from(arms).where(arms.c.study == study)
+    row = {
+        "study": study,
+        "name": arm.plan.arm,
+        "number": connection.execute(count).scalar_one(),
+        "plan": json.dumps(arm.plan.to_dict()),
+        "digest": arm.digest,
+        "secret": (arm.secret or b"").hex(),
+        "announced": 0,
+    }
+    insert_new(connection, arms, row)
 
 
 def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
@@ -109,259 +328,8 @@ def _insertion(dialect: str, table: sa.Table, columns: frozenset[str]) -> Any:
     return statement.execution_options(preserve_rowcount=True)
 
 
-_PLACES = "places/"
-
-
-class StudyExistsError(PrivTuneError):
-    """A study of this name exists already."""
-
-
-class StudyNotFoundError(PrivTuneError):
-    """There is no study of this name."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """An arm, or a stage before the arms, as its row has it; how far its charge is, the ledger says.
-
-    Args:
-        plan: Its plan.
-        digest: The digest under which its charge is found.
-        secret: What everything random in it derives from; ``None`` once it is released.
-        release: What is stored of its release beside the model; ``None`` until it is trained.
-        announced: Whether observers have heard of the release.
-    """
-
-    plan: Plan | StagePlan
-    digest: str
-    secret: bytes | None
-    release: Mapping[str, Any] | None = None
-    announced: bool = False
-
-
-class StudyStore:
-    """The rows of the studies in a storage.
-
-    Args:
-        storage: The ledger's.
-    """
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def check_new(self, name: str) -> None:
-        """Refuse a name that is taken.
-
-        Raises:
-            StudyExistsError: If it is.
-        """
-        if name in self.names():
-            raise _exists(name)
-
-    def create(self, row: StudyRow, planned: Sequence[Arm]) -> None:
-        """Store a study with its arms and their secrets, in one transaction.
-
-        Raises:
-            StudyExistsError: If the name is taken.
-        """
-        values = {"name": row.name, "uid": row.uid, "spec": json.dumps(row.spec)}
-        with self._storage.write() as connection:
-            if not insert_new(connection, studies, {**values, "root": str(row.root)}):
-                raise _exists(row.name)
-            for arm in planned:
-                self.add_arm(connection, row.name, arm)
-
-    def study(self, name: str) -> StudyRow:
-        """Return a study.
-
-        Raises:
-            StudyNotFoundError: If there is none of this name.
-        """
-        check_text(name, "study")
-        with self._storage.read() as connection:
-            query = sa.select(studies).where(studies.c.name == name)
-            row = connection.execute(query).one_or_none()
-        if row is None:
-            raise StudyNotFoundError(
-                f"There is no study named {name!r} in this storage; it holds: "
-                f"{', '.join(self.names()) or 'none'}."
-            )
-        return StudyRow(row.name, row.uid, json.loads(row.spec), Path(row.root))
-
-    def names(self) -> list[str]:
-        """Return the names of all studies."""
-        return list(self.uids())
-
-    def uids(self) -> dict[str, str]:
-        """Return what tells each study from another of its name, by name."""
-        query = sa.select(studies.c.name, studies.c.uid).order_by(studies.c.name)
-        with self._storage.read() as connection:
-            return {row.name: row.uid for row in connection.execute(query)}
-
-    def note_place(self, row: StudyRow) -> None:
-        """Note where the study's files are from now on, if that is not where it was created."""
-        if row.folder == row.folder_in(row.root):
-            return
-        place = str(row.folder.parent)
-        name = f"{_PLACES}{hashlib.sha256(place.encode()).hexdigest()[:16]}"
-        with self._changing(row, deleting=True) as connection:  # also of a lock that deletion takes
-            values = {"study": row.name, "name": name, "data": place.encode(), "place": None}
-            insert_new(connection, blobs, values)
-
-    def places(self, row: StudyRow) -> list[OwnFolder]:
-        """Return every folder that the study has had, as far as it can be reached from here."""
-        here = blobs.c.study == row.name, blobs.c.name.startswith(_PLACES, autoescape=True)
-        with self._storage.read() as connection:
-            noted = connection.scalars(sa.select(blobs.c.data).where(*here)).all()
-        roots = [row.root, *(Path(bytes(place).decode()) for place in noted if place)]
-        folders = [row.folder, *map(row.folder_in, roots)]
-        return [OwnFolder(folder, row.uid) for folder in dict.fromkeys(folders)]
-
-    def deleting(self) -> list[str]:
-        """Return the names of the studies whose deletion has begun and is not complete."""
-        query = sa.select(blobs.c.study).where(blobs.c.name == DELETING).order_by(blobs.c.study)
-        with self._storage.read() as connection:
-            return list(connection.scalars(query))
-
-    def begin_deletion(self, row: StudyRow) -> None:
-        """Note that the study is being deleted: whoever still works for it writes no more to it."""
-        with self._changing(row, deleting=True) as connection:
-            values = {"study": row.name, "name": DELETING, "data": b"", "place": None}
-            insert_new(connection, blobs, values)
-
-    def delete(self, row: StudyRow, *, leave_objects: bool = False) -> list[Path]:
-        """Delete a study's objects and files, and then its rows. Its charges are the ledger's and stay.
-
-        The rows say what there is to delete, so they go last: stopped anywhere, it can be called again.
-
-        Returns:
-            The study's folders that stay, since they hold files of others.
-
-        Raises:
-            PrivTuneError: If a file or an object cannot be deleted now; the rows stay.
-        """
-        places = self.places(row)
-        if (address := row.spec.get("artifacts")) is not None and not leave_objects:
-            query = sa.select(blobs.c.name).where(
-                blobs.c.study == row.name, blobs.c.place.is_not(None)
-            )
-            with self._storage.read() as connection:
-                expected = connection.execute(query.limit(1)).first() is not None
-            ObjectStore(address, row.uid).remove_all(expected=expected)
-        _remove(places, row)
-        with self._changing(row, deleting=True) as connection:
-            for table in (failures, blobs, arms):
-                connection.execute(sa.delete(table).where(table.c.study == row.name))
-            connection.execute(sa.delete(studies).where(studies.c.name == row.name))
-        # Whoever asked for the study's lock meanwhile made its file anew.
-        _remove(places, row)
-        return [place.path for place in places if place.path.exists()]
-
-    @staticmethod
-    def add_arm(connection: Connection, study: str, arm: Arm) -> Arm:
-        """Insert an arm after those that are there, and return it; one that is there stays."""
-        count = sa.select(sa.func.count()).select_from(arms).where(arms.c.study == study)
-        row = {
-            "study": study,
-            "name": arm.plan.arm,
-            "number": connection.execute(count).scalar_one(),
-            "plan": json.dumps(arm.plan.to_dict()),
-            "digest": arm.digest,
-            "secret": (arm.secret or b"").hex(),
-            "announced": 0,
-        }
-        insert_new(connection, arms, row)
-        there = sa.select(arms).where(*_arm(study, arm.plan.arm))
-        return _read_arm(connection.execute(there).one())
-
-    def arms(self, study: str) -> dict[str, Arm]:
-        """Return a study's stages and arms by name, in order."""
-        with self._storage.read() as connection:
-            query = sa.select(arms).where(arms.c.study == study).order_by(arms.c.number)
-            rows = connection.execute(query).all()
-        return {row.name: _read_arm(row) for row in rows}
-
-    def arm(self, study: str, name: str) -> Arm | None:
-        """Return one stage or arm of a study, None if there is none of this name."""
-        with self._storage.read() as connection:
-            query = sa.select(arms).where(*_arm(study, name))
-            row = connection.execute(query).one_or_none()
-        return None if row is None else _read_arm(row)
-
-    def set_release(self, row: StudyRow, arm: str, release: Mapping[str, Any], keep: Any) -> bool:
-        """Store an arm's release, with what ``keep`` stores in the transaction; the first one stays.
-
-        Returns:
-            Whether this was the first.
-        """
-        with self._changing(row) as connection:
-            moved = connection.execute(
-                sa.update(arms)
-                .where(*_arm(row.name, arm), arms.c.release.is_(None))
-                .values(release=json.dumps(release))
-            )
-            if moved.rowcount == 1:
-                keep(connection)
-            return moved.rowcount == 1
-
-    def forget_secret(self, connection: Connection, study: str, arm: str) -> None:
-        """Forget an arm's secret: with it, noise could be drawn again and subtracted."""
-        connection.execute(sa.update(arms).where(*_arm(study, arm)).values(secret=""))
-
-    def add_failure(self, row: StudyRow, arm: str, text: str) -> None:
-        """Keep what stopped an arm."""
-        values = {"id": uuid.uuid4().hex, "study": row.name, "arm": arm, "traceback": text}
-        with self._changing(row) as connection:
-            connection.execute(sa.insert(failures), {**values, "time": time.time()})
-
-    def failures(self, study: str, arm: str) -> list[dict[str, Any]]:
-        """Return what stopped an arm, the latest last."""
-        query = sa.select(failures.c.time, failures.c.traceback).order_by(failures.c.time)
-        with self._storage.read() as connection:
-            found = query.where(failures.c.study == study, failures.c.arm == arm)
-            return [dict(row._mapping) for row in connection.execute(found)]
-
-    def set_announced(self, row: StudyRow, arm: str) -> None:
-        """Note that observers have heard of a release."""
-        with self._changing(row) as connection:
-            connection.execute(sa.update(arms).where(*_arm(row.name, arm)).values(announced=1))
-
-    @contextmanager
-    def _changing(self, row: StudyRow, *, deleting: bool = False) -> Iterator[Connection]:
-        """Give a writing transaction for a study that is there, and not another of its name."""
-        with self._storage.write() as connection:
-            check_there(connection, row, deleting=deleting)
-            yield connection
-
-
-def study_names(url: str) -> list[str]:
-    """Return the names of the studies in a storage.
-
-    Args:
-        url: Database URL of studies and budgets.
-
-    Example:
-        >>> study_names(study.storage)
-        ['shown']
-    """
-    with Ledger(url) as ledger:
-        return StudyStore(ledger.log.storage).names()
-
-
-def _remove(places: Sequence[OwnFolder], row: StudyRow) -> None:
-    try:
-        for place in places:
-            place.remove()
-    except OSError as error:
-        raise PrivTuneError(
-            f"{error.filename} cannot be deleted ({error.strerror}), so study {row.name!r} is not deleted "
-            f"completely. Mend that, and run again: privtune study delete {row.name}."
-        ) from None
-
-
-@lru_cache(maxsize=4096)
-def _read_plan(text: str) -> Plan | StagePlan:
-    """Return a plan, which never changes, and which every question about a study reads."""
+@lru_cache(maxsize=4096)  # a plan never changes, and every question about a study reads it
+def _read_plan(text: str) -> AnyPlan:
     plan = json.loads(text)
     return StagePlan.from_dict(plan) if "stage" in plan else Plan.from_dict(plan)
 
@@ -376,25 +344,13 @@ def _read_arm(row: sa.Row[Any]) -> Arm:
     )
 
 
-def _exists(name: str) -> StudyExistsError:
-    return StudyExistsError(
-        f"A study named {name!r} exists already in this storage. Choose another name, or "
-        f"go on with it: privtune study run {name} (in Python: privtune.load_study)."
-    )
-
-
 def _arm(study: str, arm: str) -> tuple[sa.ColumnElement[bool], ...]:
     return arms.c.study == study, arms.c.name == arm
 
 
-_LARGE = 2**24
-"""Bytes above which a result is a file in the study's folder, and its row says so."""
-_ASKED = 500  # names that are asked for in one statement
-
-
 @dataclass(frozen=True)
 class Staged:
-    """A result on its way into its row: for the row itself, in an object, or in a file under another name."""
+    """A result on its way into its row: for the row itself, in an object, or in a file of another name."""
 
     content: bytes | None = None
     place: str | None = None
@@ -404,14 +360,8 @@ class Staged:
 class Results:
     """What a study's trainings produced, by the path that it has, or would have, in its folder.
 
-    Small results are in the database, so that whoever reaches that reaches them; large ones in the
-    study's object store if it has one, else in its folder, whose place is in the database. The first
-    result of a name stays.
-
-    Args:
-        storage: The ledger's.
-        row: The study.
-        within: A folder of it, for names that are given without.
+    Small results are in the database; large ones in the study's object store if it has one, else in its
+    folder. The first result of a name stays.
     """
 
     def __init__(self, storage: Storage, row: StudyRow, within: str = "") -> None:
@@ -419,6 +369,8 @@ class Results:
         self._files = row.files
         address = row.spec.get("artifacts")
         self._objects = None if address is None else ObjectStore(address, row.uid)
+        # One folder of objects for each of results; a store need not know the names of arms.
+        self._object_folder = hashlib.sha256(within.encode()).hexdigest()[:16]
 
     def within(self, folder: str) -> Results:
         """Return the results in a folder of the study."""
@@ -430,11 +382,7 @@ class Results:
         return self._files.path / self._within
 
     def check(self) -> None:
-        """Try the object store, if there is one.
-
-        Raises:
-            PrivTuneError: If it cannot be written, read and cleared from here.
-        """
+        """Try to write, read and clear the object store, if there is one."""
         if self._objects is not None:
             self._objects.check()
 
@@ -465,12 +413,9 @@ class Results:
     def insert(
         self, name: str, staged: Staged, connection: Connection, *, replace: bool = False
     ) -> None:
-        """Store what was staged; what it takes the place of, or what came second, is deleted.
+        """Store what was staged, and delete what it replaces, or itself where it came second.
 
-        It may be asked twice: by whoever does not know whether the first transaction was committed.
-
-        Raises:
-            PrivTuneError: If the study was deleted.
+        It may be called twice: by whoever does not know whether the first transaction was committed.
         """
         check_there(connection, self._row)
         row = {"study": self._row.name, "name": self._within + name}
@@ -502,11 +447,10 @@ class Results:
             staged.file.unlink(missing_ok=True)
 
     def get(self, name: str) -> bytes | None:
-        """Return a result, ``None`` if there is none.
+        """Return a result, None if there is none.
 
         Raises:
             DamagedResultError: If its object is not what was stored.
-            PrivTuneError: If it is a large one, and its file or object is not to be reached from here.
         """
         query = sa.select(blobs.c.data, blobs.c.place).where(*self._mine(name))
         with self._storage.read() as connection:
@@ -539,7 +483,7 @@ class Results:
         return found
 
     def find(self, name: str) -> bytes | None:
-        """Return a result, ``None`` if there is none, or if its object was lost: then there is none."""
+        """Return a result, None if there is none, or if its object was lost: then there is none."""
         try:
             return self.get(name)
         except DamagedResultError:
@@ -560,21 +504,14 @@ class Results:
             return sorted(name.removeprefix(self._within) for name in found)
 
     def forget(self, connection: Connection) -> None:
-        """Delete the results in this folder, with what workers left there that died.
-
-        What cannot be reached now goes with the study: its files are listed, its keys forgotten here.
-        """
+        """Delete the results in this folder, with what workers that died left there."""
         connection.execute(sa.delete(blobs).where(*self._all()))
+        # What cannot be reached now goes with the study: its files are listed, its keys forgotten here.
         with contextlib.suppress(OSError):
             self._files.remove(self._within)
         if self._objects is not None:
             with contextlib.suppress(PrivTuneError):
                 self._objects.remove_all(self._object_folder)
-
-    @property
-    def _object_folder(self) -> str:
-        """A folder of objects for each of results; a store need not know the names of arms."""
-        return hashlib.sha256(self._within.encode()).hexdigest()[:16]
 
     def _mine(self, name: str) -> tuple[sa.ColumnElement[bool], ...]:
         return blobs.c.study == self._row.name, blobs.c.name == self._within + name

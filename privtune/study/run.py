@@ -6,28 +6,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.execution.executor import Executor, gpu_slots
+from privtune.execution.executor import Executor
 from privtune.imports import users_code
 from privtune.strategies import NonPrivateError, Outcome, Plan, Release
-from privtune.strategies.stage_plan import StagePlan, release_stage
+from privtune.strategies.plan import StagePlan, release_stage
 from privtune.study._files import TrialFiles
 from privtune.study.build import build_candidate, model_for
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
 from privtune.study.lifecycle import Life, carry_on
 from privtune.study.rehearsal import rehearse
-from privtune.study.release import shaped, utility_of
-from privtune.study.rounds import LiveRound, in_threads, own_sampler
+from privtune.study.release import utility_of
+from privtune.study.rounds import StudyRound, in_threads, own_sampler
 from privtune.study.workers import TASK, give_out, make_files, telling
 from privtune.tasks import TaskDataError
-from privtune.training.engine.compute import check_device, check_stack
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from privtune.ledger import Rounds
     from privtune.strategies import Strategy
     from privtune.strategies._base import Round
@@ -40,31 +37,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskTrainer:
-    """Trains the arms of a study with the engine.
-
-    Args:
-        life: The study.
-        task: The task that its arms are planned for.
-        observer: Hears of steps.
-        compute: Where to train, how many at once.
-        executor: Who trains the rows of rounds.
-        tell: Says what is waited for.
-        strategy: The strategy of an arm of ``study.optimize``; those of a spec stand in the spec.
-        sampler: A sampler of Optuna's, or one of the user's own that declares independence.
-        pruner: Optuna's pruner.
-        deadline: When to stop beginning trials, on the monotonic clock.
-    """
+    """Trains the arms of a study with the engine."""
 
     life: Life
     task: Task
     observer: Observer
     compute: Compute
     executor: Executor
-    tell: Callable[[str], None]
-    strategy: Strategy | None = None
+    tell: Callable[[str], None]  # says what is waited for
+    strategy: Strategy | None = None  # of study.optimize; those of a spec stand in the spec
     sampler: Any = None
     pruner: Any = None
-    deadline: float = math.inf
+    deadline: float = math.inf  # on the monotonic clock; no trial begins after it
     timed: dict[object, float] = field(default_factory=dict)
 
     @cached_property
@@ -99,19 +83,12 @@ class TaskTrainer:
             known=self.timed,
         )
 
-    def example(self, plan: Plan) -> nn.Module | None:
-        """Return a model that a ``build`` makes, for records to be tried on; None without one."""
-        if self.task.build is None:
-            return None
-        return build_candidate(
-            self.task, plan.first_training, secret=bytes(32), fixed=plan.fixed
-        ).model
-
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""
         life, charge = self.life, self.life.charge_of(plan)
+        own = own_sampler(self.sampler)
         files = make_files(life, plan, task=self.staged, data=self.data, compute=self.compute)
-        files = replace(files, sampler=own_sampler(self.sampler), deadline=self.deadline)
+        files = replace(files, sampler=own, deadline=self.deadline)
         if not plan.is_sealed:
             public = plan.score is not None and plan.score.event is None
             files = replace(
@@ -119,28 +96,30 @@ class TaskTrainer:
                 on_step=lambda done, of: self.observer.step(plan, done, of),
                 prunes=self.pruner is not None and public,
             )
-        return self._strategy(plan), LiveRound(
+        return self._strategy(plan), StudyRound(
             kept=life.trials,
             ledger=life.ledger,
             charge_id=None if charge is None else charge.id,
             files=files,
-            give_out=self._give_out(plan, files),
-            sampler=self.sampler if files.sampler is None else None,
+            give_out=None if charge is None else self._give_out(plan, files, charge.id),
+            sampler=self.sampler if own is None else None,
             pruner=self.pruner,
         )
 
-    def _give_out(self, plan: Plan, files: TrialFiles) -> Callable[[Rounds], None] | None:
+    def _give_out(
+        self, plan: Plan, files: TrialFiles, charge_id: str
+    ) -> Callable[[Rounds], None] | None:
         """Return who else trains the rows; functions that cannot be imported run in threads."""
-        charge = self.life.charge_of(plan)
-        if charge is None or self.executor.name == "inline":
+        if self.executor.name == "inline":
             return None
         if not plan.is_sealed and (self.sampler is not None or self.pruner is not None):
             return None  # Optuna's objects see one trial after the other, in this process
         if self.life.spec.task is None:
             if self.task.code is None or self.sampler is not None or math.isfinite(self.deadline):
-                return in_threads(files, charge.id, self.executor.jobs)
+                return in_threads(files, charge_id, self.executor.jobs)
             files.results.put(TASK, self.task.packed_code, replace=True)
-        return give_out(self.executor, self.life, plan, compute=self.compute, tell=self.tell)
+        how: dict[str, Any] = {"compute": self.compute, "tell": self.tell}
+        return give_out(self.executor, self.life, plan, charge_id=charge_id, **how)
 
     def _strategy(self, plan: Plan) -> Strategy:
         if self.strategy is not None:
@@ -148,19 +127,18 @@ class TaskTrainer:
         (arm,) = (arm for arm in self.life.spec.arms if arm.name == plan.arm)
         return arm.to_strategy()
 
-    def finish(self, plan: Plan, outcome: Outcome) -> tuple[Outcome, Mapping[str, Measured]]:
-        """Note the parameters' names, and measure the model as was planned."""
+    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
+        """Measure the released model on the test split, as was planned."""
+        from privtune.training.mechanism.kernel import load_params
+
         result = outcome.result
         measured = plan.report is not None or self.staged.public_test
-        if result is None or result.weights.numel() == 0 or (result.shapes and not measured):
-            return outcome, {}
+        if result is None or result.weights.numel() == 0 or not measured:
+            return {}
         model = model_for(self.staged, plan.training_of(result.params), result.params)
-        result = shaped(model, result)
-        streams = Streams(self.life.secret(plan))
-        utility = utility_of(
-            plan, self.staged, model, result.weights, data=self.data, streams=streams
-        )
-        return replace(outcome, result=result), utility
+        load_params(model, result.weights)
+        streams = Streams(self.life.secret(plan))  # asked again, the report has the same noise
+        return utility_of(plan, self.staged, model, data=self.data, streams=streams)
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here, and the hardware if it is this machine's."""
@@ -169,14 +147,48 @@ class TaskTrainer:
         here = self.executor.name in {"inline", "processes"}
         return {**versions(), "device": hardware(self.compute.device) if here else "its workers'"}
 
+    def look(
+        self, plans: Sequence[Plan], *, anyway: bool, told: Callable[[RecordCheck], None] | None
+    ) -> None:
+        """Stop a study whose records are not what is declared, before anything is charged.
+
+        What is found is the curator's alone: ``told`` hears it, and only then does the error say why.
+        """
+        stages = self.life.spec.make_stages()
+        if any(stage.type == "usable" for stage in stages):
+            return  # which counts them, and is charged for it
+        sealed = next((plan for plan in plans if plan.is_sealed), plans[0])
+        found: RecordCheck | None = None
+        try:
+            with self.life.seal(sealed, rehearsal=True):
+                keep = (
+                    not stages and self.task.examine is None
+                )  # the arms train on the same records
+                model = None
+                if self.task.build is not None:
+                    training = sealed.first_training
+                    model = build_candidate(
+                        self.task, training, secret=bytes(32), fixed=sealed.fixed
+                    ).model
+                found = self.task.check_records(self.data if keep else None, model=model)
+        except TaskDataError:  # of public facts
+            raise
+        except Exception as error:  # what it says may come from a record
+            self.life.record_failure(plans[0].arm, error)
+        if found is None:
+            raise UnreadableRecordsError(self.life.name)
+        if told is not None:
+            told(found)
+        if found.reason and not anyway:
+            raise UnusableRecordsError(self.life.name, "" if told is None else found.reason)
+
 
 def run_study(
     life: Life,
     observer: Observer,
     *,
     executor: Executor,
-    device: str | None,
-    stack: int | Literal["auto"] | None,
+    compute: Compute,
     non_private: bool,
     anyway: bool = False,
     told: Callable[[RecordCheck], None] | None = None,
@@ -184,65 +196,23 @@ def run_study(
     """Run what has not been released: see :meth:`privtune.Study.run`."""
     if life.spec.task is None:
         life.spec.load_task()  # says that the study is open, and what runs its arms
-    if life.finished():
-        return tuple(found for arm in life.plans().values() if (found := life.release(arm)))
-    plans = list(life.plans().values())
-    compute = life.spec.compute
-    if stack is not None:
-        compute = replace(compute, stack=check_stack(stack))
-    if device is not None:
-        compute = replace(compute, device=device)
-    check_device(compute.device)
-    if executor.name == "processes":
-        gpu_slots(executor.jobs, gpus=executor.gpus, device=compute.device)  # before the charge
+    task, plans = _task(life), list(life.plans().values())
+    without = [plan.arm for plan in plans if not plan.is_private]
+    if without and not non_private:
+        raise NonPrivateError(
+            f"Study {life.name!r} holds {', '.join(without)} without any guarantee (epsilon is "
+            "infinite): it trains on the data as it is. Run it with --non-private if the data "
+            "may be shown to everybody, or take it out of the study. Nothing was run."
+        )
+    executor.slots(compute.device)  # too few GPUs are said before the charge
     with life.alone(), telling() as tell:
-        if not non_private:
-            _check_private(life.name, plans)
-        trainer = TaskTrainer(life, _task(life), observer, compute, executor, tell)
+        trainer = TaskTrainer(life, task, observer, compute, executor, tell)
         look = None
         if not life.charges() and not (anyway and told is None):
-            look = partial(check_records, life, plans, trainer, anyway=anyway, told=told)
+            look = partial(trainer.look, plans, anyway=anyway, told=told)
         return carry_on(
             life, plans, trainer, observer, measure=trainer.measure, look=look, anyway=anyway
         )
-
-
-def check_records(
-    life: Life,
-    plans: Sequence[Plan],
-    trainer: TaskTrainer,
-    *,
-    anyway: bool,
-    told: Callable[[RecordCheck], None] | None,
-) -> None:
-    """Stop a study whose records are not what is declared, before anything is charged.
-
-    What is found is the curator's alone. A study whose own stage counts usable records is not looked at.
-
-    Raises:
-        UnusableRecordsError: With the reason for the curator, without it for everybody else.
-    """
-    stages = life.spec.make_stages()
-    if any(stage.type == "usable" for stage in stages):
-        return
-    sealed = next((plan for plan in plans if plan.is_sealed), plans[0])
-    found: RecordCheck | None = None
-    try:
-        with life.seal(sealed, rehearsal=True):
-            keep = not stages and trainer.task.examine is None  # the arms train on the same records
-            found = trainer.task.check_records(
-                trainer.data if keep else None, model=trainer.example(sealed)
-            )
-    except TaskDataError:  # of public facts
-        raise
-    except Exception as error:  # what it says may come from a record
-        life.record_failure(plans[0].arm, error)
-    if found is None:
-        raise UnreadableRecordsError(life.name)
-    if told is not None:
-        told(found)
-    if found.reason and not anyway:
-        raise UnusableRecordsError(life.name, "" if told is None else found.reason)
 
 
 def _task(life: Life) -> Task:
@@ -257,13 +227,3 @@ def _task(life: Life) -> Task:
             "charged)."
         ) from error
     return task
-
-
-def _check_private(study: str, plans: list[Plan]) -> None:
-    without = [plan.arm for plan in plans if not plan.is_private]
-    if without:
-        raise NonPrivateError(
-            f"Study {study!r} holds {', '.join(without)} without any guarantee (epsilon is "
-            "infinite): it trains on the data as it is. Run it with --non-private if the data "
-            "may be shown to everybody, or take it out of the study. Nothing was run."
-        )

@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from privtune.errors import PrivTuneError
-from privtune.files import private_folder
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -70,18 +69,7 @@ class SealedTrialsError(PrivTuneError):
 
 @contextlib.contextmanager
 def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
-    """Seal a block. Seals may be nested, and threads share one: the last to leave opens it.
-
-    Args:
-        log: The curator's log, to which what is printed is appended; only its owner can read it. Where
-            it cannot be written, as by a worker of another user, what is printed goes nowhere.
-        rehearsal: Whether this is no round, but its rehearsal on made-up records.
-
-    Raises:
-        SealedError: If an MLflow run is active or automatic logging is on: a run that goes on
-            without us shows how long the round took. If something that was started in the block is
-            left when it ends.
-    """
+    """Seal a block. Seals may be nested, and threads share one: the last to leave opens it."""
     global _depth, _ran  # noqa: PLW0603 - one process, one state
     here, left = threading.get_ident(), list[str]()
     with _lock:
@@ -152,10 +140,7 @@ def _is_standard(file: str) -> bool:
 
 
 def _by_user() -> bool:
-    """Say whether a user's code asked for what is started, beyond Python's own modules.
-
-    Libraries start helpers of their own (a bar's monitor, a pool of compilers), once and not once a trial.
-    """
+    """Say whether a user's code asked for what is started, beyond Python's own modules."""
     frame = sys._getframe(2)
     while frame is not None and _is_standard(frame.f_code.co_filename):
         if frame.f_code.co_name == "<module>":  # one of Python's own that is imported
@@ -357,7 +342,6 @@ def _redirect(log: Path) -> None:
 def _open(log: Path) -> TextIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     try:
-        private_folder(log.parent)
         descriptor = os.open(log, flags, 0o600)
     except OSError:  # a worker of another machine or user: the folder is not its own
         descriptor = os.open(os.devnull, flags)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import PrivTuneError
-from privtune.execution.executor import Executor, gpu_slots
+from privtune.execution.executor import Executor
 from privtune.execution.launchers import (
     STOPPED,
     run_in_processes,
@@ -35,9 +35,9 @@ from privtune.imports import described
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.urls import masked_url
 from privtune.study._files import TrialFiles
-from privtune.study.failures import NotLoadedError, stopping
+from privtune.study.failures import NotLoadedError
 from privtune.study.lifecycle import Life, Stage
-from privtune.study.rounds import Files, work_on_rows
+from privtune.study.rounds import work_on_rows
 from privtune.study.rows import StudyStore
 from privtune.study.seal import open_stream
 from privtune.tasks import TaskDataError, get_task
@@ -48,37 +48,33 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
 
-TASK = "task.json"
-"""Name of the sealed result that says where workers find an arm's functions and data."""
+TASK = "task.json"  # the sealed result that says where workers find an arm's functions and data
 
 _POLL = 1.0
 _DIED = 1
 _AGAIN = 60.0  # seconds after which a study that could not be loaded is tried again
 _OPENING = 30.0  # seconds that a worker waits for a database which its driver could reach
 
+Stack = int | Literal["auto"] | None
+
 
 def give_out(
-    executor: Executor, life: Life, plan: Plan, *, compute: Compute, tell: Callable[[str], None]
-) -> Callable[[Rounds], None] | None:
-    """Return a function that hands an arm's rows to its executor; None where they are trained here.
-
-    Args:
-        executor: Who trains.
-        life: The study.
-        plan: The arm's plan.
-        compute: Where to train.
-        tell: Says what is waited for; see :func:`telling`.
-    """
-    charge = life.charge_of(plan)
-    if charge is None or executor.name == "inline":
-        return None
-    charge_id, before = charge.id, len(life.failures(plan.arm))
+    executor: Executor,
+    life: Life,
+    plan: Plan,
+    *,
+    charge_id: str,
+    compute: Compute,
+    tell: Callable[[str], None],
+) -> Callable[[Rounds], None]:
+    """Return a function that hands an arm's rows to its executor."""
+    before, names = len(life.failures(plan.arm)), (life.name, plan.arm)
 
     def give(rounds: Rounds) -> None:
         def open_count() -> int:
             return patiently(partial(rounds.open_count, charge_id))
 
-        jobs, names = executor.jobs, (life.name, plan.arm)
+        jobs = executor.jobs
         if executor.name == "external":
             failures = partial(life.failures, plan.arm)
             tell(
@@ -102,9 +98,16 @@ def give_out(
                 assist, names, jobs=jobs, folder=folder, options=options, open_count=open_count
             )
         else:
-            slots = gpu_slots(jobs, gpus=executor.gpus, device=compute.device)
-            args = (life.url, *names, jobs, compute.stack, compute.device)
-            run_in_processes(work, args, jobs=jobs, open_count=open_count, gpus=slots)
+            run_in_processes(
+                assist,
+                names,
+                slots=executor.slots(compute.device),
+                open_count=open_count,
+                url=life.url,
+                workers=jobs,
+                stack=compute.stack,
+                device=compute.device,
+            )
 
     return give
 
@@ -113,13 +116,8 @@ def give_out(
 def telling() -> Iterator[Callable[[str], None]]:
     """Yield a function that prints to standard error, also from inside a seal."""
     stream = open_stream(sys.stderr)
-
-    def tell(text: str) -> None:
-        stream.write(f"{text}\n")
-        stream.flush()
-
     try:
-        yield tell
+        yield lambda text: print(text, file=stream, flush=True)
     finally:
         if stream is not sys.stderr:
             stream.close()
@@ -148,40 +146,18 @@ def make_files(
     )
 
 
-def work(  # noqa: PLR0917 (a process is given them by position)
-    url: str,
-    study: str,
-    arm: str,
-    jobs: int,
-    stack: int | Literal["auto"],
-    device: str,
-) -> None:
-    """Work through an arm's rows beside ``jobs - 1`` others, as a process of its own."""
-    sys.exit(assist(study, arm, url=url, workers=jobs, stack=stack, device=device))
-
-
 def assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
-    """Work through an arm's rows on a machine that somebody else's scheduler chose.
+    """Work through an arm's rows as a process, or on a machine that somebody else's scheduler chose.
 
-    There it is told two names; the storage is in that machine's environment. Never raises: what
-    schedulers catch they show.
-
-    Args:
-        study: The study's name.
-        arm: The arm's.
-        url: Of the storage, for a process of this machine.
-        how: What ``_work`` takes.
-
-    Returns:
-        0; ``STOPPED`` after an error, which is kept for the curator; another number if the database
-        stayed away.
+    It never raises: what schedulers catch they show. It returns 0; ``STOPPED`` after an error, which is kept
+    for the curator; another number if the database stayed away.
     """
     try:
         opened = partial(Life, study, url or storage_here())
         with closing(patiently(opened, patience=_OPENING)) as life:
             try:
                 for plan, charge_id in _open_rounds(life, arm):
-                    _work(life, plan.arm, charge_id=charge_id, **how)
+                    _work(life, plan, charge_id=charge_id, **how)
             except LedgerConnectionError:
                 return _DIED  # no fault of the program's: whoever comes next finds the same rows
             except Exception as error:
@@ -195,11 +171,7 @@ def assist(study: str, arm: str, *, url: str | None = None, **how: Any) -> int:
 
 
 def storage_here() -> str:
-    """Return the URL of the storage, as this machine has it.
-
-    Raises:
-        PrivTuneError: If it has none, or others may read the file that holds it.
-    """
+    """Return the URL of the storage, as this machine has it."""
     if url := os.environ.get("PRIVTUNE_STORAGE"):
         return url
     if file := os.environ.get("PRIVTUNE_STORAGE_FILE"):
@@ -216,7 +188,7 @@ def serve(
     study: str | None = None,
     arm: str | None = None,
     device: str | None = None,
-    stack: int | Literal["auto"] | None = None,
+    stack: Stack = None,
     most: int | None = None,
     idle_exit: float = math.inf,
     tell: Callable[[str], None] = lambda _: None,
@@ -236,11 +208,6 @@ def serve(
 
     Returns:
         How many rows were run. Sealed: it tells of the number of runs.
-
-    Raises:
-        InvalidInputError: If there is no such device here.
-        ArmStoppedError: If a training was stopped by an error, which is kept for the curator.
-        PrivTuneError: If the only study cannot be loaded here, or was deleted.
     """
     if device is not None:
         check_device(device)
@@ -257,10 +224,9 @@ def serve(
                     return count
                 for life, plan, charge_id in studies.at_work(arm):
                     left = None if most is None else most - count
-                    with studies.skipping(life.name, plan.arm):
-                        count += _serve(
-                            life, plan, charge_id, device=device, stack=stack, most=left
-                        )
+                    how: dict[str, Any] = {"device": device, "stack": stack, "most": left}
+                    with studies.skipping(life.name, plan.arm), life.stopping(plan.arm):
+                        count += _work(life, plan, charge_id=charge_id, **how)
                     if most is not None and count >= most:
                         return count
             except LedgerConnectionError:
@@ -291,11 +257,7 @@ class _Studies:
         self._one = None if only is None else opened.enter_context(closing(Life(only, url)))
 
     def is_over(self) -> bool:
-        """Return whether the only study to work for is finished.
-
-        Raises:
-            StudyNotFoundError: If it was deleted.
-        """
+        """Return whether the only study to work for is finished."""
         if self._one is None or self._only is None:
             return False
         self._store.study(self._only)
@@ -315,11 +277,7 @@ class _Studies:
 
     @contextmanager
     def skipping(self, name: str, arm: str = "", *, uid: str = "") -> Iterator[None]:
-        """Skip a study, or an arm, that cannot be worked for here; say so once, with the reason.
-
-        What cannot be loaded is tried again after a minute; what failed while it was trained never is,
-        since its driver has stopped, too. The only study to work for is not skipped.
-        """
+        """Skip a study, or an arm, that cannot be worked for here; say so once, with the reason."""
         try:
             yield
         except (LedgerConnectionError, LedgerBusyError):
@@ -360,35 +318,20 @@ def _open_rounds(life: Life, arm: str | None) -> Iterator[tuple[Plan, str]]:
             yield plan, charge.id
 
 
-def _serve(
-    life: Life,
-    plan: Plan,
-    charge_id: str,
-    *,
-    device: str | None,
-    stack: int | Literal["auto"] | None,
-    most: int | None,
-) -> int:
-    with stopping(life.name, plan.arm, life.record_failure):
-        return _work(life, plan.arm, charge_id=charge_id, stack=stack, device=device, most=most)
-
-
 def _work(
     life: Life,
-    arm: str,
+    plan: Plan,
     *,
     charge_id: str,
     workers: int = 1,
-    stack: int | Literal["auto"] | None = None,
+    stack: Stack = None,
     device: str | None = None,
     most: int | None = None,
 ) -> int:
-    plan = life.plans()[arm]
+    """Train rows of an arm's round here, inside its seal; return how many."""
     with life.seal(plan):
-        compute = life.spec.compute
-        compute = replace(compute, stack=stack or compute.stack, device=device or compute.device)
         try:
-            files = _files(life, plan, compute)
+            files = _files(life, plan, life.spec.compute.given(device, stack))
         except (LedgerConnectionError, LedgerBusyError):
             raise
         except (Exception, SystemExit) as error:  # no failure of the arm: others may load it
@@ -402,19 +345,7 @@ def _code(life: Life, plan: Plan) -> bytes | None:
     return life.sealed(plan.arm).get(TASK)
 
 
-def _data(task: Task) -> TaskData:
-    """Load a task's data; what stops that may come from a record, so its words are not passed on."""
-    try:
-        return task.load_checked()
-    except TaskDataError:  # of public facts
-        raise
-    except (Exception, SystemExit) as error:
-        raise NotLoadedError(
-            "The records could not be read on this machine. Load them here by hand to see why."
-        ) from error
-
-
-def _files(life: Life, plan: Plan, compute: Compute) -> Files:
+def _files(life: Life, plan: Plan, compute: Compute) -> TrialFiles:
     if life.spec.task is not None:
         task = life.task()
     elif (stored := _code(life, plan)) is not None:
@@ -424,7 +355,15 @@ def _files(life: Life, plan: Plan, compute: Compute) -> Files:
             f"Arm {plan.arm!r} of study {life.name!r} is trained by functions that no other process can "
             "import: give them as 'package.module:function'."
         )
-    files = make_files(life, plan, task=task, data=_data(task), compute=compute)
+    try:
+        data = task.load_checked()
+    except TaskDataError:  # of public facts
+        raise
+    except (Exception, SystemExit) as error:  # its words may come from a record
+        raise NotLoadedError(
+            "The records could not be read on this machine. Load them here by hand to see why."
+        ) from error
+    files = make_files(life, plan, task=task, data=data, compute=compute)
     if task.build is None:
         return files
     shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
-    from privtune.tasks._candidate import Candidate, Score
     from privtune.tasks._facts import (
         A_RECORD,
         MECHANISM,
@@ -15,14 +14,14 @@ if TYPE_CHECKING:
         PRETRAINED,
         TRAINED,
         PublicFacts,
+        TaskDataError,
         declared_note,
         rows_note,
     )
     from privtune.tasks._fine_tuning import fine_tuned
-    from privtune.tasks._partition import Sizes, split
-    from privtune.tasks._registry import TASKS, get_task
-    from privtune.tasks._task import Task, TaskData, TaskDataError
-    from privtune.tasks._units import by_unit, unit_records
+    from privtune.tasks._partition import Sizes, by_unit, split, unit_records
+    from privtune.tasks._task import Candidate, Score, Task, TaskData
+    from privtune.tasks.built_in import TASKS, get_task
     from privtune.training.mechanism.data import Packing, TensorData
 
 __all__ = [

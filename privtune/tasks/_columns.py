@@ -9,61 +9,43 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.tasks._cells import (
+from privtune.errors import InvalidInputError
+from privtune.tasks._reader import (
     Floats,
+    Mask,
     coded,
+    distinct,
     is_missing,
     label_of,
-    missing_of,
-    moment_of,
     number_of,
     numbers_of,
+    texts,
 )
-from privtune.tasks._usable import CLIPPED, MISSING, NO_NUMBER, OTHER, Fault, fault_of
-
-Encoded = tuple[Floats, npt.NDArray[np.bool_]]
-"""Features of shape ``[N, width]``, and which records are not as declared, ``[N]``.
-
-Cells are a list of anything, or an array of numbers with NaN for none."""
+from privtune.tasks._usable import CLIPPED, MISSING, NO_NUMBER, OTHER, Fault
 
 PAID = "paid"
 """What stands for a public value that a stage releases, and pays for, before the arms."""
 
 _CELLS = 32  # of a declared range
 _POWERS = (-10, 41)  # of 2: from a thousandth to a million millions
-
 _DATA_DEPENDENT = (
-    "auto",
-    "minmax",
-    "standard",
-    "data",
-    "robust",
-    "quantile",
-    "mean",
-    "median",
-    "mode",
-)
-_PARTS: Mapping[str, tuple[int, str]] = {
-    "time": (1, "where it stands between the bounds"),
-    "month": (2, "the month, on a circle"),
-    "weekday": (2, "the weekday, on a circle"),
-    "hour": (2, "the hour, on a circle"),
-}
+    "auto", "minmax", "standard", "data", "robust", "quantile", "mean", "median", "mode",
+)  # fmt: skip
+_PARTS = {"time": 1, "month": 2, "weekday": 2, "hour": 2}  # of a date: how many features each is
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A feature column as it is declared."""
 
-    kind: ClassVar[str]
     name: str
 
     @property
@@ -72,66 +54,62 @@ class Column:
         return 1
 
     @property
+    def square(self) -> float:
+        """What the squares of its features add up to at most."""
+        return 1.0
+
+    @property
     def words(self) -> str:
         """What is declared public of it."""
         raise NotImplementedError
 
-    def encode(self, cells: Sequence[Any]) -> Encoded:
-        """Return the features of some cells, each a function of its own cell."""
-        raise NotImplementedError
-
-    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
-        """Yield which of some cells are not as declared, for the curator."""
+    def read(self, cells: pa.Array) -> tuple[Floats, list[Fault]]:
+        """Return features ``[N, width]``, each a function of its own cell, and what is not as declared."""
         raise NotImplementedError
 
     def _fault(
-        self, why: str, mask: Any, cells: Sequence[Any], *, used: bool = False, declared: Any = ""
+        self, why: str, mask: Mask, cells: pa.Array, *, used: bool = True, declared: Any = ""
     ) -> Fault:
-        return fault_of(self.name, why, mask, cells, used=used, declared=declared)
+        return Fault(self.name, why, mask, used=used, declared=declared, cells=cells)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Column):
     """A number, clipped to public bounds and scaled to [-1, 1]."""
 
-    kind: ClassVar[str] = "bounds"
     low: float
     high: float
     missing: float
 
     @property
     def words(self) -> str:
-        """See ``Column``."""
+        """The bounds."""
         return f"[{self.low:g}, {self.high:g}]"
 
-    def encode(self, cells: Sequence[Any]) -> Encoded:
-        """See ``Column``."""
+    def read(self, cells: pa.Array) -> tuple[Floats, list[Fault]]:
+        """Return one feature, and what is no number, missing or clipped."""
         values, broken = numbers_of(cells)
-        values = np.where(np.isnan(values), self.missing, values)
-        middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
-        return ((np.clip(values, self.low, self.high) - middle) / half)[:, None], broken
-
-    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
-        """See ``Column``."""
-        values, broken = numbers_of(cells)
+        missing = np.isnan(values)
         outside = (values < self.low) | (values > self.high)
-        said = f"bounds {self.words}"
-        yield self._fault(NO_NUMBER, broken, cells)
-        yield self._fault(MISSING, np.isnan(values) & ~broken, cells, used=True)
-        yield self._fault(CLIPPED, outside, cells, used=True, declared=said)
+        values = np.where(missing, self.missing, values)
+        middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
+        return ((np.clip(values, self.low, self.high) - middle) / half)[:, None], [
+            self._fault(NO_NUMBER, broken, cells, used=False),
+            self._fault(MISSING, missing & ~broken, cells),
+            self._fault(CLIPPED, outside, cells, declared=f"bounds {self.words}"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paid(Column):
     """A number whose bounds a stage releases; until then it is a place among the features."""
 
-    kind: ClassVar[str] = "bounds"
     within: tuple[float, float] | None = None
     missing: float | None = None
 
     @property
     def words(self) -> str:
-        """See ``Column``."""
+        """Who says the bounds."""
         return "a number, its bounds released by a stage that is charged"
 
     @property
@@ -145,130 +123,119 @@ class Paid(Column):
         powers = np.exp2(np.arange(*_POWERS, dtype=float))
         return np.concatenate([-powers[::-1], [0.0], powers])
 
-    def cells(self, cells: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Return the number of each cell's own cell; -1 for what is missing or no number."""
+    def places(self, cells: pa.Array) -> npt.NDArray[np.int64]:
+        """Return which cell of the grid each value is in; -1 for what is missing or no number."""
         values, _ = numbers_of(cells)
         known = ~np.isnan(values)
         found = np.searchsorted(self.edges, np.where(known, values, 0.0), side="right") - 1
         return np.where(known, np.clip(found, 0, len(self.edges) - 2), -1)
 
-    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
-        """See ``Column``."""
+    def read(self, cells: pa.Array) -> tuple[Floats, list[Fault]]:
+        """Return no features yet, and what is no number or missing."""
         values, broken = numbers_of(cells)
-        yield self._fault(NO_NUMBER, broken, cells)
-        yield self._fault(MISSING, np.isnan(values) & ~broken, cells, used=True)
-
-    def encode(self, cells: Sequence[Any]) -> Encoded:
-        """Refuse: there are no bounds yet."""
-        raise PrivTuneError(f"The bounds of column {self.name} have not been released yet.")
+        return np.zeros((len(values), 1)), [
+            self._fault(NO_NUMBER, broken, cells, used=False),
+            self._fault(MISSING, np.isnan(values) & ~broken, cells),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Category(Column):
     """One of declared values: a one for each, and one for every other value and for none."""
 
-    kind: ClassVar[str] = "categories"
     values: tuple[Any, ...]
 
     @property
     def width(self) -> int:
-        """See ``Column``."""
+        """One for each value, and one for any other."""
         return len(self.values) + 1
 
     @property
     def words(self) -> str:
-        """See ``Column``."""
+        """The values."""
         return f"{', '.join(map(str, self.values))}, or another"
 
-    def encode(self, cells: Sequence[Any]) -> Encoded:
-        """See ``Column``."""
+    def read(self, cells: pa.Array) -> tuple[Floats, list[Fault]]:
+        """Return a one among zeros, and what is missing or another value: both are used."""
         found = coded(cells, self.values)
-        known = np.where(found < 0, len(self.values), found)
-        return np.eye(self.width)[known], np.zeros(len(cells), dtype=bool)
-
-    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
-        """See ``Column``: another value has a place of its own."""
-        other, missing = coded(cells, self.values) < 0, missing_of(cells)
-        yield self._fault(MISSING, other & missing, cells, used=True)
-        yield self._fault(OTHER, other & ~missing, cells, used=True, declared=self.values)
+        other, missing = found < 0, is_missing(cells)
+        return np.eye(self.width)[np.where(other, len(self.values), found)], [
+            self._fault(MISSING, other & missing, cells),
+            self._fault(OTHER, other & ~missing, cells, declared=self.values),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ordinal(Column):
     """One of declared levels in their order, evenly from -1 to 1."""
 
-    kind: ClassVar[str] = "ordinal"
     levels: tuple[Any, ...]
     missing: float
 
     @property
     def words(self) -> str:
-        """See ``Column``."""
+        """The levels."""
         return " < ".join(map(str, self.levels))
 
-    def encode(self, cells: Sequence[Any]) -> Encoded:
-        """See ``Column``."""
+    def read(self, cells: pa.Array) -> tuple[Floats, list[Fault]]:
+        """Return one feature, and what is missing or no level."""
         found = coded(cells, self.levels)
-        missing = (found < 0) & missing_of(cells)
-        broken = (found < 0) & ~missing
+        other, missing = found < 0, is_missing(cells)
         scaled = 2.0 / (len(self.levels) - 1) * found - 1.0
-        return np.where(missing, self.missing, np.where(broken, 0.0, scaled))[:, None], broken
-
-    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
-        """See ``Column``."""
-        other, missing = coded(cells, self.levels) < 0, missing_of(cells)
-        yield self._fault(MISSING, other & missing, cells, used=True)
-        yield self._fault(OTHER, other & ~missing, cells, declared=self.levels)
+        return np.where(other, np.where(missing, self.missing, 0.0), scaled)[:, None], [
+            self._fault(MISSING, other & missing, cells),
+            self._fault(OTHER, other & ~missing, cells, used=False, declared=self.levels),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Date(Column):
     """A date or a time in ISO form, clipped to public bounds; its parts. All 0 where it is missing."""
 
-    kind: ClassVar[str] = "date"
     low: datetime.datetime
     high: datetime.datetime
     parts: tuple[str, ...]
 
     @property
     def width(self) -> int:
-        """See ``Column``."""
-        return sum(_PARTS[part][0] for part in self.parts)
+        """Those of all parts."""
+        return sum(_PARTS[part] for part in self.parts)
+
+    @property
+    def square(self) -> float:
+        """One for each part: a number in [-1, 1], or a point on a circle."""
+        return float(len(self.parts))
 
     @property
     def words(self) -> str:
-        """See ``Column``."""
-        return f"{self.low:%Y-%m-%d} to {self.high:%Y-%m-%d}: {', '.join(self.parts)}"
+        """The bounds and the parts."""
+        return f"{self._bounds}: {', '.join(self.parts)}"
 
-    def encode(self, cells: Sequence[Any]) -> Encoded:
-        """See ``Column``."""
-        features = np.zeros((len(cells), self.width))
-        broken = np.zeros(len(cells), dtype=bool)
-        for row, cell in enumerate(cells):
-            if is_missing(cell):
-                continue
-            moment = moment_of(cell)
-            if moment is None:
-                broken[row] = True
-            else:
-                features[row] = self._features(min(max(moment, self.low), self.high))
-        return features, broken
+    @property
+    def _bounds(self) -> str:
+        return f"{self.low:%Y-%m-%d} to {self.high:%Y-%m-%d}"
 
-    def faults(self, cells: Sequence[Any]) -> Iterator[Fault]:
-        """See ``Column``."""
-        missing = missing_of(cells)
-        moments = [None if lost else moment_of(c) for c, lost in zip(cells, missing, strict=True)]
-        broken = np.array([m is None for m in moments], dtype=bool) & ~missing
+    def read(self, cells: pa.Array) -> tuple[Floats, list[Fault]]:
+        """Return the features of the parts, and what is no date, missing or clipped."""
+        found, which = distinct(texts(cells), moment_of)
+        moments = [*found, None]  # -1 stands for a null
+        none = [moment is None for moment in moments]
         outside = [m is not None and not self.low <= m <= self.high for m in moments]
-        said = f"bounds {self.low:%Y-%m-%d} to {self.high:%Y-%m-%d}"
-        yield self._fault(
-            "no date", broken, cells, declared="dates are written like 2020-12-31, in ISO form"
-        )
-        yield self._fault(MISSING, missing, cells, used=True)
-        mask = np.array(outside, dtype=bool)
-        yield self._fault(CLIPPED, mask, cells, used=True, declared=said)
+        made = [[0.0] * self.width if m is None else self._features(m) for m in moments]
+        missing = is_missing(cells)
+        said = "dates are written like 2020-12-31, in ISO form"
+        return np.array(made)[which], [
+            self._fault(
+                "no date", np.array(none)[which] & ~missing, cells, used=False, declared=said
+            ),
+            self._fault(MISSING, missing, cells),
+            self._fault(
+                CLIPPED, np.array(outside)[which], cells, declared=f"bounds {self._bounds}"
+            ),
+        ]
 
     def _features(self, moment: datetime.datetime) -> list[float]:
+        moment = min(max(moment, self.low), self.high)
         turns = {
             "month": (moment.month - 1) / 12.0,
             "weekday": moment.weekday() / 7.0,
@@ -284,23 +251,26 @@ class Date(Column):
         return found
 
 
+def moment_of(cell: Any) -> datetime.datetime | None:
+    """Return a cell as a time without a zone, None if it is none."""
+    try:
+        found = datetime.datetime.fromisoformat(str(cell).strip())
+        return (
+            found if found.tzinfo is None else found.astimezone(datetime.UTC).replace(tzinfo=None)
+        )
+    except (ValueError, OverflowError):
+        return None
+
+
 def read_columns(bounds: Any, columns: Any) -> tuple[Column, ...]:
     """Read the ``bounds`` and ``columns`` of a table's spec.
-
-    Args:
-        bounds: By numeric column ``[low, high]``; or None.
-        columns: By column a list of bounds, or a mapping with one of ``bounds``, ``categories``,
-            ``ordinal`` and ``date``, and what goes with it; or None.
 
     Raises:
         InvalidInputError: If a column is not well declared, or would be scaled by the records.
     """
-    if bounds is None and not columns:
-        bounds = {}
-    if _depends(bounds) or _depends(columns):
-        raise _refused("task.bounds", bounds if _depends(bounds) else columns)
-    given: dict[str, Any] = {}
+    given: dict[str, Column] = {}
     for field, declared in (("task.bounds", bounds or {}), ("task.columns", columns or {})):
+        _refuse_data(declared)
         if not isinstance(declared, Mapping):
             raise InvalidInputError(field, declared, "must give [low, high] of each feature column")
         for name, how in declared.items():
@@ -314,24 +284,21 @@ def read_columns(bounds: Any, columns: Any) -> tuple[Column, ...]:
     return tuple(given.values())
 
 
-def _depends(given: Any) -> bool:
-    return isinstance(given, str) and given in _DATA_DEPENDENT
-
-
-def _refused(field: str, given: Any) -> InvalidInputError:
-    return InvalidInputError(
-        field,
-        given,
-        "must be public numbers for each feature: a minimum, maximum, mean or deviation of the "
-        "records is a release about them that nothing charges",
-        "Write [low, high] of each column from what is known without the data, or bounds: paid with a "
-        "stage of quantiles.",
-    )
+def _refuse_data(given: Any, field: str = "task.bounds") -> None:
+    """Refuse what would be computed from the records."""
+    if isinstance(given, str) and given in _DATA_DEPENDENT:
+        raise InvalidInputError(
+            field,
+            given,
+            "must be public numbers for each feature: a minimum, maximum, mean or deviation of the "
+            "records is a release about them that nothing charges",
+            "Write [low, high] of each column from what is known without the data, or bounds: paid with a "
+            "stage of quantiles.",
+        )
 
 
 def _column(field: str, name: str, how: Any) -> Column:
-    if _depends(how):
-        raise _refused("task.bounds", how)
+    _refuse_data(how)
     if not isinstance(how, Mapping):
         how = {"bounds": how}
     kinds = [kind for kind in ("bounds", "categories", "ordinal", "date") if kind in how]
@@ -340,18 +307,21 @@ def _column(field: str, name: str, how: Any) -> Column:
             field, dict(how), "must say one of bounds, categories, ordinal and date"
         )
     (kind,) = kinds
-    if kind == "bounds" and how[kind] == PAID:
+    paid = kind == "bounds" and how[kind] == PAID
+    others = {"bounds": ["missing"], "ordinal": ["missing"], "date": ["parts"]}.get(kind, [])
+    others = ["within", *others] if paid else others
+    if unknown := sorted(map(str, set(how) - {kind, *others})):
+        known = ", ".join(others) or "nothing else"
+        what = "bounds: paid" if paid else kind
+        raise InvalidInputError(field, unknown, f"is not known; beside {what} it takes {known}")
+    if paid:
         return _paid(field, name, how)
-    others = {"bounds": {"missing"}, "ordinal": {"missing"}, "date": {"parts"}}.get(kind, set())
-    if unknown := sorted(map(str, set(how) - {kind} - others)):
-        known = ", ".join(sorted(others)) or "nothing else"
-        raise InvalidInputError(field, unknown, f"is not known; beside {kind} it takes {known}")
     if kind == "bounds":
         return _number(field, name, how)
-    if kind == "categories":
-        return Category(name=name, values=values_of(f"{field}.categories", how[kind], least=1))
     if kind == "date":
         return _date(field, name, how)
+    if kind == "categories":
+        return Category(name=name, values=values_of(f"{field}.categories", how[kind], least=1))
     levels = values_of(f"{field}.ordinal", how[kind], least=2)
     fill = how.get("missing")
     place = {label_of(value): 2.0 * i / (len(levels) - 1) - 1.0 for i, value in enumerate(levels)}
@@ -363,8 +333,7 @@ def _column(field: str, name: str, how: Any) -> Column:
 def _number(field: str, name: str, how: Mapping[str, Any]) -> Number:
     low, high = pair_of(field, how["bounds"])
     fill = how.get("missing", 0.5 * (low + high))
-    if _depends(fill):
-        raise _refused(f"{field}.missing", fill)
+    _refuse_data(fill, f"{field}.missing")
     number = number_of(fill)
     if number is None or not low <= number <= high:
         raise InvalidInputError(f"{field}.missing", fill, "must be a number within the bounds")
@@ -372,10 +341,6 @@ def _number(field: str, name: str, how: Mapping[str, Any]) -> Number:
 
 
 def _paid(field: str, name: str, how: Mapping[str, Any]) -> Paid:
-    if unknown := sorted(map(str, set(how) - {"bounds", "within", "missing"})):
-        raise InvalidInputError(
-            field, unknown, "is not known; beside bounds: paid it takes within, missing"
-        )
     within, fill = how.get("within"), how.get("missing")
     number = None if fill is None else number_of(fill)
     if fill is not None and (number is None or not math.isfinite(number)):

@@ -1,4 +1,4 @@
-"""What is public about a task, as one list: plans, reports and certificates show the same."""
+"""What is public about a task, as one list: plans, reports and certificates show the same; its errors."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PRETRAINED, TRAINED, A_RECORD = "pretrained weights", "trained part", "a record"
-"""Names of the facts of a fine-tuning, and of what a record is where it is more than a row."""
-PARTS = "parts of a record"
-"""Name of the fact that says shapes and types of the user's own data."""
-PRECISION = "precision"
-"""Name of the fact that passes are run in fewer digits."""
+from privtune.errors import PrivTuneError
 
-ROWS = "rows of the query"
-"""Name of the fact that a query's rows are declared, not known, to come from one record each."""
+# Names of facts that views look up.
+PRETRAINED, TRAINED, PRECISION = "pretrained weights", "trained part", "precision"
+A_RECORD, PARTS = "a record", "parts of a record"
+ROWS, MECHANISM = "rows of the query", "training"
 
-_INDEPENDENT = "declared independent: that each comes from one protected record was not checked"
+SPLITS = ("train", "validation", "test")
+"""Names of the splits, in order."""
 
 
-MECHANISM = "training"
-"""Name of the fact that another library trains, by an event that somebody declares."""
+class TaskDataError(PrivTuneError):
+    """The data that a task loaded is not what the task declared in public."""
+
+
+class TaskAbsentError(TaskDataError):
+    """What holds a task's data is not on this machine."""
+
+
+class TaskChangedError(PrivTuneError):
+    """A machine's copy of a task's functions is not the one that the study was made with."""
 
 
 def declared_note(facts: Mapping[str, str]) -> str:
@@ -49,9 +55,6 @@ def rows_note(facts: Mapping[str, str]) -> str:
     return f"{ROWS} {facts[ROWS]}" if ROWS in facts else ""
 
 
-SPLITS = ("train", "validation", "test")
-"""Names of the splits, in order."""
-
 _EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
 PARTITIONS: Mapping[str, str] = {
     "fixed": "given by the task: each holds exactly the declared number, which is public",
@@ -73,19 +76,12 @@ class PublicFacts:
     """What a task, or a user, declares public. No guarantee protects any of it.
 
     Args:
-        train_records: Declared number of training records.
-        validation_records: Declared number of validation records; None where there are none.
-        public_validation: Whether the validation split is public as a whole.
-        test_records: Declared number of test records; None where there are none.
-        public_test: Whether the test split is public as a whole.
-        partition: How records come into splits, of :data:`PARTITIONS`.
-        input_shape: Shape of an input; None where it is not declared.
-        classes: Number of classes, or all their names; None where they are not declared.
-        bounds: By feature, the bounds that it is clipped to or known to keep.
-        pretrained: The weights that training starts from, with their digest; None without.
-        trainable: Which part of the model is trained.
-        precision: Numbers of the forward and the backward pass.
-        values: By feature that is no number, what it can be, in words.
+        train_records, validation_records, test_records: Declared numbers; None where there are none.
+        public_validation, public_test: Whether the split is public as a whole.
+        partition: How records come into splits: ``fixed``, ``content``, ``id`` or ``given``.
+        input_shape, classes: Shape of an input, classes as a number or all names; None if not declared.
+        bounds, values: By feature the bounds that it is clipped to, or in words what it can be.
+        pretrained, trainable, precision: Weights that training starts from, its part, its numbers.
         target_range: For a regression, the range that targets are clipped to.
         unit: What one record is all rows of, and how many at most; empty where it is a row.
         rows_declared: Whether rows of a query are declared to come from one protected record each.
@@ -121,7 +117,9 @@ class PublicFacts:
         if self.unit:
             facts[A_RECORD] = f"all rows of one {self.unit} of them"
         if self.rows_declared:
-            facts[ROWS] = _INDEPENDENT
+            facts[ROWS] = (
+                "declared independent: that each comes from one protected record was not checked"
+            )
         for name, records, public in (
             ("validation records", self.validation_records, self.public_validation),
             ("test records", self.test_records, self.public_test),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
-from privtune.tasks._task import Task, TaskDataError
+from privtune.tasks._facts import TaskDataError
+from privtune.tasks._task import Task
 
 if TYPE_CHECKING:
     import torch
@@ -83,14 +84,7 @@ def fine_tuned(
 
 
 def check_part(trainable: object) -> tuple[str, int]:
-    """Return what is trained, and the rank of adapters, or 0.
-
-    Args:
-        trainable: ``"all"``, ``"head"``, ``"biases"`` or ``"lora:R"``.
-
-    Raises:
-        InvalidInputError: If it is none of these.
-    """
+    """Return what is trained (all, head, biases, or lora:R as lora), and the rank of adapters, or 0."""
     rank = _LORA.fullmatch(trainable) if isinstance(trainable, str) else None
     if rank is not None:
         return "lora", int(rank.group(1))
@@ -100,15 +94,7 @@ def check_part(trainable: object) -> tuple[str, int]:
 
 
 def for_candidate(task: Task, params: Mapping[str, Any]) -> Task:
-    """Return the task as a candidate trains it: of its model the part that the candidate names.
-
-    Args:
-        task: The task.
-        params: The candidate's hyperparameters; without ``trainable`` the task stays as it is.
-
-    Raises:
-        InvalidInputError: If the candidate names no part.
-    """
+    """Return the task as a candidate trains it: of its model the part that its hyperparameters name."""
     if PART not in params:
         return task
     kind, rank = check_part(params[PART])
@@ -131,15 +117,7 @@ class _Weights:
 
 
 def weights_at(place: Any, *, field: str = "pretrained") -> _Weights:
-    """Return public weights by their place and digest.
-
-    Args:
-        place: A safetensors file, or a folder of them.
-        field: The field of the spec that names it.
-
-    Raises:
-        InvalidInputError: If there are none.
-    """
+    """Return the public weights of a safetensors file, or of a folder of them; refuse another place."""
     if not isinstance(place, str) or "\0" in place:
         raise InvalidInputError(field, place, "must be the path of a file or folder")
     path = Path(place).expanduser().absolute()
@@ -223,15 +201,7 @@ class _Model:
 
 
 def from_spec(data: Mapping[str, Any], get: Callable[[Any], Task]) -> Task:
-    """Return the task that ``task: {type: fine-tuning, ...}`` describes.
-
-    Args:
-        data: The mapping.
-        get: Returns the task that is fine-tuned.
-
-    Raises:
-        InvalidInputError: Naming what is missing, unknown or of another type.
-    """
+    """Return the task that ``task: {type: fine-tuning, ...}`` describes, of a task that ``get`` returns."""
     if unknown := sorted(set(data) - set(FIELDS)):
         raise InvalidInputError("task", unknown, f"a fine-tuning takes {', '.join(FIELDS)} alone")
     if "task" not in data:

@@ -1,19 +1,15 @@
-"""Models and losses of tables. Imports torch: it is imported when a model is built."""
+"""Models of the built-in and the described tasks. Imports torch: it is imported when a model is built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from privtune.errors import InvalidInputError
-from privtune.imports import users_code
 
-
-class InRange(nn.Module):
+class _InRange(nn.Module):
     """Takes outputs from units of half a range to the range: -1 is its low end, 1 its high end."""
 
     def __init__(self, low: float, high: float) -> None:
@@ -23,6 +19,11 @@ class InRange(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scale."""
         return self._middle + self._half * x
+
+
+def in_range(model: nn.Module, low: float, high: float) -> nn.Module:
+    """Return a model of a regression whose outputs are in units of half a target's range."""
+    return nn.Sequential(model, _InRange(low, high))
 
 
 def linear(features: int, outputs: int) -> nn.Module:
@@ -40,6 +41,41 @@ def mlp(features: int, outputs: int, hidden: Sequence[int]) -> nn.Module:
         layers += [nn.Linear(features, width), nn.Tanh()]
         features = width
     return nn.Sequential(*layers, nn.Linear(features, outputs))
+
+
+def relu_mlp(features: int) -> nn.Module:
+    """Return a perceptron of 64 ReLU units for ten classes."""
+    return nn.Sequential(nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def digits_cnn() -> nn.Module:
+    """Return two small convolutions on pictures of 8x8."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+def mnist_cnn() -> nn.Module:
+    """Return the network of the DP-SGD literature on pictures of 28x28: 26,010 weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, stride=2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
 
 
 class _Residual(nn.Module):
@@ -98,31 +134,3 @@ def small_cnn(shape: Sequence[int], classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(32 * (height // 4) * (width // 4), classes),
     )
-
-
-def own_model(factory: Callable[..., object], path: str, features: Any, outputs: int) -> nn.Module:
-    """Call a factory of the user's own with features, or the shape of an input, and outputs.
-
-    Raises:
-        InvalidInputError: If it returns no module.
-    """
-    with users_code("task.model", path, f"its function failed, called with {features}, {outputs}"):
-        model = factory(features, outputs)
-    if not isinstance(model, nn.Module):
-        raise InvalidInputError(
-            "task.model", path, f"must return a torch.nn.Module, not {type(model).__name__}"
-        )
-    return model
-
-
-def squared_error(outputs: torch.Tensor, targets: torch.Tensor, *, half: float) -> torch.Tensor:
-    """Return the squared error of each record in units of half a range."""
-    return ((outputs.squeeze(-1) - targets) / half).square()
-
-
-def weighted_cross_entropy(
-    outputs: torch.Tensor, targets: torch.Tensor, *, weights: Sequence[float]
-) -> torch.Tensor:
-    """Return the cross-entropy of each record, times the public weight of its class."""
-    known = torch.tensor(weights, dtype=outputs.dtype, device=outputs.device)
-    return functional.cross_entropy(outputs, targets, weight=known, reduction="none")

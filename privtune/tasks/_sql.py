@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,12 @@ from sqlglot import exp
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
-from privtune.tasks._files import Batch, check_file
-from privtune.tasks._task import TaskDataError
+from privtune.tasks._facts import TaskDataError
+from privtune.tasks._reader import BATCH, Columns, Source, batched, check_file
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-_BATCH = 2**15  # records that are read at once
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _DIALECTS = {
     "sqlite": "sqlite", "postgresql": "postgres", "cockroachdb": "postgres", "redshift": "redshift",
@@ -120,11 +119,7 @@ class RowError(PrivTuneError):
 
 
 def check_query(url: str, query: str) -> exp.Table:
-    """Return the table that a query reads row by row, or refuse the query.
-
-    Args:
-        url: Of the database, which says the dialect.
-        query: A SELECT.
+    """Return the table that a query reads row by row, or refuse the query. The URL says the dialect.
 
     Raises:
         InvalidInputError: If a part of it may look at another row, or changes from run to run.
@@ -278,18 +273,11 @@ def check_url(url: Any) -> str:
 
 @dataclass(frozen=True)
 class SqlTable:
-    """The result of a query, read some records at a time: see ``TableFile``.
-
-    Args:
-        url: Of the database; ``${NAME}`` stands for a variable of the environment.
-        query: A SELECT.
-        independent: Whether its rows are declared to come from one protected record each; else it is held
-            to what :func:`check_query` allows.
-    """
+    """The result of a query; ``${NAME}`` in its URL stands for a variable of the environment."""
 
     url: str
     query: str
-    independent: bool = False
+    independent: bool = False  # its rows are declared to come from one protected record each
 
     def check_source(self) -> None:
         """Check that the query reads a base table and its columns: a view may hide a join.
@@ -373,11 +361,7 @@ class SqlTable:
 
     @contextmanager
     def _connected(self, *, rows: bool = False) -> Iterator[Connection]:
-        """Connect; whatever fails is told without a value of a record.
-
-        Args:
-            rows: Whether rows are computed: then what fails may be one of them, which is private.
-        """
+        """Connect. Whatever fails is told without a value of a record; of ``rows``, to the curator alone."""
         unset = [name for name in _VARIABLE.findall(self.url) if name not in os.environ]
         if unset:
             raise TaskDataError(
@@ -385,7 +369,13 @@ class SqlTable:
             )
         try:
             url = sa.make_url(_VARIABLE.sub(lambda m: os.environ[m[1]], self.url))
-            _check_file(url)
+            plain = url.database not in (None, "", ":memory:")
+            if (
+                url.get_backend_name() == "sqlite"
+                and plain
+                and not str(url.database).startswith("file:")
+            ):
+                check_file(Path(str(url.database)))  # SQLite would make one that is not there
             engine = sa.create_engine(url)
         except (sa.exc.SQLAlchemyError, ModuleNotFoundError, ValueError) as error:
             raise self._unreadable(error) from None
@@ -409,35 +399,23 @@ class SqlTable:
     def _selected(self, what: str) -> sa.TextClause:
         return sa.text(f"SELECT {what} FROM ({self.query.strip().rstrip(';')}) AS privtune_records")  # noqa: S608  the user's own query
 
-    @property
-    def columns(self) -> Sequence[str]:
-        """See ``TableFile``."""
+    def open(self) -> Source:
+        """Return the result by the names of its columns; no database says types that all keep to."""
         with self._connected() as connection:
-            statement = sa.text(f"{self._selected('*').text} LIMIT 0")
-            return list(connection.execute(statement).keys())
+            columns = connection.execute(sa.text(f"{self._selected('*').text} LIMIT 0")).keys()
 
-    @property
-    def most(self) -> int:
-        """See ``TableFile``."""
-        with self._connected(rows=True) as connection:
-            return int(connection.execute(self._selected("COUNT(*)")).scalar_one())
+        def most() -> int:
+            with self._connected(rows=True) as connection:
+                return int(connection.execute(self._selected("COUNT(*)")).scalar_one())
 
-    def text_columns(self) -> set[str]:
-        """See ``TableFile``: a result of a query declares no types that every database keeps to."""
-        return set()
+        def read(names: Sequence[str]) -> Iterator[Columns]:
+            with self._connected(rows=True) as connection:
+                streamed = connection.execution_options(yield_per=BATCH)
+                found = streamed.execute(self._selected(_forgiving(connection, names)))
+                places = [list(found.keys()).index(name) for name in names]
+                yield from batched(names, ([row[place] for place in places] for row in found))
 
-    def batches(self, names: Sequence[str], *, exact: Collection[str] = ()) -> Iterator[Batch]:
-        """See ``TableFile``."""
-        with self._connected(rows=True) as connection:
-            streamed = connection.execution_options(yield_per=_BATCH)
-            found = streamed.execute(self._selected(_forgiving(connection, names)))
-            places = [list(found.keys()).index(name) for name in names]
-            rows = iter(found)
-            while records := list(itertools.islice(rows, _BATCH)):
-                yield {
-                    name: [row[place] for row in records]
-                    for name, place in zip(names, places, strict=True)
-                }
+        return Source(list(columns), frozenset(), most, read)
 
 
 def _forgiving(connection: Connection, names: Sequence[str]) -> str:
@@ -452,18 +430,6 @@ def _forgiving(connection: Connection, names: Sequence[str]) -> str:
         return "*"
     quoted = map(connection.dialect.identifier_preparer.quote_identifier, names)
     return ", ".join(f"CAST({name} AS TEXT) AS {name}" for name in quoted)
-
-
-def _check_file(url: sa.URL) -> None:
-    """Refuse a database of SQLite's that is no file; one that is not there would be made.
-
-    Raises:
-        TaskDataError: Saying what it is.
-    """
-    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
-        return
-    if not str(url.database).startswith("file:"):
-        check_file(Path(str(url.database)))
 
 
 def _is_virtual(connection: Connection, table: str) -> bool:

@@ -8,17 +8,20 @@ sees a table like any other, whose public facts were paid for.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.names import check_name
+from privtune.numbers import is_number
 from privtune.tasks._columns import PAID, Category
 from privtune.tasks._facts import SPLITS
-from privtune.tasks._registry import get_task
-from privtune.tasks._stage import TaskSpec, TaskStage, as_number
+from privtune.tasks.built_in import get_task
 from privtune.tasks.tabular import Table, read_table, tabular
 from privtune.training.mechanism.metrics import (
     Floats,
@@ -29,22 +32,94 @@ from privtune.training.mechanism.metrics import (
     symmetric,
 )
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-__all__ = [
-    "STAGES",
-    "DpPca",
-    "Histogram",
-    "Quantiles",
-    "TaskStage",
-    "Usable",
-    "make_stage",
-    "staged_task",
-]
-
 _MOST_FEATURES = 2000  # of a covariance
+
+TaskSpec = Mapping[str, Any]
+"""A task as a spec describes it."""
+
+_SHARE = 0.05  # of the study's ε, unless given
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStage(ABC):
+    """What is released once, before the arms."""
+
+    type: ClassVar[str]
+    name: str = ""  # among the study's arms and stages; its type unless given
+    epsilon_share: float | None = None  # what it may cost alone, of the study's ε
+    noise_multiplier: float | None = None  # noise over sensitivity, in the place of a share
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidInputError("stages.name", self.name, "must be text")
+        if not self.name:
+            object.__setattr__(self, "name", self.type)
+        if self.epsilon_share is None and self.noise_multiplier is None:
+            object.__setattr__(self, "epsilon_share", _SHARE)
+        elif self.epsilon_share is not None and self.noise_multiplier is not None:
+            self._refuse("epsilon_share", self.epsilon_share, "goes without a noise_multiplier")
+        if self.epsilon_share is not None and not 0.0 < as_number(self.epsilon_share) < 1.0:
+            self._refuse(
+                "epsilon_share", self.epsilon_share, "must be a number above 0 and below 1"
+            )
+        if self.noise_multiplier is not None and not 0 < as_number(self.noise_multiplier) < 1e6:
+            self._refuse("noise_multiplier", self.noise_multiplier, "must be a number above 0")
+
+    def _refuse(self, field: str, value: object, allowed: str) -> None:
+        raise InvalidInputError(f"stages.{self.name}.{field}", value, allowed)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Self:
+        """Read a stage's fields; refuse one that is unknown."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(map(str, set(data) - {*known, "type"})):
+            raise InvalidInputError(
+                "stages", unknown, f"are no fields of {cls.type}; these are: {', '.join(known)}"
+            )
+        return cls(**{name: value for name, value in data.items() if name != "type"})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stage as a spec has it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None}
+        return {"type": self.type, **given}
+
+    @abstractmethod
+    def check(self, task: TaskSpec) -> None:
+        """Refuse a task that it has nothing to release for. Touches no data."""
+
+    def planned(self, task: TaskSpec) -> TaskSpec:
+        """Return the task as it is planned with: shapes are public, what is released is not known."""
+        return task
+
+    @abstractmethod
+    def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
+        """Return how far :meth:`sums` can move between neighbours, in the L2 norm."""
+
+    @abstractmethod
+    def sums(self, task: TaskSpec) -> Floats:
+        """Read the records, and sum what each adds."""
+
+    @abstractmethod
+    def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
+        """Return what is released, JSON-ready, of sums with noise of this standard deviation."""
+
+    def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
+        """Return the task with what was released in its place."""
+        return task
+
+    def refusal(self, document: Mapping[str, Any]) -> str:
+        """Return why the study stops after what was released; nothing where it goes on. Public."""
+        return ""
+
+    @abstractmethod
+    def words(self, document: Mapping[str, Any]) -> str:
+        """Return what was released, for people."""
+
+
+def as_number(value: object) -> float:
+    """Return a number, NaN for what is none: it is in no range."""
+    return float(value) if is_number(value) else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +151,6 @@ class Usable(TaskStage):
 
     def sums(self, task: TaskSpec) -> Floats:
         """See ``TaskStage``: the usable records of all splits."""
-        import numpy as np
-
         found = get_task(task)
         found.check()
         # No model is tried on the records: one of them could decide how all are counted.
@@ -114,16 +187,11 @@ class Usable(TaskStage):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(TaskStage):
-    """Bounds of all columns that say ``bounds: paid``, by noised counts on a public grid.
-
-    Args:
-        low: The share of values that may lie below the lower bound, about.
-        high: The share of values that lie below the upper bound, about.
-    """
+    """Bounds of all columns that say ``bounds: paid``, by noised counts on a public grid."""
 
     type: ClassVar[str] = "quantiles"
-    low: float = 0.01
-    high: float = 0.99
+    low: float = 0.01  # share of values below the lower bound, about
+    high: float = 0.99  # share of values below the upper bound, about
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,24 +211,25 @@ class Quantiles(TaskStage):
 
     def sums(self, task: TaskSpec) -> Floats:
         """See ``TaskStage``: counts of all records of the file, whatever split they will fall into."""
-        table = read_table(task)
-        table.check()
-        return counts(table.cells(), [len(column.edges) - 1 for column in table.paid()])
+        table = _checked(task)
+        return counts(table.places(), [len(column.edges) - 1 for column in table.paid()])
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
         """See ``TaskStage``. A cell that does not rise above the noise counts as empty."""
-        import numpy as np
-
         bounds, start = {}, 0
         for column in read_table(task).paid():
             edges = column.edges
             own = noised[start : start + len(edges) - 1]
             start += len(own)
+            # The largest of k Gaussian draws is rarely above this.
             above = np.where(own > scale * math.sqrt(2.0 * math.log(len(own))), own, 0.0)
-            ends = (
-                _ends(np.cumsum(above), self.low, self.high) if above.any() else (0, len(own) - 1)
-            )
-            bounds[column.name] = [float(edges[ends[0]]), float(edges[ends[1] + 1])]
+            first, last = 0, len(own) - 1
+            if above.any():
+                total = np.cumsum(above)
+                first = min(int(np.searchsorted(total, self.low * total[-1], side="right")), last)
+                end = int(np.searchsorted(total, self.high * total[-1], side="left"))
+                last = min(max(first, end), last)
+            bounds[column.name] = [float(edges[first]), float(edges[last + 1])]
         return {"bounds": bounds}
 
     def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
@@ -188,14 +257,11 @@ class Quantiles(TaskStage):
         return ", ".join(f"{name} [{low:g}, {high:g}]" for name, (low, high) in bounds)
 
 
-def _ends(cumulated: npt.NDArray[np.float64], low: float, high: float) -> tuple[int, int]:
-    """Return the cells in which two quantiles lie."""
-    import numpy as np
-
-    total = cumulated[-1]
-    first = int(np.searchsorted(cumulated, low * total, side="right"))
-    last = int(np.searchsorted(cumulated, high * total, side="left"))
-    return min(first, len(cumulated) - 1), min(max(first, last), len(cumulated) - 1)
+def _checked(task: TaskSpec) -> Table:
+    """Return a table whose header has been checked."""
+    table = read_table(task)
+    table.check()
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +269,11 @@ class Histogram(TaskStage):
     """How often each class of the training records, or each category of the table's, occurs.
 
     A table that says ``class_weights: paid`` gets the weights of its classes from it.
-
-    Args:
-        column: A column of declared categories; the target unless given.
-        most: The largest weight of a class over the smallest.
     """
 
     type: ClassVar[str] = "histogram"
-    column: str | None = None
-    most: float = 20.0
+    column: str | None = None  # of declared categories; the target unless given
+    most: float = 20.0  # the largest weight of a class over the smallest
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -240,15 +302,12 @@ class Histogram(TaskStage):
 
     def sums(self, task: TaskSpec) -> Floats:
         """See ``TaskStage``: counts of all records of the file."""
-        table = read_table(task)
-        table.check()
+        table = _checked(task)
         column = self._category(table)
         return counts(table.values(column)[:, None], [len(column.values)])
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
         """See ``TaskStage``. A class that does not rise above the noise counts as much as the noise."""
-        import numpy as np
-
         values = [str(value) for value in self._category(read_table(task)).values]
         released = {"counts": dict(zip(values, noised.tolist(), strict=True))}
         if not self._weighs(task):
@@ -276,11 +335,7 @@ class Histogram(TaskStage):
 
 @dataclass(frozen=True, kw_only=True)
 class DpPca(TaskStage):
-    """The directions of the largest noised second moments, which features are projected on.
-
-    Args:
-        components: How many; at least 1, below the number of features.
-    """
+    """The directions of the largest noised second moments, which features are projected on."""
 
     type: ClassVar[str] = "dp-pca"
     components: int = 0
@@ -293,13 +348,12 @@ class DpPca(TaskStage):
 
     def check(self, task: TaskSpec) -> None:
         """See ``TaskStage``."""
-        width = read_table(task).width
+        width = read_table(task).shape[0]
         if not self.components < width <= _MOST_FEATURES:
             self._refuse(
                 "components",
                 self.components,
-                f"must be below the number of features, {width}, of which there may be "
-                f"{_MOST_FEATURES}",
+                f"must be below the number of features, {width}, of which there may be {_MOST_FEATURES}",
             )
 
     def planned(self, task: TaskSpec) -> TaskSpec:
@@ -316,8 +370,6 @@ class DpPca(TaskStage):
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
         """See ``TaskStage``."""
-        import numpy as np
-
         values, vectors = np.linalg.eigh(symmetric(noised))
         largest = np.argsort(values)[::-1][: self.components]
         return {
@@ -345,9 +397,6 @@ STAGES: Mapping[str, type[TaskStage]] = {
 def make_stage(data: Mapping[str, Any]) -> TaskStage:
     """Return a stage from its fields in a spec.
 
-    Args:
-        data: ``type`` and its fields.
-
     Raises:
         InvalidInputError: If the type or a field is unknown, or outside its domain.
 
@@ -363,11 +412,7 @@ def make_stage(data: Mapping[str, Any]) -> TaskStage:
 
 
 def staged_task(task: Any, stages: Sequence[TaskStage]) -> Any:
-    """Check a task against its stages, and return it as it is planned with. Touches no data.
-
-    Args:
-        task: The task, as a spec has it.
-        stages: Its stages, in order.
+    """Check a task of a spec against its stages, and return it as it is planned with. Touches no data.
 
     Raises:
         InvalidInputError: If a stage has nothing to release, or what is to be paid for has no stage.

@@ -1,80 +1,59 @@
-"""A table of one's own, as CSV, Parquet or Arrow: features made of columns by public facts."""
+"""Tables of one's own, in a file or as the result of a query: features made of columns by public facts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
 from privtune.numbers import is_number
-from privtune.tasks._cells import coded, missing_of, numbers_of
-from privtune.tasks._columns import (
-    PAID,
-    Category,
-    Column,
-    Number,
-    Paid,
-    pair_of,
-    read_columns,
-)
-from privtune.tasks._files import (
-    Batch,
-    TableFile,
-    check_columns,
-    counted,
-    header_of,
-    open_table,
-)
-from privtune.tasks._of_tables import constants_of, loss_of, model_of
-from privtune.tasks._partition import KEY, Sizes, places, split, split_read
-from privtune.tasks._spec_fields import check_fields, read_classes, read_flag, read_sizes
-from privtune.tasks._task import Task, TaskData, TaskDataError
-from privtune.tasks._units import by_unit
-from privtune.tasks._usable import (
-    CLIPPED,
-    NO_NUMBER,
-    Fault,
-    RecordCheck,
-    Tally,
-    fault_of,
-    label_faults,
+from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_of, read_columns
+from privtune.tasks._facts import TaskDataError
+from privtune.tasks._partition import by_unit, places
+from privtune.tasks._reader import Columns, Source, coded, is_missing, numbers_of, open_table, texts
+from privtune.tasks._task import Task, TaskData, classification_loss, make_model, softmax_constants
+from privtune.tasks._usable import CLIPPED, NO_NUMBER, Fault, RecordCheck, Tally, label_faults
+from privtune.tasks.described import (
+    Described,
+    Part,
+    check_fields,
+    own_model,
+    shared_fields,
 )
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+    from torch import nn
+
     from privtune.tasks._sql import SqlTable
 
-_FIELDS = {
-    "type", "name", "path", "url", "query", "target", "classes", "target_range", "bounds", "columns", "model",
-    "hidden", "class_weights", "train", "validation", "test", "public_test", "id", "key", "projection",
-    "group", "max_per_group", "unit", "rows",
-}  # fmt: skip
-
-Projection = int | tuple[tuple[float, ...], ...]
-"""Directions that features are projected on; their number alone until a stage releases them."""
+_FIELDS = (
+    "path", "url", "query", "target", "classes", "target_range", "bounds", "columns", "model", "hidden",
+    "class_weights", "id", "projection", "group", "max_per_group", "unit", "rows",
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Table:
+@dataclass(frozen=True, kw_only=True)
+class Table(Described):
     """A table as it is declared; its file has not been opened."""
 
-    place: str
     query: str | None
     target: str
-    classes: tuple[Any, ...] | None
     target_range: tuple[float, float] | None
     features: tuple[Column, ...]
-    sizes: Sizes
     id: str | None
-    key: str
-    projection: Projection | None
+    projection: tuple[tuple[float, ...], ...] | int | None  # a number until a stage releases them
     unpaid: tuple[str, ...]
-    grouped: bool = False  # by the id
-    unit: str = "record"  # what is grouped
-    independent: bool = False  # declared: each row of the query comes from one protected record
+    unit: str  # what is grouped
+    independent: bool  # declared: each row of the query comes from one protected record
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -82,25 +61,36 @@ class Table:
         features = (column.name for column in self.features)
         return (*features, self.target, *([] if self.id is None else [self.id]))
 
+    @property
+    def stem(self) -> str:
+        """What the table is called."""
+        return Path(self.path).name if self.query is None else "a query"
+
+    @property
+    def _named(self) -> str:
+        return self.path if self.query is None else f"The query of {masked_url(self.path)}"
+
+    def _open(self) -> Source:
+        return open_table(Path(self.path)) if self.query is None else self._result().open()
+
+    def _result(self) -> SqlTable:
+        from privtune.tasks._sql import SqlTable
+
+        return SqlTable(self.path, str(self.query), self.independent)
+
     def check(self) -> None:
-        """Check what can be checked before anything is charged: the file and its header.
-
-        How many records there are is private, and not checked.
-
-        Raises:
-            TaskDataError: Without any value of a record.
-        """
+        """Check the file, or the table of the query, by its header: how many records it has is private."""
         if self.query is not None:
             self._result().check_source()
         file = self._open()
-        check_columns(file, self.columns, self._named)
-        words = file.text_columns()
-        if text := [c.name for c in self.features if c.kind == "bounds" and c.name in words]:
+        file.check(self.columns, self._named)
+        numeric = [column.name for column in self.features if isinstance(column, Number | Paid)]
+        if text := [name for name in numeric if name in file.words]:
             raise TaskDataError(
                 f"{self._named}: task.bounds names {', '.join(text)}, which holds no numbers. Leave it out "
                 "of the bounds, or declare it under columns as categories, ordinal or date."
             )
-        if self.target_range is not None and self.target in words:
+        if self.target_range is not None and self.target in file.words:
             raise TaskDataError(
                 f"{self._named}: the target {self.target} holds no numbers, which a target_range asks "
                 "for. Say classes for a classification."
@@ -109,219 +99,119 @@ class Table:
     def header(self) -> None:
         """Check the header of a file, while planning; a database is asked when the study runs."""
         if self.query is None:
-            header_of(Path(self.place), self.columns)
+            self._open().check(self.columns, self.path)
 
     def load(self) -> TaskData:
-        """Read the records. One that is not as declared has no target, and so contributes nothing.
+        """Read the records.
 
         Raises:
             PrivTuneError: If a stage has yet to release what features are made of.
         """
-        import numpy as np
-
         if self.unpaid:
             raise PrivTuneError(f"{', '.join(self.unpaid)} of the table have not been released.")
         self.check()
+        return super().load()
+
+    def made(self, x: Any) -> Any:
+        """Return inputs projected on the released directions, where there are some."""
+        return x if self.projection is None else x @ np.asarray(self.projection, np.float32).T
+
+    def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
+        """Return features and targets."""
         file = self._open()
-        most = file.most
-        read = map(self._encoded, counted(file.batches(self.columns, exact=self._exact), most))
-        if self.grouped:
-            nothing = np.zeros((1, self.width), np.float32), np.array([np.nan]), [""]
-            if self.classes is not None:
-                nothing[1][:] = -1
-            xs, ys, ids = zip(*(list(read) or [nothing]), strict=True)
-            known = [name for part in ids for name in part or ()]
-            return split(
-                np.concatenate(xs),
-                np.concatenate(ys),
-                self.sizes,
-                ids=known,
-                key=self.key,
-                numbers=self.classes is None,
-                groups=True,
-            )
-        back = None if self.projection is None else np.asarray(self.projection, np.float32).T
-        return split_read(
-            read,
-            most=most,
-            shape=(self.width,),
-            sizes=self.sizes,
-            key=self.key,
-            numbers=self.classes is None,
-            made=lambda x: x if back is None else x @ back,
-        )
+        return file.most(), map(self._part, file.batches(self.columns))
+
+    def _part(self, batch: Columns) -> Part:
+        y, faults = self._targets(batch[self.target])
+        x = np.empty((len(y), sum(column.width for column in self.features)), dtype=np.float32)
+        start = 0
+        for column in self.features:
+            x[:, start : start + column.width], wrong = column.read(batch[column.name])
+            faults += wrong
+            start += column.width
+        ids = None
+        if self.id is not None:
+            ids = [str(name).strip() for name in texts(batch[self.id]).to_pylist()]
+            if self.grouped:  # a row that belongs to nobody is protected with nobody
+                unusable = is_missing(batch[self.id])
+                faults.append(Fault(self.id, "without a group", unusable, cells=batch[self.id]))
+        nothing = math.nan if self.classes is None else -1.0
+        return Part.of(x, y, faults, ids, nothing=nothing)
+
+    def _targets(self, cells: Any) -> tuple[Any, list[Fault]]:
+        """Return the targets of some cells, and which of these are not as declared."""
+        if self.classes is not None:
+            wrong = label_faults(self.target, cells, self.classes, without="without a target")
+            return coded(cells, self.classes), list(wrong)
+        low, high = self.target_range or (-math.inf, math.inf)
+        values, broken = numbers_of(cells)
+        outside = (values < low) | (values > high)
+        said = f"target_range [{low:g}, {high:g}]"
+        return np.clip(values, low, high), [
+            Fault(self.target, "without a target", np.isnan(values) & ~broken, cells=cells),
+            Fault(self.target, NO_NUMBER, broken, cells=cells),
+            Fault(self.target, CLIPPED, outside, used=True, declared=said, cells=cells),
+        ]
 
     def examine(self) -> RecordCheck:
         """Read the records, and return how many cannot be used, and why. For the curator alone.
 
         Where bounds are yet to be released and there is no id, nobody knows the split of a record.
         """
-        import numpy as np
-
-        sizes = vars(self.sizes)
-        placed = self.id is not None or not self.paid()
+        sizes, known = vars(self.sizes), not self.paid()
+        placed = self.id is not None or known
         tally = Tally(
             sizes if placed else {"all splits": sum(sizes.values())},
-            what=self.unit if self.grouped else "record",
+            what=self.unit,
             by="" if self.grouped or not placed else "content" if self.id is None else "id",
             classes=self.classes or (),
         )
-        file = self._open()
-        most = file.most
-        for batch in counted(file.batches(self.columns, exact=self._exact), most):
-            x: Any = None
-            ids = None if self.id is None else list(map(_id_text, batch[self.id]))
-            y = self._targets(batch[self.target])
-            if not self.paid():
-                x, y, _ = self._encoded(batch)
-            shares = tuple(sizes.values()) if placed else (1,)
-            drawn = (
-                places(x, y, shares, ids=ids, key=self.key)
-                if placed
-                else np.zeros(len(y), dtype=np.int64)
-            )
-            owners = ids if self.grouped else None
-            tally.add(drawn, self._faults(batch), units=owners, x=x, y=y, ids=ids)
+        for part in self.parts(whole=False)[1]:
+            drawn = np.zeros(len(part.y), dtype=np.int64)
+            if placed:
+                drawn = places(part.x, part.y, list(sizes.values()), ids=part.ids, key=self.key)
+            owners = part.ids if self.grouped else None
+            x = part.x if known else None
+            tally.add(drawn, part.faults, units=owners, x=x, y=part.y, ids=part.ids)
         return tally.check()
-
-    def _faults(self, batch: Batch) -> Iterator[Fault]:
-        """Yield which of some records are not as declared: one that is not used has no target."""
-        cells = batch[self.target]
-        without = "without a target"
-        if self.classes is not None:
-            yield from label_faults(self.target, cells, self.classes, without=without)
-        else:
-            yield fault_of(self.target, without, missing_of(cells), cells)
-            low, high = self.target_range or (-math.inf, math.inf)
-            values, broken = numbers_of(cells)
-            said = f"target_range [{low:g}, {high:g}]"
-            yield fault_of(self.target, NO_NUMBER, broken, cells)
-            outside = (values < low) | (values > high)
-            yield fault_of(self.target, CLIPPED, outside, cells, used=True, declared=said)
-        for column in self.features:
-            yield from column.faults(batch[column.name])
-        if self.grouped:
-            owner = batch[str(self.id)]
-            yield fault_of(str(self.id), "without a group", missing_of(owner), owner)
-
-    @property
-    def _named(self) -> str:
-        return self.place if self.query is None else f"The query of {masked_url(self.place)}"
-
-    @property
-    def stem(self) -> str:
-        """What the table is called."""
-        return Path(self.place).name if self.query is None else "a query"
 
     def paid(self) -> tuple[Paid, ...]:
         """Return the columns whose bounds a stage releases."""
         return tuple(column for column in self.features if isinstance(column, Paid))
 
-    def cells(self) -> Any:
+    def places(self) -> npt.NDArray[np.int64]:
         """Read in which cell of each such column every record is, shape ``[N, d]``; -1 for none."""
-        import numpy as np
-
         columns = self.paid()
-        file = self._open()
-        most = file.most
         found = [
-            np.stack([column.cells(batch[column.name]) for column in columns], axis=1)
-            for batch in counted(file.batches([c.name for c in columns]), most)
+            np.stack([column.places(batch[column.name]) for column in columns], axis=1)
+            for batch in self._open().batches([column.name for column in columns])
         ]
         return np.concatenate([np.empty((0, len(columns)), dtype=np.int64), *found])
 
-    def values(self, column: Category) -> Any:
+    def values(self, column: Category) -> npt.NDArray[np.int64]:
         """Read which declared value of a column every record has; -1 for another, or none."""
-        import numpy as np
-
-        file = self._open()
-        most = file.most
-        batches = counted(file.batches([column.name]), most)
+        batches = self._open().batches([column.name])
         found = [coded(batch[column.name], column.values) for batch in batches]
         return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
-    def _open(self) -> TableFile:
-        return open_table(Path(self.place)) if self.query is None else self._result()
-
-    def _result(self) -> SqlTable:
-        from privtune.tasks._sql import SqlTable
-
-        return SqlTable(self.place, str(self.query), self.independent)
-
-    @property
-    def _exact(self) -> tuple[str, ...]:
-        return () if self.id is None else (self.id,)
-
-    @property
-    def width(self) -> int:
-        """How many features a record has as models see it."""
-        if self.projection is not None:
-            return self.projection if isinstance(self.projection, int) else len(self.projection)
-        return sum(column.width for column in self.features)
-
-    def _encoded(self, table: Batch) -> tuple[Any, Any, Sequence[str] | None]:
-        import numpy as np
-
-        y = self._targets(table[self.target])
-        x = np.empty((len(y), sum(c.width for c in self.features)), dtype=np.float32)
-        broken = np.zeros(len(x), dtype=bool)
-        start = 0
-        for column in self.features:
-            x[:, start : start + column.width], lost = column.encode(table[column.name])
-            broken |= lost
-            start += column.width
-        if self.grouped:  # a row that belongs to nobody is protected with nobody
-            broken |= missing_of(table[str(self.id)])
-        y[broken] = np.nan if self.classes is None else -1
-        x[np.isnan(y) | (self.classes is not None) & (y < 0)] = 0.0  # alike: they share a split
-        ids = None if self.id is None else [_id_text(value) for value in table[self.id]]
-        return x, y, ids
-
-    def _targets(self, cells: Sequence[Any]) -> Any:
-        import numpy as np
-
-        if self.classes is not None:
-            return coded(cells, self.classes).astype(float)
-        return np.clip(numbers_of(cells)[0], *(self.target_range or ()))
-
 
 def tabular(spec: Mapping[str, Any]) -> Task:
-    """Return a task of a table: a classification or a regression, by a model of a few kinds.
-
-    Args:
-        spec: ``path`` (CSV with one record a line, Parquet or Arrow), or ``query`` (a SELECT) and ``url``
-            (SQLAlchemy's, of the database; ``rows: independent`` declares that each row of a query that is
-            more than columns and conditions of one table comes from one protected record), ``target``
-            (column), and either
-            ``classes`` (every value it can have) or ``target_range`` (public ``[low, high]``, which
-            targets are clipped to). Features: ``bounds`` (by numeric column: public ``[low, high]``;
-            values are clipped to them and scaled to [-1, 1]) and ``columns`` (by column ``{bounds:
-            [low, high], missing: number}``, ``{categories: [...]}``, ``{ordinal: [...], missing:
-            level}`` or ``{date: [first, last], parts: [time, month, weekday, hour]}``). ``model``:
-            ``logistic`` or ``linear`` (the same: from zero weights), ``mlp`` (with ``hidden``), or
-            ``package.module:factory``, called with the numbers of features and outputs.
-            ``class_weights`` (public, one a class). ``train``, ``validation``, ``test`` (numbers
-            of records, declared public: how many each split is expected to hold; records fall into
-            splits by a keyed hash, and the file's own number of records is not checked, for it is
-            private), ``public_test`` (false unless said), ``id`` (column that records are known by;
-            their content unless given), ``key`` (the hash's public key), ``name``. To protect more
-            than rows: ``group`` (the column that says whose a row is), ``max_per_group`` (the most
-            rows of one that count, declared public; of more, the first), ``unit`` (what one is, in a
-            word, as the budget's; the column's name unless given); ``train``, ``validation`` and
-            ``test`` then count those.
-
-    Returns:
-        The task; the file has not been opened. ``check`` looks at the file and its header before
-        anything is charged. A record that is not as declared (a class that is none, a word for a
-        number) contributes nothing; a missing number counts as the declared fill, or the middle of
-        its bounds; a category that is not declared counts as "another".
-
-    Raises:
-        InvalidInputError: If a field is missing, unknown or outside its domain, or bounds would
-            come from the data.
-    """
+    """Return the task of a table that a spec describes, as docs/spec.md says; the file is not opened."""
     table = read_table(spec)
-    task = _task(spec, table, public_test=read_flag(spec, "public_test"))
+    what, model = _model(spec, table)
+    task = table.task(
+        spec,
+        name=str(spec.get("name", table.stem.partition(".")[0])),
+        description=f"{what} on {table.stem}",
+        model=model,
+        loss=_loss(spec, table),
+        partition="content" if table.id is None else "id",
+        bounds={c.name: (c.low, c.high) for c in table.features if isinstance(c, Number)},
+        values={c.name: c.words for c in table.features if not isinstance(c, Number)},
+        target_range=table.target_range,
+        constants=_constants(spec, table),
+        rows_declared=table.independent,
+    )
     if not table.grouped:
         return task
     return by_unit(task, unit=table.unit, most=spec["max_per_group"], sizes=table.sizes)
@@ -330,42 +220,50 @@ def tabular(spec: Mapping[str, Any]) -> Task:
 def read_table(spec: Mapping[str, Any]) -> Table:
     """Return the table that ``task: {type: tabular, ...}`` describes: see :func:`tabular`."""
     where = "url" if "query" in spec else "path"
-    check_fields("a table", spec, sorted(_FIELDS), needed=(where, "target"))
+    check_fields("a table", spec, _FIELDS, needed=(where, "target"))
     if ("classes" in spec) == ("target_range" in spec):
         raise InvalidInputError(
             "task.classes",
             spec.get("classes"),
             "is required for a classification, target_range: [low, high] for a regression; one of them",
         )
-    features = read_columns(spec.get("bounds"), spec.get("columns"))
+    features, target = read_columns(spec.get("bounds"), spec.get("columns")), str(spec["target"])
     names = [column.name for column in features]
-    if str(spec["target"]) in names:
-        field = "bounds" if spec.get("bounds") and spec["target"] in spec["bounds"] else "columns"
-        raise InvalidInputError(f"task.{field}", spec["target"], "is the target, not a feature")
+    if target in names:
+        field = "bounds" if target in map(str, spec.get("bounds") or ()) else "columns"
+        raise InvalidInputError(f"task.{field}", target, "is the target, not a feature")
     grouped = _grouped(spec)
     by = "group" if grouped else "id"
     identity = None if spec.get(by) is None else str(spec[by])
-    if identity is not None and identity in (*names, str(spec["target"])):
+    if identity in (*names, target):
         raise InvalidInputError(f"task.{by}", identity, "must be a column of its own")
     unpaid = [f"bounds of {column.name}" for column in features if isinstance(column, Paid)]
     if spec.get("class_weights") == PAID:
         unpaid.append("class_weights")
-    if isinstance(spec.get("projection"), int):
+    width = sum(column.width for column in features)
+    projection = _projection(spec.get("projection"), width)
+    if isinstance(projection, int):
         unpaid.append("projection")
+        width = projection
+    elif projection is not None:
+        width = len(projection)
+    place, query = _source(spec)
     return Table(
-        *_source(spec),
-        str(spec["target"]),
-        read_classes(spec["classes"]) if "classes" in spec else None,
-        pair_of("task.target_range", spec["target_range"]) if "target_range" in spec else None,
-        features,
-        read_sizes(spec),
-        identity,
-        str(spec.get("key", KEY)),
-        _projection(spec.get("projection"), sum(column.width for column in features)),
-        tuple(unpaid),
-        grouped,
-        str(spec.get("unit", identity)) if grouped else "record",
-        _independent(spec),
+        **shared_fields(spec),
+        path=place,
+        query=query,
+        shape=(width,),
+        target=target,
+        target_range=pair_of("task.target_range", spec["target_range"])
+        if "target_range" in spec
+        else None,
+        features=features,
+        id=identity,
+        projection=projection,
+        unpaid=tuple(unpaid),
+        grouped=grouped,
+        unit=str(spec.get("unit", identity)) if grouped else "record",
+        independent=_independent(spec),
     )
 
 
@@ -419,11 +317,9 @@ def _independent(spec: Mapping[str, Any]) -> bool:
     return True
 
 
-def _projection(given: Any, width: int) -> Projection | None:
+def _projection(given: Any, width: int) -> tuple[tuple[float, ...], ...] | int | None:
     """Return public directions, or how many of them a stage will release."""
-    if given is None:
-        return None
-    if isinstance(given, int):
+    if given is None or isinstance(given, int):
         return given
     listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     if not listed or not all(
@@ -436,34 +332,93 @@ def _projection(given: Any, width: int) -> Projection | None:
     return tuple(tuple(map(float, row)) for row in given)
 
 
-def _task(spec: Mapping[str, Any], table: Table, *, public_test: bool) -> Task:
-    classes = None if table.classes is None else len(table.classes)
-    width = table.width
-    what, model = model_of(spec, width, table)
-    return Task(
-        name=str(spec.get("name", table.stem.partition(".")[0])),
-        description=f"{what} on {table.stem}",
-        **table.sizes.declared(),
-        input_shape=(width,),
-        classes=classes,
-        load=table.load,
-        model=model,
-        loss=loss_of(spec, table),
-        public_test=public_test,
-        partition="content" if table.id is None else "id",
-        bounds={c.name: (c.low, c.high) for c in table.features if isinstance(c, Number)},
-        values={c.name: c.words for c in table.features if not isinstance(c, Number)},
-        class_names=table.classes,
-        target_range=table.target_range,
-        check=table.check,
-        header=table.header,
-        constants=constants_of(spec, table),
-        rows_declared=table.independent,
-        examine=table.examine,
-    )
+def _model(spec: Mapping[str, Any], table: Table) -> tuple[str, Callable[[], nn.Module]]:
+    """Return what the model is called, and what builds it."""
+    given, (features,) = spec.get("model", "linear"), table.shape
+    outputs = 1 if table.classes is None else len(table.classes)
+    if given != "mlp" and "hidden" in spec:
+        raise InvalidInputError("task.hidden", spec["hidden"], "goes with model: mlp alone")
+    build: Callable[[], nn.Module]
+    if given in ("linear", "logistic"):
+        build = partial(make_model, "linear", features, outputs)
+        what = "linear regression" if table.classes is None else "logistic regression"
+    elif given == "mlp":
+        hidden = _hidden(spec.get("hidden", (64,)))
+        build = partial(make_model, "mlp", features, outputs, hidden)
+        what = f"MLP {'-'.join(map(str, (features, *hidden, outputs)))}"
+    else:
+        what, built_in = str(given), ("linear", "logistic", "mlp")
+        of = "the numbers of features and outputs"
+        build = own_model(what, features, outputs, built_in=built_in, of=of)
+    if table.target_range is None:
+        return what, build
+    return what, partial(_in_range, build, table.target_range)
 
 
-def _id_text(value: Any) -> str:
-    """Return an id as text: a whole number is the same whether or not its column lacks others."""
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if whole else str(value).strip()
+def _in_range(build: Callable[[], nn.Module], target_range: tuple[float, float]) -> nn.Module:
+    return make_model("in_range", build(), *target_range)
+
+
+def _hidden(given: Any) -> tuple[int, ...]:
+    widths = [given] if isinstance(given, int) else given
+    listed = isinstance(widths, Sequence) and not isinstance(widths, str) and len(widths) > 0
+    if not listed or not all(
+        isinstance(w, int) and not isinstance(w, bool) and 1 <= w <= 10**5 for w in widths
+    ):
+        raise InvalidInputError(
+            "task.hidden", given, "must be a list of whole numbers of at least 1"
+        )
+    return tuple(widths)
+
+
+def _loss(
+    spec: Mapping[str, Any], table: Table
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    weights = spec.get("class_weights")
+    if table.target_range is not None:
+        if weights is not None:
+            raise InvalidInputError("task.class_weights", weights, "goes with classes alone")
+        low, high = table.target_range
+        return partial(_squared_error, half=0.5 * (high - low))
+    if weights is None or weights == PAID:  # unweighted, until a stage has released them
+        return classification_loss
+    listed = isinstance(weights, Sequence) and not isinstance(weights, str)
+    numbers = listed and all(isinstance(w, int | float) and 0 < w < 1e6 for w in weights)
+    if not numbers or len(weights) != len(table.classes or ()):
+        raise InvalidInputError(
+            "task.class_weights",
+            weights,
+            "must be one number above 0 for each class, in their order",
+        )
+    return partial(_weighted, weights=tuple(map(float, weights)))
+
+
+def _squared_error(outputs: torch.Tensor, targets: torch.Tensor, *, half: float) -> torch.Tensor:
+    """Return the squared error of each record in units of half a range."""
+    return ((outputs.squeeze(-1) - targets) / half).square()
+
+
+def _weighted(
+    outputs: torch.Tensor, targets: torch.Tensor, *, weights: Sequence[float]
+) -> torch.Tensor:
+    """Return the cross-entropy of each record, times the public weight of its class."""
+    from torch.nn.functional import cross_entropy
+
+    known = outputs.new_tensor(weights)
+    return cross_entropy(outputs, targets, weight=known, reduction="none")
+
+
+def _constants(spec: Mapping[str, Any], table: Table) -> Mapping[str, float]:
+    """Return what is proven of the loss of a linear model on declared features; of others nothing.
+
+    **Proof** for squared errors in half ranges: the Hessian is 2 (x, 1)(x, 1)ᵀ; at zero weights the error
+    is 1 at most. There is no bound on the gradient: it grows with the weights.
+    """
+    weights = spec.get("class_weights") or ()
+    linear = spec.get("model", "linear") in ("linear", "logistic")
+    if not linear or table.projection is not None or weights == PAID:
+        return {}
+    square = sum(column.square for column in table.features)
+    if table.classes is None:
+        return {"smoothness": 2.0 * (square + 1.0), "gap": 1.0}
+    return softmax_constants(square, len(table.classes), weight=max(weights, default=1.0))

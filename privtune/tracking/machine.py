@@ -17,15 +17,8 @@ from typing import Any
 
 from privtune.files import open_private, private_folder
 from privtune.training.engine.compute import check_device
+from privtune.views.record import Sample
 
-Sample = tuple[float, dict[str, float]]
-
-SEALED_STATE = "off: they would show how long a sealed round took"
-SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"  # MLflow's own
-UNWATCHED_STATE = (
-    "off: they tell how many records there are, or how large a sealed round before them was; "
-    f"{SWITCH}=true logs them for arms that are not sealed, before the first sealed one"
-)
 UNCOVERED = "; no ε covers what they tell of the records"
 
 
@@ -42,16 +35,22 @@ class MachineSampler:
         self._started = time.monotonic()
         self._samples: list[Sample] = []
         self._done = threading.Event()
-        self._gpus = _gpus(device)
+        self._gpus, self._state = _gpus(device)
         self._thread = threading.Thread(target=self._watch, name="privtune-machine", daemon=True)
         self._thread.start()
 
-    def stop(self) -> list[Sample]:
-        """End the sampling, take a last sample, and return all as (seconds since start, values)."""
+    def stop(self) -> dict[str, Any]:
+        """End the sampling after a last sample; return what was watched, and the samples."""
         self._done.set()
         self._thread.join()
         self._take()
-        return self._samples
+        return {"state": f"{self._state}{UNCOVERED}", "samples": self._samples}
+
+    def keep(self, path: Path) -> None:
+        """End the sampling, and keep the samples beside the release: they may be logged later."""
+        private_folder(path.parent)
+        with open_private(path) as file:
+            json.dump(self.stop(), file)
 
     def _watch(self) -> None:
         import psutil
@@ -74,46 +73,19 @@ class MachineSampler:
         self._samples.append((time.monotonic() - self._started, values))
 
 
-def machine_state(*, sealed: bool, watched: bool = True) -> str:
-    """Return which system metrics an arm has, or why it has none, for its tag."""
-    if sealed or not watched:
-        return SEALED_STATE if sealed else UNWATCHED_STATE
+def _gpus(device: str) -> tuple[dict[int, Any], str]:
+    """Return NVML's handle of a training's own GPU by its number, none on the CPU; and what is watched."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception as error:  # NVML raises its own types, and none at all without a driver
-        return f"CPU and memory; GPU off: {error}{UNCOVERED}"
-    return f"CPU, memory and GPU{UNCOVERED}"
-
-
-def write_samples(samples: list[Sample], path: Path) -> None:
-    """Keep samples beside the release, so that they can still be logged later."""
-    private_folder(path.parent)
-    with open_private(path) as file:
-        json.dump(samples, file)
-
-
-def read_samples(path: Path) -> list[Sample]:
-    """Read what :func:`write_samples` wrote; nothing if there is nothing."""
-    if not path.exists():
-        return []
-    return [(seconds, values) for seconds, values in json.loads(path.read_text(encoding="utf-8"))]
-
-
-def _gpus(device: str) -> dict[int, Any]:
-    """Return NVML's handle of a training's own GPU, by its number; nothing on the CPU."""
-    try:
-        import pynvml
-
         place = check_device(device)
         if place == "cpu":
-            return {}
-        pynvml.nvmlInit()
+            return {}, "CPU and memory"
         number = int(place.partition(":")[2] or 0)
-        return {number: pynvml.nvmlDeviceGetHandleByUUID(_uuid_of(place))}
-    except Exception:  # no NVML, no driver, no permission: the tag says which
-        return {}
+        return {number: pynvml.nvmlDeviceGetHandleByUUID(_uuid_of(place))}, "CPU, memory and GPU"
+    except Exception as error:  # NVML raises its own types, and none at all without a driver
+        return {}, f"CPU and memory; GPU off: {error}"
 
 
 def _uuid_of(device: str) -> str:

@@ -13,51 +13,34 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.errors import PrivTuneError
 from privtune.files import forget_times, midnight
 from privtune.ledger.places import artifact_root
-from privtune.plots._style import colours
+from privtune.study import Observer
 from privtune.study.seal import round_ran
 from privtune.tasks._fine_tuning import for_candidate
-from privtune.tracking.machine import (
-    SWITCH,
-    MachineSampler,
-    machine_state,
-    read_samples,
-    write_samples,
-)
-from privtune.tracking.store import (
-    TrackingUnavailableError,
-    experiment_id,
-    open_client,
-    published,
-    tracking_uri,
-    write_record,
-)
+from privtune.tracking import store
+from privtune.tracking.machine import MachineSampler
+from privtune.tracking.store import TrackingUnavailableError, tracking_uri
 from privtune.tracking.view import VIEW_TAG, saved_view
 from privtune.training.mechanism.metrics import lower_is_better
-from privtune.views.record import CURVE_NAMES, arm_record, budget_view, short_name, study_note
-from privtune.views.report import render_arm
+from privtune.views import record
 from privtune.views.text import budget_line, metric_of, utility_name
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from privtune.strategies import Plan, Release
     from privtune.study import ArmStatus, Study
-    from privtune.views.record import ArmRecord, BudgetView
+
+__all__ = ["MlflowObserver", "log_model", "sync_study"]
 
 _log = logging.getLogger(__name__)
-_SAMPLES = "machine.json"
 
 
-class MlflowObserver:
+class MlflowObserver(Observer):
     """An observer that logs every release of a study, and never holds the study up.
 
     Args:
@@ -77,7 +60,7 @@ class MlflowObserver:
         self._study = study
         self.uri = tracking_uri(study.storage, uri)
         self.unavailable: TrackingUnavailableError | None = None
-        if sampling_seconds is None and os.environ.get(SWITCH, "").lower() in {"true", "1"}:
+        if sampling_seconds is None and os.environ.get(record.SWITCH, "").lower() in {"true", "1"}:
             sampling_seconds = 1.0
         self._sampling_seconds = sampling_seconds
         self._samplers: dict[str, MachineSampler] = {}
@@ -87,9 +70,6 @@ class MlflowObserver:
         if self._sampling_seconds is not None and not plan.is_sealed and not round_ran():
             device = self._study.spec.compute.device
             self._samplers[plan.arm] = MachineSampler(self._sampling_seconds, device)
-
-    def step(self, plan: Plan, done: int, steps: int) -> None:
-        """Do nothing: curves are logged in one batch with the release."""
 
     def arm_failed(self, plan: Plan) -> None:
         """Log nothing: an arm that was interrupted has released nothing yet."""
@@ -111,8 +91,7 @@ class MlflowObserver:
 
     def _end(self, plan: Plan) -> None:
         if (sampler := self._samplers.pop(plan.arm, None)) is not None:
-            path = self._study._life.place(f"{plan.arm}/{_SAMPLES}")
-            write_samples(sampler.stop(), path)
+            sampler.keep(self._study._life.place(f"{plan.arm}/{record.MACHINE}"))
 
 
 def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
@@ -132,63 +111,28 @@ def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
     status = study.status()
     if any(arm.plan.is_sealed and arm.release is None for arm in status):
         return ()
-    released = {arm.plan.arm: (arm.plan, arm.release) for arm in status if arm.release is not None}
+    released = [(arm.plan, arm.release) for arm in status if arm.release is not None]
     if not released:
         return ()
-    logged = []
-    with open_client(study.storage, tracking_uri(study.storage, uri)) as client:
-        experiment = experiment_id(
-            client,
-            study.name,
-            storage=study.storage,
-            tags={"privtune.kind": "study", "privtune.task": study.spec.task_name},
-        )
-        there = published(client, experiment)
-        missing = {arm: pair for arm, pair in released.items() if pair[0].digest() not in there}
+    with store.open_client(study.storage, tracking_uri(study.storage, uri)) as client:
+        tags = {"privtune.kind": "study", "privtune.task": study.spec.task_name}
+        experiment = store.experiment_id(client, study.name, storage=study.storage, tags=tags)
+        there = store.published(client, experiment)
+        missing = [pair for pair in released if pair[0].digest() not in there]
         if not missing:
             return ()
-        view = budget_view(study)
-        records = {
-            arm: _tagged(arm_record(study, plan, release, view), study)
-            for arm, (plan, release) in missing.items()
-        }
-        for arm, record in records.items():
-            _write(client, experiment, study, record, view)
-            logged.append(arm)
-        client.set_experiment_tag(experiment, "mlflow.note.content", study_note(study, view))
+        view = record.budget_view(study)
+        for plan, release in missing:
+            arm = record.arm_record(study, plan, release, view)
+            store.write_record(client, experiment, arm)
+        client.set_experiment_tag(experiment, "mlflow.note.content", record.study_note(study, view))
         client.set_experiment_tag(experiment, VIEW_TAG, _view(study, status))
-    return tuple(logged)
-
-
-def _tagged(record: ArmRecord, study: Study) -> ArmRecord:
-    """Add what only this tracker asks for: the arm's colour, and what its machine metrics say."""
-    tags = {
-        "mlflow.runColor": colours([plan.arm for plan in study.plans])[record.arm],
-        "privtune.system_metrics": machine_state(
-            sealed=record.sealed, watched=_samples_path(study, record.arm).exists()
-        ),
-    }
-    return replace(record, tags={**record.tags, **tags})
-
-
-def _write(
-    client: MlflowClient, experiment: str, study: Study, record: ArmRecord, view: BudgetView
-) -> None:
-    plans = [plan.arm for plan in study.plans]
-    write_record(
-        client,
-        experiment,
-        record,
-        model=study.model_path(record.arm),
-        report=lambda: render_arm(record, view),
-        samples=() if record.sealed else read_samples(_samples_path(study, record.arm)),
-        number=plans.index(record.arm),
-    )
+    return tuple(plan.arm for plan, _ in missing)
 
 
 def _view(study: Study, status: Sequence[ArmStatus]) -> str:
     releases = [arm.release for arm in status if arm.release is not None]
-    curves = {CURVE_NAMES.get(name, name) for release in releases for name in release.curves}
+    curves = {record.CURVE_NAMES.get(name, name) for release in releases for name in release.curves}
     released = dict.fromkeys(name for release in releases for name in release.params)
     # An open study's space is what its function suggests: all that is released belongs to it.
     params = [name for name in study.spec.space or released if name in released]
@@ -196,22 +140,15 @@ def _view(study: Study, status: Sequence[ArmStatus]) -> str:
     return saved_view(
         params=params,
         curves=sorted(curves),
-        utility=short_name(utility),
+        utility=record.short_name(utility),
         ascending=lower_is_better(metric_of(utility)),
     )
-
-
-def _samples_path(study: Study, arm: str) -> Path:
-    return study.folder / arm / _SAMPLES
 
 
 def log_model(
     study: Study, arm: str, *, register: str | None = None, uri: str | None = None
 ) -> str:
     """Log a released model as an MLflow model of its arm's run, and register it if asked.
-
-    The input example is made of zeros: MLflow keeps it in clear, so it must never hold a record. It
-    has two rows, or the exported model would take one row at a time only.
 
     Args:
         study: The study.
@@ -232,9 +169,9 @@ def log_model(
         raise PrivTuneError(f"Arm {arm!r} of study {study.name!r} has released no model.")
     sync_study(study, uri=uri)
     place = tracking_uri(study.storage, uri)
-    with open_client(study.storage, place) as client, _fluent(place):
-        experiment = experiment_id(client, study.name, storage=study.storage, tags={})
-        run = published(client, experiment).get(plan.digest())
+    with store.open_client(study.storage, place) as client, _fluent(place):
+        experiment = store.experiment_id(client, study.name, storage=study.storage, tags={})
+        run = store.published(client, experiment).get(plan.digest())
         if run is None:
             raise PrivTuneError(
                 f"Arm {arm!r} cannot be logged before every sealed arm of study {study.name!r} has "
@@ -243,27 +180,38 @@ def log_model(
         info = _save(study, release, run, register)
         forget_times(artifact_root(study.storage) / "mlflow", within=True)
         if register is not None:
+            view = record.budget_view(study)
+            ours = [c.id for c in view.charges if (c.study, c.arm) == (study.name, arm)]
+            tags = {
+                "privtune.epsilon": f"{release.guarantee.epsilon}",
+                "privtune.delta": f"{release.guarantee.delta:g}",
+                "privtune.adjacency": str(release.guarantee.adjacency),
+                "privtune.unit": plan.unit,
+                "privtune.method": release.guarantee.method,
+                "privtune.charge": ours[-1] if ours else "",
+                "privtune.event": plan.event.to_json()[:5_000],
+            }
             number = str(info.registered_model_version)
-            for name, value in _ledger_tags(study, plan, release).items():
+            for name, value in tags.items():
                 client.set_model_version_tag(register, number, name, value)
-            view = budget_view(study)
             note = budget_line(study.spec.budget, view.spent, view.left)
             client.update_model_version(register, number, description=note)
     return str(info.model_uri)
 
 
 def _save(study: Study, release: Release, run: str, register: str | None) -> Any:
+    """Log the model under a day instead of a time, which would tell how long a round took."""
     import mlflow
     import numpy as np
     from mlflow.models import Model
+
+    from privtune.execution.training import model_of
 
     day = datetime.fromtimestamp(midnight(), UTC).replace(tzinfo=None)
 
     class Dated(Model):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "utc_time_created": day})
-
-    from privtune.execution.training import model_of
 
     task = for_candidate(study.spec.load_task(), release.params)
     number = np.float32 if task.tokens is None else np.int64
@@ -276,23 +224,11 @@ def _save(study: Study, release: Release, run: str, register: str | None) -> Any
             run_id=run,
             registered_model_name=register,
             pytorch_model=model_of(task, release.weights),
+            # Zeros, for MLflow keeps it in clear; two rows, or the exported model takes one at a time.
             input_example=np.zeros((2, *task.input_shape), dtype=number),
             # Given, so that MLflow does not guess them by importing everything, for seconds.
             pip_requirements=[f"torch=={version('torch')}", f"numpy=={version('numpy')}"],
         )
-
-
-def _ledger_tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
-    charges = [c for c in budget_view(study).charges if (c.study, c.arm) == (study.name, plan.arm)]
-    return {
-        "privtune.epsilon": f"{release.guarantee.epsilon}",
-        "privtune.delta": f"{release.guarantee.delta:g}",
-        "privtune.adjacency": str(release.guarantee.adjacency),
-        "privtune.unit": plan.unit,
-        "privtune.method": release.guarantee.method,
-        "privtune.charge": charges[-1].id if charges else "",
-        "privtune.event": plan.event.to_json()[:5_000],
-    }
 
 
 @contextlib.contextmanager

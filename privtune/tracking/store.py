@@ -24,7 +24,6 @@ from privtune.files import cache_folder, forget_times, midnight, open_private, p
 from privtune.imports import libraries
 from privtune.ledger.places import artifact_root
 from privtune.ledger.urls import masked, masked_url
-from privtune.tracking.machine import Sample
 from privtune.views.record import LEDGER_TABLE, ArmRecord
 
 if TYPE_CHECKING:
@@ -119,9 +118,14 @@ def published(client: MlflowClient, experiment: str) -> dict[str, str]:
     Runs that broke off half way are deleted, with the trials below them: parameters cannot be
     written twice, so they are replaced rather than filled up.
     """
-    complete = {}
-    runs = _all_runs(client, experiment)
+    runs: list[Any] = []
+    page: str | None = ""
+    while page is not None:  # MLflow hands out a thousand at a time
+        found = client.search_runs([experiment], max_results=1_000, page_token=page or None)
+        runs += found
+        page = found.token or None
     finished = {str(run.info.run_id) for run in runs if run.info.status == "FINISHED"}
+    complete = {}
     for run in runs:
         if (digest := run.data.tags.get(_DIGEST)) is None:
             continue  # somebody else's
@@ -132,82 +136,45 @@ def published(client: MlflowClient, experiment: str) -> dict[str, str]:
     return complete
 
 
-def _all_runs(client: MlflowClient, experiment: str) -> list[Any]:
-    """Return every run of an experiment; MLflow hands out a thousand at a time."""
-    runs: list[Any] = []
-    page: str | None = None
-    while True:
-        found = client.search_runs([experiment], max_results=1_000, page_token=page)
-        runs += found
-        page = found.token
-        if not page:
-            return runs
-
-
-def write_record(
-    client: MlflowClient,
-    experiment: str,
-    record: ArmRecord,
-    *,
-    model: Path | None = None,
-    report: Callable[[], str] | None = None,
-    samples: Sequence[Sample] = (),
-    number: int = 0,
-) -> str:
+def write_record(client: MlflowClient, experiment: str, record: ArmRecord) -> str:
     """Write one arm's run, its paid-for trials below it, all at once; return the run's id.
 
     The run begins at the day's 00:00 UTC, plus a second for each arm before it, so that a list by
     time is in the study's order; it ends at once, or after the measured length for an arm that is
     not private. The moments at which a round began, ended and was logged are not in the store.
-
-    Args:
-        client: An open client.
-        experiment: Experiment id.
-        record: What to log.
-        model: The released model's file.
-        report: Renders the arm's page.
-        samples: System metrics, as (seconds since the start, values).
-        number: The arm's place in its study.
     """
     from mlflow.entities import Metric
 
-    started = (midnight() + number) * 1000
+    started = (midnight() + record.number) * 1000
     now = started + int(record.seconds * 1000)
     tables = json.dumps([{"path": LEDGER_TABLE, "type": "table"}])
     created = _create(client, experiment, record, started, {"mlflow.loggedArtifacts": tables})
     run = str(created.run_id)
-    _write_children(client, experiment, record.children, parent=run, now=now)
-    metrics = [Metric(name, value, now, step) for name, value, step in record.points]
-    metrics += [
+    for child in record.children:
+        below = _create(client, experiment, child, now, {"mlflow.parentRunId": run}).run_id
+        _log(client, below, child, now)
+        client.set_terminated(below, status="FINISHED", end_time=now)
+    samples = [
         Metric(name, value, started + int(seconds * 1000), step)
-        for step, (seconds, values) in enumerate(samples)
+        for step, (seconds, values) in enumerate(record.samples)
         for name, value in values.items()
     ]
-    _log(client, run, record, metrics)
+    _log(client, run, record, now, samples)
     client.log_inputs(run, [_dataset(record)])
-    _write_files(client, created, record, model=model, report=report)
+    if (place := _local_folder(created.artifact_uri)) is not None:
+        # MLflow would look the run up again, and copy what we had to write somewhere else first.
+        _fill(place, record)
+        forget_times(place.parent, within=True)
+    else:
+        with tempfile.TemporaryDirectory(prefix="privtune-") as name:
+            _fill(Path(name), record)
+            client.log_artifacts(run, name)
     client.set_terminated(run, status="FINISHED", end_time=now)
     return run
 
 
-def _write_children(
-    client: MlflowClient, experiment: str, children: Sequence[ArmRecord], *, parent: str, now: int
-) -> None:
-    from mlflow.entities import Metric
-
-    below = {"mlflow.parentRunId": parent}
-    for child in children:
-        run = str(_create(client, experiment, child, now, below).run_id)
-        _log(client, run, child, [Metric(name, value, now, s) for name, value, s in child.points])
-        client.set_terminated(run, status="FINISHED", end_time=now)
-
-
 def _create(
-    client: MlflowClient,
-    experiment: str,
-    record: ArmRecord,
-    started: int,
-    tags: Mapping[str, str],
+    client: MlflowClient, experiment: str, record: ArmRecord, started: int, tags: Mapping[str, str]
 ) -> RunInfo:
     # With its tags from the start: one insert, where later each would be looked up and merged.
     named = {
@@ -221,49 +188,26 @@ def _create(
 
 
 def _log(
-    client: MlflowClient,
-    run: str,
-    record: ArmRecord,
-    metrics: Sequence[Any],
+    client: MlflowClient, run: str, record: ArmRecord, now: int, more: Sequence[Any] = ()
 ) -> None:
-    from mlflow.entities import Param
+    from mlflow.entities import Metric, Param
 
+    metrics = [Metric(name, value, now, step) for name, value, step in record.points] + [*more]
     params = [Param(name, value) for name, value in record.params.items()]
     client.log_batch(run, metrics[:_BATCH], params)
     for start in range(_BATCH, len(metrics), _BATCH):
         client.log_batch(run, metrics[start : start + _BATCH])
 
 
-def _write_files(
-    client: MlflowClient,
-    run: RunInfo,
-    record: ArmRecord,
-    *,
-    model: Path | None,
-    report: Callable[[], str] | None,
-) -> None:
-    if (place := _local_folder(run.artifact_uri)) is not None:
-        # MLflow would look the run up again, and copy what we had to write somewhere else first.
-        _fill(place, record, model=model, report=report)
-        forget_times(place.parent, within=True)
-        return
-    with tempfile.TemporaryDirectory(prefix="privtune-") as name:
-        _fill(Path(name), record, model=model, report=report)
-        client.log_artifacts(run.run_id, name)
-
-
-def _fill(
-    folder: Path, record: ArmRecord, *, model: Path | None, report: Callable[[], str] | None
-) -> None:
+def _fill(folder: Path, record: ArmRecord) -> None:
     (folder / "privacy").mkdir(parents=True, exist_ok=True)
     for path, document in record.documents.items():
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / path).write_text(text + "\n", encoding="utf-8")
-    if report is not None:
-        (folder / "privacy" / "report.html").write_text(report(), encoding="utf-8")
-    if model is not None:
+    (folder / "privacy" / "report.html").write_text(record.report, encoding="utf-8")
+    if record.model is not None:
         (folder / "model").mkdir()
-        (folder / "model" / model.name).write_bytes(model.read_bytes())
+        (folder / "model" / record.model.name).write_bytes(record.model.read_bytes())
 
 
 def _local_folder(artifact_uri: str) -> Path | None:
@@ -339,7 +283,6 @@ def _explain(uri: str, error: Exception) -> str:
     return f"MLflow at {masked_url(uri)} cannot be used: {masked(text)[:300]}"
 
 
-_OTHERS = {"alembic_version", "secrets", "spans", "workspaces"}  # tables that hold nothing of a run
 _BESIDE = ("-journal", "-wal", "-shm")  # what SQLite would play back into a copy
 
 
@@ -390,28 +333,11 @@ def _version() -> str:
 
 
 def _kept(folder: Path, prefix: str) -> bytes | None:
-    """Return the cached empty database if its digest is right, and it holds no run and no trigger."""
+    """Return the cached empty database if its digest is right: damage changes it."""
     for kept in folder.glob(f"{prefix}*.db"):
         if _own(kept, stat.S_ISREG) and kept.name == _name(prefix, content := kept.read_bytes()):
-            return content if _is_empty(content) else None
+            return content
     return None
-
-
-def _is_empty(content: bytes) -> bool:
-    """Return whether a database holds no run, and no program that changes what is written of one.
-
-    The digest in a file's name finds damage alone: whoever writes another file computes it, too.
-    """
-    with contextlib.closing(sqlite3.connect(":memory:")) as database:
-        database.deserialize(content)
-        made = database.execute("SELECT type, tbl_name FROM sqlite_master").fetchall()
-        odd = {table for kind, table in made if kind not in ("table", "index")}
-        for table in {table for _, table in made} - odd:
-            columns = database.execute("SELECT hidden FROM pragma_table_xinfo(?)", (table,))
-            filled = f'SELECT 1 FROM "{table}" LIMIT 1'  # noqa: S608 (of a copy in memory)
-            if any(hidden for (hidden,) in columns) or database.execute(filled).fetchone():
-                odd.add(table)
-    return odd <= _OTHERS
 
 
 def _made(folder: Path, prefix: str) -> bytes:

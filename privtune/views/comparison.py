@@ -1,22 +1,94 @@
-"""The comparison of a study as CSV and as Markdown, made of the document that ``--json`` prints."""
+"""The comparison of a study: as a document, which ``--json`` prints, as CSV and as Markdown."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from privtune.numbers import show_epsilon
+from privtune.numbers import json_ready, show_epsilon
 from privtune.views.text import show_params, stage_line, utility_column
 
 if TYPE_CHECKING:
-    from privtune.study import Study
+    from privtune.study import ArmStatus, Study
 
 _COLUMNS = (
     "arm", "strategy", "state", "epsilon", "delta", "bound", "sealed", "score", "score_of",
     "score_metric", "gradient_evaluations", "wall_seconds", "wall_seconds_expected",
 )  # fmt: skip
+
+
+def comparison_document(study: Study, arms: Sequence[ArmStatus] | None = None) -> dict[str, Any]:
+    """Return a study's comparison as JSON-ready data, of its arms' states if they were read."""
+    budget, spent = study.spec.budget, study.spent()
+    read = study.status() if arms is None else arms
+    return {
+        "study": study.name,
+        "task": study.spec.task_name,
+        "arms": [_arm_document(status) for status in read],
+        **({"stages": [finite(s.to_dict()) for s in study.stages]} if study.stages else {}),
+        "budget": {
+            "name": budget.name,
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "adjacency": str(budget.adjacency),
+            "unit": budget.unit,
+            "charged": spent.epsilon,
+            "bound": spent.method,
+            "left": study.remaining(),
+        },
+    }
+
+
+def _arm_document(status: ArmStatus) -> dict[str, Any]:
+    plan, release = status.plan, status.release
+    document: dict[str, Any] = {
+        "arm": plan.arm,
+        "strategy": plan.strategy,
+        "state": status.state,
+        "epsilon": status.guarantee.epsilon,
+        "delta": status.guarantee.delta,
+        "bound": status.guarantee.method,
+        "sealed": plan.is_sealed,
+        "params": None,
+        "score": None,
+        "score_of": plan.scored,
+        "score_metric": None if plan.score is None else plan.score.metric,
+        "note": "",
+        "trials": [],
+        "utility": None,
+        "intervals": None,
+        "gradient_evaluations": plan.expected_gradient_evaluations,
+        "wall_seconds": None,
+        "wall_seconds_expected": plan.is_private,
+    }
+    if release is not None:
+        trials = [{"number": t.index, "params": t.params, "score": t.score} for t in release.trials]
+        document |= {
+            "params": json_ready(release.params),
+            "score": release.score,
+            "note": release.note,
+            "trials": [finite(json_ready(trial)) for trial in trials],
+            "utility": dict(release.utility),
+            "intervals": {name: list(ends) for name, ends in release.intervals.items()},
+            "wall_seconds": release.cost.wall_seconds,
+            "wall_seconds_expected": release.cost.expected,
+        }
+    return finite(document)
+
+
+def finite(document: dict[str, Any]) -> dict[str, Any]:
+    """Replace infinities, which JSON lacks, by null: no ε at all is no guarantee."""
+    return {
+        key: finite(value)
+        if isinstance(value, dict)
+        else None
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for key, value in document.items()
+    }
 
 
 def to_csv(document: Mapping[str, Any]) -> str:

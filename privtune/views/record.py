@@ -17,9 +17,11 @@ from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.numbers import ceil_to, floor_to, show_epsilon
-from privtune.strategies import validation_metric
-from privtune.strategies.curves import epsilon_spent
+from privtune.plots._style import colours
+from privtune.strategies import Ending, validation_metric
+from privtune.strategies.plan import epsilon_spent
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED, declared_note
+from privtune.views.page import render
 from privtune.views.text import (
     budget_line,
     metric_of,
@@ -29,6 +31,8 @@ from privtune.views.text import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan, Release, TrialResult
     from privtune.study import Study
@@ -41,6 +45,17 @@ _SHORT = {"accuracy": "acc", "balanced_accuracy": "bal_acc"}
 LEDGER_TABLE = "privacy/ledger.json"
 
 Point = tuple[str, float, int]
+Sample = tuple[float, dict[str, float]]
+
+MACHINE = "machine.json"
+"""The file beside an arm's release that keeps system metrics until they are logged."""
+
+SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"  # MLflow's own
+SEALED_STATE = "off: they would show how long a sealed round took"
+UNWATCHED_STATE = (
+    "off: they tell how many records there are, or how large a sealed round before them was; "
+    f"{SWITCH}=true logs them for arms that are not sealed, before the first sealed one"
+)
 
 
 @dataclass(frozen=True)
@@ -62,30 +77,36 @@ class BudgetView:
 
 @dataclass(frozen=True)
 class ArmRecord:
-    """What a tracker's run of one arm holds.
+    """What a tracker's run of one arm holds, all of it.
 
     Args:
         arm: Name of the arm; the run's name.
         digest: Digest of its plan; the run's identity.
-        sealed: Whether its trials are sealed.
-        seconds: Measured time; 0 for a private arm, whose run must not have a length.
         tags: Short texts.
         params: Parameters, written once.
         points: Metrics as (name, value, step), finite values only.
         note: Markdown; the first line is the budget.
+        number: The arm's place in its study.
+        seconds: Measured time; 0 for a private arm, whose run must not have a length.
+        samples: System metrics as (seconds since the start, values).
         documents: JSON artifacts by path.
+        report: The arm's page.
+        model: The released model's file.
         children: One record a trial, where every trial is paid for; else empty.
     """
 
     arm: str
     digest: str
-    sealed: bool
-    seconds: float
     tags: Mapping[str, str]
     params: Mapping[str, str]
     points: tuple[Point, ...]
     note: str
+    number: int = 0
+    seconds: float = 0.0
+    samples: tuple[Sample, ...] = ()
     documents: Mapping[str, Any] = field(default_factory=dict)
+    report: str = ""
+    model: Path | None = None
     children: tuple[ArmRecord, ...] = ()
 
 
@@ -102,60 +123,87 @@ def budget_view(study: Study) -> BudgetView:
 
 
 def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> ArmRecord:
-    """Build what is logged of one arm.
-
-    Args:
-        study: The study.
-        plan: The arm's plan.
-        release: Its release.
-        view: The budget's state.
-    """
+    """Build what is logged of one arm."""
     budget = study.spec.budget
     one_run = epsilon(plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
-    # Rounded to what a column shows: upper bounds up, what is left down.
-    values = {
-        "eps/total": ceil_to(release.guarantee.epsilon, 4),
-        "eps/one_run": ceil_to(one_run, 4),
-        "eps/left": floor_to(view.left, 4),
-        **{short_name(name): _rounded(value, 4) for name, value in release.utility.items()},
-        **_ends(plan, release),
-        **_score(plan, release, of=plan.scored),
-        "cost/gradient_evaluations": _rounded(release.cost.gradient_evaluations, 0),
-        "cost/wall_seconds": _rounded(release.cost.wall_seconds, 1),
-    }
-    # MLflow stores infinity as 1.8e308, which reads like a number: it is never logged.
-    points: list[Point] = [
-        (name, value, 0)
-        for name, value in values.items()
-        if value is not None and math.isfinite(value)
-    ]
-    if not plan.is_sealed:
-        points += _curves(release.curves)
-    if not plan.is_sealed and plan.is_private:
-        points += [
-            ("eps/spent", ceil_to(value, 4), step)
-            for step, value in epsilon_spent(
-                plan.training, delta=budget.delta, adjacency=budget.adjacency
-            )
-            if math.isfinite(value)
-        ]
+    watched, samples = _machine(study, plan)
+    params = _params(study, plan, release)
+    note = _arm_note(study, plan, release, view, one_run)
+    ledger = ledger_table(view.charges, study)
+    numbers = {"ε of the procedure": release.guarantee.epsilon}
+    numbers["ε of one training (not the promise)"] = one_run
+    page = render(
+        "arm.html",
+        title=f"{plan.arm}: privacy report",
+        arm=plan.arm,
+        note=[line.replace("**", "") for line in note.splitlines() if line],
+        numbers={name: show_epsilon(value, 4) for name, value in numbers.items()} | params,
+        ledger=ledger,
+        certificate=view.certificate,
+    )
+    arms = [each.arm for each in study.plans]
+    colour = {"mlflow.runColor": colours(arms)[plan.arm]}
     return ArmRecord(
         arm=plan.arm,
         digest=plan.digest(),
-        sealed=plan.is_sealed,
+        tags={**_tags(study, plan, release), **colour, "privtune.system_metrics": watched},
+        params=params,
+        points=_points(study, plan, release, {"eps/one_run": one_run, "eps/left": view.left}),
+        note=note,
+        number=arms.index(plan.arm),
         seconds=0.0 if release.cost.expected else release.cost.wall_seconds or 0.0,
-        tags=_tags(study, plan, release),
-        params=_params(study, plan, release),
-        points=tuple(points),
-        note=_arm_note(study, plan, release, view, one_run),
+        samples=samples,
         documents={
-            LEDGER_TABLE: ledger_table(view.charges, study),
+            LEDGER_TABLE: ledger,
             "privacy/event.json": plan.event.to_dict(),
             "privacy/guarantee.json": release.guarantee.to_dict(),
             "certificate.json": view.certificate,
         },
+        report=page,
+        model=study.model_path(plan.arm),
         children=() if plan.is_sealed else tuple(_child(plan, t) for t in release.trials),
     )
+
+
+def _points(
+    study: Study, plan: Plan, release: Release, known: Mapping[str, float]
+) -> tuple[Point, ...]:
+    """Return an arm's metrics; upper bounds are rounded up to what a column shows, what is left down."""
+    budget, cost = study.spec.budget, release.cost
+    values = {
+        "eps/total": ceil_to(release.guarantee.epsilon, 4),
+        "eps/one_run": ceil_to(known["eps/one_run"], 4),
+        "eps/left": floor_to(known["eps/left"], 4),
+        **{short_name(name): round(value, 4) for name, value in release.utility.items()},
+        **_score(plan, release, of=plan.scored),
+        "cost/gradient_evaluations": round(cost.gradient_evaluations, 0),
+        # Three digits: a tenth of a second would be 0.0 for a small study.
+        "cost/wall_seconds": None
+        if cost.wall_seconds is None
+        else float(f"{cost.wall_seconds:.3g}"),
+    }
+    if plan.report is not None:  # the ends of intervals that were paid for
+        for name, (low, high) in release.intervals.items():
+            values |= {f"{short_name(name)}_low": round(low, 4)}
+            values |= {f"{short_name(name)}_high": round(high, 4)}
+    points = [(name, value, 0) for name, value in values.items() if value is not None]
+    if not plan.is_sealed:
+        points += _curves(release.curves)
+    if not plan.is_sealed and plan.is_private:
+        terms: dict[str, Any] = {"delta": budget.delta, "adjacency": budget.adjacency}
+        spent = epsilon_spent(plan.training, **terms)
+        points += [("eps/spent", ceil_to(value, 4), step) for step, value in spent]
+    # MLflow stores infinity as 1.8e308, which reads like a number: it is never logged.
+    return tuple(point for point in points if math.isfinite(point[1]))
+
+
+def _machine(study: Study, plan: Plan) -> tuple[str, tuple[Sample, ...]]:
+    """Return what is said of an arm's system metrics, and the samples that were kept of it."""
+    path = study.folder / plan.arm / MACHINE
+    if plan.is_sealed or not path.exists():
+        return SEALED_STATE if plan.is_sealed else UNWATCHED_STATE, ()
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    return kept["state"], tuple((seconds, values) for seconds, values in kept["samples"])
 
 
 def ledger_table(charges: Sequence[Charge], study: Study) -> dict[str, Any]:
@@ -210,31 +258,14 @@ def short_name(name: str) -> str:
     return f"{_SHORT.get(metric, metric)}/{'val' if split == 'validation' else split}"
 
 
-def _ends(plan: Plan, release: Release) -> dict[str, float | None]:
-    """Return the ends of intervals that were paid for; those on a public split are a plot's."""
-    if plan.report is None:
-        return {}
-    return {
-        f"{short_name(name)}_{end}": _rounded(value, 4)
-        for name, ends in release.intervals.items()
-        for end, value in zip(("low", "high"), ends, strict=True)
-    }
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(value, digits)
-
-
 def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
     return ArmRecord(
         arm=f"{plan.arm}/{trial.index}",
         digest=f"{plan.digest()}/{trial.index}",
-        sealed=False,
-        seconds=0.0,
         tags={
             "privtune.kind": "trial",
             "privtune.strategy": plan.strategy,
-            **({"privtune.failed": trial.failed} if trial.failed else {}),
+            **({} if trial.ended is Ending.TRAINED else {"privtune.ended": str(trial.ended)}),
         },
         params={name: str(value) for name, value in trial.params.items()},
         points=(*((n, v, 0) for n, v in _score(plan, trial).items()), *_curves(trial.curves)),
@@ -263,7 +294,8 @@ def _curves(curves: Mapping[str, Sequence[float]]) -> list[Point]:
 
 
 def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
-    budget = study.spec.budget
+    budget, facts = study.spec.budget, plan.public_facts
+    computed = dict(release.machine)  # not this machine, where a worker trained
     tags = {
         "privtune.kind": "arm",
         "privtune.study": study.name,
@@ -275,49 +307,33 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.delta": f"{budget.delta:g}",
         "privtune.bound": release.guarantee.method,
         "privtune.cost": "expected" if release.cost.expected else "measured",
-        **_machine(release),
-        **_stages(study),
+        "privtune.device": computed.pop("device", ""),
+        "privtune.versions": ", ".join(f"{name} {value}" for name, value in computed.items()),
         "privtune.visibility": "sealed trials, winner only" if plan.is_sealed else "everything",
+        "privtune.not_private": ""
+        if math.isfinite(release.guarantee.epsilon)
+        else "no guarantee: ε is infinite",
+        "privtune.weakened": weakened(study),
+        "privtune.checked": release.checked,
+        "privtune.pretrained": facts.get(PRETRAINED, ""),
+        "privtune.trainable": facts.get(TRAINED, ""),
+        "privtune.precision": facts.get(PRECISION, ""),
     }
-    if not math.isfinite(release.guarantee.epsilon):
-        tags["privtune.not_private"] = "no guarantee: ε is infinite"
-    if said := weakened(study):
-        tags["privtune.weakened"] = said
-    if release.checked:
-        tags["privtune.checked"] = release.checked
-    facts = plan.public_facts
-    tuned = {
-        "privtune.pretrained": PRETRAINED,
-        "privtune.trainable": TRAINED,
-        "privtune.precision": PRECISION,
-    }
-    return {**tags, **{tag: facts[fact] for tag, fact in tuned.items() if fact in facts}}
-
-
-def _stages(study: Study) -> dict[str, str]:
-    """Return what was released before the arms, a tag each: what it was, and what it cost."""
-    lines = {f"privtune.stage.{stage.plan.arm}": stage_line(stage) for stage in study.stages}
-    # A tracker's tags are short: of many columns the report has all.
-    return {tag: shorten(line, _LONGEST, placeholder=" ...") for tag, line in lines.items()}
-
-
-def _machine(release: Release) -> dict[str, str]:
-    """Return what computed the release: its device, and the versions there, which may not be those here."""
-    found = dict(release.machine)
-    device = found.pop("device", "")
-    versions = ", ".join(f"{name} {value}" for name, value in found.items())
-    tags = {"privtune.device": device, "privtune.versions": versions}
+    for stage in study.stages:
+        # A tracker's tags are short: of many columns the report has all.
+        line = shorten(stage_line(stage), 1000, placeholder=" ...")
+        tags[f"privtune.stage.{stage.plan.arm}"] = line
     return {name: text for name, text in tags.items() if text}
 
 
-_LONGEST = 1000  # of a tag
-
-
-def _options(study: Study, plan: Plan) -> dict[str, str]:
-    """Return what an arm was told, and what follows: no two arms that differ log the same."""
+def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
+    """Return what an arm was told, what follows, and what was released: arms that differ log differently."""
     told = {arm.name: arm.model_extra or {} for arm in study.spec.arms}.get(plan.arm, {})
+    training = plan.training_of(release.params)
+    method = training.to_dict()["method"]
     laws = {"law": plan.runs, "score": plan.score, "report": plan.report}
-    found = {
+    params = {
+        **{f"method.{name}": value for name, value in method.items() if name != "name"},
         **{f"option.{name}": value for name, value in told.items()},
         **{
             f"{what}.{name}": value
@@ -329,21 +345,6 @@ def _options(study: Study, plan: Plan) -> dict[str, str]:
         "tuning_rate": plan.rate,
         **{f"stage.{stage.plan.arm}": stage.plan.stage.to_dict() for stage in study.stages},
         **{f"plan.{k}": v for k, v in plan.details.items() if isinstance(v, str | int | float)},
-    }
-    return {name: _text(value) for name, value in found.items() if value is not None}
-
-
-def _text(value: Any) -> str:
-    """Return an option as text: a mapping in the order of its names."""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-
-
-def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
-    training = plan.training_of(release.params)
-    method = training.to_dict()["method"]
-    params = {
-        **{f"method.{name}": _text(value) for name, value in method.items() if name != "name"},
-        **_options(study, plan),
         **{name: str(value) for name, value in release.params.items()},
         "strategy": plan.strategy,
         "delta": f"{release.guarantee.delta:g}",
@@ -352,7 +353,13 @@ def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "sample_rate": f"{training.schedule.sample_rate:.6g}",
         "steps": str(training.schedule.steps),
     }
-    return {name: value for name, value in params.items() if value}
+    # A mapping in the order of its names, so that arms alike read alike.
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+        for name, value in params.items()
+        if value is not None
+    }
+    return {name: text for name, text in texts.items() if text}
 
 
 def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_run: float) -> str:

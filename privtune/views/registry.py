@@ -14,8 +14,7 @@ import yaml
 
 from privtune.errors import PrivTuneError
 from privtune.numbers import ceil_to
-from privtune.views.officer import OPEN, Evidence, evidence, grouped, whose
-from privtune.views.text import public_facts
+from privtune.views.officer import OPEN, Evidence, evidence
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan
@@ -66,7 +65,9 @@ def registry_entry(study: Study) -> dict[str, Any]:
             "dp_variant": {
                 "variant_name": "Approximate DP",
                 "data_domain": f"{found.dataset}. {OPEN}: which datasets were possible.",
-                "unprotected_quantities": _unprotected(found),
+                "unprotected_quantities": _list(
+                    *(f"Declared public, {line}" for line in found.public)
+                ),
             },
             "privacy_loss": _privacy_loss(found),
             "deployment_model": _model(found),
@@ -111,23 +112,13 @@ def _basic(found: Evidence) -> dict[str, Any]:
     }
 
 
-def _unprotected(found: Evidence) -> str:
-    return _list(
-        *(
-            f"Declared public, {arms}: {name}: {value}"
-            for arms, facts in public_facts(found.plans)
-            for name, value in facts.items()
-        )
-    )
-
-
 def _privacy_loss(found: Evidence) -> dict[str, Any]:
     return {
         "privacy_unit": found.unit,
         "privacy_unit_details": " ".join(
-            (f"{found.neighbours[:1].upper()}{found.neighbours[1:]}.", *grouped(found))
+            (f"{found.neighbours[:1].upper()}{found.neighbours[1:]}.", *found.grouped)
         )
-        + f" {OPEN}: {whose(found.unit)}",
+        + f" {OPEN}: {found.whose}",
         "privacy_parameters": {
             "epsilon": ceil_to(found.guarantee.epsilon, 4),
             "delta": found.guarantee.delta,
@@ -141,7 +132,6 @@ def _privacy_loss(found: Evidence) -> dict[str, Any]:
 
 
 def _model(found: Evidence) -> dict[str, Any]:
-    many = len(found.charges) > 1
     return {
         "model_name": "Central",
         "actors": _list(
@@ -149,7 +139,7 @@ def _model(found: Evidence) -> dict[str, Any]:
             "Everybody else: is shown releases only.",
             f"{OPEN}: who they are.",
         ),
-        "release_type": "Many releases" if many else "One release",
+        "release_type": "Many releases" if len(found.charges) > 1 else "One release",
         "release_type_details": f"{found.limit[:1].upper()}{found.limit[1:]}. There is no period after "
         "which it begins anew.",
         "access_type": "Non-interactive",
@@ -157,10 +147,7 @@ def _model(found: Evidence) -> dict[str, Any]:
 
 
 def _implementation(found: Evidence) -> dict[str, Any]:
-    lines = found.charges
-    own = {line.arm: line.text for line in lines if line.study == found.study}
-    others = [line.text for line in lines if line.study != found.study]
-    libraries = ", ".join(f"{k} {v}" for k, v in found.certificate["libraries"].items())
+    own = {line.arm: line.text for line in found.own}
     return {
         "preprocessing_and_hyperparameter_tuning": _list(
             "Hyperparameter tuning: accounted for. Every look that it took at private records is part of "
@@ -171,16 +158,16 @@ def _implementation(found: Evidence) -> dict[str, Any]:
                 if plan.arm in own
             ),
             *(
-                f"Outside of this study, on the same budget and within the same ε: {o}."
-                for o in others
+                f"Outside of this study, on the same budget and within the same ε: {line.text}."
+                for line in found.others
             ),
             f"{OPEN}: pre-processing and exploration of the data before, and whether search spaces or given "
             "hyperparameters were chosen with its help. The ledger has no entry of it.",
         ),
         "mechanisms": _list(
-            *(f"Charge {line.text}." for line in lines),
-            f"Trainings by PrivTune ({libraries}). Source of noise and treatment of floating-point numbers: "
-            f"{'; '.join(found.noises)}.",
+            *(f"Charge {line.text}." for line in found.charges),
+            f"Trainings by PrivTune ({found.libraries}). Source of noise and treatment of floating-point "
+            f"numbers: {found.noises}.",
             "Times and numbers of trials of sealed arms are not published.",
             f"{OPEN}: how the records are kept, and who has access.",
         ),

@@ -18,7 +18,7 @@ import torch
 
 import privtune
 from privtune.tasks import get_task
-from privtune.tasks.mnist import DATA_VARIABLE
+from privtune.tasks.built_in import DATA_VARIABLE
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD

@@ -34,7 +34,7 @@ from privtune.ledger import (
     export_certificate,
     verify_certificate,
 )
-from privtune.ledger.certificate import _digest
+from privtune.ledger.chain import digest_of
 
 DELTA = 1e-5
 TRAINING = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
@@ -101,7 +101,7 @@ def test_a_testimony_that_was_edited_is_found(certified):
     certificate["witnesses"]["clinic-1"]["witnesses"][0]["epsilon"] = 1.0
     rest = {key: value for key, value in certificate.items() if key != "digest"}
     with pytest.raises(LedgerCorruptedError, match="witnesses"):
-        verify_certificate({**rest, "digest": _digest(rest)})
+        verify_certificate({**rest, "digest": digest_of(rest)})
 
 
 LOOSE = Repeated(

@@ -8,15 +8,13 @@ import io
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 import privtune
-from privtune.cli._tables import _print_arms
-from privtune.strategies.describe import describe
+from privtune.strategies.registry import describe
 from privtune.study import StudySpec
 from privtune.views.comparison import to_csv
 from tests.cli.conftest import Cli
@@ -48,22 +46,15 @@ def test_no_word_is_broken_at_any_width(
 ) -> None:
     from rich.console import Console
 
-    from privtune.cli import _tables
+    from privtune.cli import _common
 
-    long = {**ARM, "arm": "a-name-of-an-arm-that-is-quite-long"}
-    study: Any = SimpleNamespace(name="s", spec=SimpleNamespace(task_name="x/" + "y" * 60))
-    monkeypatch.setattr(_tables, "console", lambda: Console(width=width))
-    shown = {"selection-of-many": "0.9100 [0.8800, 0.9400]"}
-    _print_arms(study, {"arms": [ARM, long]}, "test auc", shown)
+    monkeypatch.setattr(_common, "console", lambda: Console(width=width))
+    cells = ("papernot-steinke", "2.500", "0.9100 [0.8800, 0.9400]", "1,234,567")
+    names = ("selection-of-many", "a-name-of-an-arm-that-is-quite-long")
+    columns = ("arm", "strategy", "ε", "test auc", "gradient evaluations")
+    _common.show_table(columns, [(name, *cells) for name in names], whole=True)
     words = capsys.readouterr().out.split()
-    for word in (
-        "selection-of-many",
-        long["arm"],
-        "papernot-steinke",
-        "1,234,567",
-        "2.500",
-        "[0.8800,",
-    ):
+    for word in (*names, *cells[:2], "[0.8800,", "1,234,567"):
         assert word in words
 
 

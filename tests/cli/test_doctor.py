@@ -18,8 +18,7 @@ from privtune.ledger.places import artifact_root
 from privtune.ledger.storage import Storage, _make_private
 from privtune.training.engine import compute
 from tests.cli.conftest import Cli
-from tests.ledger.conftest import postgres_url
-from tests.ledger.other import make_other
+from tests.ledger.conftest import make_other, postgres_url
 
 pytestmark = pytest.mark.quick
 

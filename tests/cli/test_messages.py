@@ -19,12 +19,11 @@ import typer.main
 import privtune
 from privtune import PrivTuneError
 from privtune.cli._app import mount
-from privtune.cli._tables import comparison_document
 from privtune.errors import InvalidInputError
 from privtune.imports import find_function
 from privtune.study import Study, StudySpec
 from privtune.tasks import get_task
-from privtune.views.comparison import to_csv
+from privtune.views.comparison import comparison_document, to_csv
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.executor import Executor, gpu_slots
+from privtune.execution.executor import Executor
 from privtune.execution.launchers import run_in_processes
 from privtune.ledger import Ledger
 from privtune.study import Study
@@ -60,7 +60,7 @@ def test_gpus_are_given_out_in_turn(
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_slots(jobs, gpus=share, device=device) == expected
+    assert Executor("processes", jobs, share).slots(device) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_gpus_are_given_out_in_turn(
 )
 def test_more_than_there_are_is_refused(gpus: None, jobs: int, share: float, device: str) -> None:
     with pytest.raises(InvalidInputError, match="needs more GPUs than"):
-        gpu_slots(jobs, gpus=share, device=device)
+        Executor("processes", jobs, share).slots(device)
 
 
 def test_devices_that_are_not_there(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +124,6 @@ def test_a_process_that_died_gives_its_gpu_to_the_next(
     def left() -> int:
         return 0 if {"0-1", "1-2"} <= {path.name for path in tmp_path.iterdir()} else 2
 
-    run_in_processes(note, (str(tmp_path),), jobs=2, open_count=left, gpus=["0", "1"])
+    run_in_processes(note, (str(tmp_path),), slots=["0", "1"], open_count=left)
     assert {"0-1", "1-1", "1-2"} <= {path.name for path in tmp_path.iterdir()}
     assert "CUDA_VISIBLE_DEVICES" not in os.environ

@@ -37,7 +37,10 @@ def test_two_processes_finish_a_round(url: str) -> None:
         charge = open_round(ledger, 12)
         rounds = make_rounds(ledger)
         run_in_processes(
-            workers.honest, (url, charge), jobs=2, open_count=lambda: rounds.open_count(charge)
+            workers.honest,
+            (url, charge),
+            slots=[None, None],
+            open_count=lambda: rounds.open_count(charge),
         )
         results = rounds.results(charge)
         opened = rounds.find(charge)
@@ -54,7 +57,7 @@ def test_twenty_killed_workers_in_a_round_of_fifty(url: str, tmp_path: Path) -> 
         run_in_processes(
             workers.dying,
             (url, charge, str(tmp_path), 20),
-            jobs=2,
+            slots=[None, None],
             open_count=lambda: rounds.open_count(charge),
         )
         results = rounds.results(charge)
@@ -79,8 +82,8 @@ def test_workers_that_only_die_are_given_up_and_the_round_goes_on(url: str) -> N
             return rounds.open_count(charge)
 
         with pytest.raises(WorkersDiedError, match="What was charged stays charged"):
-            run_in_processes(workers.hopeless, (url, charge), jobs=1, open_count=left)
-        run_in_processes(workers.honest, (url, charge), jobs=1, open_count=left)
+            run_in_processes(workers.hopeless, (url, charge), slots=[None], open_count=left)
+        run_in_processes(workers.honest, (url, charge), slots=[None], open_count=left)
         assert len(rounds.results(charge)) == 3
         assert len(ledger.charges("b")) == 1
 
@@ -112,8 +115,3 @@ def test_as_many_jobs_as_processors() -> None:
     assert Executor.of("processes", -1) == Executor.of("processes", os.cpu_count() or 1)
     with pytest.raises(InvalidInputError, match="n_jobs = -2: must be"):
         Executor.of(None, -2)
-
-
-def test_at_least_one_job() -> None:
-    with pytest.raises(InvalidInputError, match="n_jobs"):
-        run_in_processes(workers.honest, (), jobs=0, open_count=lambda: 1)

@@ -62,7 +62,9 @@ def disturbed(cluster: Cluster, rows: int, at: list[int], disturb: Callable[[], 
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            run_in_processes(workers.slow, (cluster.url, charge.id), jobs=2, open_count=open_count)
+            run_in_processes(
+                workers.slow, (cluster.url, charge.id), slots=[None, None], open_count=open_count
+            )
         finally:
             over.set()
             watcher.join()

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError
-from privtune.execution.files import pack_result, unpack_result
 from privtune.execution.training import part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
+from privtune.study.release import pack_result, unpack_result
 from privtune.training.engine.compute import Compute
 from privtune.training.engine.train import Training
 from privtune.training.mechanism import noise

@@ -35,7 +35,7 @@ from privtune.ledger import (
     verify_certificate,
     write_file,
 )
-from tests.ledger.one_task import complete_one, lease_one
+from tests.ledger.conftest import complete_one, lease_one
 
 __all__ = ["CrashReport", "RaceReport", "crash", "processes", "race"]
 

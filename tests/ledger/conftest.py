@@ -1,15 +1,18 @@
-"""Fresh storages: a SQLite file, or a schema of its own on the PostgreSQL test server."""
+"""Fresh storages: a SQLite file, or a schema on the PostgreSQL test server; tasks one at a time."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import sqlalchemy as sa
+
+from privtune.ledger import Finished, Lease, Ledger, Rounds
+from privtune.ledger.schema import VERSION_TABLE
 
 POSTGRES = os.environ.get("PRIVTUNE_TEST_POSTGRES_URL", "")
 
@@ -53,3 +56,23 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def ledger_url(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue(f"{request.param}_url")
+
+
+def make_other(url: str) -> None:
+    """Create a ledger whose schema says another version."""
+    with Ledger(url) as ledger, ledger.log.storage.write() as connection:
+        connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '0005'"))
+
+
+def lease_one(rounds: Rounds, charge_id: str, worker: str) -> Lease | None:
+    return next(iter(rounds.lease_some(charge_id, worker, most=1)), None)
+
+
+def renew_one(rounds: Rounds, lease: Lease) -> Lease | None:
+    return next(iter(rounds.renew_some([lease])), None)
+
+
+def complete_one(
+    rounds: Rounds, lease: Lease, score: float, result: Mapping[str, Any], **more: Any
+) -> bool:
+    return bool(rounds.complete_some([Finished(lease, score, result, **more)]))

@@ -84,6 +84,8 @@ def test_a_log_never_mixes_units(sqlite_url: str) -> None:
 
 
 def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:
+    with pytest.raises(InvalidInputError, match="texts by name"):
+        ChargeRequest(Gaussian(1.0), public={"training records": 3})  # type: ignore[dict-item]
     with Ledger(sqlite_url) as ledger:
         ledger.create_budget(Budget(3.0, 1e-5, name="b"))
         asked = [
@@ -109,11 +111,6 @@ def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:
     assert page.count("1,077, private") == 1, "arms that share a list share it on the page"
     assert "s / one, s / two" in page
     assert "&lt;b&gt;well&lt;/b&gt;" in page
-
-
-def test_public_facts_are_texts() -> None:
-    with pytest.raises(InvalidInputError, match="texts by name"):
-        ChargeRequest(Gaussian(1.0), public={"training records": 3})  # type: ignore[dict-item]
 
 
 def test_a_certificate_states_the_filter_that_decided_and_no_other(sqlite_url: str) -> None:

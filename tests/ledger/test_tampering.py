@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from privtune.accounting import Gaussian
-from privtune.errors import InvalidInputError
 from privtune.ledger import (
     Budget,
     ChargeRequest,
@@ -30,7 +29,7 @@ from privtune.ledger import (
 )
 from privtune.ledger.chain import Entry, Kind, canonical, sealed_digest
 from privtune.ledger.log import Line, round_digest
-from tests.ledger.one_task import complete_one, lease_one
+from tests.ledger.conftest import complete_one, lease_one
 
 TRANSCRIPT = 16 * "feed"  # as long as a digest: no other hash can hold it by accident
 
@@ -73,6 +72,8 @@ def test_a_sound_log_verifies(ledger: Ledger) -> None:
     found = verify(ledger.log.storage, "b", head=ledger.head("b"))
     assert (found.entries, found.charges, found.head) == (8, 4, ledger.head("b"))
     assert found.guarantee == ledger.spent("b")
+    ledger.reserve("b", [ChargeRequest(Gaussian(20.0))])
+    verify(ledger.log.storage, "b", head=found.head)  # an old head stays good when the log grows
     with pytest.raises(UnknownBudgetError):
         verify(ledger.log.storage, "c")
 
@@ -145,12 +146,6 @@ def test_a_cut_tail_is_told_by_a_noted_head(ledger: Ledger) -> None:
         ledger.spent("b")  # who had it open in memory notices as well
 
 
-def test_an_old_head_stays_good_when_the_log_grows(ledger: Ledger) -> None:
-    head = ledger.head("b")
-    ledger.reserve("b", [ChargeRequest(Gaussian(20.0))])
-    verify(ledger.log.storage, "b", head=head)
-
-
 def rewritten(ledger: Ledger, change: Any) -> None:
     """Rewrite the log with all hashes anew, as somebody who knows the program would."""
     path = ledger.log.storage.url.database
@@ -181,60 +176,37 @@ def test_a_rewritten_log_is_told_by_a_noted_head(ledger: Ledger) -> None:
     assert "rewritten" in check(ledger, head)
 
 
-def test_a_rewritten_log_that_overspends_is_named(ledger: Ledger) -> None:
-    """Hashes alone do not make an admission right: the composition is computed anew."""
-
-    def louder(seq: int, body: dict[str, Any]) -> dict[str, Any]:
-        if seq == 3:
-            body["event"]["noise_multiplier"] = 0.5
-        return body
-
-    rewritten(ledger, louder)
-    assert "more than the budget" in check(ledger)
+LOUD = {"type": "gaussian", "noise_multiplier": 0.5}
 
 
-def test_a_rewritten_filter_charge_is_named(ledger: Ledger) -> None:
-    def louder(seq: int, body: dict[str, Any]) -> dict[str, Any]:
-        if seq == 8:
-            body["event"]["noise_multiplier"] = 0.5
-        return body
-
-    rewritten(ledger, louder)
-    assert "entry 8" in check(ledger)
-    assert "weighs more" in check(ledger)
-
-
-def test_a_rewritten_filter_charge_with_its_weight_is_named(ledger: Ledger) -> None:
-    def louder(seq: int, body: dict[str, Any]) -> dict[str, Any]:
-        if seq == 8:
-            body["event"]["noise_multiplier"] = 0.5
-            body["weight"] = [20.0, 0.0]
-        return body
-
-    rewritten(ledger, louder)
-    assert "entry 8" in check(ledger)
-    assert "did not have room" in check(ledger)
-
-
-@pytest.mark.parametrize("weight", [[-1.0, 0.0], [None, 0.0], [0.1, -1e-9], [0.1], "0"])
-def test_a_senseless_weight_is_named(ledger: Ledger, weight: Any) -> None:
-    rewritten(ledger, lambda seq, body: {**body, "weight": weight} if seq == 8 else body)
-    assert "entry 8" in check(ledger)
-
-
-@pytest.mark.parametrize("body", [None, "x", 7, [], {"basis": []}])
-def test_a_senseless_entry_is_named(ledger: Ledger, body: Any) -> None:
-    rewritten(ledger, lambda seq, there: body if seq == 8 else there)
-    assert "entry 8" in check(ledger)
-
-
-def test_a_budget_without_an_order_is_named(ledger: Ledger) -> None:
-    def without(seq: int, body: dict[str, Any]) -> dict[str, Any]:
-        return {**body, "terms": {**body["terms"], "order": None}} if seq == 1 else body
-
-    rewritten(ledger, without)
-    assert "entry 1" in check(ledger)
-    assert "no order" in check(ledger)
+@pytest.mark.parametrize(
+    ("seq", "change", "says"),
+    [
+        (3, {"event": LOUD}, "more than the budget"),
+        (8, {"event": LOUD}, "entry 8 .* weighs more"),
+        (8, {"event": LOUD, "weight": [20.0, 0.0]}, "entry 8 .* did not have room"),
+        (8, {"event": LOUD, "basis": "recorded", "weight": [0.0, 0.0]}, "entry 8"),
+        (8, {"event": LOUD, "basis": "whatever", "weight": [0.0, 0.0]}, "entry 8"),
+        (8, {"weight": [-1.0, 0.0]}, "entry 8"),
+        (8, {"weight": [None, 0.0]}, "entry 8"),
+        (8, {"weight": [0.1, -1e-9]}, "entry 8"),
+        (8, {"weight": [0.1]}, "entry 8"),
+        (8, {"weight": "0"}, "entry 8"),
+        (8, {"basis": []}, "entry 8"),
+        (8, None, "entry 8"),
+        (8, 7, "entry 8"),
+        (8, [], "entry 8"),
+        (1, {"terms": {**Budget(4.0, 1e-5, name="b").to_dict()}}, "entry 1 .* no order"),
+    ],
+)
+def test_a_rewritten_log_is_named(ledger: Ledger, seq: int, change: Any, says: str) -> None:
+    """Hashes alone do not make an admission right: it is computed anew, and what it says is read."""
+    both = isinstance(change, dict)
+    rewritten(
+        ledger,
+        lambda at, body: body if at != seq else {**body, **change} if both else change,
+    )
+    assert re.search(says, check(ledger))
 
 
 @pytest.mark.parametrize(
@@ -262,23 +234,14 @@ def test_a_charge_cannot_be_passed_off_as_another(
         export_certificate(ledger.log.storage, "b")
 
 
-def loud(seq: int, body: dict[str, Any], basis: str, **more: Any) -> dict[str, Any]:
-    """Make the log's last charge a release of ε far above the budget."""
-    if seq != 8:
-        return body
+def loud(seq: int, body: dict[str, Any]) -> dict[str, Any]:
+    """Make the log's last charge a recorded release of ε far above the budget."""
     kept = {key: value for key, value in body.items() if key != "weight"}
-    event = {"type": "gaussian", "noise_multiplier": 0.3}
-    return {**kept, "event": event, "basis": basis, **more}
-
-
-@pytest.mark.parametrize("basis", ["recorded", "whatever"])
-def test_no_basis_makes_a_release_weigh_nothing(ledger: Ledger, basis: str) -> None:
-    rewritten(ledger, lambda seq, body: loud(seq, body, basis, weight=[0.0, 0.0]))
-    assert "entry 8" in check(ledger)
+    return {**kept, "event": LOUD, "basis": "recorded"} if seq == 8 else body
 
 
 def test_a_recorded_release_is_weighed_anew_and_breaks_the_budget(ledger: Ledger) -> None:
-    rewritten(ledger, lambda seq, body: loud(seq, body, "recorded"))
+    rewritten(ledger, loud)
     found = verify(ledger.log.storage, "b")
     assert found.guarantee.epsilon > 4
     assert not found.within_budget
@@ -319,7 +282,7 @@ def test_a_closed_budget_admits_nothing_on_reading_either(ledger: Ledger) -> Non
 
 def test_a_recorded_release_cannot_be_voided(ledger: Ledger) -> None:
     """Else it would be given back, and weigh nothing."""
-    rewritten(ledger, lambda seq, body: loud(seq, body, "recorded"))
+    rewritten(ledger, loud)
     with Ledger(ledger.url) as fresh:
         forge(fresh, Line(Kind.VOIDED, 4))
     assert "entry 9 of budget 'b' is wrong: what had been released cannot be voided" in check(
@@ -420,9 +383,9 @@ def test_every_edit_of_a_certificate_fails(ledger: Ledger) -> None:
                 verify_certificate(edited)
 
 
-def test_a_budget_larger_than_any_float_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="epsilon = 1000"):
-        Budget(10**400, 1e-5)
+DEEP: list[Any] = []
+for _ in range(10_000):
+    DEEP = [DEEP]
 
 
 @pytest.mark.parametrize(
@@ -434,6 +397,7 @@ def test_a_budget_larger_than_any_float_is_refused() -> None:
         ("kind", "\ud800"),
         ("sealed", None),
         ("body", {"x": math.nan}),
+        ("body", DEEP),
         ("more", 1),
     ],
 )
@@ -444,17 +408,8 @@ def test_a_senseless_part_of_a_certificate_is_one_sentence(
     certificate["entries"][-1][name] = value
     with pytest.raises(LedgerCorruptedError):
         verify_certificate(certificate)
-
-
-@pytest.mark.parametrize("part", ["entries", "kind", "body"])
-def test_a_certificate_that_is_nested_too_deeply_is_one_sentence(ledger: Ledger, part: str) -> None:
-    certificate = export_certificate(ledger.log.storage, "b")
-    deep: list[Any] = []
-    for _ in range(10_000):
-        deep = [deep]
-    (certificate if part == "entries" else certificate["entries"][-1])[part] = deep
     with pytest.raises(LedgerCorruptedError):
-        verify_certificate(certificate)
+        verify_certificate({**certificate, "entries": DEEP})
 
 
 @pytest.mark.parametrize("part", ["entries", "charges"])

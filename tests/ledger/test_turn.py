@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from privtune.files import OwnFolder
 from privtune.ledger import Budget, Ledger, LedgerBusyError
-from privtune.ledger.engines import Turn, connect_patiently
+from privtune.ledger.engines import Turn, open_session
 from privtune.ledger.storage import Storage
 from privtune.study._trials import StudyTrials
 
@@ -145,19 +146,21 @@ def test_a_full_server_is_waited_for() -> None:
 
     said = ["FATAL: sorry, too many clients already", "remaining connection slots are reserved"]
 
-    def connect() -> str:
+    session = MagicMock()
+
+    def connect() -> MagicMock:
         if said:
             raise Full(said.pop())
-        return "connected"
+        return session
 
     dialect = SimpleNamespace(connect=connect, loaded_dbapi=SimpleNamespace(OperationalError=Full))
-    assert connect_patiently(dialect, 60.0) == "connected"
+    assert open_session(dialect, 60.0) is session
     said.append("password authentication failed")
     with pytest.raises(Full, match="password"):
-        connect_patiently(dialect, 60.0)
+        open_session(dialect, 60.0)
     said += ["too many clients"] * 10**6
     with pytest.raises(Full, match="too many"):
-        connect_patiently(dialect, 0.1)
+        open_session(dialect, 0.1)
 
 
 @pytest.mark.postgres

@@ -28,7 +28,7 @@ from privtune.strategies import (
     StrategyError,
     SubsampledTuning,
 )
-from privtune.strategies.linear_scaling import extrapolate
+from privtune.strategies.tuning import extrapolate
 from privtune.training.mechanism.schedule import Schedule
 from tests.strategies.world import BOTH, RATE, FakeRound, context
 

@@ -10,7 +10,7 @@ import torch
 
 from privtune.accounting import Adjacency
 from privtune.spaces import SearchSpace
-from privtune.strategies import Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
+from privtune.strategies import Ending, Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from tests.toy import blobs
@@ -58,7 +58,7 @@ class FakeRound:
             params=dict(params),
             weights=torch.zeros(3),
             score=score,
-            failed="OutOfMemoryError" if score == -math.inf else "",
+            ended=Ending.DIVERGED if score == -math.inf else Ending.TRAINED,
         )
 
     def select(self, plan: Plan) -> Sequence[TrialResult]:

@@ -46,7 +46,7 @@ def charge(url: str, gate: Any, results: Any) -> None:
 
     def charged() -> list[str]:
         with closing(Life("toy", url)) as life:
-            life.charge([arm.plan for arm in life.rows().values()])
+            life.charge([arm.plan for arm in life.arms().values()])
             return sorted(found.id for found in life.charges().values())
 
     gate.wait()

@@ -21,13 +21,13 @@ import torch
 from torch import nn
 
 import privtune
-from privtune.cli._tables import comparison_document
 from privtune.errors import InvalidInputError
 from privtune.spaces import LogNormal, Prior, SearchSpace, plain, with_tuples
 from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import Study
 from privtune.study.trial import _PLANNED
 from privtune.training.methods import METHODS
+from privtune.views.comparison import comparison_document
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import OWN
 from tests.study.test_optimize import charges, make, started

@@ -20,7 +20,7 @@ from privtune.ledger.places import artifact_root
 from privtune.study import Study, delete_study, study_names
 from privtune.study._study import check_studies
 from privtune.study.lifecycle import Life
-from privtune.study.rows import StudyStore
+from privtune.study.rows import StoredStudy, StudyStore
 from tests.study.conftest import toy_spec
 
 ARMS = toy_spec().model_dump(mode="json")["arms"][:2]
@@ -148,8 +148,8 @@ def test_an_edited_list_deletes_nothing_outside_of_the_folder(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "point",
     [
-        "StudyStore.begin_deletion", "StudyTrials.delete", "StudyStore.delete", "OwnFolder.remove",
-        "ObjectStore.remove_all", "Path.unlink", "StudyStore._changing",
+        "StoredStudy.begin_deletion", "StudyTrials.delete", "StoredStudy.remove", "OwnFolder.remove",
+        "ObjectStore.remove_all", "Path.unlink", "StoredStudy.writing",
     ],
 )  # fmt: skip
 def test_a_deletion_that_stops_anywhere_is_completed_by_the_next(
@@ -160,7 +160,7 @@ def test_a_deletion_that_stops_anywhere_is_completed_by_the_next(
     for behind in (False, True):
         address = f"file://{tmp_path}/objects" if "Object" in point else None
         with closing(ran(storage, artifacts=address, budget=_budget(behind))) as study:
-            uid = study._life._row.uid
+            uid = study._life.row.uid
         code = _STOPPING.format(point=point, behind=behind, by=by, storage=storage)
         done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
         assert done.returncode == (-signal.SIGKILL if by == "kill" else 3), done.stderr.decode()
@@ -180,11 +180,11 @@ import os, signal, sys
 from pathlib import Path
 from privtune.files import OwnFolder
 from privtune.study._objects import ObjectStore
-from privtune.study.rows import StudyStore
+from privtune.study.rows import StoredStudy
 from privtune.study._trials import StudyTrials
 from privtune.study import delete_study
 owner, name = "{point}".split(".")
-owner = dict(OwnFolder=OwnFolder, ObjectStore=ObjectStore, StudyStore=StudyStore, StudyTrials=StudyTrials,
+owner = dict(OwnFolder=OwnFolder, ObjectStore=ObjectStore, StoredStudy=StoredStudy, StudyTrials=StudyTrials,
              Path=Path)[owner]
 call = getattr(owner, name)
 def stops(*args, **options):
@@ -294,7 +294,7 @@ def test_the_store_says_which_studies_are_half_deleted(storage: str) -> None:
     with Ledger(storage) as ledger:
         store = StudyStore(ledger.log.storage)
         assert store.deleting() == []
-        store.begin_deletion(store.study("toy"))
+        StoredStudy(ledger.log.storage, "toy").begin_deletion()
         assert store.deleting() == ["toy"]
 
 

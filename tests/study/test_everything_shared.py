@@ -23,7 +23,7 @@ from privtune.strategies import Everything
 from privtune.study import Study, rounds
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
-from tests.ledger.one_task import complete_one, lease_one
+from tests.ledger.conftest import complete_one, lease_one
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import PATHS, conditional
 from tests.study.test_workers import charges, workers
@@ -171,7 +171,7 @@ def test_a_worker_and_a_driver_are_killed_in_mid_batch(storage: str, tmp_path: P
     driver.join()
     assert worker.exitcode == -signal.SIGKILL
     with closing(Life("toy", storage)) as life:
-        (arm,) = life.rows().values()
+        (arm,) = life.arms().values()
         assert life.stage(arm.plan) is Stage.STARTED
         results = life.sealed("arm")
         done = [name for name in results.names() if name.endswith(".safetensors")]

@@ -21,7 +21,7 @@ from privtune.ledger import Ledger, LedgerConnectionError, OpenRound, RoundStuck
 from privtune.strategies import Everything, Fixed, PapernotSteinke, StrategyError
 from privtune.study import Study, StudyInterruptedError
 from privtune.study._objects import DamagedResultError
-from privtune.study.failures import ArmStoppedError, UnreadableRecordsError, stopping
+from privtune.study.failures import ArmStoppedError, UnreadableRecordsError
 from privtune.study.lifecycle import Life
 from privtune.study.workers import serve
 from privtune.tasks import Task, TaskData, TaskDataError
@@ -117,7 +117,7 @@ def test_every_exception_is_the_same_sentence(storage: str, error: Exception) ->
     life = Study.create(spec(), storage)._life
     with (
         pytest.raises(ArmStoppedError) as stopped,
-        stopping("toy", "selection", life.record_failure),
+        life.stopping("selection"),
     ):
         raise error
     assert str(stopped.value) == str(ArmStoppedError("toy", "selection"))
@@ -133,17 +133,21 @@ def test_what_hangs_on_no_record_is_said(storage: str, error: type[Exception]) -
     life = Study.create(spec(), storage)._life
     with (
         pytest.raises(error, match="away"),
-        stopping("toy", "selection", life.record_failure),
+        life.stopping("selection"),
     ):
         raise error("away")
     assert not life.failures("selection")
 
 
-def test_a_failure_that_cannot_be_kept_is_not_told_either() -> None:
-    def record(arm: str, error: Exception) -> None:
+def test_a_failure_that_cannot_be_kept_is_not_told_either(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(*_: object) -> None:
         raise LedgerConnectionError("away")
 
-    with pytest.raises(ArmStoppedError) as stopped, stopping("toy", "selection", record):
+    monkeypatch.setattr(Life, "record_failure", record)
+    life = Study.create(spec(), storage)._life
+    with pytest.raises(ArmStoppedError) as stopped, life.stopping("selection"):
         raise ValueError(SECRET)
     assert stopped.value.__context__ is stopped.value.__cause__ is None
 
@@ -275,7 +279,7 @@ def _raises(*_: object) -> None:
 
 def test_a_worker_that_an_error_stopped_is_not_started_again() -> None:
     with pytest.raises(WorkerStoppedError):
-        run_in_processes(_raises, (), jobs=1, open_count=lambda: 1)
+        run_in_processes(_raises, (), slots=[None], open_count=lambda: 1)
 
 
 @pytest.mark.slow

@@ -286,7 +286,7 @@ def test_who_comes_back_after_a_deletion_writes_to_no_other_study_of_the_name(ur
     with closing(Life("toy", url)) as new:
         assert new.sealed(plan.arm).names() == []
         assert new.failures(plan.arm) == []
-        assert all(arm.release is None and arm.secret for arm in new.rows().values())
+        assert all(arm.release is None and arm.secret for arm in new.arms().values())
     assert charges(url, "toy") == ["reserved"] * 3
 
 

@@ -362,7 +362,7 @@ def test_a_round_whose_objects_are_damaged_is_trained_anew_to_the_same_release(
     assert len(objects(address)) == 1, "the released model; what was sealed is gone"
     monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "another directory"))
     life = Life("toy", url)
-    assert torch.equal(life.release(next(iter(life.rows().values())).plan).weights, release.weights)
+    assert torch.equal(life.release(next(iter(life.arms().values())).plan).weights, release.weights)
     life.delete()
     assert objects(address) == {}
 

@@ -18,6 +18,7 @@ from privtune.ledger import Ledger
 from privtune.ledger.schema import arms
 from privtune.study import Study, _files
 from privtune.study.lifecycle import Life
+from privtune.study.rows import StudyStore
 from tests.cli.conftest import Cli, cli
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study.conftest import toy_spec
@@ -157,11 +158,11 @@ def test_who_deletes_waits_for_who_writes(served: str) -> None:
     study.close()
     with closing(Life("toy", served)) as writing, closing(Life("toy", served)) as deleting:
         thread = threading.Thread(target=deleting.delete)
-        with writing._store._changing(writing._row) as connection:
+        with writing.writing() as connection:
             thread.start()
             while not connection.execute(_WAITING).scalar():
                 pass
             changed = sa.update(arms).where(arms.c.study == "toy").values(announced=1)
             assert connection.execute(changed).rowcount > 0
         thread.join()
-        assert writing._store.names() == []
+        assert StudyStore(writing.storage).uids() == {}

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from privtune.errors import PrivTuneError
-from privtune.execution.files import pack_result, unpack_result
 from privtune.strategies import Everything, Fixed, PapernotSteinke, TrialResult
 from privtune.study import Study
+from privtune.study.release import pack_result, unpack_result
 from privtune.tasks import Task
 from tests import toy
 from tests.study.conftest import toy_spec

@@ -167,12 +167,12 @@ def test_optuna_s_samplers_and_pruners(storage: str, sampler: str, pruner: str) 
     assert not release.is_nothing
     curated = privtune.load_study("loop", storage=storage, curator=True)
     states = [t.state for t in curated.trials]
-    pruned = [t.failed == "TrialPruned" for t in release.trials]
+    pruned = [t.ended == "pruned" for t in release.trials]
     assert [state == TrialState.PRUNED for state in states] == pruned
     assert TrialState.COMPLETE in states
     for trial, kept in zip(curated.trials, release.trials, strict=True):
         assert trial.intermediate_values, "reports reach the pruner"
-        if kept.failed:
+        if kept.ended == "pruned":
             assert kept.weights.numel() == 0
     assert study.spent().epsilon <= 6.0
 
@@ -185,6 +185,6 @@ def test_a_pruner_stops_what_it_would_stop_in_optuna(storage: str) -> None:
         ),
         pruner=lambda: optuna.pruners.ThresholdPruner(lower=1.1),
     )
-    assert all(trial.failed == "TrialPruned" for trial in release.trials)
+    assert all(trial.ended == "pruned" for trial in release.trials)
     assert release.is_nothing
     assert release.note == "Every candidate was pruned; there is no model."

@@ -153,7 +153,7 @@ def test_a_release_is_drawn_once_whatever_stops_the_study(
         assert names == ["quantiles", "quantiles", "histogram", "dp-pca"]
         assert drawn[0] == drawn[1]  # the same noise: what came of it is one release
     assert len(study.certificate()["charges"]) == 5
-    secrets = {name: row.secret for name, row in study._life.rows().items()}
+    secrets = {name: row.secret for name, row in study._life.arms().items()}
     assert set(secrets.values()) == {None}
 
 

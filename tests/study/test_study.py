@@ -12,15 +12,16 @@ import torch
 
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
-from privtune.strategies import Outcome, Plan
+from privtune.strategies import Plan
 from privtune.study import (
-    NullObserver,
+    Observer,
     Study,
     StudyExistsError,
     StudyNotFoundError,
     StudySpec,
 )
 from privtune.study.lifecycle import Life
+from privtune.study.release import MODEL, unpack_result
 from tests.study.conftest import toy_spec
 from tests.toy import LOADS, curated
 
@@ -153,7 +154,7 @@ def test_data_of_another_size_than_declared_is_refused_before_the_charge(storage
     assert states(study)[0] == "planned"
 
 
-class Stop(NullObserver):
+class Stop(Observer):
     """Interrupts a study at a given moment."""
 
     def __init__(self, arm: str, moment: str) -> None:
@@ -194,7 +195,7 @@ def test_an_interrupted_study_goes_on_without_a_second_charge(
         assert len(ledger.charges("toy")) == 3
 
 
-class Stopping(NullObserver):
+class Stopping(Observer):
     """Interrupts each arm at its step."""
 
     def __init__(self, **at: int) -> None:
@@ -267,11 +268,11 @@ def test_a_retried_arm_repeats_its_output(storage: str, monkeypatch: pytest.Monk
     outputs: list[torch.Tensor] = []
     keep = Life.keep
 
-    def interrupted(self: Life, plan: Plan, outcome: Outcome, **rest: Any) -> None:
-        outputs.append(outcome.result.weights)
+    def interrupted(self: Life, plan: Plan, document: Any, files: dict[str, bytes]) -> None:
+        outputs.append(unpack_result(files[MODEL]).weights)
         if len(outputs) == 1:
             raise KeyboardInterrupt
-        keep(self, plan, outcome, **rest)
+        keep(self, plan, document, files)
 
     monkeypatch.setattr(Life, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -285,7 +286,7 @@ def test_the_secret_and_the_losers_are_gone_after_the_release(storage: str) -> N
     study.run()
     for plan in study.plans:
         with closing(Life("toy", storage)) as life:
-            assert life.rows()[plan.arm].secret is None
+            assert life.arms()[plan.arm].secret is None
             assert life.sealed(plan.arm).names() == [], "models that lost are in no row either"
     assert not list(study.folder.glob("sealed/**/*.safetensors"))
 

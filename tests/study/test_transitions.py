@@ -15,11 +15,11 @@ from privtune.execution.table import make_rounds
 from privtune.ledger import LedgerCorruptedError, verify
 from privtune.ledger.rounds import OpenRound
 from privtune.ledger.schema import tasks
-from privtune.study import NullObserver, Study
+from privtune.study import Observer, Study
 from privtune.study.lifecycle import Life, carry_on, new_arm
 from privtune.study.run import TaskTrainer
 from privtune.training.mechanism.streams import Streams
-from tests.ledger.one_task import lease_one
+from tests.ledger.conftest import lease_one
 from tests.study.conftest import toy_spec
 
 pytestmark = pytest.mark.quick
@@ -50,7 +50,7 @@ class Watching:
         self.seen[plan.arm] = str(self.life.charges()[plan.arm].state)
         return self.trainer.prepare(plan)
 
-    def finish(self, plan: Any, outcome: Any) -> tuple[Any, Mapping[str, Any]]:
+    def finish(self, plan: Any, outcome: Any) -> Mapping[str, Any]:
         return self.trainer.finish(plan, outcome)
 
     def machine(self) -> Mapping[str, str]:
@@ -60,10 +60,10 @@ class Watching:
 def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life) -> None:
     task = life.spec.load_task()
     said: list[str] = []
-    trainer = TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor(), said.append)
+    trainer = TaskTrainer(life, task, Observer(), life.spec.compute, Executor(), said.append)
     watching = Watching(life, trainer)
-    plans = [arm.plan for arm in life.rows().values()]
-    releases = carry_on(life, plans, watching, NullObserver())
+    plans = [arm.plan for arm in life.arms().values()]
+    releases = carry_on(life, plans, watching, Observer())
     assert watching.seen == {plan.arm: "started" for plan in plans}
     for plan, release in zip(plans, releases, strict=True):
         # What an arm took tells how many records there are, and a sealed one how many runs it made:
@@ -76,7 +76,7 @@ def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life
 
 def test_a_round_has_the_rows_that_were_drawn_and_the_seeds_of_its_arm(life: Life) -> None:
     """K comes from the plan's law, and rows, seeds and K from the arm's own secret."""
-    plans = [arm.plan for arm in life.rows().values()]
+    plans = [arm.plan for arm in life.arms().values()]
     (plan,) = (plan for plan in plans if plan.runs is not None)
     life.charge(plans)
     life.start(plan)
@@ -124,7 +124,7 @@ def test_the_chain_covers_the_results_of_an_arms_round(
 @pytest.mark.parametrize("seed", [None, 7])
 def test_every_arm_has_a_secret_of_its_own(life: Life, seed: int | None) -> None:
     spec = life.spec.model_copy(update={"seed": seed})
-    plans = [arm.plan for arm in life.rows().values()]
+    plans = [arm.plan for arm in life.arms().values()]
     first, again = ([new_arm(spec, "uid", plan).secret for plan in plans] for _ in range(2))
     assert len({*first}) == len(plans)
     assert (first == again) is (seed is not None)

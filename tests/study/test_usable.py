@@ -22,7 +22,7 @@ from scipy import stats
 
 from privtune.accounting import Adjacency, Gaussian
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies.stage_plan import plan_stage, release_stage
+from privtune.strategies.plan import plan_stage, release_stage
 from privtune.study import Study, StudySpec
 from privtune.study.failures import (
     StageRefusedError,
@@ -674,13 +674,22 @@ def test_units_are_counted_as_the_task_has_them(tmp_path: Path) -> None:
 
 def test_texts_are_counted_without_their_encoder(tmp_path: Path) -> None:
     from privtune.tasks._partition import KEY, Sizes
-    from privtune.tasks.text import _Texts
+    from privtune.tasks.described import _Texts
 
     frame = pd.DataFrame({"text": [f"text {i}" for i in range(100)], "label": ["No", "Yes"] * 50})
     frame.loc[0, "text"] = None
     frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
     made = _Texts(
-        tmp_path / "t.jsonl", "text", "label", ("no", "yes"), "", "", 8, 4, Sizes(80, 10, 10), KEY
+        path=str(tmp_path / "t.jsonl"),
+        text="text",
+        label="label",
+        classes=("no", "yes"),
+        tokenizer="",
+        encoder="",
+        length=8,
+        shape=(4,),
+        sizes=Sizes(80, 10, 10),
+        key=KEY,
     )
     check = made.examine()
     assert "100 of 100 records cannot be used" in check.reason

@@ -82,7 +82,7 @@ def test_a_driver_that_is_killed_comes_back_to_what_workers_did(
     driver = multiprocessing.get_context("spawn").Process(target=drive, args=(storage,))
     driver.start()
     with closing(Life("toy", storage)) as life:
-        (arm,) = life.rows().values()
+        (arm,) = life.arms().values()
         eventually(lambda: life.stage(arm.plan) is Stage.STARTED)
     driver.kill()
     driver.join()
@@ -151,7 +151,7 @@ def test_a_worker_leaves_after_the_rows_that_it_was_given(storage: str) -> None:
     driver = threading.Thread(target=run)
     driver.start()
     with closing(Life("toy", storage)) as life:
-        (arm,) = life.rows().values()
+        (arm,) = life.arms().values()
         eventually(lambda: life.stage(arm.plan) is Stage.STARTED)
     with workers(storage, study="toy", most=1) as (one,):
         one.join(120)

@@ -14,7 +14,8 @@ from PIL import Image
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.tasks import TaskDataError, get_task
-from privtune.tasks._files import ON_READ, counted
+from privtune.tasks._reader import ON_READ
+from privtune.tasks._reader import heard as passed
 from tests.tasks.test_stages import people, table
 
 SIZES = {"train": 80, "validation": 20, "test": 20}
@@ -258,6 +259,6 @@ def test_what_was_read_is_all_at_the_end(total: int, shares: list[float]) -> Non
     """A file has a header, and may have empty lines: what is left is no record."""
     heard: list[float] = []
     token = ON_READ.set(heard.append)
-    assert len(list(counted(iter([{"a": [1, 2]}, {"a": [3, 4]}]), total))) == 2
+    assert len(list(passed([[1, 2], [3, 4]], total, size=len))) == 2
     ON_READ.reset(token)
     assert heard == shares

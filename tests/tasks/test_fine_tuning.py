@@ -197,7 +197,7 @@ def test_tokens_train_a_head_on_features_and_one_of_no_table_counts_as_nothing(t
     whole = train(FixedDPSGD(1.0), schedule, model=task.model, data=data, **options)
     part = train(FixedDPSGD(1.0), schedule, model=model, data=reduce(data), **options)
     torch.testing.assert_close(part.params, whole.params, rtol=1e-4, atol=1e-5)
-    assert part.nonfinite == whole.nonfinite != (0,)
+    assert part.unusable == whole.unusable != (0,)
     assert rehearsed(task) > 0.0
 
 

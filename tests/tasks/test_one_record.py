@@ -82,10 +82,10 @@ def read(spec: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     task.load()
     made = read_table(spec)
     found = {}
-    for batch in made._open().batches(made.columns, exact=("who",)):
-        x, y, ids = made._encoded(batch)
-        assert ids is not None
-        found |= {i: (*row, float(t)) for i, row, t in zip(ids, x.tolist(), y, strict=True)}
+    for part in made.parts(whole=True)[1]:
+        assert part.ids is not None
+        rows = zip(part.ids, part.x.tolist(), part.y, strict=True)
+        found |= {i: (*row, float(t)) for i, row, t in rows}
     return found
 
 
@@ -108,6 +108,8 @@ ODD: list[tuple[str, Any]] = [
     ("csv", "odd"),
     ("csv", "odd,3,f,low,2010-01-01,1,more,cells"),
     ("csv", 'odd,"3,f,low,2010-01-01,1'),
+    ("csv", 'odd,3"4,"f,low,2010-01-01,1'),
+    ("csv", 'odd,"3","f",low,"2010""-01-01",1'),
     ("csv", "odd,three,x,none,yesterday,perhaps"),
     ("csv", "odd," + "9" * 200_000 + ",f,low,2010-01-01,1"),
     ("csv", "odd,\x00,f,low,2010-01-01,1"),

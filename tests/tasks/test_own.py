@@ -21,11 +21,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import privtune
 from privtune.errors import InvalidInputError
 from privtune.execution.training import made_up_records
-from privtune.study import StudySpec
+from privtune.strategies.scoring import Scoring
 from privtune.study.failures import UnusableRecordsError
 from privtune.tasks import Score, Task, TensorData, get_task, unit_records
-from privtune.tasks._task import TaskChangedError
+from privtune.tasks._facts import TaskChangedError
 from privtune.tasks.own import own_task
+from tests.strategies.world import context
 
 N = 300
 SPLIT = {"train": 200, "validation": 60, "test": 40}
@@ -207,18 +208,6 @@ def test_removing_a_record_moves_no_other(kind: str, removed: int) -> None:
     assert gone == 1
 
 
-def test_equal_records_share_a_split_and_sizes_are_as_expected() -> None:
-    x = np.arange(20_000.0)[:, None]
-    shares = {"train": 1200, "validation": 500, "test": 300}
-    data = make((np.tile(x, (2, 1)), np.zeros(40_000)), split=shares).load()
-    for name, share in shares.items():
-        part = getattr(data, name)
-        values, counts = part.x.unique(return_counts=True)
-        assert bool((counts == 2).all())
-        mean = 20_000 * share / 2000
-        assert abs(len(values) - mean) < 5 * math.sqrt(mean * (1 - share / 2000))
-
-
 def test_units_go_by_their_number_and_lose_by_rows() -> None:
     units = _units()
     task = make(units, loss=distance, score=Score(distance, bound=1.0))
@@ -389,18 +378,8 @@ def test_the_public_facts_say_what_was_declared_and_read() -> None:
 
 
 def test_a_split_that_is_not_there_is_not_scored_on() -> None:
-    spec = {
-        "name": "s",
-        "task": "digits-mlp",
-        "budget": {"name": "b", "epsilon": 4.0, "delta": 1e-5},
-        "arms": [{"name": "a", "strategy": "fixed", "parameters": {"learning_rate": 1.0}}],
-        "report": {"epsilon_share": 0.1},
-        "epochs": 1,
-        "expected_batch_size": 16,
-    }
-    context = StudySpec.parse(spec).planning_context()
-    context = replace(context, task=make(PAIR, split={"train": 300}))
-    for plan, name in ((context.plan_score, "validation"), (context.plan_report, "test")):
+    facts = replace(context(), task=make(PAIR, split={"train": 300}), report=Scoring())
+    for plan, name in ((facts.plan_score, "validation"), (facts.plan_report, "test")):
         with pytest.raises(InvalidInputError, match=rf"split\.{name} = None: must be given"):
             plan(1.0)
 

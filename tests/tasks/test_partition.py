@@ -20,7 +20,7 @@ from privtune.errors import InvalidInputError
 from privtune.execution.training import train_trials
 from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.study import Study
-from privtune.tasks import Sizes, TaskData, digits, get_task, split, tables
+from privtune.tasks import Sizes, TaskData, built_in, get_task, split
 from privtune.tasks._partition import places
 from privtune.tasks.tabular import tabular
 from privtune.training.engine.compute import Compute
@@ -82,8 +82,8 @@ def loaded(name: str, edit: Edit, monkeypatch: pytest.MonkeyPatch, folder: Path)
     """Load a task from a source that was edited."""
     with monkeypatch.context() as patch:
         if name.startswith("digits"):
-            images, labels = digits._digits()
-            patch.setattr(digits, "_digits", lambda: (edit(images), edit(labels)))
+            images, labels = built_in._digits()
+            patch.setattr(built_in, "_digits", lambda: (edit(images), edit(labels)))
         elif name in SOURCES:
             source = getattr(sklearn.datasets, SOURCES[name])
 
@@ -92,7 +92,7 @@ def loaded(name: str, edit: Edit, monkeypatch: pytest.MonkeyPatch, folder: Path)
 
             patch.setattr(sklearn.datasets, SOURCES[name], edited)
         elif name == "synthetic-logistic":
-            patch.setattr(tables, "split", lambda x, y, sizes: split(edit(x), edit(y), sizes))
+            patch.setattr(built_in, "split", lambda x, y, sizes: split(edit(x), edit(y), sizes))
         else:
             rng = np.random.default_rng(0)
             x, y = rng.integers(0, 256, (700, 28, 28), dtype=np.uint8), rng.integers(0, 10, 700)
@@ -118,11 +118,6 @@ def test_a_record_of_a_built_in_task_moves_no_other(
     for number, value in ((0, 0.5), (88, 3.0)):
         more = moved(whole, loaded(name, added(number, value), monkeypatch, tmp_path))
         assert [(left, joined) for _, left, joined in more] == [(0, 1)]
-
-
-def test_both_digits_tasks_split_alike() -> None:
-    mlp, cnn = get_task("digits-mlp").load(), get_task("digits-cnn").load()
-    assert all(rows(getattr(mlp, p)) == rows(getattr(cnn, p)) for p in PARTS)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -298,6 +293,13 @@ def test_what_is_shown_knows_declared_numbers_alone(tmp_path: Path) -> None:
     assert shown[0] == shown[1]
 
 
+def test_sizes_and_partitions_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="at least 1"):
+        Sizes(200, 0, 50)
+    with pytest.raises(InvalidInputError, match="must be one of fixed, content, id"):
+        replace(get_task("iris-logistic"), partition="by hand")
+
+
 def test_replacing_a_record_must_not_move_it() -> None:
     path = Path("people.csv")
     replacing = context(task=tabular(table(path)), adjacency=Adjacency.REPLACE_ONE)
@@ -307,15 +309,3 @@ def test_replacing_a_record_must_not_move_it() -> None:
     assert known.plan_score(1.0).event is not None
     public = replace(replacing.task, public_validation=True)
     assert replace(replacing, task=public).plan_score(1.0).event is None
-
-
-def test_an_own_task_splits_the_same_way() -> None:
-    x, y = np.random.default_rng(0).random((300, 4)), np.arange(300) % 3
-    data = split(x, y, Sizes(200, 50, 50))
-    task = replace(get_task("iris-logistic"), load=lambda: data)
-    assert task.load_checked() is data
-    assert sum(len(getattr(data, p)) for p in PARTS) == 300
-    with pytest.raises(InvalidInputError, match="at least 1"):
-        Sizes(200, 0, 50)
-    with pytest.raises(InvalidInputError, match="must be one of fixed, content, id"):
-        replace(task, partition="by hand")

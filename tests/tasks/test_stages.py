@@ -14,7 +14,7 @@ from scipy import stats
 
 from privtune.accounting import Adjacency, Gaussian, epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies.stage_plan import StagePlan, plan_stage, release_stage
+from privtune.strategies.plan import StagePlan, plan_stage, release_stage
 from privtune.tasks import get_task
 from privtune.tasks.stages import STAGES, DpPca, Histogram, Quantiles, make_stage, staged_task
 from privtune.training.mechanism.metrics import (

@@ -238,30 +238,6 @@ def test_a_regression_is_reported_as_one(tmp_path: Path) -> None:
     assert {"test_mae", "validation_mae"} <= set(frame.columns)
 
 
-def test_a_regression_on_a_public_split_needs_no_report(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path / 'p.db'}"
-    task = regression(save(patients(), tmp_path), public_test=True)
-    (release,) = Study.create(toy_spec(task=task, arms=ARMS[:1], epochs=8), storage).run()
-    assert list(release.utility) == ["test_mae"]
-    model = tabular(task).model()
-    model.load_state_dict(release.state_dict())
-    test = tabular(task).load_checked().test
-    error = (model(test.x).detach().squeeze(1).clamp(0, 20) - test.y).abs().mean()
-    assert release.utility["test_mae"] == pytest.approx(float(error), rel=1e-5)
-
-
-def test_an_area_under_the_curve_in_ten_lines(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path / 'p.db'}"
-    task = table(save(patients(), tmp_path), model="mlp", hidden=[8], class_weights=[1, 2])
-    spec = toy_spec(
-        task=task, arms=ARMS, scoring={"metric": "auc"}, report={"metric": "auc"}, seed=1
-    )
-    study = Study.create(spec, storage)
-    for release in study.run():
-        assert 0.0 <= release.utility["test_auc"] <= 1.0
-    assert utility_column(study.status())[0] == "test auc"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -293,6 +269,14 @@ def test_an_area_under_the_curve_in_ten_lines(tmp_path: Path) -> None:
         ({"class_weights": [1]}, "one number above 0 for each class"),
         ({"hidden": [3]}, "goes with model: mlp"),
         ({"model": "mlp", "hidden": [0]}, "whole numbers of at least 1"),
+        ({"scaler": "x"}, "a table takes"),
+        ({"columns": {"age": [0, float("inf")]}}, "finite"),
+        ({"columns": {"age": 3}}, r"must be \[low, high\]"),
+        ({"train": 3500.7}, "whole number of at least 1"),
+        ({"train": True}, "whole number of at least 1"),
+        ({"test": 0}, "whole number of at least 1"),
+        ({"classes": "income"}, "must be a list of at least 2 values"),
+        ({"classes": ["1", 1.0]}, "must differ"),
         ({"model": "forest"}, "must be linear, logistic, mlp, or package.module:factory"),
         ({"model": f"{HERE}:nothing"}, "cannot be imported"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -114,25 +113,3 @@ def test_what_others_could_have_written_is_not_copied(tmp_path: Path, cache: Pat
     cache.chmod(0o777)
     begin_at_copy(f"sqlite:///{tmp_path / 'third.db'}")
     assert not (tmp_path / "third.db").exists()
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [
-        "CREATE TRIGGER planted AFTER INSERT ON metrics BEGIN UPDATE metrics SET value = 0.8; END",
-        "INSERT INTO experiments (experiment_id, name) VALUES (7, 'planted')",
-        "ALTER TABLE metrics ADD COLUMN planted AS (value / 10)",
-        "CREATE VIEW planted AS SELECT * FROM metrics",
-    ],
-)
-def test_what_changes_or_adds_a_number_is_not_copied(
-    tmp_path: Path, cache: Path, planted: str
-) -> None:
-    opened(tmp_path / "first")
-    (kept,) = cache.iterdir()
-    with sqlite3.connect(kept) as database:
-        database.execute(planted)
-    database.close()
-    name = hashlib.sha256(kept.read_bytes()).hexdigest()[:16]  # as whoever plants it computes it
-    kept.rename(kept.with_name(f"{kept.name.rsplit('-', 1)[0]}-{name}.db"))
-    assert not any("planted" in line for line in opened(tmp_path / "second"))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from privtune.cli._tables import comparison_document
 from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri
 from privtune.tracking.view import VIEW_TAG
+from privtune.views.comparison import comparison_document
 from privtune.views.report import render_study
 from privtune.views.text import utility_column
 from tests.study.conftest import toy_spec

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from privtune.tracking import machine
-from privtune.tracking.machine import SEALED_STATE, UNCOVERED, MachineSampler, machine_state
+from privtune.tracking.machine import UNCOVERED, MachineSampler
 
 pytestmark = pytest.mark.quick
 
@@ -49,10 +49,11 @@ def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_uuid_of", lambda device: f"GPU-{device[5:] or 0}")
 
 
-def gpu_metrics(device: str = "auto") -> dict[str, float]:
-    (*_, (_, values)) = MachineSampler(interval=60.0, device=device).stop()
+def watched(device: str = "auto") -> tuple[str, dict[str, float]]:
+    kept = MachineSampler(interval=60.0, device=device).stop()
+    (*_, (_, values)) = kept["samples"]
     assert values["system/process_memory_megabytes"] > 1
-    return {name: value for name, value in values.items() if "gpu" in name}
+    return kept["state"], {name: value for name, value in values.items() if "gpu" in name}
 
 
 @pytest.mark.parametrize(("device", "number"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
@@ -60,31 +61,26 @@ def test_memory_and_utilisation_of_its_own_gpu(
     monkeypatch: pytest.MonkeyPatch, device: str, number: int
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
-    assert machine_state(sealed=False) == f"CPU, memory and GPU{UNCOVERED}"
-    assert gpu_metrics(device) == {
+    values = {
         f"system/gpu_{number}_memory_usage_megabytes": number + 1.0,
         f"system/gpu_{number}_utilization_percentage": number + 40.0,
     }
-    assert gpu_metrics("cpu") == {}
+    assert watched(device) == (f"CPU, memory and GPU{UNCOVERED}", values)
+    assert watched("cpu") == (f"CPU and memory{UNCOVERED}", {})
 
 
 def test_a_reading_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml(mig=True))
-    assert gpu_metrics() == {"system/gpu_0_memory_usage_megabytes": 1.0}
+    assert watched()[1] == {"system/gpu_0_memory_usage_megabytes": 1.0}
 
 
-def test_without_a_driver_the_tag_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(driver=False))
-    assert machine_state(sealed=False) == f"CPU and memory; GPU off: Driver Not Loaded{UNCOVERED}"
-    assert gpu_metrics() == {}
-
-
-def test_without_the_package_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert machine_state(sealed=False).startswith("CPU and memory; GPU off: ")
-    assert gpu_metrics() == {}
-
-
-def test_of_a_sealed_arm_there_are_none_and_the_tag_says_why() -> None:
-    assert machine_state(sealed=True) == SEALED_STATE
-    assert "how long a sealed round took" in SEALED_STATE
+@pytest.mark.parametrize(
+    ("package", "why"), [(nvml(driver=False), "Driver Not Loaded"), (None, "")]
+)
+def test_without_a_driver_or_the_package_the_tag_says_why(
+    monkeypatch: pytest.MonkeyPatch, package: types.ModuleType | None, why: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+    state, values = watched()
+    assert state.startswith(f"CPU and memory; GPU off: {why}")
+    assert values == {}

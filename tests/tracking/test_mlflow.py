@@ -11,11 +11,10 @@ import pytest
 
 from privtune.accounting import epsilon
 from privtune.study import Study, seal
-from privtune.tracking import mlflow as observer_module
-from privtune.tracking.machine import SWITCH
+from privtune.tracking import store
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import experiment_id, local_uri, open_client, write_record
-from privtune.views.record import arm_record, budget_view
+from privtune.views.record import SWITCH, arm_record, budget_view
 from tests.study.conftest import toy_spec
 from tests.tracked import ARMS, Tracked
 
@@ -175,7 +174,7 @@ def test_a_run_that_broke_off_is_replaced(
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(observer_module, "write_record", breaks_off)
+        patch.setattr(store, "write_record", breaks_off)
         patch.setattr(seal, "_ran", False)  # as in a process of its own
         observer = MlflowObserver(study, sampling_seconds=0.2)
         study.run(observer)
@@ -225,7 +224,7 @@ def test_an_arm_is_a_handful_of_calls_however_many_its_steps(tracked: Tracked) -
         for points in (once, once + curves):
             counting = Counting(client)
             long = dataclasses.replace(record, points=points)
-            run = write_record(counting, experiment, long, model=study.model_path("defaults"))  # type: ignore[arg-type]
+            run = write_record(counting, experiment, long)  # type: ignore[arg-type]
             calls.append(counting.calls)
         kept = client.get_metric_history(run, "lr")
         artifacts = {a.path for a in client.list_artifacts(run)}

@@ -34,8 +34,8 @@ from privtune.ledger.rounds import Rounds
 from privtune.strategies import TrialResult
 from privtune.study import Study, _files
 from privtune.study import run as running
-from privtune.tracking import mlflow as observer_module
 from privtune.tracking.mlflow import MlflowObserver
+from privtune.views import record
 from privtune.views.report import render_study
 from tests.study.conftest import toy_spec
 
@@ -175,7 +175,7 @@ def pipeline(
     monkeypatch.setattr(_files, "train_trials", Clocks(monkeypatch).train)
     monkeypatch.setattr(running, "rehearse", lambda *_args, **_options: 1.0)
     # Pages of single arms are parts of the report that is read, and half of the time.
-    monkeypatch.setattr(observer_module, "render_arm", lambda *_: "")
+    monkeypatch.setattr(record, "render", lambda *_, **_values: "")
     storage = f"sqlite:///{folder / 'privtune.db'}"
     reader = Reader(folder / "privtune-artifacts")
     runs, seen = [], []

@@ -9,7 +9,7 @@ import pytest
 from privtune.cli._tables import print_comparison
 from privtune.study import Study
 from privtune.views.record import budget_view, study_note
-from privtune.views.report import privacy_statement
+from privtune.views.report import render_study
 from tests.study.conftest import toy_spec
 
 PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
@@ -26,7 +26,7 @@ def test_a_composition_is_said_only_where_it_is_one(
             study.run()
             print_comparison(study)
             view = budget_view(study)
-            page = str(privacy_statement(study, study.status(), view))
+            page = render_study(study)
             texts = (capsys.readouterr().out, study_note(study, view), page)
             return view.spent.method, " ".join(" ".join(texts).split())
 

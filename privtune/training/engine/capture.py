@@ -1,8 +1,12 @@
-"""A program captured as a flat graph: the calls that reach the kernels, in their order, without their views.
+"""What a pass does, followed below autograd: captured as a flat graph, or told by value.
 
 Small stacks are bound by the number of calls, and about two thirds of what a pass does are chains of views,
 left over from ``vmap`` and autograd: each becomes one ``as_strided`` or nothing. ``make_fx`` records the same
 calls; it imports a compiler and an algebra system, which takes longer than all captures of a study.
+
+Models whose passes are told alike differ in parameters, buffers and records alone, so one captured pass
+computes all of them. So does that of a wider net, where every tensor of a narrower one that is filled up with
+zeros is a tensor of the wider one.
 """
 
 from __future__ import annotations
@@ -11,18 +15,16 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from privtune.training.engine.compute import sums_in_float32
-from privtune.training.engine.watch import traced
+from privtune.training.engine.watch import Watch, traced
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import LossOf, fresh
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
@@ -85,16 +87,11 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 
 
 class NotCapturedError(RuntimeError):
-    """A program reads a value, so it may do another thing the next time: it is run as it is.
+    """A program reads a value, so it may do another thing the next time: it is run as it is."""
 
-    Args:
-        message: What it does.
-        held: Bytes of all tensors of a run.
-    """
-
-    def __init__(self, message: str, held: int) -> None:
+    def __init__(self, message: str, held: int = 0) -> None:
         super().__init__(message)
-        self.held = held
+        self.held = held  # bytes of all tensors of a run
 
 
 @dataclass(frozen=True)
@@ -108,18 +105,11 @@ class _Geometry:
 
 
 class Captured:
-    """A captured graph, to run as a function.
-
-    It does not go through the call of torch.fx, which prints what a run raised to standard error:
-    the message may hold a value of a record.
-
-    Args:
-        graph: The graph.
-        peak_bytes: The most bytes that one run holds, inputs included.
-    """
+    """A captured graph, to run as a function."""
 
     def __init__(self, graph: fx.GraphModule, peak_bytes: int) -> None:
-        self.peak_bytes = peak_bytes
+        self.peak_bytes = peak_bytes  # of one run, inputs included
+        # The graph's own call prints what a run raised, which may hold a value of a record.
         self._run: Callable[..., Tensors] = graph.forward
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
@@ -128,13 +118,7 @@ class Captured:
 
 
 def capture(program: Callable[..., Tensors], example: Tensors) -> Captured:
-    """Return the graph of what a program does with tensors like these.
-
-    Args:
-        program: Takes tensors, returns tensors. What it does must depend on their shapes alone, and
-            what it draws is drawn once.
-        example: What it is run on; later inputs must have the same shapes and be contiguous from the start of
-            their storage.
+    """Return the graph of what a program does with tensors that lie at the start of their storage.
 
     Raises:
         NotCapturedError: If it reads a value, or the graph gives other results on other inputs.
@@ -175,16 +159,7 @@ def shape_is_data(func: Any, args: Sequence[Any]) -> bool:
     return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
 
 
-class Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Is handed every call below autograd."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled in here, and the compiler need not be imported to be told so."""
-        return False
-
-
-class _Recording(Following):
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every call below autograd and vmap, and holds no tensor that the program lets go."""
 
     def __init__(self, inputs: Tensors) -> None:
@@ -199,13 +174,12 @@ class _Recording(Following):
         for place, tensor in enumerate(inputs):
             self._keep(tensor, self.graph.placeholder(f"input_{place}"), ())
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in here: else the compiler would be imported to be told so."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call, and note it."""
         named = dict(kwargs or {})
         if func not in self._whole and not self._has_kernel(func):
@@ -352,48 +326,31 @@ def _fold_views(graph: fx.Graph, geometry: dict[fx.Node, _Geometry]) -> None:
 
 _PLAIN = (int, float, complex, str, bool, type(None))
 _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_LEAVE = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 _VIEW_NAMES = frozenset({"view", "_unsafe_view"})
 _SUMS = frozenset({"add.Tensor", "sub.Tensor", "addmm"})
+# Calls that give tensors filled up with zeros for tensors filled up with zeros, the same beside these.
 _KEEP_ZEROS = frozenset({
     "input", "t", "transpose.int", "detach", "clone", "mm", "mul.Tensor", "neg", "abs", "sum",
     "sum.dim_IntList", "relu", "relu_", "tanh", "gelu", "silu", "elu", "leaky_relu", "mish", "hardswish",
     "threshold_backward", "tanh_backward", "gelu_backward", "silu_backward", "elu_backward",
     "leaky_relu_backward", "mish_backward", "hardswish_backward", *_SUMS, *_VIEW_NAMES,
 })  # fmt: skip
-"""Calls that give tensors filled up with zeros for tensors filled up with zeros, the same beside these."""
-
-
-class _UntoldError(Exception):
-    """Something that a pass reads cannot be told by value."""
-
 
 _Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Program:
-    """What model and loss do with a record.
+    """What model and loss do with a record."""
 
-    Args:
-        digest: The same for models that differ in their numbers alone.
-        family: The same for models that differ in numbers and sizes.
-        calls: Every call, with the shapes that went in and the one that came out.
-    """
-
-    digest: str
-    family: str
-    calls: tuple[tuple[str, _Shapes], ...]
+    digest: str  # the same for models that differ in their numbers alone
+    family: str  # the same for models that differ in numbers and sizes
+    calls: tuple[tuple[str, _Shapes], ...]  # with the shapes that went in and the one that came out
 
     def holds(self, other: Program) -> bool:
-        """Say whether this computes another program too, whose parameters are filled up with zeros.
-
-        By induction over the calls: every tensor of the other program, filled up with zeros, is one of this,
-        the gradients of parameters included. A call that is not known to keep that must have one size.
-
-        Args:
-            other: Of a narrower model.
-        """
+        """Say whether this computes another program too, whose parameters are filled up with zeros."""
+        # By induction over the calls: every tensor of the other, filled up with zeros, is one of this, the
+        # gradients of parameters included. A call that is not known to keep that must have one size.
         return self.family == other.family and all(
             one == two or (name in _KEEP_ZEROS and _filled_up(name, one, two))
             for (name, one), (_, two) in zip(self.calls, other.calls, strict=True)
@@ -431,197 +388,122 @@ def _fill_up(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def program_of(
     model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor
 ) -> Program | None:
-    """Return what model and loss do with a record, forward and back.
+    """Return what model and loss do with a record, forward and back; None if that hangs on values.
 
-    Args:
-        model: The model, in the mode in which it is trained. It is run as a copy, and stays as it is.
-        loss_of: The loss of one record.
-        x: Inputs of some records, for shape and type alone; may be none.
-        y: Targets of some records, likewise.
-
-    Returns:
-        The program; None for one that can be compared with no other: a pass that reads a value or raises.
+    The model is run as a copy, on a made-up record of the shape and type of those of ``x`` and ``y``.
 
     Example:
         >>> from torch import nn
         >>> def loss(model, x, y):
         ...     return (model(x) - y).square().sum(1)
         >>> x, y = torch.zeros(0, 3), torch.zeros(0, 2)
-        >>> one, other, wide = (program_of(nn.Linear(3, n), loss, x, y) for n in (2, 2, 1))
-        >>> one == other, one == wide
-        (True, False)
         >>> def net(width):
         ...     return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2))
-        >>> narrow, wide = (program_of(net(width), loss, x, y) for width in (4, 7))
-        >>> narrow.digest == wide.digest, wide.holds(narrow), narrow.holds(wide)
-        (False, True, False)
+        >>> one, other, wide = (program_of(net(width), loss, x, y) for width in (4, 4, 7))
+        >>> one == other, one.digest == wide.digest, wide.holds(one), one.holds(wide)
+        (True, False, True, False)
     """
     try:
-        return _captured(model, loss_of, x, y)
+        return _told(model, loss_of, x, y)
     except Exception:  # whatever a user's code raises: the kernel's own check says what is wrong
         return None
 
 
-def _captured(model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> Program:
-    copied, _ = fresh(
-        model, trained=True
-    )  # a pass may write to its weights, which the kernel refuses
+def _told(model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> Program:
+    # A pass may write to its weights, which the kernel refuses.
+    copied, _ = fresh(model, trained=True)
     trained = [p for p in copied.parameters() if p.requires_grad]
     device = trained[0].device
-    inputs, targets = synthetic(x, y, (1, 1), device)
-    calls = _Calls()
-    for part, sizes in _parts_of(copied):
-        calls.tell(part, sizes=sizes)
-    for name, tensor in _held(copied):
-        calls.put(name, tensor)
-    calls.put("x", inputs[0])
-    calls.put("y", targets[0])
+    (inputs,), (targets,) = synthetic(x, y, (1, 1), device)
+    held = [
+        *copied.named_parameters(remove_duplicate=False),
+        *copied.named_buffers(remove_duplicate=False),
+        ("x", inputs),
+        ("y", targets),
+    ]
+    recording = _Recording(tuple(tensor for _, tensor in held))
     forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
     with GLOBAL_GENERATOR, forked, sums_in_float32(), torch.enable_grad(), traced():
-        with _Leaving(calls), calls:
-            loss = loss_of(copied, inputs[0], targets[0])
-            calls.tell("loss", tuple(loss.shape))
+        with Watch(None), recording:
+            loss = loss_of(copied, inputs, targets)
             grads: Sequence[torch.Tensor | None] = ()
             if loss.requires_grad:
                 grads = torch.autograd.grad(loss.sum(), trained, allow_unused=True)
-        calls.tell(grads)
-    return calls.program()
+        out = [None if g is None else recording.node(g) for g in grads]
+    if recording.read is not None:
+        raise NotCapturedError("the next pass may do another thing")
+    first: dict[int, int] = {}
+    inner = [(n, first.setdefault(id(t), i), t.requires_grad) for i, (n, t) in enumerate(held)]
+    family = [*inner, *_parts_of(copied, whole=False), tuple(loss.shape)]
+    return _Telling(recording).program(family, [*_parts_of(copied, whole=True)], out)
 
 
-def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
-
-
-def _parts_of(model: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Yield of every part its class, mode and plain attributes; then its whole numbers."""
+def _parts_of(model: nn.Module, *, whole: bool) -> Iterator[tuple[Any, ...]]:
+    """Yield the class and the plain attributes of every part of a model: whole numbers, or all others."""
     for name, part in model.named_modules(remove_duplicate=False):
-        kind = type(part)
-        plain = [(n, v) for n, v in sorted(vars(part).items()) if _told(n, v)]
-        sizes = [(n, v) for n, v in plain if type(v) is int]
-        yield (
-            (name, kind.__module__, kind.__qualname__, *(p for p in plain if p not in sizes)),
-            sizes,
+        plain = sorted(
+            (n, v)
+            for n, v in vars(part).items()
+            # What torch's compiler notes there is of one model each.
+            if isinstance(v, _PLAIN)
+            and (type(v) is int) is whole
+            and not n.startswith("_torchdynamo")
         )
+        yield (name, type(part).__module__, type(part).__qualname__, *plain)
 
 
-def _told(name: str, value: Any) -> bool:
-    return isinstance(value, _PLAIN) and not name.startswith("_torchdynamo")  # of one model each
+class _Telling:
+    """Tells a recorded pass by value: tensors by who made them, constants by their contents."""
 
+    def __init__(self, recording: _Recording) -> None:
+        self._graph, self._root = recording.graph, recording.root
+        self._geometry = recording.geometry
+        self._numbers = {node: number for number, node in enumerate(self._graph.nodes)}
 
-class _Leaving(TorchFunctionMode):
-    """Notes values that leave torch by a call that reaches no kernel."""
+    def program(self, family: list[Any], sizes: list[Any], out: list[fx.Node | None]) -> Program:
+        """Return the program, of which other facts are known."""
+        calls: list[tuple[str, _Shapes]] = []
+        for node in self._graph.nodes:
+            name = "input" if node.op == "placeholder" else self._name(node)
+            views = name in _VIEW_NAMES
+            family.append((name, node.args[:1] if views else node.args, node.kwargs))
+            if views:
+                sizes.append(node.args[1:])
+            if node in self._geometry:
+                family.append(self._geometry[node].dtype)
+            given = node.all_input_nodes if node.op != "get_attr" else ()
+            shapes = [self._geometry[n].size for n in (*given, node) if n in self._geometry]
+            sizes.append(shapes)
+            calls.append((name, tuple(shapes)))
+        known = hashlib.sha256(self._spell([family, out]).encode())
+        digest = known.copy()
+        digest.update(self._spell(sizes).encode())
+        return Program(digest.hexdigest(), known.hexdigest(), tuple(calls))
 
-    def __init__(self, calls: _Calls) -> None:
-        super().__init__()
-        self._calls = calls
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self._calls.left |= func in _LEAVE
-        return func(*args, **(kwargs or {}))
-
-
-@lru_cache(maxsize=4096)
-def _name(func: Any) -> str:
-    name: str = func._schema.name.removeprefix("aten::")
-    return name if func._overloadname == "default" else f"{name}.{func._overloadname}"
-
-
-class _Calls(Following):
-    """Tells every call below autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.left = False
-        self._told: list[str] = []
-        self._sizes: list[str] = []
-        self._calls: list[tuple[str, _Shapes]] = []
-        self._numbers: dict[int, int] = {}
-        self._kept: list[torch.Tensor] = []  # else another tensor could take the identity of one
-        self._shapes: list[tuple[int, ...]] = []
-
-    def program(self) -> Program:
-        """Return what was told.
-
-        Raises:
-            _UntoldError: If a value has left torch: the next pass may do another thing.
-        """
-        if self.left:
-            raise _UntoldError("a value that is read")
-        family = hashlib.sha256("".join(self._told).encode())
-        digest = family.copy()
-        digest.update("".join(self._sizes).encode())
-        return Program(digest.hexdigest(), family.hexdigest(), tuple(self._calls))
-
-    def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Name an input."""
-        known = self._numbers.get(id(tensor))
-        self.tell(name, known, tensor.dtype, tensor.requires_grad, sizes=tuple(tensor.shape))
-        self._calls.append(("input", (tuple(tensor.shape),)))
-        if known is None:
-            self._keep(tensor)
-
-    def tell(self, *values: Any, sizes: Any = ()) -> None:
-        """Add values to what is told; sizes are not what a family is known by."""
-        self._told += map(self._spell, values)
-        self._sizes.append(self._spell(sizes))
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run one call, and tell it."""
-        named, name = kwargs or {}, _name(func)
-        own = args[:1] if name in _VIEW_NAMES else args
-        self._shapes = []
-        self.tell(name, own, named, sizes=args[len(own) :])
-        shapes = self._shapes
-        made = func(*args, **named)
-        self.left |= shape_is_data(func, args)
-        for part in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(part, torch.Tensor):
-                shapes.append(tuple(part.shape))
-                self._told.append(f"{part.dtype}{part.device}")
-                self._sizes.append(f"{shapes[-1]}")
-                self._keep(part)
-            elif part is not None:
-                self.left = True
-        self._calls.append((name, tuple(shapes)))
-        return made
-
-    def _keep(self, tensor: torch.Tensor) -> None:
-        if id(tensor) not in self._numbers:
-            self._numbers[id(tensor)] = len(self._kept)
-            self._kept.append(tensor)
+    def _name(self, node: fx.Node) -> str:
+        if node.op == "get_attr":
+            return self._contents(self._root.get_buffer(str(node.target)))
+        func: Any = node.target
+        if func is getitem:
+            return "getitem"
+        name: str = func._schema.name.removeprefix("aten::")
+        return name if func._overloadname == "default" else f"{name}.{func._overloadname}"
 
     def _spell(self, value: Any) -> str:
-        if isinstance(value, torch.Tensor):
-            self._shapes.append(tuple(value.shape))
-            number = self._numbers.get(id(value))
-            return f"%{number};" if number is not None else self._contents(value)
+        if isinstance(value, fx.Node):
+            return f"%{self._numbers[value]};"
         if isinstance(value, tuple | list):
             return f"({''.join(map(self._spell, value))})"
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return f"{{{''.join(f'{name}={self._spell(part)}' for name, part in value.items())}}}"
         if isinstance(value, _VALUES):
             return f"{value!r};"
-        raise _UntoldError(type(value).__name__)
+        raise NotCapturedError(f"{type(value).__name__} cannot be told by value")
 
-    def _contents(self, tensor: torch.Tensor) -> str:
-        """Tell a constant: a tensor that no call has made."""
+    @staticmethod
+    def _contents(tensor: torch.Tensor) -> str:
         if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, nn.Parameter):
-            raise _UntoldError("a tensor of another kind")
-        with _disable_current_modes():
-            held = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-            found = hashlib.sha256(held.data).hexdigest()
-        self._keep(tensor)
-        return f"{tuple(tensor.shape)}{tensor.dtype}{tensor.device}{found};"
+            raise NotCapturedError("a tensor of another kind cannot be told by value")
+        held = tensor.cpu().contiguous().flatten().view(torch.uint8).numpy()
+        found = hashlib.sha256(held.data).hexdigest()
+        return f"{tuple(tensor.shape)}{tensor.dtype}{tensor.device}{found}"

@@ -23,7 +23,7 @@ from privtune.training.engine.compute import hardware, versions
 from privtune.training.mechanism import noise
 from privtune.training.mechanism.kernel import say_once
 from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
-from privtune.training.methods._checkpoint import restore_state, state_tensors
+from privtune.training.methods._base import restore_state, state_tensors
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
@@ -37,11 +37,7 @@ _SHARE = 0.01
 
 @dataclass(frozen=True)
 class Keeper:
-    """Where the checkpoint of a training lies.
-
-    ``load`` returns what was kept last, None for nothing. ``keep`` puts a checkpoint in the place of the one
-    before, whole or not at all.
-    """
+    """Where the checkpoint of a training lies."""
 
     load: Callable[[], bytes | None]
     keep: Callable[[bytes], None]
@@ -49,11 +45,7 @@ class Keeper:
 
 @dataclass(eq=False)
 class Middle:
-    """A stack in mid-way: state, steps done, what was reported of each.
-
-    ``mean`` is the average of the iterates that is released, ``[K, P]``; of it there are copies on the CPU,
-    by step.
-    """
+    """A stack in mid-way: state, steps done, what was reported of each."""
 
     state: Any
     mean: torch.Tensor
@@ -72,8 +64,6 @@ class Middle:
 
 class Checkpoint:
     """The checkpoint of one training of one candidate, made before its first step.
-
-    ``training`` is everything that tells the training from others, its streams included, as text.
 
     **Guarantee**: a checkpoint of another training, program or machine is not used, and neither is a
     damaged one: the training then begins again from its seed, with the same law of what is released.

@@ -26,23 +26,20 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,3}))?")
 
 @dataclass(frozen=True)
 class Compute:
-    """How to compute trainings.
-
-    Args:
-        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        stack: How many candidates to train at once, or ``"auto"``.
-    """
+    """How to compute trainings."""
 
     device: str = "auto"
     stack: int | Literal["auto"] = "auto"
 
+    def given(self, device: str | None, stack: int | Literal["auto"] | None) -> Compute:
+        """Return it with a device and a stack in place of its own, where they are given, and checked."""
+        device = self.device if device is None else device
+        check_device(device)
+        return Compute(device, self.stack if stack is None else check_stack(stack))
+
 
 def check_stack(value: object) -> int | Literal["auto"]:
-    """Return how many candidates to train at once, from what a user gave.
-
-    Raises:
-        InvalidInputError: If it is neither ``"auto"`` nor a whole number of at least 1.
-    """
+    """Return how many candidates to train at once, from what a user gave."""
     if value == "auto":
         return "auto"
     number = str(value)
@@ -52,15 +49,7 @@ def check_stack(value: object) -> int | Literal["auto"]:
 
 
 def check_device(device: str, *, here: bool = True) -> str:
-    """Return where to train, as torch names it; ``"auto"`` is CUDA where there is one.
-
-    Args:
-        device: As :class:`Compute` has it.
-        here: Whether it must be on this machine; else its name alone is checked, without importing torch.
-
-    Raises:
-        InvalidInputError: If there is no such device.
-    """
+    """Return where to train, as torch names it; ``"auto"`` is CUDA where there is one."""
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         raise InvalidInputError("device", device, "must be auto, cpu, cuda or cuda:N")
     if not here or device == "cpu":
@@ -102,15 +91,11 @@ _summing: list[bool] = []  # for each training under way, what the setting was b
 
 @contextmanager
 def sums_in_float32() -> Iterator[None]:
-    """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that.
-
-    Nor is any made of it by autocast that is on around: norms and sums keep their digits.
-
-    The setting is the process's: of trainings in several threads the last one puts it back.
-    """
+    """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that."""
     import torch
 
     flags = torch.backends.cuda.matmul
+    # The setting is the process's: of trainings in several threads the last one puts it back.
     with _sums:
         _summing.append(_summing[0] if _summing else flags.allow_bf16_reduced_precision_reduction)
         flags.allow_bf16_reduced_precision_reduction = False

@@ -16,7 +16,7 @@ from torch import nn
 from privtune.errors import InvalidInputError
 from privtune.training.engine.kernels import refuse_coupling
 from privtune.training.engine.watch import traced
-from privtune.training.mechanism.data import TensorData, find_facts, find_raising
+from privtune.training.mechanism.data import TensorData, find_facts, find_unusable
 from privtune.training.mechanism.kernel import by_record, fresh, unwritten
 
 _PASS = 256  # records whose features are computed at once
@@ -53,18 +53,7 @@ def head_of(model: nn.Module) -> str:
 
 
 def load_public(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source: str) -> set[str]:
-    """Give a model its public weights; return the names of what stays as it was drawn.
-
-    What shares their memory must not be trained in place.
-
-    Args:
-        model: The model; its head stays as it was drawn if the file has none that fits.
-        weights: By the names of the model's parameters and buffers.
-        source: Where they come from, for the message.
-
-    Raises:
-        InvalidInputError: If anything but the head is missing, or has another shape.
-    """
+    """Give a model its public weights; return the names of what stays as it was drawn."""
     head, saved = head_of(model), model.state_dict()  # which is without buffers that no file holds
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
     wanted = {**dict(model.named_parameters()), **buffers}
@@ -85,19 +74,7 @@ def load_public(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source
 def set_trainable(
     model: nn.Module, kind: str, *, rank: int = 0, targets: Collection[str] | None = None
 ) -> nn.Module:
-    """Freeze a model but for what is to be trained, put adapters where they are asked for; return it.
-
-    Args:
-        model: The model, with its weights; it is changed in place.
-        kind: ``"all"``; ``"head"``, its last layer; ``"biases"``, with the head (BitFit, Ben Zaken et
-            al. 2022, arXiv 2106.10199); ``"lora"``, adapters, with the head.
-        rank: Of the adapters.
-        targets: With ``"lora"``: the linear layers that get an adapter, by their names or by how
-            these end; None for all but the head.
-
-    Raises:
-        InvalidInputError: If no layer is a target.
-    """
+    """Freeze a model but for what is to be trained, put adapters where they are asked for; return it."""
     if kind == "all":
         return model
     head = head_of(model)
@@ -143,16 +120,7 @@ class _Nested(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class FrozenPart:
-    """A model whose head alone is trained: the head, and what comes before it, once a record.
-
-    Features lie in memory beside the records, and go when these go; no file holds them.
-
-    Args:
-        whole: The model, its head included.
-        head: The head's name.
-        together: Whether records are computed at once, under ``vmap``; else one by one, each by a copy
-            that forgets it. Either way no record can touch another's features.
-    """
+    """A model whose head alone is trained: the head, and what comes before it, once a record."""
 
     whole: nn.Module
     head: str
@@ -180,11 +148,7 @@ class FrozenPart:
         return caught[-1].squeeze(0)
 
     def reduce(self, data: TensorData) -> TensorData:
-        """Return the data with features in the place of inputs; computed once for each data.
-
-        A record that no features can be computed of, as with a token that is in no table, cannot be
-        used: it contributes nothing, as it would where the whole model is run.
-        """
+        """Return the data with features in the place of inputs; computed once for each data."""
         if data not in self._known:
             held = data.held_to(find_facts(lambda x, _: self.whole(x), *data.like))
             x, _, _ = held.fetch(torch.arange(len(held), device=held.x.device))
@@ -197,8 +161,8 @@ class FrozenPart:
             try:
                 features = self.features(x)
             except Exception as error:
-                raising = find_raising(error, len(x), only)
-                features, held = only(~raising), held.marked(raising)
+                unusable = find_unusable(error, len(x), only)
+                features, held = only(~unusable), held.marked(unusable)
             self._known[data] = replace(held, x=features)
         return self._known[data]
 
@@ -208,14 +172,7 @@ class FrozenPart:
 
 
 def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
-    """Split a model into its head and the rest, if the head alone is trained, and comes last.
-
-    Made-up inputs show it, in the mode to train in: there are no parts where the rest draws random numbers,
-    or the model's outputs are not the head's.
-
-    Raises:
-        InvalidInputError: If the features of a record hang on the others of its batch.
-    """
+    """Split a model into its head and the rest, if the head alone is trained, and comes last."""
     head = head_of(model)
     if {n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad} != {head}:
         return None

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,15 +16,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.engine.capture import Captured, NotCapturedError, capture
 from privtune.training.engine.compute import full_precision
 from privtune.training.engine.operations import Intercept
-from privtune.training.engine.passes import (
-    Lowered,
-    Program,
-    Tape,
-    losses_of,
-    plan_model,
-    run_one,
-    tape_of,
-)
+from privtune.training.engine.passes import Lowered, Passes, PassPlan, Program, Tape
 from privtune.training.engine.rules import (
     ProductUse,
     Transformed,
@@ -33,16 +25,15 @@ from privtune.training.engine.rules import (
     emptied,
     held_by_norms,
     length,
-    nonfinite,
     norms_by_use,
     split,
+    unusable_rows,
     with_norms,
 )
-from privtune.training.engine.watch import Site, ruled, unruled
+from privtune.training.engine.watch import ruled, unruled
 from privtune.training.mechanism.clipping import CoordinateTransform, Flat, looks_freely
 from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import (
-    Kernel,
     Layout,
     LossOf,
     Rows,
@@ -57,6 +48,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
 
 
+_TOLERANCE = 1e-4
 _ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fewer digits
 _RARE = 4  # a capture costs as much as some 20 runs without one, but sizes are few: most come again
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
@@ -67,27 +59,27 @@ class NotBatchableError(PrivTuneError):
     """The batched engine cannot take a model; another path may."""
 
 
+@contextmanager
+def _not_batchable() -> Iterator[None]:
+    """Say of whatever a user's code raises under ``vmap`` that the model does not suit it."""
+    try:
+        yield
+    except PrivTuneError:
+        raise
+    except Exception as error:
+        raise NotBatchableError(f"{type(error).__name__}: {error}") from error
+
+
+def _refused(attempt: Callable[[], None]) -> bool:
+    try:
+        attempt()
+    except NotBatchableError:
+        return True
+    return False
+
+
 class BatchedKernel:
-    """Clipped sums of all candidates at once, without per-sample gradients of large layers.
-
-    The model is run on one record of one candidate, under two nested ``vmap``; forward and
-    backward pass are captured once for each shape and replayed.
-
-    Args:
-        model: Makes the model, in the mode to train it in: dropout in evaluation stays off.
-        loss_of: The loss of a record.
-        x: Inputs of a few records, for shape and type alone, ``[n, ...]``.
-        y: Targets of a few records, likewise.
-        device: Where to compute.
-        all_classes: Whether no target is negative, so that none can be an index to ignore.
-        low: In what numbers passes are run, if not those of the parameters; norms, sums, and losses
-            that are released stay in those.
-
-    Raises:
-        InvalidInputError: If layers couple the records of a batch, or the loss couples them.
-        NotBatchableError: If the model cannot run under ``vmap``, or the check fails: norms and
-            clipped sums of a few synthetic records must equal those of records taken one by one.
-    """
+    """Clipped sums of all candidates at once, without per-sample gradients of large layers."""
 
     def __init__(
         self,
@@ -107,72 +99,94 @@ class BatchedKernel:
         self._x, self._y = self._x[0], self._y[0]
         refuse_coupling(self.module)
         self.layout = Layout(self.module)
-        self._loss_of = loss_of
+        self.passes = Passes(self.module, loss_of, self.layout)
         # Held while the model itself runs: other weights are put into it. Programs need no lock.
         self._running = threading.Lock()
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._rare: dict[tuple[int, ...], Tape] = {}
         self._programs: dict[tuple[int, ...], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
-        self._low: Lowered | None = None
-        example = synthetic(x, y, (2, 3), device)
+        x, y = synthetic(x, y, (2, 3), device)
+
+        def try_plan(*, copy_all: bool = False) -> None:
+            with _not_batchable():
+                self.passes.find_plan(x, y, all_classes=all_classes, copy_all=copy_all)
+                self._norms_hold = held_by_norms(self.plan.uses, self.layout)
+                self._check(x, y)
+
         try:
-            self._plan(example, all_classes, copy_all=False)
+            try_plan()
         except NotBatchableError as error:
             unruled(self.module)
-            if own and self._plans(example, all_classes, copy_all=False):
+            if own and not _refused(try_plan):
                 raise InvalidInputError(
                     "norms_of", ", ".join(own), f"must give the gradients of each record ({error})"
                 ) from error
-            if not self._plans(example, all_classes, copy_all=True):
+            if _refused(partial(try_plan, copy_all=True)):
                 raise error from None
         if low is not None:
-            self._lower(low, *example)
+            self.passes.low = Lowered.of(self.module, low)
+            with _not_batchable():
+                self._check(x, y, tolerance=_ROUGH)
 
-    def _plans(
-        self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
-    ) -> bool:
-        """Say whether a kernel with another plan passes its check, and plan so."""
-        try:
-            self._plan(example, all_classes, copy_all=copy_all)
-        except NotBatchableError:
-            return False
-        return True
+    @property
+    def plan(self) -> PassPlan:
+        """How the model uses its parameters."""
+        return self.passes.plan
 
-    def _plan(
-        self, example: tuple[torch.Tensor, ...], all_classes: bool, *, copy_all: bool
-    ) -> None:
-        """Plan how parameters are used, and check the kernel with that plan."""
-        x, y = example
-        try:
-            self.plan = plan_model(
-                self.module,
-                self._loss_of,
-                self.layout,
-                x=x,
-                y=y,
-                all_classes=all_classes,
-                copy_all=copy_all,
-            )
-            self._norms_hold = held_by_norms(self.plan.uses, self.layout)
-            self._rare.clear()
-            check_kernel(self, self.module, self._loss_of, x, y, sites=self.plan.sites)
-        except KernelMismatchError as error:
-            raise NotBatchableError(str(error)) from error
-        except PrivTuneError:
-            raise
-        except Exception as error:
-            raise NotBatchableError(f"{type(error).__name__}: {error}") from error
+    def _check(self, x: torch.Tensor, y: torch.Tensor, *, tolerance: float = _TOLERANCE) -> None:
+        """Compare clipped sums of made-up records with those of records taken one by one.
 
-    def _lower(self, dtype: torch.dtype, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Run passes in numbers of fewer digits from here on, and check that these suffice."""
-        self._low = Lowered.of(self.module, dtype)
+        One bound clips about half of the records, another none; the sums show wrong norms, wrong
+        gradients, missed uses of parameters, and losses that couple the records of a batch.
+        """
         self._rare.clear()
-        sites = self.plan.sites
-        try:
-            check_kernel(self, self.module, self._loss_of, x, y, sites=sites, tolerance=_ROUGH)
-        except Exception as error:
-            raise NotBatchableError(f"{type(error).__name__}: {error}") from error
+        candidates, records = x.shape[:2]
+        layout = self.layout
+        generator = torch.Generator().manual_seed(1)
+        params = 0.3 * torch.randn(candidates, layout.size, generator=generator, dtype=layout.dtype)
+        params = params.to(x.device)
+
+        def rows() -> Rows:
+            ones, sizes = params.new_ones(candidates, records), [records] * candidates
+            # The check's masks are public: they touch no data.
+            own = range(candidates)
+            drops = [Streams(bytes(32)).generator("dropout", k, device=x.device) for k in own]
+            return Rows(x, y, sizes, ones, drops)
+
+        masks = self._masks(rows())
+
+        def alone() -> torch.Tensor:
+            """Return the gradients of records taken one by one, shape ``[K, B, P]``."""
+            pairs = [(k, b) for k in range(candidates) for b in range(records)]
+            found = [
+                self.passes.gradient(params[k], x[k, b], y[k, b], [mask[k, b] for mask in masks])
+                for k, b in pairs
+            ]
+            return torch.stack(found).view(candidates, records, -1)
+
+        gradients = alone()
+        if x.is_floating_point() and not bool(gradients.isfinite().all()):
+            x = x.abs() + 1.0  # a loss may take logarithms or roots of inputs that are above 0
+            gradients = alone()
+        norms = length(gradients)
+        if not bool(norms.isfinite().all()):
+            raise NotBatchableError(
+                "gradients of made-up records are not finite, so the path cannot be checked"
+            )
+        for bound in (float(norms.median()), 10.0 * float(norms.max()) + 1.0):
+            clipping = Flat(max(bound, 1e-6))
+            coefficients = clipping.coefficients(norms.unsqueeze(0))[0]
+            expected = (coefficients.unsqueeze(-1) * gradients).sum(dim=1)
+            found = torch.zeros_like(params)
+            self.accumulate(params, rows(), clipping, out=found)
+            scale = float(expected.abs().max())
+            if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale + 1e-9):
+                raise NotBatchableError(
+                    "clipped sums of a few synthetic records differ from those of records taken one "
+                    "by one: the model or the loss couples records, or uses a parameter in a way "
+                    "that this path does not see"
+                )
 
     def accumulate(
         self,
@@ -206,29 +220,24 @@ class BatchedKernel:
             del tape  # norms let go of what they have read
             layout, by_layer = self.layout, clipping.by_layer
             norms, saved = norms_by_use(used, parts, layout=layout, by_layer=by_layer)
-            bad = nonfinite(norms, look=looks_freely(norms.device))
-            if bad is None:
+            unusable = unusable_rows(norms, look=looks_freely(norms.device))
+            if unusable is None:
                 coefficients = clipping.factors(norms).mul_(rows.mask)
             else:
-                saved = emptied(saved, bad)
-                norms.masked_fill_(bad, torch.inf)
+                saved = emptied(saved, unusable)
+                norms.masked_fill_(unusable, torch.inf)
                 coefficients = clipping.coefficients(norms).mul_(rows.mask)
             add_sums(used, saved, coefficients, layout.split(out), layout=layout)
-            return count(clipping, norms, rows, bad, halves)
+            return count(clipping, norms, rows, unusable, halves)
 
     @cached_property
     def row_bytes(self) -> tuple[float, float]:
-        """Return the bytes of work space that a record takes in a step, and while it is captured.
-
-        The pass itself is followed tensor by tensor; what norms and sums add is what they keep, and the
-        scaled copy of the largest output gradient. A capture holds the results of a pass twice to compare
-        them.
-        """
+        """Return the bytes of work space that a record takes in a step, and while it is captured."""
         rows = 32 if self.captures else 4
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
         x, y = synthetic(self._x, self._y, (1, rows), self._device)
-        program, uses = tape_of(self.module, self._loss_of, self.layout, self.plan)
+        program, uses = self.passes.tape()
         try:
             captured = capture(program, (example, x, y, *masks))
             peak, tape = captured.peak_bytes, captured(example, x, y, *masks)
@@ -270,8 +279,7 @@ class BatchedKernel:
             with self._running:
                 if key not in self._loss_programs:
                     example = (inputs[0], *synthetic(rows.x[0], rows.y[0], key, params.device))
-                    plain = losses_of(self.module, self._loss_of, self.layout, self.plan)
-                    self._loss_programs[key] = self._captured(plain, example)
+                    self._loss_programs[key] = self._captured(self.passes.losses(), example)
                 program = self._loss_programs[key]
                 if not isinstance(program, Captured):
                     return program(*inputs)[0]
@@ -293,10 +301,9 @@ class BatchedKernel:
         shape = (rows.mask.shape[0], rows.mask.shape[1])
         key = (*shape, 1) if normed else shape
         self._seen[key] += 1
-        every = (self.module, self._loss_of, self.layout, self.plan)
         if self._seen[key] <= _RARE or not self.captures:
             if key not in self._rare:
-                self._rare[key] = tape_of(*every, low=self._low)
+                self._rare[key] = self.passes.tape()
             return self._rare[key]
         if key not in self._programs:
             x, y = synthetic(rows.x[0], rows.y[0], shape, params.device)
@@ -307,7 +314,7 @@ class BatchedKernel:
                 params.shape, dtype=params.dtype, device=params.device, generator=own
             )
             example = (made_up, x, y, *drawn)
-            plain, uses = tape_of(*every, low=self._low)
+            plain, uses = self.passes.tape()
             whole = plain
             if normed:
                 example = (0.1 * made_up, made_up.square() + 1.0, *example)
@@ -341,59 +348,32 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class OneByOneKernel:
-    """Plain autograd on batches of one record: for what no transform takes.
-
-    Each record meets a copy of the model, weights aside, so that nothing that a model keeps of one reaches
-    the next.
-
-    Args:
-        module: A model that nobody else holds: its weights are written while it runs, and put back.
-        loss_of: The loss of a record.
-        flat: The memory of its trainable parameters, shape ``[P]``.
-
-    Raises:
-        InvalidInputError: If the model couples the records of a batch.
-    """
+    """Plain autograd on batches of one record: for what no transform takes."""
 
     drops = True
     """Whether a pass draws from the streams of dropout: nothing says that it does not."""
 
-    def __init__(self, module: nn.Module, loss_of: LossOf, flat: torch.Tensor) -> None:
-        refuse_coupling(module)
-        self.layout = Layout(module)
-        self.module, self._loss_of, self._flat = module, loss_of, flat
-        self._params = [p for p in module.parameters() if p.requires_grad]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: Callable[[], nn.Module],
         loss_of: LossOf,
         *,
         x: torch.Tensor,
         y: torch.Tensor,
         device: torch.device,
-    ) -> OneByOneKernel:
-        """Make one of a model that nobody else holds, and try it on records that hold no data.
-
-        Args:
-            model: Makes the model.
-            loss_of: The loss of a record.
-            x: Inputs of a few records, for shape and type alone.
-            y: Targets of a few records, likewise.
-            device: Where to compute.
-
-        Raises:
-            InvalidInputError: If a record by itself has no loss, or a pass changes buffers.
-        """
+    ) -> None:
         module = model().to(device)
-        flat = share_flat(module)
-        kernel = cls(module, loss_of, flat)
+        refuse_coupling(module)
+        self._flat = share_flat(module)  # weights are written while the model runs, and put back
+        self.layout = Layout(module)
+        self.module, self._loss_of = module, loss_of
+        self._params = [p for p in module.parameters() if p.requires_grad]
         inputs, targets = synthetic(x, y, (1, 2), device)
-        streams, mask = [torch.Generator(device)], flat.new_ones(1, 2)
-        rows = Rows(inputs, targets, [2], mask, streams)
+        mask = self._flat.new_ones(1, 2)
+        rows = Rows(inputs, targets, [2], mask, [torch.Generator(device)])
         try:
-            kernel.accumulate(flat[None], rows, Flat(1.0), out=torch.zeros_like(flat)[None])
+            out = torch.zeros_like(self._flat)[None]
+            self.accumulate(self._flat[None], rows, Flat(1.0), out=out)
             seen, own_loss = fresh(module, loss_of)
             with torch.no_grad(), Intercept(None, deterministic=True):
                 own_loss(seen, inputs[0, :1], targets[0, :1])
@@ -412,7 +392,6 @@ class OneByOneKernel:
                 "must not change its buffers in a pass: they would hold something of every record",
                 "Use GroupNorm or LayerNorm in place of running statistics.",
             )
-        return kernel
 
     def accumulate(
         self,
@@ -424,40 +403,45 @@ class OneByOneKernel:
         halves: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Add the clipped sums, record after record: see ``Kernel``."""
-        bad = torch.zeros(len(params), dtype=torch.long)
+        unusable = torch.zeros(len(params), dtype=torch.long)
         sums, counts = torch.zeros_like(out), out.new_zeros(len(out))
+        lengths = [self.layout.size]
+        if clipping.by_layer:
+            owned = self.layout.layers.values()
+            lengths = [sum(self.layout.shapes[n].numel() for n in names) for names in owned]
         for k, size in enumerate(int(n) for n in rows.sizes):
             with self._at(params[k]), _seeded(rows.dropout[k]):
                 for b in range(size):
-                    total, counted, dropped = _clipped_sum(
-                        self._gradient(rows, k, b),
-                        clipping,
-                        self.layout,
-                        mask=rows.mask[k, b : b + 1],
-                        row=k,
-                        candidates=len(params),
-                    )
-                    sums[k] += total
-                    bad[k] += dropped
-                    counts[k] += counted
+                    gradient = self._gradient(rows, k, b)
+                    if isinstance(clipping, CoordinateTransform):
+                        gradient = (gradient - clipping.center[k]) / clipping.scale[k]
+                    parts = torch.split(gradient, lengths)
+                    norms = torch.stack([length(part.unsqueeze(0)) for part in parts])
+                    if not rows.mask[k, b]:
+                        continue
+                    if not bool(norms.isfinite().all()):
+                        unusable[k] += 1
+                        continue
+                    stacked = norms.unsqueeze(1).expand(-1, len(params), -1)
+                    own = clipping.coefficients(stacked)[:, k]
+                    sums[k] += torch.cat([c * part for c, part in zip(own, parts, strict=True)])
+                    counts[k] += clipping.unclipped(stacked)[k, 0].to(norms) - 0.5
         out += sums  # all at once: a pass that raises has changed nothing
         if halves is not None:
             halves += counts
-        return bad.to(out.device) if bool(bad.any()) else None
+        return unusable.to(out.device) if bool(unusable.any()) else None
 
     def _gradient(self, rows: Rows, k: int, b: int) -> torch.Tensor:
-        """Return the gradient of one record, shape ``[1, P]``."""
+        """Return the gradient of one record, shape ``[P]``, by a copy of the model that forgets it."""
         module, loss_of = fresh(self.module, self._loss_of)
         with torch.enable_grad(), Intercept(None, generator=rows.dropout[k]):
             loss = loss_of(module, rows.x[k, b : b + 1], rows.y[k, b : b + 1])
             if not loss.requires_grad:  # a branch on which no weight has a part
-                return self._flat.new_zeros(1, self.layout.size)
+                return self._flat.new_zeros(self.layout.size)
             grads = torch.autograd.grad(
                 loss.sum(), self._params, allow_unused=True, materialize_grads=True
             )
-        return torch.cat(
-            [(g.to_dense() if g.is_sparse else g).reshape(1, -1) for g in grads], dim=1
-        )
+        return torch.cat([(g.to_dense() if g.is_sparse else g).flatten() for g in grads])
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every record, without dropout, shape ``[K, M]``."""
@@ -491,184 +475,13 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
         yield
 
 
-def _clipped_sum(
-    gradients: torch.Tensor,
-    clipping: Clipping,
-    layout: Layout,
-    *,
-    mask: torch.Tensor,
-    row: int,
-    candidates: int,
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return the clipped sum of per-sample gradients of one candidate.
-
-    Args:
-        gradients: Shape ``[B, P]``.
-        clipping: Bounds each record.
-        layout: Where parameters lie.
-        mask: Shape ``[B]``: 1 for records that count.
-        row: The candidate's place in its stack.
-        candidates: How many the stack holds.
-
-    Returns:
-        The sum, shape ``[P]``; +1/2 for each record that counts and was not clipped and -1/2 for
-        each other that counts; how many of them were not finite.
-    """
-    counted = mask > 0
-    if isinstance(clipping, CoordinateTransform):
-        gradients = (gradients - clipping.center[row]) / clipping.scale[row]
-    groups = [(0, layout.size)]
-    if clipping.by_layer:
-        layers = layout.layers.values()
-        groups = [(layout.spans[n[0]][0], layout.spans[n[-1]][1]) for n in layers]
-    norms = torch.stack([length(gradients[:, start:end]) for start, end in groups])
-    finite = norms.isfinite().all(dim=0)
-    usable = finite & counted
-    gradients = gradients.masked_fill(~usable.unsqueeze(1), 0.0)
-    coefficients, halves = _for_one(clipping, norms, usable, row, candidates)
-    total = torch.cat(
-        [c @ gradients[:, s:e] for c, (s, e) in zip(coefficients, groups, strict=True)]
-    )
-    return total, halves, int((~finite & counted).sum())
-
-
-def _for_one(
-    clipping: Clipping, norms: torch.Tensor, kept: torch.Tensor, k: int, candidates: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return candidate k's coefficients ``[G, B]`` and its count of halves over the kept records."""
-    stacked = norms.unsqueeze(1).expand(-1, candidates, -1)
-    coefficients = clipping.coefficients(stacked)[:, k] * kept
-    return coefficients, ((clipping.unclipped(stacked)[k].to(norms) - 0.5) * kept).sum()
-
-
-_TOLERANCE = 1e-4
-
-
-class KernelMismatchError(PrivTuneError):
-    """A kernel's clipped sums differ from those of records taken one by one."""
-
-
-def check_kernel(
-    kernel: Kernel,
-    module: nn.Module,
-    loss_of: LossOf,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    sites: Sequence[Site],
-    tolerance: float = _TOLERANCE,
-) -> None:
-    """Compare clipped sums of synthetic records with records taken one by one.
-
-    One bound clips about half of the records, another none; the sums show wrong norms, wrong
-    gradients, missed uses of parameters, and losses that couple the records of a batch.
-
-    Raises:
-        KernelMismatchError: If they differ by more than a relative ``tolerance``.
-    """
-    candidates, records = x.shape[:2]
-    layout = kernel.layout
-    generator = torch.Generator().manual_seed(1)
-    params = 0.3 * torch.randn(candidates, layout.size, generator=generator, dtype=layout.dtype)
-    params = params.to(x.device)
-    masks = _masks(sites, candidates, records, params)
-
-    def alone(x: torch.Tensor) -> torch.Tensor:
-        """Return the gradients of records taken one by one, shape ``[K, B, P]``."""
-        rows = [
-            _gradient(
-                module,
-                loss_of,
-                layout,
-                params[k],
-                record=(x[k, b], y[k, b], *(mask[k, b] for mask in masks)),
-            )
-            for k in range(candidates)
-            for b in range(records)
-        ]
-        return torch.stack(rows).view(candidates, records, -1)
-
-    gradients = alone(x)
-    if x.is_floating_point() and not bool(gradients.isfinite().all()):
-        x = x.abs() + 1.0  # a loss may take logarithms or roots of inputs that are above 0
-        gradients = alone(x)
-    norms = length(gradients)
-    if not bool(norms.isfinite().all()):
-        raise KernelMismatchError(
-            "gradients of made-up records are not finite, so the path cannot be checked"
-        )
-    for bound in (float(norms.median()), 10.0 * float(norms.max()) + 1.0):
-        clipping = Flat(max(bound, 1e-6))
-        coefficients = clipping.coefficients(norms.unsqueeze(0))[0]
-        expected = (coefficients.unsqueeze(-1) * gradients).sum(dim=1)
-        found = torch.zeros_like(params)
-        streams = [Streams(_SECRET) for _ in range(candidates)]
-        rows = Rows(
-            x,
-            y,
-            [records] * candidates,
-            torch.ones(candidates, records, dtype=params.dtype, device=x.device),
-            [s.generator("dropout", k, device=x.device) for k, s in enumerate(streams)],
-        )
-        kernel.accumulate(params, rows, clipping, out=found)
-        scale = float(expected.abs().max())
-        if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale + 1e-9):
-            raise KernelMismatchError(
-                "clipped sums of a few synthetic records differ from those of records taken one "
-                "by one: the model or the loss couples records, or uses a parameter in a way "
-                "that this path does not see"
-            )
-
-
-_SECRET = bytes(32)  # the check's masks are public: they touch no data
-
-
-def _masks(
-    sites: Sequence[Site], candidates: int, records: int, like: torch.Tensor
-) -> list[torch.Tensor]:
-    """Draw the masks that a kernel draws from the check's streams."""
-    masks = [site.empty((candidates, records), like) for site in sites]
-    streams = Streams(_SECRET)
-    generators = [streams.generator("dropout", k, device=like.device) for k in range(candidates)]
-    for site, mask in zip(sites, masks, strict=True):
-        for row, generator in zip(mask, generators, strict=True):
-            site.fill(row, generator)
-    return masks
-
-
-def _gradient(
-    module: nn.Module,
-    loss_of: LossOf,
-    layout: Layout,
-    params: torch.Tensor,
-    *,
-    record: tuple[torch.Tensor, ...],
-) -> torch.Tensor:
-    """Return the gradient of one record ``(x, y, *masks)`` by itself, by plain autograd."""
-    x, y, *masks = record
-    named = {n: v.detach().requires_grad_() for n, v in layout.unflatten(params).items()}
-    with torch.enable_grad():
-        value = run_one(module, loss_of, named, x, y, masks=masks)
-        grads = torch.autograd.grad(
-            value, list(named.values()), allow_unused=True, materialize_grads=True
-        )
-    full = [g.to_dense() if g.is_sparse else g for g in grads]
-    return layout.flatten(dict(zip(named, full, strict=True)))
-
-
 def _is_fixed(norm: nn.Module) -> bool:
     """Say whether a normalisation works by numbers that no record changes: those of evaluation mode."""
     return not norm.training and norm.running_mean is not None
 
 
 def refuse_coupling(module: nn.Module) -> None:
-    """Refuse layers that mix the records of a batch: no per-sample gradient exists for them.
-
-    A BatchNorm in evaluation mode normalises each record by the same fixed numbers, and mixes nothing.
-
-    Raises:
-        InvalidInputError: Names every such layer at once.
-    """
+    """Refuse layers that mix the records of a batch: no per-sample gradient exists for them."""
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm
 

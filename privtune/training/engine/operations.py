@@ -163,10 +163,7 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, *, ignored: int | None
 ) -> torch.Tensor | None:
-    """Return the cross-entropy of ``[..., C]`` and ``[...]``, or None where the plain form is best.
-
-    Targets equal to ``ignored`` have a loss of zero; None if none can be.
-    """
+    """Return the cross-entropy of ``[..., C]`` and ``[...]``, or None where the plain form is best."""
     classes = logits.shape[-1]
     if classes > _SMALL_CLASSES:
         return None
@@ -178,7 +175,7 @@ def cross_entropy(
 
 
 def _linear(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    x, weight, bias = bind(args, kwargs, ("input", "weight", "bias"), (None,))
+    x, weight, bias = bind(args, kwargs, "input weight", bias=None)
     found = mode.names_of(weight, bias)
     if mode.adds(weight, bias):
         with mode:
@@ -200,7 +197,7 @@ def _linear(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _matmul(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Handle a product whose right side is a parameter: its gradient is that of its transpose, transposed."""
-    x, weight = bind(args, kwargs, ("input", "other"), ())
+    x, weight = bind(args, kwargs, "input other")
     if mode.levels is not None and id(weight) in mode.turned:
         with mode:
             return functional.linear(x, mode.turned[id(weight)][1])
@@ -218,8 +215,7 @@ def _matmul(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _addmm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    names = ("input", "mat1", "mat2", "beta", "alpha")
-    added, x, weight, beta, alpha = bind(args, kwargs, names, (1, 1))
+    added, x, weight, beta, alpha = bind(args, kwargs, "input mat1 mat2", beta=1, alpha=1)
     known = mode.names_of(weight) is not None or id(weight) in mode.turned
     if not known or (beta, alpha) != (1, 1):
         return NotImplemented
@@ -228,8 +224,8 @@ def _addmm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _conv(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, axes: int) -> Any:
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    x, weight, bias, *rest, groups = bind(args, kwargs, names, (None, 1, 0, 1, 1))
+    own = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    x, weight, bias, *rest, groups = bind(args, kwargs, "input weight", **own)
     found = mode.names_of(weight, bias)
     if mode.adds(weight, bias):
         run: Any = functional.conv1d if axes == 1 else functional.conv2d
@@ -271,10 +267,7 @@ def _unfolded(  # noqa: PLR0917
     dilation: tuple[int, int],
     g: torch.Tensor,
 ) -> Tensors:
-    """Lay out images ``[K, B, n, C, H, W]`` and gradients ``[K, B, n, O, H', W']`` as matrices, by place.
-
-    A patch is laid out with channels last, which makes unfolding a plain copy.
-    """
+    """Lay out images ``[K, B, n, C, H, W]`` and gradients ``[K, B, n, O, H', W']`` as matrices, by place."""
     lead, (pad_h, pad_w) = a.shape[:2], padding
     x = a.flatten(0, 2).permute(0, 2, 3, 1)
     if pad_h or pad_w:
@@ -290,11 +283,9 @@ def _unfolded(  # noqa: PLR0917
 
 
 def _embedding(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    names = (
-        "input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"
-    )  # fmt: skip
+    own = {"max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False}
     index, weight, padding, max_norm, _, by_frequency, _ = bind(
-        args, kwargs, names, (None, None, 2.0, False, False)
+        args, kwargs, "input weight", padding_idx=None, **own
     )
     found = mode.names_of(weight)
     if mode.levels is None or max_norm is not None or by_frequency:
@@ -327,12 +318,10 @@ def _embedding(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 
 def _embedding_bag(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    names = (
-        "input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode",
-        "sparse", "per_sample_weights", "include_last_offset", "padding_idx",
-    )  # fmt: skip
+    own = {"offsets": None, "max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False}
+    more = {"sparse": False, "per_sample_weights": None, "include_last_offset": False}
     index, weight, offsets, max_norm, _, by_frequency, how, _, weights, _, padding = bind(
-        args, kwargs, names, (None, None, 2.0, False, "mean", False, None, False, None)
+        args, kwargs, "input weight", **own, mode="mean", **more, padding_idx=None
     )
     plain = offsets is None and max_norm is None and not by_frequency and index.ndim == 2
     if mode.levels is None or not plain:
@@ -352,7 +341,7 @@ def _embedding_bag(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _weight_norm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    v, g, dim = bind(args, kwargs, ("v", "g", "dim"), (0,))
+    v, g, dim = bind(args, kwargs, "v g", dim=0)
     if mode.levels is None:
         return NotImplemented
     others = [d for d in range(v.ndim) if d != dim % v.ndim] if dim != -1 else list(range(v.ndim))
@@ -360,12 +349,9 @@ def _weight_norm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _cross_entropy(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    names = (
-        "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction",
-        "label_smoothing",
-    )  # fmt: skip
+    own = {"size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean"}
     logits, targets, weight, _, ignored, _, reduction, smoothing = bind(
-        args, kwargs, names, (None, None, -100, None, "mean", 0.0)
+        args, kwargs, "input target", weight=None, **own, label_smoothing=0.0
     )
     plain = reduction == "none" and weight is None and smoothing == 0.0
     # Where no use is caught (`copy_all`), the loss may take gradients itself: plain torch serves it.
@@ -381,9 +367,9 @@ def _cross_entropy(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _attention(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    own = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
     q, k, v, mask, p, causal, scale, grouped = bind(
-        args, kwargs, names, (None, 0.0, False, None, False)
+        args, kwargs, "query key value", attn_mask=None, **own
     )
     p = 0.0 if mode.deterministic else p
     if mode.levels is None and p == 0.0:
@@ -443,13 +429,8 @@ def _multi_head(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 def _recurrent(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, cell: Cell) -> Any:
     """Handle a recurrent layer place by place: of all layers and directions, every product is caught."""
-    names = (
-        "input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional",
-        "batch_first",
-    )  # fmt: skip
-    x, first, weights, biased, layers, p, train, both_ways, batch_first = bind(
-        args, kwargs, names, ()
-    )
+    names = "input hx params has_biases num_layers dropout train bidirectional batch_first"
+    x, first, weights, biased, layers, p, train, both_ways, batch_first = bind(args, kwargs, names)
     p = p if train else 0.0
     # Packed sequences come with other arguments, and with lengths that depend on the data.
     if not isinstance(biased, bool) or (mode.levels is None and p == 0.0):

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from privtune.errors import InvalidInputError
 from privtune.training.methods import AutomaticClipping, FixedDPSGD
-from privtune.training.methods._common import candidate_column
+from privtune.training.methods._base import candidate_column
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
@@ -36,11 +36,7 @@ _AS_ONE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 def checked(
     optimizer: torch.optim.Optimizer, model: nn.Module, scheduler: LRScheduler | None = None
 ) -> None:
-    """Refuse an optimizer whose steps would not be torch's own steps along the gradients that it is given.
-
-    Raises:
-        InvalidInputError: Naming what is wrong, with it, its model, or its learning-rate schedule.
-    """
+    """Refuse an optimizer whose steps would not be torch's own steps along the gradients that it is given."""
     for problem in _problems(optimizer, model):
         raise InvalidInputError("optimizer", *problem)
     for problem in () if scheduler is None else _schedule_problems(scheduler, optimizer):
@@ -98,11 +94,7 @@ def _schedule_problems(
 
 @dataclass(eq=False)
 class Own:
-    """The optimizer of one candidate, over parameters in the order of the model's.
-
-    One that is ``alone`` steps by itself, its scheduler after it, and counts its steps. Others are stepped
-    by one call for all of a kind; of their schedules the factors on the rates are kept, one a step.
-    """
+    """The optimizer of one candidate, over parameters in the order of the model's."""
 
     optimizer: torch.optim.Optimizer
     params: Sequence[torch.Tensor] = field(repr=False)
@@ -213,13 +205,7 @@ def _paces(scheduler: LRScheduler, steps: int) -> tuple[float, ...] | None:
 
 
 def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
-    """Return what a schedule of torch's sets the groups of its optimizer to, step by step.
-
-    The schedule stays where it is.
-
-    Raises:
-        InvalidInputError: If it fails in one of them.
-    """
+    """Return what a schedule of torch's sets the groups of its optimizer to, step by step."""
     held = [p for group in scheduler.optimizer.param_groups for p in group["params"]]
     tried, found = deepcopy(scheduler, {id(p): p for p in held}), []
     with warnings.catch_warnings():
@@ -241,11 +227,7 @@ def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
 
 
 def _columns(owns: Sequence[Own], like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the settings of K optimizers of one kind by name, ``[K, 1]``.
-
-    Of SGD that is given no more than a rate, that alone. Rates, and what is multiplied by them or raised to a
-    power, are float64 as torch's own; others are of the parameters' type.
-    """
+    """Return the settings of K optimizers of one kind by name, ``[K, 1]``."""
     groups = [group for own in owns for group in own.optimizer.param_groups]
     betas = torch.tensor([group.get("betas", (0.0, 0.0)) for group in groups], dtype=torch.float64)
 
@@ -280,12 +262,7 @@ def _columns(owns: Sequence[Own], like: torch.Tensor) -> dict[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """State of K trainings that optimizers of one kind step: parameters ``[K, P]``, numbers ``[K]``.
-
-    ``learning_rate`` is that of the first group in the last step. ``first`` is what is remembered: momentum,
-    the average gradient, or all that an optimizer that steps by itself remembers; ``second`` the average
-    squared gradient; ``[K, 0]`` where there is none. Without ``columns`` optimizers step by themselves.
-    """
+    """State of K trainings that optimizers of one kind step: parameters ``[K, P]``, numbers ``[K]``."""
 
     params: torch.Tensor
     learning_rate: torch.Tensor
@@ -347,13 +324,6 @@ def _by_themselves(state: _State, gradient: torch.Tensor, pace: torch.Tensor | f
 class Optimized:
     """A method whose gradients an optimizer of torch's steps along, one for each candidate.
 
-    Args:
-        method: What releases the gradients, and is charged: DP-SGD or automatic clipping, with no
-            momentum or weight decay of its own.
-
-    Raises:
-        InvalidInputError: If the method does more than release gradients.
-
     **Guarantee**: as the method's.
     """
 
@@ -389,7 +359,7 @@ class Optimized:
             clipping = method.clip(state.max_grad_norm)
         else:
             clipping = method.normalise(method.stabilizer)
-        gradient = method._gradient(oracle, state.params, clipping)
+        gradient = method.gradient(oracle, state.params, clipping)
         step = _of_columns if state.columns else _by_themselves
         return step(state, gradient, oracle.pace)
 

@@ -42,35 +42,25 @@ _TRIES = 3  # another thread may draw meanwhile: only what is seen each time is 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """How a model's parameters are used.
+    """How a model's parameters are used, and where it draws."""
 
-    Args:
-        copied: Parameters that no rule covers: each record has its own leaf of autograd.
-        multiplied: Those of them that are used by more than element by element: copying them costs time.
-        sites: Places of draws.
-        uses: Every use, in the order of the tape.
-        all_classes: Whether every target is a class, none of them an index to ignore.
-    """
-
-    copied: tuple[str, ...]
-    multiplied: tuple[str, ...]
+    copied: tuple[str, ...]  # no rule covers these: each record has its own leaf of autograd
+    multiplied: tuple[
+        str, ...
+    ]  # those of them whose copies cost time: used by more than element by element
     sites: tuple[Site, ...]
-    uses: tuple[Use, ...]
-    all_classes: bool
+    uses: tuple[Use, ...]  # in the order of the tape
+    all_classes: bool  # no target is an index to ignore
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """The way forward and back in numbers of fewer digits.
+    """The way forward and back in numbers of fewer digits, and what is frozen in these.
 
     **Guarantee**: what a layer saw and what came back to it leave a pass in the parameters' own type,
     before anything is made of them. Norms and sums are then functions of one pair of float32 tensors:
     the gradient whose length a record is clipped by is, bit for bit, the one that is summed. How far
     it lies from the true one changes what is learned, and no sensitivity.
-
-    Args:
-        dtype: Their type.
-        fixed: What is not trained of the model, by name, in that type.
     """
 
     dtype: torch.dtype
@@ -88,72 +78,190 @@ class Lowered:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """One run of the model on all rows: losses ``[K, B]``, and what its watch noted."""
+class Passes:
+    """The passes of a model and the loss of its records, over many candidates and records at once."""
 
-    losses: torch.Tensor
-    watch: Intercept
+    def __init__(self, module: nn.Module, loss_of: LossOf, layout: Layout) -> None:
+        self.module, self.loss_of, self.layout = module, loss_of, layout
+        self.plan = PassPlan((), (), (), (), False)
+        self.low: Lowered | None = None  # in what numbers to run, if not those of the parameters
 
+    def find_plan(
+        self, x: torch.Tensor, y: torch.Tensor, *, all_classes: bool, copy_all: bool
+    ) -> None:
+        """Find out how the model uses its parameters, on rows ``[K, B, ...]`` with K and B above 1.
 
-def plan_model(
-    module: nn.Module,
-    loss_of: LossOf,
-    layout: Layout,
-    *,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    all_classes: bool = False,
-    copy_all: bool = False,
-) -> PassPlan:
-    """Find out how the model uses its parameters, on rows ``[K, B, ...]`` with K and B above 1.
+        To copy all parameters for every record, and catch no use, is exact for whatever a loss does,
+        gradients within it included, and slower.
+        """
+        # Another thread may use the global generator.
+        draws = torch.Generator(x.device).manual_seed(0)
+        size, dtype = (len(x), self.layout.size), self.layout.dtype
+        params = torch.randn(size, generator=draws, dtype=dtype, device=x.device)
+        named = self.layout.unflatten(params)
+        leaves = {n: leaf.detach().requires_grad_() for n, leaf in named.items()}
+        stacked, copies = leaves, dict[str, torch.Tensor]()
+        if copy_all:
+            stacked, copies = {}, _copies(leaves, tuple(leaves), x.shape[1])
+        losses, watch = drawn_with_torch(lambda: self._run(stacked, x, y, copies=copies))
+        copied = set(leaves)
+        if not copy_all:
+            reached: Sequence[torch.Tensor | None] = [None] * len(leaves)
+            if losses.requires_grad:
+                reached = torch.autograd.grad(losses.sum(), [*leaves.values()], allow_unused=True)
+            copied = {name for name, g in zip(leaves, reached, strict=True) if g is not None}
+        sites, multiplied = tuple(watch.sites), copied & watch.multiplied
+        drawn = tuple(site.empty(x.shape[:2], params) for site in sites)
+        while True:
+            ordered = tuple(name for name in leaves if name in copied)
+            slow = tuple(name for name in ordered if name in multiplied)
+            self.plan = PassPlan(ordered, slow, sites, (), all_classes)
+            program, uses = self.tape()
+            program(params, x, y, *drawn)
+            counts = Counter(name for use in uses for name in use.names)
+            # What several rules, or a rule and autograd, give a part of the gradient of, is copied whole.
+            again = {n for use in uses for n in use.names if any(counts[m] > 1 for m in use.names)}
+            again |= {n for e in watch.entries for n in e.names if copied & set(e.names)}
+            if again <= copied:
+                self.plan = replace(self.plan, uses=tuple(uses))
+                return
+            copied |= again
+            multiplied |= again
 
-    Args:
-        module: The model.
-        loss_of: The loss of a record.
-        layout: Where parameters lie.
-        x: Inputs.
-        y: Targets.
-        all_classes: Whether every target is a class, none of them an index to ignore.
-        copy_all: Whether every parameter is copied for every record and no use is caught: exact for
-            whatever a loss does, gradients within it included, and slower.
+    def tape(self) -> Tape:
+        """Return the program that runs forward and backward pass, and the uses, filled by each run.
 
-    Raises:
-        RuntimeError: If the model cannot run under ``vmap``.
-    """
-    draws = torch.Generator(x.device).manual_seed(0)  # another thread may use the global one
-    params = torch.randn(len(x), layout.size, dtype=layout.dtype, device=x.device, generator=draws)
-    leaves = {n: leaf.detach().requires_grad_() for n, leaf in layout.unflatten(params).items()}
-    stacked, copies = leaves, dict[str, torch.Tensor]()
-    if copy_all:
-        stacked, copies = {}, _copies(leaves, tuple(leaves), x.shape[1])
-    done = drawn_with_torch(
-        lambda: _run(module, loss_of, stacked, copies=copies, x=x, y=y, masks=None)
-    )
-    copied = set(leaves)
-    if not copy_all:
-        reached: Sequence[torch.Tensor | None] = [None] * len(leaves)
-        if done.losses.requires_grad:
-            reached = torch.autograd.grad(
-                done.losses.sum(), list(leaves.values()), allow_unused=True
+        It goes from ``(params [K, P], x, y, *masks)`` to the parts of every use, one after the other.
+        """
+        uses: list[Use] = []
+        plan, low = self.plan, self.low
+
+        def program(
+            params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *masks: torch.Tensor
+        ) -> Tensors:
+            with torch.enable_grad():
+                flat = params.detach()
+                if low is not None:
+                    flat, x, masks = low.down(flat), low.down(x), tuple(map(low.down, masks))
+                named = self.layout.unflatten(flat)
+                copies = _copies(named, plan.copied, x.shape[1])
+                stacked = {n: p for n, p in named.items() if n not in copies}
+                losses, watch = self._run(stacked, x, y, copies=copies, masks=masks, low=low)
+                entries = watch.entries
+                outs = [entry.out for entry in entries] + list(copies.values())
+                # The sum of losses of records; a gradient to start from would import an algebra system.
+                grads = torch.autograd.grad(
+                    losses.sum(), outs, allow_unused=True, materialize_grads=True
+                )
+            waiting: dict[str, list[tuple[Entry, torch.Tensor]]] = {}
+            for place, entry in enumerate(entries):
+                waiting.setdefault(entry.names[0], []).append((entry, grads[place]))
+            copied = [
+                (DirectUse(n), (g.to(params.dtype),))
+                for n, g in zip(copies, grads[len(entries) :], strict=True)
+            ]
+            del (
+                watch,
+                losses,
+                entries,
+                outs,
+                grads,
+            )  # what rules are done with goes: patches are large
+            every: list[tuple[Use, Tensors]] = []
+            while waiting:
+                every += _merged(waiting.pop(next(iter(waiting))), params.dtype)
+            every += copied
+            uses[:] = [use for use, _ in every]
+            return tuple(part for _, parts in every for part in parts)
+
+        return program, uses
+
+    def losses(self) -> Program:
+        """Return the forward pass alone, without draws: ``(params, x, y)`` to losses ``[K, B]``."""
+
+        def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+            stacked = self.layout.unflatten(params)
+            losses, _ = self._run(stacked, x, y, copies={}, deterministic=True)
+            return (losses.detach(),)
+
+        return program
+
+    def gradient(
+        self, params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, masks: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the gradient of one record by itself, by plain autograd: the reference of the check."""
+        named = {n: v.detach().requires_grad_() for n, v in self.layout.unflatten(params).items()}
+        with torch.enable_grad():
+            with Intercept(None, masks=masks, deterministic=not masks):
+                value = self._one(named, x, y)
+            grads = torch.autograd.grad(
+                value, list(named.values()), allow_unused=True, materialize_grads=True
             )
-        copied = {name for name, g in zip(leaves, reached, strict=True) if g is not None}
-    sites, multiplied = tuple(done.watch.sites), copied & done.watch.multiplied
-    drawn = tuple(site.empty(x.shape[:2], params) for site in sites)
-    while True:
-        ordered = tuple(name for name in leaves if name in copied)
-        slow = tuple(name for name in ordered if name in multiplied)
-        plan = PassPlan(ordered, slow, sites, (), all_classes)
-        program, uses = tape_of(module, loss_of, layout, plan)
-        program(params, x, y, *drawn)
-        counts = Counter(name for use in uses for name in use.names)
-        # What several rules, or a rule and autograd, give a part of the gradient of, is copied whole.
-        again = {n for use in uses for n in use.names if any(counts[m] > 1 for m in use.names)}
-        again |= {n for e in done.watch.entries for n in e.names if copied & set(e.names)}
-        if again <= copied:
-            return replace(plan, uses=tuple(uses))
-        copied |= again
-        multiplied |= again
+        full = [g.to_dense() if g.is_sparse else g for g in grads]
+        return self.layout.flatten(dict(zip(named, full, strict=True)))
+
+    def _run(
+        self,
+        stacked: Mapping[str, torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        copies: Mapping[str, torch.Tensor],
+        masks: Sequence[torch.Tensor] | None = None,
+        deterministic: bool = False,
+        low: Lowered | None = None,
+    ) -> tuple[torch.Tensor, Intercept]:
+        """Run the model on every row under two nested vmaps; return losses ``[K, B]``, and the watch.
+
+        ``stacked`` parameters are ``[K, ...]``, ``copies`` and masks ``[K, B, ...]``.
+        """
+        watches: list[Intercept] = []
+        sizes, masked = (x.shape[0], x.shape[1]), masks is not None
+
+        def candidate(named: Any, copied: Any, xs: Any, ys: Any, drops: Any) -> torch.Tensor:
+            outer = functorch.maybe_get_level(xs)
+
+            def record(own: Any, x: Any, y: Any, drop: Any) -> torch.Tensor:
+                levels = Levels(outer, functorch.maybe_get_level(x), sizes)
+                mode = Intercept(
+                    levels,
+                    names={id(tensor): name for name, tensor in named.items()},
+                    masks=drop if masked else None,
+                    deterministic=deterministic,
+                    classes=levels.physical(y) if self.plan.all_classes else None,
+                )
+                with mode:
+                    value = self._one({**named, **own}, x, y, low=low)
+                watches.append(mode)
+                return value
+
+            return torch.vmap(record)(copied, xs, ys, drops)
+
+        with apart():
+            losses = torch.vmap(candidate)(stacked, copies, x, y, tuple(masks or ()))
+        if any(entry.out._version != entry.version for entry in watches[0].entries):
+            raise RuntimeError("the model changes the output of a layer in place")
+        return losses, watches[0]
+
+    def _one(
+        self,
+        named: Mapping[str, torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        low: Lowered | None = None,
+    ) -> torch.Tensor:
+        """Run the model and the loss on one record, as a batch of one."""
+        whole = _Whole(self.module, self.loss_of if low is None else _OfRaised(self.loss_of))
+        named = named if low is None else {**low.fixed, **named}
+        own = {f"model.{name}": tensor for name, tensor in named.items()}
+        value: torch.Tensor = functional_call(whole, own, (x.unsqueeze(0), y.unsqueeze(0)))
+        if not torch.is_tensor(value) or value.numel() != 1:
+            given = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
+            raise InvalidInputError(
+                "loss", given, "must be one number for one record, a tensor of shape (1,)"
+            )
+        return value.reshape(())
 
 
 def _copies(
@@ -166,74 +274,6 @@ def _copies(
     }
 
 
-def tape_of(
-    module: nn.Module,
-    loss_of: LossOf,
-    layout: Layout,
-    plan: PassPlan,
-    *,
-    low: Lowered | None = None,
-) -> Tape:
-    """Return the program that runs forward and backward pass.
-
-    Args:
-        module: The model.
-        loss_of: The loss of a record.
-        layout: Where parameters lie.
-        plan: How they are used.
-        low: In what numbers to run, if not those of the parameters.
-
-    Returns:
-        A program from ``(params [K, P], x, y, *masks)`` to the parts of every use, one after the other; run
-        as it is. And the list of uses, filled by each run.
-    """
-    uses: list[Use] = []
-
-    def program(
-        params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *masks: torch.Tensor
-    ) -> Tensors:
-        with torch.enable_grad():
-            flat = params.detach()
-            if low is not None:
-                flat, x, masks = low.down(flat), low.down(x), tuple(map(low.down, masks))
-            named = layout.unflatten(flat)
-            copies = _copies(named, plan.copied, x.shape[1])
-            stacked = {n: p for n, p in named.items() if n not in copies}
-            done = _run(
-                module,
-                loss_of,
-                stacked,
-                copies=copies,
-                x=x,
-                y=y,
-                masks=masks,
-                all_classes=plan.all_classes,
-                low=low,
-            )
-            entries = done.watch.entries
-            outs = [entry.out for entry in entries] + list(copies.values())
-            # The sum of losses of records; a gradient to start from would import an algebra system.
-            grads = torch.autograd.grad(
-                done.losses.sum(), outs, allow_unused=True, materialize_grads=True
-            )
-        waiting: dict[str, list[tuple[Entry, torch.Tensor]]] = {}
-        for place, entry in enumerate(entries):
-            waiting.setdefault(entry.names[0], []).append((entry, grads[place]))
-        copied = [
-            (DirectUse(n), (g.to(params.dtype),))
-            for n, g in zip(copies, grads[len(entries) :], strict=True)
-        ]
-        del done, entries, outs, grads  # what rules are done with goes: patches are large
-        every: list[tuple[Use, Tensors]] = []
-        while waiting:
-            every += _merged(waiting.pop(next(iter(waiting))), params.dtype)
-        every += copied
-        uses[:] = [use for use, _ in every]
-        return tuple(part for _, parts in every for part in parts)
-
-    return program, uses
-
-
 def _merged(
     entries: Sequence[tuple[Entry, torch.Tensor]], dtype: torch.dtype
 ) -> list[tuple[Use, Tensors]]:
@@ -244,119 +284,6 @@ def _merged(
             whole = tuple(t.to(dtype) if t.is_floating_point() else t for t in parts)
             by_weight.setdefault(use.weight, []).append((use, whole))
     return [one for group in by_weight.values() for one in merged(group)]
-
-
-def losses_of(module: nn.Module, loss_of: LossOf, layout: Layout, plan: PassPlan) -> Program:
-    """Return the forward pass alone, without draws: ``(params, x, y)`` to losses ``[K, B]``."""
-
-    def program(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        how: dict[str, Any] = {
-            "masks": None,
-            "deterministic": True,
-            "all_classes": plan.all_classes,
-        }
-        done = _run(module, loss_of, layout.unflatten(params), copies={}, x=x, y=y, **how)
-        return (done.losses.detach(),)
-
-    return program
-
-
-def run_one(
-    module: nn.Module,
-    loss_of: LossOf,
-    named: Mapping[str, torch.Tensor],
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    masks: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """Return the loss of one record by itself, by plain autograd: the reference of the check.
-
-    Without masks nothing is dropped.
-    """
-    with Intercept(None, masks=masks, deterministic=not masks):
-        return _one(module, loss_of, named, x, y)
-
-
-def _run(
-    module: nn.Module,
-    loss_of: LossOf,
-    stacked: Mapping[str, torch.Tensor],
-    *,
-    copies: Mapping[str, torch.Tensor],
-    x: torch.Tensor,
-    y: torch.Tensor,
-    masks: Sequence[torch.Tensor] | None,
-    deterministic: bool = False,
-    all_classes: bool = False,
-    low: Lowered | None = None,
-) -> _Pass:
-    """Run the model on every row under two nested vmaps.
-
-    ``stacked`` parameters are ``[K, ...]``, ``copies`` and masks ``[K, B, ...]``.
-    """
-    watches: list[Intercept] = []
-    sizes = (x.shape[0], x.shape[1])
-    masked = masks is not None
-
-    def candidate(
-        named: Mapping[str, torch.Tensor],
-        copied: Mapping[str, torch.Tensor],
-        xs: torch.Tensor,
-        ys: torch.Tensor,
-        drops: Sequence[torch.Tensor],
-    ) -> torch.Tensor:
-        outer = functorch.maybe_get_level(xs)
-
-        def record(
-            own: Mapping[str, torch.Tensor],
-            x: torch.Tensor,
-            y: torch.Tensor,
-            drop: Sequence[torch.Tensor],
-        ) -> torch.Tensor:
-            levels = Levels(outer, functorch.maybe_get_level(x), sizes)
-            names = {id(tensor): name for name, tensor in named.items()}
-            mode = Intercept(
-                levels,
-                names=names,
-                masks=drop if masked else None,
-                deterministic=deterministic,
-                classes=levels.physical(y) if all_classes else None,
-            )
-            with mode:
-                value = _one(module, loss_of, {**named, **own}, x, y, low=low)
-            watches.append(mode)
-            return value
-
-        return torch.vmap(record, in_dims=(0, 0, 0, 0))(copied, xs, ys, drops)
-
-    with apart():
-        losses = torch.vmap(candidate)(stacked, copies, x, y, tuple(masks or ()))
-    if any(entry.out._version != entry.version for entry in watches[0].entries):
-        raise RuntimeError("the model changes the output of a layer in place")
-    return _Pass(losses, watches[0])
-
-
-def _one(
-    module: nn.Module,
-    loss_of: LossOf,
-    named: Mapping[str, torch.Tensor],
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    low: Lowered | None = None,
-) -> torch.Tensor:
-    """Run the model and the loss on one record, as a batch of one."""
-    whole = _Whole(module, loss_of if low is None else _OfRaised(loss_of))
-    named = named if low is None else {**low.fixed, **named}
-    own = {f"model.{name}": tensor for name, tensor in named.items()}
-    value: torch.Tensor = functional_call(whole, own, (x.unsqueeze(0), y.unsqueeze(0)))
-    if not torch.is_tensor(value) or value.numel() != 1:
-        given = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
-        raise InvalidInputError(
-            "loss", given, "must be one number for one record, a tensor of shape (1,)"
-        )
-    return value.reshape(())
 
 
 @dataclass(frozen=True)
@@ -388,23 +315,13 @@ class _Whole(nn.Module):
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Run a model under ``vmap`` where nothing but torch's own code may see all records at once.
-
-    Hooks on saved tensors, which are handed what autograd keeps for the way back, raise.
-    """
+    """Run a model under ``vmap`` where nothing but torch's own code may see all records at once."""
     with traced(), Apart(), disable_saved_tensors_hooks("what is saved holds all records"):
         yield
 
 
 def drawn_with_torch(run: Callable[[], T]) -> T:
-    """Return what a pass returns, if it moves neither Python's generator nor NumPy's.
-
-    Args:
-        run: The pass.
-
-    Raises:
-        RuntimeError: If it draws from one of them.
-    """
+    """Return what a pass returns, if it moves neither Python's generator nor NumPy's."""
     for _ in range(_TRIES):
         before = _states()
         found = run()

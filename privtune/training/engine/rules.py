@@ -52,12 +52,7 @@ _LANE = 4096  # up to here, a sum of squares in float32 keeps its digits
 
 @dataclass(frozen=True)
 class Use(ABC):
-    """How a pass uses a weight, and a bias that the same operation adds.
-
-    Args:
-        weight: Name of the weight.
-        bias: Name of the bias, if any.
-    """
+    """How a pass uses a weight, and a bias that the same operation adds."""
 
     weight: str
     bias: str | None = None
@@ -89,17 +84,7 @@ class Use(ABC):
 
 @dataclass(frozen=True)
 class ProductUse(Use):
-    """A weight that is multiplied with: ``a`` is ``[K, B, T, d]`` and ``g`` is ``[K, B, T, p]``.
-
-    In the outer form both lack the axis T. Where direct gradients take less memory than what they are made
-    of, the pass forms them (*formed*): the parts are those of weight and bias, ``[K, B, n]``.
-
-    Args:
-        form: How norms are taken.
-        taps: Places of a convolution's kernel; its patches hold them before the channels.
-        depth: Input channels of one of its groups.
-        groups: How many groups of channels it has.
-    """
+    """A weight that is multiplied with: ``a`` is ``[K, B, T, d]`` and ``g`` is ``[K, B, T, p]``."""
 
     form: Form = "outer"
     taps: int = 1
@@ -107,11 +92,8 @@ class ProductUse(Use):
     groups: int = 1
 
     def laid_out(self, a: torch.Tensor, g: torch.Tensor) -> tuple[ProductUse, Tensors]:
-        """Choose the form by what it costs; return that use, and its parts ``[K, B, T, features]`` laid out.
-
-        Gram matrices take ``T^2 (d + p)`` operations in float64, a gradient ``T d p`` in float32, which is
-        reused for the sum where it is kept.
-        """
+        """Choose the form by what it costs, given parts ``[K, B, T, features]``; return use and parts."""
+        # Gram matrices take T² (d + p) operations in float64, a gradient T d p in float32.
         rows, places, inputs, outputs = a.shape[0] * a.shape[1], a.shape[2], a.shape[3], g.shape[3]
         form: Form = "twice" if 4 * rows * inputs * outputs > _DIRECT_BYTES else "direct"
         if self.groups > 1:
@@ -207,13 +189,7 @@ class ProductUse(Use):
 
 @dataclass(frozen=True)
 class EmbeddingUse(Use):
-    """A table looked up: ``a`` holds indices ``[K, B, T]`` and ``g`` is ``[K, B, T, d]``.
-
-    Two places of a record share a row of the gradient where their indices agree.
-
-    Args:
-        rows: Rows of the table.
-    """
+    """A table looked up: ``a`` holds indices ``[K, B, T]`` and ``g`` is ``[K, B, T, d]``."""
 
     rows: int = 1
 
@@ -248,12 +224,7 @@ class EmbeddingUse(Use):
 
 @dataclass(frozen=True)
 class DirectUse(Use):
-    """A parameter whose per-record gradient ``[K, B, *shape]`` a pass gives as it is.
-
-    Autograd sums it over the places where the parameter was added or multiplied element by element (biases,
-    scales and shifts of normalisation); the rule of a layer forms it; or the parameter was copied for every
-    record, which is exact for any use and slow where the copies are multiplied.
-    """
+    """A parameter whose per-record gradient ``[K, B, *shape]`` a pass gives as it is."""
 
     @property
     def parts(self) -> int:
@@ -278,17 +249,7 @@ class DirectUse(Use):
 
 
 def merged(found: Sequence[tuple[Use, Tensors]]) -> list[tuple[Use, Tensors]]:
-    """Make one use of all uses of a weight, so that its gradient is the sum of theirs.
-
-    Products of one weight are laid side by side along the places T. A table that is looked up and multiplied
-    with (tied embeddings) is a product in both: of its output gradients and rows of the identity.
-
-    Args:
-        found: Every use of a weight and its parts; products with parts ``[K, B, T, features]``.
-
-    Returns:
-        One use of the weight, and one of each bias that only some of its uses add.
-    """
+    """Make one use of all uses of a weight, so that its gradient is the sum of theirs."""
     uses = [use for use, _ in found]
     first, owner = uses[0], uses[0].weight.rpartition(".")[0]
     shared = {use.bias for use in uses}
@@ -332,13 +293,11 @@ def split(uses: Sequence[Use], tape: Sequence[torch.Tensor]) -> list[Tensors]:
 def norms_by_use(
     uses: Sequence[Use], parts: list[Tensors], *, layout: Layout, by_layer: bool
 ) -> tuple[torch.Tensor, list[Tensors]]:
-    """Return norms ``[G, K, B]``, over everything or by layer, and what the sums need.
-
-    ``parts`` is emptied on the way: what a use keeps for its sum often takes the place of a larger pair.
-    """
+    """Return norms ``[G, K, B]``, over everything or by layer, and what the sums need."""
     squares: dict[int, torch.Tensor] = {}
     saved = []
     for place, use in enumerate(uses):
+        # What a use keeps for its sum often takes the place of a larger pair.
         own, parts[place] = parts[place], ()
         squared, kept = use.squared_norms(*own)
         del own
@@ -364,31 +323,25 @@ def add_sums(
         use.accumulate(groups[layout.layer_of[use.weight] if len(groups) > 1 else 0], kept, targets)
 
 
-def nonfinite(norms: torch.Tensor, *, look: bool = True) -> torch.Tensor | None:
-    """Return which records have a norm that is not finite, ``[K, B]``, or None for none.
-
-    Args:
-        norms: Shape ``[G, K, B]``.
-        look: Whether to look if there are any; otherwise the answer is never None.
-    """
+def unusable_rows(norms: torch.Tensor, *, look: bool = True) -> torch.Tensor | None:
+    """Return which records have a norm that is not finite, ``[K, B]``, or None for none."""
     if look and math.isfinite(norms.sum().item()):
         return None
-    bad = ~norms.isfinite().all(dim=0)
-    return bad if not look or bool(bad.any()) else None
+    unusable = ~norms.isfinite().all(dim=0)
+    return unusable if not look or bool(unusable.any()) else None
 
 
-def emptied(saved: Sequence[Tensors], bad: torch.Tensor) -> list[Tensors]:
-    """Put zeros in place of what bad records, ``[K, B]``, left for the sums.
-
-    Copies keep their layout, and so every other record its bits.
-    """
+def emptied(saved: Sequence[Tensors], unusable: torch.Tensor) -> list[Tensors]:
+    """Put zeros in place of what unusable records, ``[K, B]``, left for the sums."""
 
     def clean(kept: torch.Tensor) -> torch.Tensor:
         if not kept.is_floating_point():
             return kept  # indices: what is looked up there is weighted by zero
-        places = kept.shape[1] // bad.shape[1]  # each record has one, or all of its places in a row
-        rows = bad.repeat_interleave(places, dim=1) if places != 1 else bad
+        # Each record has one place, or all of its places in a row.
+        places = kept.shape[1] // unusable.shape[1]
+        rows = unusable.repeat_interleave(places, dim=1) if places != 1 else unusable
         where = rows.view(*rows.shape, *(1 for _ in kept.shape[2:]))
+        # In the layout that it has, so that every other record keeps its bits.
         return kept.clone(memory_format=torch.preserve_format).masked_fill_(where, 0)
 
     return [tuple(map(clean, each)) for each in saved]
@@ -398,14 +351,14 @@ def count(
     clipping: Clipping,
     norms: torch.Tensor,
     rows: Rows,
-    bad: torch.Tensor | None,
+    unusable: torch.Tensor | None,
     halves: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Count unclipped records into ``halves``; return the number of bad records, if any."""
+    """Count unclipped records into ``halves``; return the number of unusable records, if any."""
     if halves is not None:
         counted = (clipping.unclipped(norms).to(rows.mask) - 0.5) * rows.mask
-        halves += (counted if bad is None else counted.masked_fill(bad, 0.0)).sum(dim=1)
-    return None if bad is None else (bad & (rows.mask > 0)).sum(dim=1)
+        halves += (counted if unusable is None else counted.masked_fill(unusable, 0.0)).sum(dim=1)
+    return None if unusable is None else (unusable & (rows.mask > 0)).sum(dim=1)
 
 
 def longest(dtype: torch.dtype) -> float:
@@ -429,14 +382,10 @@ def multiplied(
 
 
 def length(rows: torch.Tensor) -> torch.Tensor:
-    """Return norms over the last axis, those of pieces of it first.
-
-    Over a long axis ``vector_norm`` adds up in a few numbers of float32, which stagnate: of 2^20 equal values
-    it returns a norm that is 0.05% too short. Where that axis is not the one that lies together in memory, a
-    sum of squares is 50 times faster.
-    """
-    if rows.stride(-1) != 1:
+    """Return norms over the last axis, those of pieces of it first."""
+    if rows.stride(-1) != 1:  # a sum of squares is 50 times faster there
         return (rows * rows).sum(dim=-1).sqrt_()
+    # vector_norm adds up in a few numbers of float32: of 2^20 equal values it is 0.05% too short.
     whole = rows.shape[-1] // _LANE
     if whole > 1:
         head, tail = rows[..., : whole * _LANE], rows[..., whole * _LANE :]
@@ -474,11 +423,8 @@ def _rounded(
 def _rounded_up(
     squared: torch.Tensor, lengths: torch.Tensor, roundings: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Add to a norm what ``dtype`` may lose when the released sum over the places is formed.
-
-    ``lengths`` is the sum of the lengths of the terms: where they nearly cancel, the sum that is
-    released carries a rounding error, so many times ``eps`` of it, that its exact norm does not show.
-    """
+    """Add to a norm what ``dtype`` may lose when the released sum over the places is formed."""
+    # Where terms of these lengths nearly cancel, the released sum has an error that its norm does not show.
     slack = lengths * (roundings * torch.finfo(dtype).eps)
     rounded: torch.Tensor = squared.clamp_(min=0.0).sqrt_().add_(slack).square_()
     return rounded.to(dtype)
@@ -491,10 +437,7 @@ _FAR = 16.0
 
 
 def held_by_norms(uses: Sequence[Use], layout: Layout) -> tuple[int, int] | None:
-    """Return the bytes of a candidate, and of a row, that a capture of norms holds beside the pass.
-
-    None where norms are not captured: some gradients are formed, or products are those of float64.
-    """
+    """Return the bytes of a candidate, and of a row, that a capture of norms holds beside the pass."""
     if layout.dtype == torch.float64 or not all(map(_is_outer, uses)):
         return None
     shapes = [layout.shapes[use.weight] for use in uses]
@@ -503,16 +446,7 @@ def held_by_norms(uses: Sequence[Use], layout: Layout) -> tuple[int, int] | None
 
 
 def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program:
-    """Return a program that takes center and scale, and then what ``program`` takes.
-
-    It gives the tape, and behind it what :class:`Transformed` knows by then: norms ``[K, B]``, squared
-    lengths of the centers, and the inverse of the scale.
-
-    Args:
-        program: Gives the tape.
-        uses: Filled by its first run.
-        layout: Where each parameter lies.
-    """
+    """Return a program that takes center and scale, and then what ``program`` takes."""
 
     def run(
         center: torch.Tensor, scale: torch.Tensor, *inputs: torch.Tensor
@@ -526,17 +460,7 @@ def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program
 
 
 class Transformed:
-    """The transformed gradients of one batch, most of them not formed.
-
-    Products are taken in float32 where torch keeps all of its digits and a center is near. Whether it
-    is, a candidate's own past releases say: no other candidate changes a bit of its result.
-
-    Args:
-        uses: The uses of all parameters.
-        layout: Where each parameter lies.
-        clipping: Center and scale, ``[K, P]`` each.
-        known: What ``with_norms`` gave behind the tape, if the pass was captured so.
-    """
+    """The transformed gradients of one batch, most of them not formed."""
 
     def __init__(
         self,
@@ -573,15 +497,15 @@ class Transformed:
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` to ``out``: see ``Kernel``."""
         norms, saved = self.norms(parts)
-        bad = nonfinite(norms, look=looks_freely(norms.device))
-        if bad is None:
+        unusable = unusable_rows(norms, look=looks_freely(norms.device))
+        if unusable is None:
             coefficients = self._clipping.factors(norms)
         else:
-            saved = [emptied(kept, bad) for kept in saved]
-            norms = norms.masked_fill(bad, torch.inf)
+            saved = [emptied(kept, unusable) for kept in saved]
+            norms = norms.masked_fill(unusable, torch.inf)
             coefficients = self._clipping.coefficients(norms)
         self._add(coefficients.mul_(rows.mask)[0], saved, out)
-        return count(self._clipping, norms, rows, bad, halves)
+        return count(self._clipping, norms, rows, unusable, halves)
 
     def _add(
         self, coefficients: torch.Tensor, saved: Sequence[list[Tensors]], out: torch.Tensor
@@ -597,12 +521,7 @@ class Transformed:
 
 
 class _Products:
-    """Norms and sums by products in the type of center and scale, ``[K, P]`` each.
-
-    Attributes:
-        length: Squared length of the center over the scale, ``[K, 1]``, but for what is formed.
-        inverse: Of the scale.
-    """
+    """Norms and sums by products in the type of center and scale, ``[K, P]`` each."""
 
     def __init__(
         self,

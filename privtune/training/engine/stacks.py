@@ -40,15 +40,7 @@ _FIXED_BYTES = 32 * 2**20  # programs, kernels and pools of the libraries, whate
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory model of a training.
-
-    Args:
-        row_bytes: Work space of a record in a step.
-        captured_bytes: Work space of a record while its pass is captured: at least as much.
-        state_bytes: Vectors of the length of the parameters, for one candidate.
-        rows: Records of a candidate's sample that are computed at once.
-        piece: Most records of a candidate that may be computed at once.
-    """
+    """The memory model of a training."""
 
     row_bytes: float
     captured_bytes: float
@@ -62,20 +54,13 @@ class Memory:
         return self.state_bytes + self.rows * self.row_bytes
 
     def peak_bytes(self, candidates: int) -> int:
-        """Return a bound on what training so many candidates at once adds to the memory of a process.
-
-        Captures, what an allocator cannot give back, and a fixed amount are counted; the
-        data is not.
-        """
+        """Return a bound on what training so many candidates at once adds to the memory of a process."""
         own = self.state_bytes + self.rows * self.captured_bytes
         return int(_FIXED_BYTES + _SLACK * candidates * own)
 
 
 def memory_model(kernel: Kernel, *, longest: int) -> Memory:
-    """Say what a candidate takes, whose samples are so many records at most, before anything runs.
-
-    A larger physical batch than fits is computed in pieces; their size does not depend on the stack.
-    """
+    """Say what a candidate takes, whose samples are so many records at most, before anything runs."""
     gradient = 4.0 * kernel.layout.size
     row = captured = gradient
     if isinstance(kernel, BatchedKernel):
@@ -85,23 +70,17 @@ def memory_model(kernel: Kernel, *, longest: int) -> Memory:
 
 
 def longest_sample(schedule: Schedule) -> int:
-    """Return the size that a sample stays below, all but surely: six deviations above the mean.
-
-    A longer one is computed in pieces.
-    """
+    """Return the size that a sample stays below, all but surely: six deviations above the mean."""
     mean = schedule.expected_batch_size
     return padded(min(schedule.records, math.ceil(mean + 6.0 * math.sqrt(mean) + 8.0)))
 
 
 def granule(schedule: Schedule, kernel: Kernel, row_bytes: float, candidates: int) -> int:
-    """Return what physical sizes are to be multiples of: a power of two, from the plan alone.
-
-    Half of it fills up in every step; a shape is captured for each multiple that occurs, among sizes
-    some six deviations apart. The sum of both is least at the root. A short training of a small net
-    would else take longer to capture its shapes than to train. Where nothing is captured, nothing fills up.
-    """
+    """Return what physical sizes are to be multiples of: a power of two, from the plan alone."""
     if isinstance(kernel, BatchedKernel) and not kernel.captures:
         return 1
+    # Half a granule fills up in every step; a shape is captured for each multiple that occurs, among sizes
+    # some six deviations apart. The sum of both costs is least at the root.
     mean = schedule.expected_batch_size
     filling = 0.5 * schedule.steps * candidates * row_bytes * _BYTE_SECONDS
     best = math.sqrt(6.0 * math.sqrt(mean) * _CAPTURE_SECONDS / max(filling, 1e-300))
@@ -111,12 +90,7 @@ def granule(schedule: Schedule, kernel: Kernel, row_bytes: float, candidates: in
 
 @dataclass(frozen=True)
 class Split:
-    """How candidates are trained.
-
-    Args:
-        sizes: Candidates of each stack, in order; as even as can be, so that few shapes are captured.
-        threads: How many stacks are trained side by side.
-    """
+    """How candidates are trained."""
 
     sizes: list[int]
     threads: int
@@ -130,25 +104,12 @@ class Split:
 def split(
     kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None = None, cores: int = 1
 ) -> Split:
-    """Split candidates into stacks, and say how many stacks to train side by side, a thread for each.
-
-    Between two kernels of torch a thread holds the interpreter, which there is one of: a step lets t
-    threads run without waiting if it takes t times as long as what it does in there. So t threads are
-    worth it from t^2 such turns on; below, one stack of all candidates is faster.
-
-    A kernel that takes record after record holds one model and gains nothing from stacks, nor do
-    convolutions on CPU, which run candidate by candidate and leave the caches. One of a model too large to
-    be captured uses all cores for each product.
-
-    Args:
-        kernel: The kernel.
-        memory: The memory model.
-        candidates: How many there are.
-        stack: How many to train at once, in all threads together, or None to choose.
-        cores: Threads that torch may use; 1 where stacks have to be trained one after the other.
-    """
+    """Split candidates into stacks, and say how many stacks to train side by side, a thread for each."""
+    # Record after record, and convolutions on CPU, run candidate by candidate: stacks gain nothing.
     apart = not isinstance(kernel, BatchedKernel) or kernel.convolves
     fit = min(_LARGEST, int(STACK_BYTES / memory.candidate_bytes))
+    # Between two kernels of torch a thread holds the interpreter: a step lets t threads run without waiting
+    # if it takes t times as long as what it does there, so t threads pay from t² such turns on.
     threads = 1
     if cores > 1 and isinstance(kernel, BatchedKernel) and kernel.captures:
         most = int(_ABREAST_BYTES / memory.candidate_bytes) if apart else fit
@@ -170,20 +131,7 @@ class _StoppedError(Exception):
 def side_by_side(
     jobs: Sequence[Callable[[OnStep | None], T]], threads: int, on_step: OnStep | None
 ) -> list[T]:
-    """Run jobs, as many at once as there are threads, and return their results in order.
-
-    Each thread gets an equal share of the threads that torch may use here.
-
-    Args:
-        jobs: The trainings; each calls what it is given after every step.
-        threads: At least 1; with 1 the jobs run in the calling thread.
-        on_step: Called after every step of every job, one call at a time, in the calling thread: it is code
-            of a user's, and may have to stay there.
-
-    Raises:
-        Exception: The first error of a job, a signal's or ``on_step``'s. The other jobs are stopped
-            after the step that they are at, and waited for.
-    """
+    """Run jobs, as many at once as there are threads, and return their results in order."""
     if threads == 1:
         return [job(on_step) for job in jobs]
     news: SimpleQueue[Future[T] | Callable[[], None]] = SimpleQueue()

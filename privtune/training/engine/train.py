@@ -45,8 +45,7 @@ from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods._rate_schedule import SEARCHED, average_weights, rate_factors
-from privtune.training.methods.automatic import AutomaticClipping
-from privtune.training.methods.dpsgd import FixedRates
+from privtune.training.methods.dpsgd import AutomaticClipping, DPAdam, FixedDPSGD
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
@@ -60,24 +59,13 @@ _LOW = {"float32": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of a candidate. Only ``params``, ``report`` and ``module`` are functions of releases.
-
-    Args:
-        position: Which of the candidates it was, counted from 0.
-        params: Final parameters on the CPU, shape ``[P]``: the method's average of the iterates.
-        report: What the method reports by name, one value a step, on the CPU, shape ``[T]``.
-        transcript: What was released.
-        nonfinite: Records that counted as zero, once for every sample that drew them: not finite
-            gradients, broken public facts, passes that raise. Sealed.
-        snapshots: Parameters after the steps that were asked for, by step, on the CPU, shape ``[P]``.
-        module: The candidate's model, with the final parameters in it.
-    """
+    """What became of a candidate. Only ``params``, ``report`` and ``module`` are functions of releases."""
 
     position: int
     params: torch.Tensor
     report: Mapping[str, torch.Tensor]
     transcript: Transcript
-    nonfinite: int
+    unusable: int
     snapshots: Mapping[int, torch.Tensor]
     module: nn.Module
 
@@ -86,29 +74,12 @@ class Outcome:
 class Training:
     """A training of candidates, each with its own model, samples, noise and privacy.
 
-    Args:
-        method: The training method, with its noise fixed by a plan.
-        schedule: Records, sampling rate and steps.
-        loss_of: The loss of one record: the model, its inputs and targets with a leading axis of 1, to
-            shape ``[1]``.
-        data: The private records.
-        device: ``"auto"`` (CUDA when there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        stack: How many candidates to train at once, or ``"auto"``. On CPU, stacks of data in memory
-            are trained side by side where that pays, in ``torch.get_num_threads()`` threads at most.
-        precision: Of forward and backward pass, ``"float32"`` or ``"bfloat16"``; else float32.
-        noise: Where noise comes from and how it is treated; None for the defaults.
-        on_step: Called after every step with its number and the stack's report.
-        snapshots_at: Steps, counted from 0, after which to keep a copy of the parameters.
-        keeper: Where a candidate that is trained alone keeps its checkpoint, and finds it.
-        look: Called with the step and the parameters, ``[P]``, after the steps in ``snapshots_at``, where
-            one candidate is trained alone; what it raises ends the training.
-
     **Guarantee**: each candidate's parameters and report are an output of the mechanism that
     ``method.event(schedule)`` describes; no candidate's data or divergence touches another's bits.
     With its secret, a result does not depend on its stack.
     """
 
-    method: Method[Any]
+    method: Method
     schedule: Schedule
     loss_of: LossOf
     data: TensorData
@@ -122,16 +93,7 @@ class Training:
     look: Callable[[int, torch.Tensor], object] | None = None
 
     def of(self, made: Iterable[Made]) -> Iterator[Outcome]:
-        """Train candidates; yield what became of each, in any order.
-
-        Args:
-            made: The candidates, taken one after the other, as many as memory holds; those that run the
-                same program are trained in stacks.
-
-        Raises:
-            InvalidInputError: If a candidate cannot be trained as it is; before any sample of it is drawn.
-            TranscriptMismatchError: If more or less was released than ``method.event(schedule)`` charges.
-        """
+        """Train candidates; yield what became of each, in any order."""
         waiting, held = list[Group](), 0
         for position, each in enumerate(made):
             check_model(each.model)
@@ -147,11 +109,7 @@ class Training:
         yield from self._of_groups(waiting)
 
     def alike(self, made: Iterable[Made]) -> list[Outcome]:
-        """Train candidates whose models one function made, by one look at what a pass does, in their order.
-
-        Raises:
-            InvalidInputError: If their models differ in more than what is trained.
-        """
+        """Train candidates whose models one function made, as one group; return their outcomes in order."""
         members = [Member(position, each) for position, each in enumerate(made)]
         first = members[0].made.model
         for own in (member.made.model for member in members[1:]):
@@ -283,7 +241,7 @@ class Training:
                     params,
                     {name: column[:, row] for name, column in report.items()},
                     transcripts[row],
-                    int(oracle.nonfinite[row]),
+                    int(oracle.unusable[row]),
                     {step: member.narrowed(kept[row]) for step, kept in now.snapshots.items()},
                     member.made.model,
                 )
@@ -307,14 +265,7 @@ def choose_kernel(
     precision: str = "float32",
     program: Hashable = None,
 ) -> Kernel:
-    """Return the batched kernel, or one that takes record after record for a model that it cannot take.
-
-    Whoever runs such a model on a batch trusts that its way hangs on no record but its own: a scale
-    that is read from the batch where a pixel is above 1 shows on no record that is made up.
-
-    The kernel runs a copy of the model, on records of the shapes and types of the data. What was made for
-    the same program is taken again; a program that is not told is captured.
-    """
+    """Return the batched kernel, or one that takes record after record for a model that it cannot take."""
     x, y = data.like
     classes, low = targets_are_classes(data), _LOW[precision]
     if program is None:
@@ -339,7 +290,8 @@ def choose_kernel(
                 f"does not suit {name} ({reason})",
                 "Leave it out: float32 is the default.",
             ) from reason
-        single = OneByOneKernel.of(made, loss_of, x=x, y=y, device=device)
+        # On a batch, its way might hang on other records: a scale that is read where a pixel is above 1.
+        single = OneByOneKernel(made, loss_of, x=x, y=y, device=device)
         say_once(
             f"{name} cannot be trained in stacks ({reason}): each record is "
             "computed in a pass of its own, which costs many times as much."
@@ -381,15 +333,7 @@ def initialisation(streams: Streams) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A candidate that is ready to be trained.
-
-    Args:
-        model: Its own, with its first weights; what does not require gradients stays as it is.
-        secret: 32 bytes; everything random derives from it.
-        values: The method's hyperparameters, and its own ``schedule`` and ``warmup``.
-        optimizer: One of torch's over the trainable parameters; None where the method steps by itself.
-        scheduler: One of torch's over the optimizer, stepped once after every step.
-    """
+    """A candidate that is ready to be trained."""
 
     model: nn.Module
     secret: bytes
@@ -400,10 +344,7 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A candidate of a group: which of all it is, from 0, and its optimizer, if it has one.
-
-    Its parameters lie at ``places`` of those of the group's model; None where all are of one width.
-    """
+    """A candidate of a group: which of all it is, from 0, and its optimizer, if it has one."""
 
     position: int
     made: Made
@@ -416,7 +357,7 @@ class Member:
         own = {} if self.own is None else {OPTIMIZER: self.own}
         return {n: v for n, v in {**self.made.values, **own}.items() if n not in SEARCHED}
 
-    def paces(self, method: Method[Any], schedule: Schedule) -> list[float]:
+    def paces(self, method: Method, schedule: Schedule) -> list[float]:
         """Return the factors on its learning rate, one a step."""
         factors = rate_factors(method, self.made.values, schedule)
         own = (1.0,) * schedule.steps if self.own is None else self.own.paces
@@ -435,11 +376,7 @@ class Member:
 
 @dataclass(eq=False)
 class Group:
-    """Candidates whose passes one kernel, that of the first, computes, and whose steps one call takes.
-
-    They have a key in common: program, and what steps them; there is no program where a pass cannot be
-    captured.
-    """
+    """Candidates whose passes one kernel, that of the first, computes, and whose steps one call takes."""
 
     key: tuple[Hashable, ...]
     program: Program | None
@@ -475,11 +412,7 @@ class Group:
 
 
 def put(groups: list[Group], member: Member, program: Program | None) -> int:
-    """Put a candidate beside those that are alike; return the bytes that it holds.
-
-    Those are alike that differ in the numbers of what is trained alone; one without a program is like no
-    other.
-    """
+    """Put a candidate beside those that are alike; return the bytes that it holds."""
     model, own = member.made.model, member.own
     key = (program and program.digest, "the method" if own is None else own.kind)
     for group in groups if program is not None else ():
@@ -491,9 +424,9 @@ def put(groups: list[Group], member: Member, program: Program | None) -> int:
     return sum(p.nbytes for p in model.parameters())
 
 
-def merged(groups: list[Group], method: Method[Any]) -> list[Group]:
+def merged(groups: list[Group], method: Method) -> list[Group]:
     """Let wide models take narrow ones into their stacks, where nothing looks at all weights at once."""
-    if not isinstance(method, FixedRates | AutomaticClipping):
+    if not isinstance(method, FixedDPSGD | DPAdam | AutomaticClipping):
         return groups
     found: list[Group] = []
     for group in sorted(groups, key=lambda group: -group.size):

@@ -33,16 +33,7 @@ Law = Literal["keep", "uniform", "normal", "integers", "permutation"]
 
 @dataclass(frozen=True)
 class Site:
-    """A place where a model or a loss draws: dropout, and the random numbers of augmentation.
-
-    Args:
-        shape: Shape of what is drawn for a record.
-        law: ``keep`` draws 1 with probability ``kept`` and 0 else; ``uniform`` in [0, 1);
-            ``normal``; ``integers`` from ``low`` to ``high - 1``; ``permutation`` of ``shape[0]``.
-        kept: See ``law``.
-        low: See ``law``.
-        high: See ``law``.
-    """
+    """A place where a model or a loss draws: dropout, and the random numbers of augmentation."""
 
     shape: tuple[int, ...]
     law: Law = "keep"
@@ -76,14 +67,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One use of parameters: what came out, and what to make of the gradient of that.
-
-    Args:
-        names: The parameters.
-        out: What came out, with axes ``[K, B, ...]``.
-        version: Of ``out`` when it was noted: a model must not write to it.
-        back: Returns uses and their parts, given the gradient of ``out``.
-    """
+    """One use of parameters: what came out, and what to make of the gradient of that."""
 
     names: tuple[str, ...]
     out: torch.Tensor
@@ -182,23 +166,7 @@ ACTIVE = _Active()
 
 @dataclass(eq=False)
 class Watch(TorchFunctionMode):
-    """Catches uses of parameters and draws while a model runs on one record.
-
-    Args:
-        levels: Where the batch axes live; None outside of ``vmap``, where only draws are caught.
-        names: Name of each parameter, by the ``id`` of the tensor that stands for it.
-        masks: What was drawn for each place; None to note the places in ``sites``.
-        deterministic: Whether dropout passes its input on, as in evaluation, and whatever else is
-            drawn is its mean.
-        generator: Draws at every place, where there are no masks: for code that runs as it is.
-        classes: The targets ``[K, B, ...]``, if each is a class: at least 0.
-
-    Attributes:
-        entries: Every use that was caught.
-        sites: Every place of a draw.
-        turned: Transposes of parameters that are matrices, and these, by the ``id`` of the transpose.
-        multiplied: Parameters that meet what is made of records by more than element by element, uncaught.
-    """
+    """Catches uses of parameters and draws while a model runs on one record."""
 
     levels: Levels | None
     names: Mapping[int, str] = field(default_factory=dict)
@@ -228,13 +196,7 @@ class Watch(TorchFunctionMode):
         ACTIVE.watch = self._outer.pop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Route one call; anything without a handler, or not in a known form, runs as it is."""
         kwargs, read = kwargs or {}, getattr(func, "__self__", None)
         if self.levels is not None:
@@ -245,8 +207,8 @@ class Watch(TorchFunctionMode):
             if read is _TRAINED and len(args) == 1:
                 # Under vmap no tensor says so, and what a model does only if it is would be left out.
                 return id(args[0]) in self.names or self.levels.physical(args[0]).requires_grad
-            if func in _READ:
-                torch.equal(args[0], args[0])  # tells a recording that a value is read
+        if func in _READ:
+            torch.equal(args[0], args[0])  # tells a recording that a value is read
         if func in _IN_PLACE and self.generator is None:
             args, kwargs = _out_of_place(args, kwargs, _IN_PLACE[func])
         handler = self.handlers.get(func)
@@ -336,17 +298,12 @@ class Watch(TorchFunctionMode):
 
 
 def bind(
-    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str], defaults: Sequence[Any]
-) -> Iterator[Any]:
-    """Yield the arguments of a call by name, with the defaults of the last ones."""
-    required = len(names) - len(defaults)
-    for i, name in enumerate(names):
-        if i < len(args):
-            yield args[i]
-        elif i < required:
-            yield kwargs[name]
-        else:
-            yield kwargs.get(name, defaults[i - required])
+    args: Sequence[Any], kwargs: Mapping[str, Any], required: str, /, **defaults: Any
+) -> list[Any]:
+    """Return the arguments of a call, in the order of their names."""
+    names = [*required.split(), *defaults]
+    given = {**defaults, **kwargs, **dict(zip(names, args, strict=False))}
+    return [given[name] for name in names]
 
 
 def _out_of_place(
@@ -361,9 +318,7 @@ def _out_of_place(
 def _dropout(
     mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, channels: bool = False
 ) -> Any:
-    x, p, training, _ = bind(
-        args, kwargs, ("input", "p", "training", "inplace"), (0.5, True, False)
-    )
+    x, p, training, _ = bind(args, kwargs, "input", p=0.5, training=True, inplace=False)
     shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if channels else x.shape
     return mode.drop(x, p, shape) if training else x
 
@@ -397,7 +352,7 @@ def _new(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, law: La
 
 
 def _like(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, law: Law) -> Any:
-    (x,) = bind(args, kwargs, ("input",), ())
+    (x,) = bind(args, kwargs, "input")
     return _made(mode, Site(tuple(x.shape), law), kwargs, x)
 
 
@@ -411,12 +366,12 @@ def _randint(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 
 def _randperm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    (n,) = bind(args, kwargs, ("n",), ())
+    (n,) = bind(args, kwargs, "n")
     return _made(mode, Site((int(n),), "permutation"), kwargs)
 
 
 def _bernoulli(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    p, chance = bind(args, kwargs, ("input", "p"), (None,))
+    p, chance = bind(args, kwargs, "input", p=None)
     value = _made(mode, Site(tuple(p.shape), "uniform"), kwargs, p)
     if value is NotImplemented:
         return value
@@ -452,15 +407,10 @@ DRAWS: Mapping[Any, Handler] = {
 }
 
 
-_LOCK = threading.Lock()
-
-
 class _OfThread(threading.local):
-    """True in a thread that traces, false in every other.
+    """True in a thread that traces, false in every other: torch keeps one flag for the process.
 
-    torch keeps one flag for the process. Others look at it, too: Adam computes with steps in single
-    precision where it stands. Candidates train in threads, so a flag that one thread raises, or puts
-    back as it found it while another holds it up, would change what the others compute.
+    Others look at it, too: Adam computes with steps in single precision where it stands.
     """
 
     inside = 0
@@ -478,34 +428,20 @@ class _OfThread(threading.local):
     __ror__, __rand__ = __or__, __and__
 
 
-_FLAG = _OfThread()
-_threads = 0
-_stood: bool = False
+_FLAG: Any = _OfThread()
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Say to a model that this thread runs that it is traced.
-
-    Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that
-    masks nothing) then go the way that is right for all values. The check takes records one by one
-    without this, each by the way of its own values.
-    """
-    global _threads, _stood  # noqa: PLW0603 (as the flag: one for the process)
-    with _LOCK:
-        if _threads == 0:
-            _stood = torch.compiler._is_compiling_flag
-            torch.compiler._is_compiling_flag = _FLAG  # type: ignore[assignment]
-        _threads += 1
+    """Say to a model that this thread runs that it is traced, in torch's own words."""
+    # Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that masks
+    # nothing) then go the way that is right for all values.
+    torch.compiler._is_compiling_flag = _FLAG
     _FLAG.inside += 1
     try:
         yield
     finally:
         _FLAG.inside -= 1
-        with _LOCK:
-            _threads -= 1
-            if _threads == 0:
-                torch.compiler._is_compiling_flag = _stood
 
 
 Rule = Callable[[Any, Tensors, torch.Tensor], Mapping[str, torch.Tensor]]

@@ -37,10 +37,7 @@ class Clipping(ABC):
 
     @abstractmethod
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return what ``rule`` takes beside norms ``[G, K, B]``: of a shape that broadcasts to it.
-
-        G is 1, or the number of layers when ``by_layer`` is set.
-        """
+        """Return what ``rule`` takes beside norms ``[G, K, B]``, G the number of layers or 1."""
 
     @staticmethod
     @abstractmethod
@@ -85,10 +82,7 @@ class Flat(Clipping):
 
 @dataclass(frozen=True, eq=False)
 class Automatic(Clipping):
-    """Normalise every gradient: ``g / (norm + stabilizer)`` (Bu et al. 2023, arXiv 2206.07136).
-
-    The stabilizer, above 0, keeps small gradients small.
-    """
+    """Normalise every gradient: ``g / (norm + stabilizer)`` (Bu et al. 2023, arXiv 2206.07136)."""
 
     stabilizer: float = 0.01
 
@@ -188,12 +182,7 @@ _KEPT = 16
 
 
 def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Tensor:
-    """Turn a bound into float64 of shape ``[K]`` and check that it is above 0.
-
-    The same bound is asked for twice a step, for thousands of steps: the last few are kept. A
-    tensor counts as the same as long as nothing was written into it. Where looking at it would make
-    wait, a bound that is none becomes NaN, and so does all that is clipped by it or hidden by its noise.
-    """
+    """Turn a bound into float64 of shape ``[K]`` and check that it is above 0."""
     import torch
 
     tensor = isinstance(value, torch.Tensor)

@@ -30,11 +30,7 @@ _ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a tabl
 
 @dataclass(frozen=True, eq=False)
 class RecordFacts:
-    """The public ranges of a record's whole numbers: of each, how many there are, from 0, exclusive.
-
-    Of an input's and a target's shape; None where nothing is known. ``ignored`` is a target out of range
-    that losses know and skip.
-    """
+    """The public ranges of a record's whole numbers, from 0: how many there are of each."""
 
     inputs: torch.Tensor | None = None
     targets: torch.Tensor | None = None
@@ -43,9 +39,9 @@ class RecordFacts:
     def unusable(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
         """Return which of some records break the facts, shape ``[n]``, or None for none of them."""
         found = (_outside(x, self.inputs, None), _outside(y, self.targets, self.ignored))
-        broken = [lost for lost in found if lost is not None]
-        lost = torch.stack(broken).any(dim=0) if broken else None
-        return lost if lost is not None and bool(lost.any()) else None
+        broken = [unusable for unusable in found if unusable is not None]
+        unusable = torch.stack(broken).any(dim=0) if broken else None
+        return unusable if unusable is not None and bool(unusable.any()) else None
 
 
 NO_FACTS = RecordFacts()
@@ -89,8 +85,8 @@ class TensorData:
         >>> data = TensorData(torch.zeros(100, 4), torch.zeros(100, dtype=torch.long), sealed_size=False)
         >>> len(data), len(data.part(torch.arange(10), sealed_size=False).to(torch.device("cpu")))
         (100, 10)
-        >>> lost = torch.arange(100) == 3
-        >>> x, y, unusable = data.marked(lost).fetch(torch.tensor([3, 4]))
+        >>> unusable = torch.arange(100) == 3
+        >>> x, y, unusable = data.marked(unusable).fetch(torch.tensor([3, 4]))
         >>> unusable.tolist(), [part.shape[0] for part in data.take(torch.tensor([3]))]
         ([True, False], [1, 1])
         >>> from privtune.training.mechanism.data import NO_FACTS
@@ -120,10 +116,10 @@ class TensorData:
     @cached_property
     def _usable(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets with zeros for what cannot be used: copied once, not in every step."""
-        lost = self.unusable
-        if lost is None or not bool(lost.any()):
+        unusable = self.unusable
+        if unusable is None or not bool(unusable.any()):
             return self.x, self.y
-        nothing = [lost.view(-1, *(1 for _ in part.shape[1:])) for part in (self.x, self.y)]
+        nothing = [unusable.view(-1, *(1 for _ in part.shape[1:])) for part in (self.x, self.y)]
         return self.x.masked_fill(nothing[0], 0), self.y.masked_fill(nothing[1], 0)
 
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,10 +145,10 @@ class TensorData:
         return (*self.take(index), None if self.unusable is None else self.unusable[index])
 
     def held_to(self, facts: RecordFacts) -> TensorData:
-        """Return the data with those records unusable, too, that are not what the facts say.
+        """Return the data with the records that break public facts unusable, too.
 
         Args:
-            facts: Public facts about every record.
+            facts: What is public about every record.
         """
         return self.marked(facts.unusable(self.x, self.y))
 
@@ -175,12 +171,12 @@ class TensorData:
         """
         nothing = len(index) == 0
         index = index.new_zeros(1) if nothing else index
-        lost = None if self.unusable is None else self.unusable[index]
+        unusable = None if self.unusable is None else self.unusable[index]
         if nothing:
-            lost = torch.ones(1, dtype=torch.bool, device=self.x.device)
+            unusable = torch.ones(1, dtype=torch.bool, device=self.x.device)
         groups = None if self.groups is None else self.groups[index.cpu()]
         x, y = self.x[index], self.y[index]
-        return replace(self, x=x, y=y, sealed_size=sealed_size, unusable=lost, groups=groups)
+        return replace(self, x=x, y=y, sealed_size=sealed_size, unusable=unusable, groups=groups)
 
     def to(self, device: torch.device) -> TensorData:
         """Return the data on a device.
@@ -188,15 +184,15 @@ class TensorData:
         Args:
             device: The device.
         """
-        lost = None if self.unusable is None else self.unusable.to(device)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), unusable=lost)
+        unusable = None if self.unusable is None else self.unusable.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), unusable=unusable)
 
 
 def targets_are_classes(data: TensorData) -> bool:
     """Say whether targets are known to be whole numbers of at least 0; not where their number is sealed."""
     if data.sealed_size:
         return False
-    y = data._usable[1]  # a bad record does not choose how the others are computed
+    y = data._usable[1]  # an unusable record does not choose how the others are computed
     return not y.dtype.is_floating_point and bool((y >= 0).all())
 
 
@@ -232,12 +228,7 @@ def find_facts(
     *,
     device: torch.device | None = None,
 ) -> RecordFacts:
-    """Find the ranges by watching what one made-up record's numbers are looked up in by model and loss.
-
-    A number that reaches an embedding, or a cross-entropy, as it stands must be one of its rows or
-    classes. What is computed from a number first is not followed; where the model cannot run so, nothing
-    is found. Of ``x`` and ``y`` the shapes and types of records alone are read.
-    """
+    """Find the ranges of one made-up record's numbers by watching what model and loss look them up in."""
     watch = _Lookups(_zeros(x, device), _zeros(y, device))
     try:
         with GLOBAL_GENERATOR, torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
@@ -301,13 +292,7 @@ class _Lookups(TorchFunctionMode):
         )
         return RecordFacts(inputs, targets, self.ignored)
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _LOOKED_UP:
             names, looked_up = _LOOKED_UP[func]
@@ -339,17 +324,13 @@ def blames_records(error: Exception) -> bool:
     return "can't allocate memory" not in str(error)
 
 
-def find_raising(
+def find_unusable(
     error: Exception, count: int, attempt: Callable[[torch.Tensor], object]
 ) -> torch.Tensor:
     """Find the records, at least one, that raise when each is evaluated alone, shape ``[count]``.
 
-    Halves of a batch that do not raise are not looked into: their records do not raise either. ``attempt``
-    evaluates the records that are True in its argument, with made-up ones in place of the others.
-
-    Raises:
-        Exception: ``error``, which a pass over all raised, if it is no record's fault: made-up records
-            raise as well, or no record does alone.
+    ``attempt`` evaluates the records that are True in its argument, with made-up ones in place of the others.
+    What a pass over all raised is raised again if no record is at fault.
     """
     found = torch.zeros(count, dtype=torch.bool)
 
@@ -494,8 +475,7 @@ class RecordTree:
     """A record of several tensors: one of inputs and a target within, a dict or tuple for a loop.
 
     The target of a dict is its ``labels``, else its ``label``, else what stands last in it; that of a
-    tuple stands last. A dict or tuple of one entry has none. ``names`` are those of a dict's entries, and
-    ``size`` is how many there are.
+    tuple stands last. A dict or tuple of one entry has none.
     """
 
     inputs: Packing
@@ -507,14 +487,7 @@ class RecordTree:
     def split(
         cls, records: Any, target: str | None = None
     ) -> tuple[RecordTree | None, torch.Tensor, torch.Tensor]:
-        """Return what records are made of, their inputs in one tensor, and their targets.
-
-        Of a pair of tensors nothing is packed. The target of one entry alone is 0, which nobody reads.
-
-        Raises:
-            InvalidInputError: If they hold anything but tensors or trees of tensors, a target is no tensor,
-                or not all of the tensors have as many records.
-        """
+        """Return what records are made of (None for a pair of tensors), their packed inputs, and targets."""
         tensors, _ = _flat(records)
         names: tuple[str, ...] = ()
         if not tensors:

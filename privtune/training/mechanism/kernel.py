@@ -36,14 +36,7 @@ LossOf = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class OfOutputs:
-    """The loss of a record that looks at nothing but the model's outputs and the targets.
-
-    Args:
-        loss: Loss of each record.
-
-    Raises:
-        InvalidInputError: When called, if the loss is not one number a record.
-    """
+    """The loss of a record that looks at nothing but the model's outputs and the targets."""
 
     loss: Loss
 
@@ -62,16 +55,7 @@ class OfOutputs:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Physical rows of one step: M a candidate, of which the first few are records.
-
-    Args:
-        x: Inputs, shape ``[K, M, ...]``.
-        y: Targets, shape ``[K, M, ...]``.
-        sizes: How many rows of each candidate are records of its sample; the others fill up.
-        mask: Shape ``[K, M]``, 1 for a record and 0 for a filler, or for what stands in for a record
-            that cannot be used, in the parameters' type.
-        dropout: Random stream of each candidate's dropout.
-    """
+    """Physical rows of one step: M a candidate, of which the first few are records."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -120,17 +104,6 @@ class Kernel(Protocol):
     ) -> torch.Tensor | None:
         """Add the clipped sums over the records of ``rows`` at ``params`` to ``out``.
 
-        Args:
-            params: Shape ``[K, P]``.
-            rows: The records.
-            clipping: Bounds what each adds.
-            out: Shape ``[K, P]``; the sums are added to what it holds.
-            halves: Shape ``[K]``; if given, +1/2 is added to it for every unclipped record, -1/2
-                for every clipped one, and nothing for one whose gradient is not finite.
-
-        Returns:
-            How many gradients of each candidate were not finite, shape ``[K]``; None for none.
-
         **Guarantee**: a record adds at most the clipping's sensitivity, and exactly nothing if its
         gradient is not finite; no row of one candidate touches a bit of another's sum. If a pass
         raises, ``out`` and ``halves`` are as they were.
@@ -156,15 +129,7 @@ def _refuse_shared(named: Sequence[tuple[str, torch.Tensor]]) -> None:
 
 
 class Layout:
-    """Where each trainable parameter lies in a flat vector: the order of ``named_parameters``.
-
-    Args:
-        module: The model; parameters that do not require gradients are left out.
-
-    Raises:
-        InvalidInputError: If nothing is trainable, parameters are not all of float32 or of float64 or
-            have no shape yet, or two of them lie in the same memory.
-    """
+    """Where each trainable parameter lies in a flat vector: the order of ``named_parameters``."""
 
     def __init__(self, module: nn.Module) -> None:
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
@@ -210,10 +175,7 @@ class Layout:
 
     @property
     def usual_size(self) -> float:
-        """Root mean square of the parameters that torch's layers draw: ``1 / sqrt(3 fan_in)``.
-
-        A parameter of one axis has the fan-in of its layer's weight, or its own length without one.
-        """
+        """Root mean square of the parameters that torch's layers draw: ``1 / sqrt(3 fan_in)``."""
         squares = 0.0
         for names in self.layers.values():
             shapes = [self.shapes[name] for name in names]
@@ -265,14 +227,7 @@ def share_flat(module: nn.Module) -> torch.Tensor:
 
 
 def load_params(module: nn.Module, flat: torch.Tensor) -> None:
-    """Give the trainable parameters of ``module`` the values of a vector of shape ``[P]``, in new memory.
-
-    What they were made of, such as a table of the user's own, stays as it is: a later trial may start
-    from it.
-
-    Raises:
-        InvalidInputError: If the vector has another length than the trainable parameters.
-    """
+    """Give the trainable parameters of ``module`` the values of a vector ``[P]``, in new memory."""
     layout = Layout(module)
     if flat.shape != (layout.size,):
         raise InvalidInputError("flat", tuple(flat.shape), f"must have shape ({layout.size},)")
@@ -287,9 +242,8 @@ _EMPTY = (OrderedDict, dict, list, set)
 def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tuple[nn.Module, Any]:
     """Return a copy of a model that shares its parameters and nothing else that a pass may write.
 
-    Attributes, lists and buffers that a pass changes change in the copy alone. What no copy can be
-    made of (a lock, a handle of a library) is shared. What may refer to the model, as its loss does, is
-    copied along; of a model that is ``trained``, parameters that require gradients are copied, too.
+    What may refer to the model, as its loss does, is copied along; of a model that is ``trained``, parameters
+    that require gradients are copied, too.
     """
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
     if trained:
@@ -308,12 +262,7 @@ def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tup
 
 @contextmanager
 def unwritten(model: nn.Module) -> Iterator[None]:
-    """Let records pass through copies of a model, and see that none has written to what these share.
-
-    Raises:
-        InvalidInputError: If a pass changed the model's parameters, or buffers that TorchScript holds;
-            they are what they were then.
-    """
+    """Let records pass through copies of a model, and see that none has written to what these share."""
     shared = [*model.parameters(), *model.buffers()]
     stood = [(part, part.detach(), part.detach().clone()) for part in shared]
     yield
@@ -358,29 +307,10 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 class Apart(TorchFunctionMode):
-    """Refuses rules for ``vmap`` that are not torch's own, and would be handed all records.
+    """Refuses rules for ``vmap`` that are not torch's own: they would be handed all records at once."""
 
-    Such a rule may divide by the largest of them where that is above 100: on records that are made up
-    it agrees with records taken one by one.
-
-    Example:
-        >>> with Apart():
-        ...     torch.vmap(torch.sin)(torch.zeros(2))
-        tensor([0., 0.])
-    """
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Let a call pass, unless a user wrote what it means for many records.
-
-        Raises:
-            RuntimeError: If a user did.
-        """
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let a call pass, unless a user wrote what it means for many records."""
         if func is custom_function_call:
             if args[0].vmap is not torch.autograd.Function.vmap:
                 raise RuntimeError(f"{args[0].__name__}.vmap would see all records at once")

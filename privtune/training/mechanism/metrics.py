@@ -45,9 +45,8 @@ class Metric:
     """A sum of what records add, and what is made of it.
 
     It takes ``classes`` (outputs ``[N, C]``, whole targets ``[N]``), ``two`` of them (C = 2), ``numbers``
-    (outputs ``[N]`` or ``[N, 1]``, targets ``[N]``), or ``any``. Where less is better, its score is negated;
-    a share of records is shown in percent. ``norms`` are the longest vector that a record can add, ``moves``
-    how far sums can move where one is replaced: in the L2 norm, and in the L1 norm.
+    (outputs ``[N]`` or ``[N, 1]``, targets ``[N]``), or ``any``. ``norms`` are the longest vector that a
+    record can add, ``moves`` how far sums can move where one is replaced: in the L2, and in the L1 norm.
     """
 
     name: ClassVar[str]
@@ -79,11 +78,7 @@ class Metric:
         return float(means[0])
 
     def held(self, means: Floats) -> Floats:
-        """Return the noised means nearest to what means can be.
-
-        It looks at what was released alone, so it is free, and it never moves a mean away from the
-        true one. Scores that decide are left as they are: held ones would tie.
-        """
+        """Return the noised means nearest to what means can be: never further from the true ones."""
         return means
 
     def blocks(self, means: Floats) -> Iterator[tuple[Metric, float, Floats]]:
@@ -163,12 +158,8 @@ class _Ratio(Metric):
 class _BalancedAccuracy(_Ratio):
     """The mean over classes of the share of their records that are classified correctly.
 
-    A ratio for each class, so its two counts are noised: right and wrong ones, 2C sums.
-
     **Sensitivity**: a record has one class and is right or wrong, so it adds 1 to exactly one of the
-    2C sums: both norms are 1, whatever C. Replaced, a one goes from one sum to another: √2, or 2. The
-    cost of the ratio: for a class of n records the share has a deviation of about σ/n, so a class of few
-    records makes it as inexact as it is rare.
+    2C sums: both norms are 1, whatever C. Replaced, a one goes from one sum to another: √2, or 2.
     """
 
     name = "balanced_accuracy"
@@ -185,12 +176,8 @@ class _BalancedAccuracy(_Ratio):
 class _F1(_Ratio):
     """F1 of the second of two classes: 2 TP / (2 TP + errors).
 
-    A ratio, so two sums are noised: true positives, and errors (false ones of both kinds).
-
-    **Sensitivity**: a record is a true positive, or an error, or neither, so it adds 1 to at most one
-    of the two sums: both norms are at most 1. Replaced, a one goes from one sum to the other: √2, or 2.
-    The cost of the ratio: with P positive records a deviation of about ``σ sqrt(1 + F1²) / P`` or less,
-    so by the number of positives, not of records.
+    **Sensitivity**: a record is a true positive, or an error (of either kind), or neither, so it adds 1 to at
+    most one of the two sums: both norms are at most 1. Replaced, a one goes from one to the other: √2, or 2.
     """
 
     name = "f1"
@@ -205,14 +192,12 @@ class _F1(_Ratio):
 
 
 class _MacroF1(_Ratio):
-    """The mean over classes of their _F1, each against all others.
+    """The mean over classes of their F1, each against all others.
 
     **Sensitivity**: for each class two sums, its true positives and its errors. A record that is
     right adds 1 to one sum. One that is wrong adds 1 to the errors of its own class and 1 to those of
     the class it is taken for, and to nothing else: at most two ones, so the L2 norm is at most √2 and
-    the L1 norm at most 2. Replaced, two ones go, and two others come: 2, or 4. It costs √2 times the
-    noise of ``balanced_accuracy``, for sums that are fewer than those of a table of all pairs of classes
-    (norm 1, C² sums).
+    the L1 norm at most 2. Replaced, two ones go, and two others come: 2, or 4.
     """
 
     name = "macro_f1"
@@ -231,15 +216,11 @@ class _MacroF1(_Ratio):
 class _AUC(Metric):
     """Area under the ROC curve of two classes, from noised histograms of the model's margin.
 
-    The area counts pairs of records, so one record can change it by 1/P or 1/N, and P and N are
-    private. Instead the margin m (second output less the first) is put into ``bins`` public bins,
-    equal in ``m / (1 + |m|)``, for each class apart; the area is computed from the two histograms,
-    a pair in one bin counting half.
+    The margin m (second output less the first) is put into ``bins`` public bins, equal in ``m / (1 + |m|)``,
+    for each class apart; a pair in one bin counts half.
 
     **Sensitivity**: a record has one class and one bin, so it adds 1 to exactly one of the 2·bins
-    sums: both norms are 1. Replaced, a one goes from one sum to another: √2, or 2. The cost of the
-    histograms: a deviation of about ``σ sqrt(bins / 3 · (1/P² + 1/N²))``, and up to half of the pairs
-    that share a bin; more bins, more noise.
+    sums: both norms are 1. Replaced, a one goes from one sum to another: √2, or 2.
     """
 
     name = "auc"
@@ -285,10 +266,7 @@ class _ClippedLoss(_OneSum):
 
 
 class _Cost(_ClippedLoss):
-    """The mean of a function of the model and one record, ``(model, *record) -> [1]``; less is better.
-
-    It is called for one record at a time, and clipped to ``[-bound, bound]``.
-    """
+    """The mean of a function ``(model, *record) -> [1]``, clipped to ``[-bound, bound]``; less is better."""
 
     name = "cost"
 
@@ -334,8 +312,7 @@ class _OfNumbers(Metric):
 class _MAE(_OneSum, _OfNumbers):
     """The mean absolute error, of outputs and targets clipped to the declared range.
 
-    **Sensitivity**: both are in a range of width w, so an error is in [0, w], clipped to ``bound`` if
-    that is less.
+    **Sensitivity**: both lie in a range of width w, so an error lies in [0, w], or below ``bound``.
     """
 
     name = "mae"
@@ -357,8 +334,7 @@ class _MAE(_OneSum, _OfNumbers):
 class _MSE(_MAE):
     """The mean squared error, of outputs and targets clipped to the declared range.
 
-    **Sensitivity**: both are in a range of width w, so an error is in [0, w²], clipped to ``bound`` if
-    that is less. Most are far below w², so a ``bound`` of a few typical ones buys a score with less noise.
+    **Sensitivity**: both lie in a range of width w, so an error lies in [0, w²], or below ``bound``.
     """
 
     name = "mse"
@@ -368,15 +344,13 @@ class _MSE(_MAE):
 class _R2(_OfNumbers):
     """The share of the targets' variance that the model explains, clipped to [-1, 1].
 
-    A ratio, so its parts are noised together: with targets z and errors e in units of half the
-    declared range, z in [-1, 1] and e in [-2, 2], the sums of e²/4, of z, of z² and the count.
+    With targets z and errors e in units of half the declared range, z in [-1, 1] and e in [-2, 2], the sums
+    of e²/4, of z, of z² and the count are noised together.
 
     **Sensitivity**: each of the four is in [-1, 1], so a record adds a vector of L2 norm at most
     √4 = 2 and of L1 norm at most 4; both are reached at z = -1, e = 2. Replaced: √5, or 4, as where one
     that adds nothing takes the place of the longest. Else e²/4 moves by 1, z by d and z² by d·s, where
-    d + |s| ≤ 2: d²(1 + s²) is at most 4 (d = 2, s = 0), and d(1 + |s|) at most 9/4 (d = 3/2). The cost
-    of the ratio: the noise is divided by the variance, so targets that use little of the declared range
-    make it inexact. ``mse`` costs half the noise, or a quarter by Laplace's.
+    d + |s| ≤ 2: d²(1 + s²) is at most 4 (d = 2, s = 0), and d(1 + |s|) at most 9/4 (d = 3/2).
     """
 
     name = "r2"
@@ -408,10 +382,7 @@ class _R2(_OfNumbers):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnScore(_ClippedLoss):
-    """The mean of a function of one's own, ``(outputs [N, ...], targets [N, ...]) -> [N]``.
-
-    It is called for one record at a time, and clipped to ``[0, bound]``; more is better.
-    """
+    """The mean of a function ``(outputs [N, ...], targets [N, ...]) -> [N]``, clipped to ``[0, bound]``."""
 
     name = "package.module:function"
     lower_is_better = False
@@ -426,10 +397,7 @@ class OwnScore(_ClippedLoss):
         return values
 
     def try_on(self, *, classes: int | None, numbers: bool, rows: int | None) -> None:
-        """Refuse a function that takes other arguments, or gives no number for a record like the task's.
-
-        Where neither classes nor numbers are declared, nobody knows such a record.
-        """
+        """Refuse a function that takes other arguments, or gives no number for a record like the task's."""
         import torch
 
         function = self._found()
@@ -480,12 +448,7 @@ METRICS: Mapping[str, type[Metric]] = {m.name: m for m in (*_OF_CLASSES, *_OF_NU
 
 
 def make_metric(metric: str, **options: Any) -> Metric:
-    """Return a metric by its name in a spec; options that are None are left out.
-
-    Raises:
-        InvalidInputError: If there is no such metric, or an option is missing, not one of its own, or
-            outside its domain.
-    """
+    """Return a metric by its name in a spec; options that are None are left out."""
     given = {key: value for key, value in options.items() if value is not None}
     if metric not in METRICS and ":" not in metric:
         allowed = f"must be one of {', '.join(METRICS)}, or package.module:function"
@@ -593,14 +556,11 @@ class Joint(Metric):
 def interval(
     metric: Metric, means: Floats, *, scale: float, mechanism: str, records: int
 ) -> tuple[float, float]:
-    """Return a 95% interval of a metric, from what was released alone.
+    """Return a 95% interval of a metric, for the noise and for the drawing of the records together.
 
-    It is for the noise and for the drawing of the records, together: means of so many records are drawn
-    again around the released ones with the noise's own law and scale, and with the largest variance that
-    sums of independent bounded records can have (for a sum of zeros and ones that is the binomial's); the
-    middle 95% of the metrics that they give are returned. Correlations between parts are left out, so it
-    is approximate for ratios. It lies within what the metric can be, and so does what it is drawn around:
-    an accuracy that noise carried to 1.2 has an interval that ends at 1, not one above it.
+    Means of so many records are drawn again around the released ones, with the noise's own law and scale and
+    the largest variance that sums of bounded records can have. Correlations between parts are left out, so it
+    is approximate for ratios. It looks at what was released alone, and lies within what the metric can be.
     """
     rng = np.random.default_rng(_SEED)
     size = (_DRAWS, len(means))
@@ -638,11 +598,7 @@ _ROWS = 2**14  # records whose products are summed at once
 
 
 def counts(cells: npt.NDArray[np.int64], sizes: Sequence[int]) -> Floats:
-    """Count the records in each cell of each column, the columns one after the other.
-
-    Given the cell of each record in each column, shape ``[N, d]``, -1 for a record that is in none, and how
-    many cells each column has.
-    """
+    """Count the records in each cell of each column; a record of a negative cell is in none."""
     found = []
     for column, size in enumerate(sizes):
         own = cells[:, column]
@@ -653,10 +609,8 @@ def counts(cells: npt.NDArray[np.int64], sizes: Sequence[int]) -> Floats:
 def count_sensitivity(columns: int, adjacency: Adjacency) -> float:
     """Return how far the counts of so many columns together can move, in the L2 norm.
 
-    **Guarantee**: a record adds one unit vector, or nothing, to the block of each of the d columns.
-    Its vector has the squared length d at most: sqrt(d) under add-remove. Replaced, it takes one unit
-    vector from a block and adds another, which moves the block by sqrt(2) at most, and all of them by
-    sqrt(2 d).
+    **Guarantee**: a record adds one unit vector, or nothing, to the block of each of the d columns: sqrt(d)
+    under add-remove. Replaced, it moves each block by sqrt(2) at most, and all of them by sqrt(2 d).
     """
     return math.sqrt(columns * (2 if adjacency is Adjacency.REPLACE_ONE else 1))
 
@@ -664,9 +618,8 @@ def count_sensitivity(columns: int, adjacency: Adjacency) -> float:
 def moments(x: Floats) -> Floats:
     """Return the sum of the outer products of records ``[N, d]``, clipped to length 1, as one vector.
 
-    A record that is not finite counts as zero. The vector is the diagonal, then what is above it times
-    sqrt(2), shape ``[d (d + 1) / 2]``: it is as long as the matrix in the Frobenius norm, and so are
-    differences of both.
+    It is the diagonal, then what is above it times sqrt(2), shape ``[d (d + 1) / 2]``: as long as the matrix
+    in the Frobenius norm. A record that is not finite counts as zero.
     """
     width = x.shape[1]
     total = np.zeros((width, width))
@@ -691,9 +644,8 @@ def moment_sensitivity(adjacency: Adjacency) -> float:
     by sqrt(2). The vector of :func:`moments` is an isometry of symmetric matrices.
 
     References:
-        Dwork, Talwar, Thakurta, Zhang 2014, "Analyze Gauss", Algorithm 1, which adds noise of the
-        same deviation to every entry. Here an entry off the diagonal, being counted once for its two
-        places, has 1/sqrt(2) of it at the same sensitivity.
+        Dwork, Talwar, Thakurta, Zhang 2014, "Analyze Gauss", Algorithm 1; off the diagonal the noise here has
+        1/sqrt(2) of its deviation, at the same sensitivity.
     """
     return math.sqrt(2.0) if adjacency is Adjacency.REPLACE_ONE else 1.0
 

@@ -35,15 +35,7 @@ _Values: TypeAlias = "npt.NDArray[np.floating[Any]]"
 def noise_scale(
     noise_multiplier: float | tuple[float, ...], sensitivity: torch.Tensor
 ) -> torch.Tensor:
-    """Return the scale of the noise: multiplier, one for all or each, times sensitivity ``[K]``, float64.
-
-    On the device of ``sensitivity``. Where looking would make wait, that is not looked at: an infinite one
-    gives an infinite scale, of which no number is left.
-
-    Raises:
-        InvalidInputError: If a multiplier is negative or not finite, or noise is asked for without
-            a finite sensitivity.
-    """
+    """Return multiplier (one for all, or each) times sensitivity ``[K]``, float64, on the device of that."""
     own = noise_multiplier
     if isinstance(own, float):
         own = (own,) * len(sensitivity)
@@ -63,11 +55,7 @@ def noise_scale(
 def add_noise(
     total: torch.Tensor, noise: torch.Tensor, scale: torch.Tensor, options: NoiseOptions
 ) -> torch.Tensor:
-    """Add standard noise ``[K, n]`` times a scale ``[K]`` to a sum ``[K, n]``.
-
-    With the grid, noise is float64 and the result is rounded to multiples of ``2^-20 * scale``. Rounding is
-    post-processing.
-    """
+    """Add standard noise ``[K, n]`` times a scale ``[K]`` to a sum, on the grid where that is asked for."""
     column = scale.to(noise).unsqueeze(1)
     if not options.wide:
         return torch.addcmul(total, noise, column)
@@ -79,9 +67,6 @@ def add_noise(
 
 class NoiseSource:
     """Standard noise for a stack of candidates, each from its own streams.
-
-    Small releases are drawn ahead, several at once: a call to a generator costs more than the
-    values. How many depends on the size of the release alone, never on the stack.
 
     **Guarantee**: a candidate's noise is a function of its own secret and of the sizes that it
     asked for, never of the stack that it is in. No value is given out twice.
@@ -213,10 +198,7 @@ class PlacedNoise(NoiseSource):
 
 
 def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
-    """Fill ``out``, a row each, with standard normal values that have the tails of a Gaussian.
-
-    In parts, which stay in a cache while they are made and searched.
-    """
+    """Fill ``out``, a row each, with standard normal values that have the tails of a Gaussian."""
     if not looks_freely(out.device):
         _gaussian_unseen(out, sources)
         return
@@ -229,11 +211,9 @@ def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
 
 
 def _gaussian_unseen(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:
-    """Do the same without looking at a value: as many tails are sent as all but surely suffice.
-
-    Which of them are taken says where ``out`` lies beyond the edge, never their own size. More places
-    than there are tails occur with a probability of 2^-128; what is left keeps the generator's tail.
-    """
+    """Do the same without looking at a value: as many tails are sent as all but surely suffice."""
+    # More places than tails occur with a probability of 2^-128. Which tails are taken says where `out` lies
+    # beyond the edge, never their own size.
     many = min(most_beyond(out.shape[1]), out.shape[1])
     for row, source in zip(out, sources, strict=True):
         source.gaussian(row)
@@ -414,10 +394,7 @@ def exact_laplace(uniform: Uniform, size: int) -> Floats:
 
 
 def beyond(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.intp]:
-    """Return the places of the values beyond ``EDGE`` on either side: few, and in most calls none.
-
-    The search is NumPy's own, in one thread: BLAS has one that wakes threads up for it.
-    """
+    """Return the places of the values beyond ``EDGE`` on either side: few, and in most calls none."""
     if max(values.max(), -values.min()) <= EDGE:
         return np.empty(0, dtype=np.intp)
     return np.flatnonzero(np.abs(values) > EDGE)

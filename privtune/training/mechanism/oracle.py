@@ -18,7 +18,7 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform, sent
-from privtune.training.mechanism.data import TensorData, find_raising, synthetic, where
+from privtune.training.mechanism.data import TensorData, find_unusable, synthetic, where
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_noise, noise_scale
 from privtune.training.mechanism.sampling import PoissonSampler, padded
@@ -75,7 +75,7 @@ class Oracle:
         self.schedule = schedule
         self.candidates = len(streams)
         self.pace: torch.Tensor | float = 1.0
-        self.nonfinite = torch.zeros(self.candidates, dtype=torch.long, device=device)
+        self.unusable = torch.zeros(self.candidates, dtype=torch.long, device=device)
         self._data = data
         self._kernel = kernel
         self._device = device
@@ -184,10 +184,7 @@ class Oracle:
     def _guarded(
         self, rows: Rows, run: Callable[[Rows], T], attempt: Callable[[Rows], object]
     ) -> T:
-        """Run a pass; where it raises, find the records that raise alone and run it without them.
-
-        A pass that raises has changed nothing; what an attempt at some rows gives is dropped.
-        """
+        """Run a pass; where it raises, find the records that raise alone and run it without them."""
         states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
 
         def only(kept: torch.Tensor) -> Rows:
@@ -202,9 +199,9 @@ class Oracle:
         try:
             return run(rows)
         except Exception as error:
-            found = find_raising(error, rows.mask.numel(), lambda kept: attempt(only(kept)))
-        lost = found.to(self._device).view(rows.mask.shape)
-        self.nonfinite += (lost & (rows.mask > 0)).sum(dim=1)
+            found = find_unusable(error, rows.mask.numel(), lambda kept: attempt(only(kept)))
+        unusable = found.to(self._device).view(rows.mask.shape)
+        self.unusable += (unusable & (rows.mask > 0)).sum(dim=1)
         return run(only(~found))
 
     def _noisy(self, totals: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
@@ -220,7 +217,7 @@ class Oracle:
     def position(self) -> Tensors:
         """Return where all streams are, what was counted and what was released, by name."""
         found = {
-            "nonfinite": self.nonfinite.to("cpu", copy=True),
+            "unusable": self.unusable.to("cpu", copy=True),
             **{f"dropout.{k}": stream.get_state() for k, stream in enumerate(self._dropout)},
         }
         for name, part in self._parts().items():
@@ -229,7 +226,7 @@ class Oracle:
 
     def go_to(self, position: Tensors) -> None:
         """Go on from a position that an oracle of the same streams was at, and draw nothing twice."""
-        self.nonfinite = position["nonfinite"].to(self._device)
+        self.unusable = position["unusable"].to(self._device)
         for k, stream in enumerate(self._dropout):
             stream.set_state(position[f"dropout.{k}"])
         for name, part in self._parts().items():
@@ -253,10 +250,7 @@ class Oracle:
         return sample.rate * self.schedule.records
 
     def _physical(self, sample: Sample) -> Iterator[Rows]:
-        """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time.
-
-        Rows of a sample in one piece are kept, for the losses that are asked for beside a gradient.
-        """
+        """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
         if sample.fetched:
             yield sample.fetched[0]
             return
@@ -276,10 +270,10 @@ class Oracle:
                 index, mask = (
                     torch.nn.functional.pad(part, (0, missing)) for part in (index, mask)
                 )
-            x, y, lost = self._data.fetch(index.reshape(-1))
-            if lost is not None:
-                self.nonfinite += ((mask > 0) & lost.view(index.shape)).sum(dim=1)
-                mask = mask * ~lost.view(index.shape)
+            x, y, unusable = self._data.fetch(index.reshape(-1))
+            if unusable is not None:
+                self.unusable += ((mask > 0) & unusable.view(index.shape)).sum(dim=1)
+                mask = mask * ~unusable.view(index.shape)
             x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
             rows = Rows(x, y, sizes, mask, self._dropout)
             if whole:
@@ -309,9 +303,9 @@ class Oracle:
             return self._kernel.accumulate(params, rows, clipping, out=torch.zeros_like(params))
 
         for rows in self._physical(sample):
-            bad = self._guarded(rows, add, attempt)
-            if bad is not None:
-                self.nonfinite += bad.to(self._device)
+            unusable = self._guarded(rows, add, attempt)
+            if unusable is not None:
+                self.unusable += unusable.to(self._device)
         if wide:
             out = add_noise(out, noise, scale, self._noise.options)
         if self._noise.outside is not None:
@@ -346,10 +340,7 @@ class Oracle:
 def _loss_sums(
     found: Sequence[tuple[torch.Tensor, torch.Tensor]], limit: torch.Tensor
 ) -> torch.Tensor:
-    """Return sums of losses ``[J, K]``, each held to [0, limit]; those that are no number count nothing.
-
-    Given J times the losses of every row and the mask of those that count, ``[K, M]`` each.
-    """
+    """Return sums ``[J, K]`` of J times losses and masks ``[K, M]``: losses held to [0, limit], NaN to 0."""
     values = torch.stack([losses for losses, _ in found])
     values = values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     held = values.clamp_(min=0.0).minimum(limit)

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from privtune.errors import InvalidInputError
 from privtune.training.mechanism.streams import Tensors, set_state, state_of
 
 Indices = npt.NDArray[np.int64]
@@ -30,19 +29,12 @@ _MAX_STEPS = 256
 class PoissonSampler:
     """Poisson samples at a rate in (0, 1] for a stack of candidates.
 
-    Raises:
-        InvalidInputError: If an argument is outside its domain.
-
     **Guarantee**: inclusions are independent Bernoulli(rate) draws, up to the 53 bits of the
     underlying uniform numbers; no sample is ever cut at a maximal size. A candidate's samples are a
     function of its own source of randomness alone.
     """
 
     def __init__(self, *, records: int, rate: float, rngs: Sequence[np.random.Generator]) -> None:
-        if records < 1:
-            raise InvalidInputError("records", records, "must be a whole number of at least 1")
-        if not (math.isfinite(rate) and 0.0 < rate <= 1.0):
-            raise InvalidInputError("rate", rate, "must lie in (0, 1]")
         self._records = records
         self._rate = rate
         self._rngs = list(rngs)
@@ -95,11 +87,7 @@ class PoissonSampler:
 
 
 def padded(rows: int, granule: int = GRANULE) -> int:
-    """Return the physical size for ``rows`` records: few sizes occur, an eighth apart at most.
-
-    Every size that occurs is captured once, so there should be few; every row that fills up costs
-    as much as a record, so they should be close.
-    """
+    """Return the physical size for ``rows`` records: few sizes occur, an eighth apart at most."""
     step = granule
     while step * 16 < rows:
         step *= 2

@@ -16,11 +16,7 @@ from privtune.errors import InvalidInputError
 class Schedule:
     """How often a training looks at its data: T steps, at each a sample that a record joins at a rate.
 
-    Every number in it is public, the number of records N, too: averages divide by ``sample_rate * records``,
-    never by the realised batch size, which is private.
-
-    Raises:
-        InvalidInputError: If a field is outside its domain.
+    All of it is public. Averages divide by ``sample_rate * records``, never by a realised, private size.
     """
 
     records: int
@@ -37,11 +33,7 @@ class Schedule:
 
     @classmethod
     def from_epochs(cls, *, records: int, expected_batch_size: int, epochs: float) -> Schedule:
-        """Build the schedule of so many passes in expectation, above 0: ``ceil(epochs / rate)`` steps.
-
-        Raises:
-            InvalidInputError: If an argument is outside its domain.
-        """
+        """Build the schedule of so many passes in expectation, above 0: ``ceil(epochs / rate)`` steps."""
         if not isinstance(expected_batch_size, Real) or not 1 <= expected_batch_size <= records:
             raise InvalidInputError(
                 "expected_batch_size",

@@ -7,11 +7,11 @@ evaluation as well, then mixes nothing, and a record changes the sum by no more 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from privtune.training.mechanism.data import (
     TensorData,
     blames_records,
     find_facts,
-    find_raising,
+    find_unusable,
     rows_of,
     synthetic,
     where,
@@ -36,28 +36,7 @@ from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval,
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _Weights = dict[str, torch.Tensor]
-
-
-class _Terms(Protocol):
-    """What a score is, and costs: a ``ScorePlan``, which says what each of these means."""
-
-    @property
-    def records(self) -> int: ...
-
-    @property
-    def metric(self) -> str: ...
-
-    @property
-    def options(self) -> Mapping[str, Any]: ...
-
-    @property
-    def bound(self) -> float: ...
-
-    @property
-    def mechanism(self) -> str: ...
-
-    @property
-    def standard_deviation(self) -> float: ...
+_Terms: TypeAlias = Any  # a ScorePlan of `strategies`, from which nothing is imported here
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -74,10 +53,7 @@ class OfRecords:
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric of a model (less is better for a loss), and the ends of a 95% interval around it.
-
-    The interval is for the noise and for the drawing of the records, within what the metric can be.
-    """
+    """A metric of a model (less is better for a loss), and the ends of a 95% interval around it."""
 
     value: float
     low: float
@@ -92,14 +68,9 @@ def score(
     rng: np.random.Generator,
     loss: Loss | OfRecords = cross_entropy,
 ) -> float:
-    """Return the score of a model, noise included; higher is better.
+    """Return the score of a model, noise included; higher is better; −∞ for weights that are not finite.
 
-    It is the metric of sums over the declared number of records, negated where less is better; −∞ for
-    weights that are not finite. The model is evaluated in evaluation mode, and left as it was. ``rng`` is
-    the source of the noise, used for this score alone; ``loss`` is that of the metric ``loss``.
-
-    Raises:
-        InvalidInputError: If outputs or targets have another shape than the metric takes.
+    ``rng`` is the source of the noise, used for this score alone; ``loss`` is that of the metric ``loss``.
 
     **Guarantee**: a record changes the sums by a vector of at most ``bound``, whatever model, loss
     and metric do with the others, and not at all if it breaks public facts or raises by itself. What
@@ -203,10 +174,10 @@ def _sums(
     together = _vmapped(one, *made_up)
     total = torch.zeros_like(one(x[0], y[0]))
     for index in torch.split(torch.arange(len(data), device=device), _CHUNK):
-        x, y, lost = data.fetch(index)
+        x, y, unusable = data.fetch(index)
         found = _one_by_one(one, x, y, total) if together is None else together(x, y)
-        if lost is not None:
-            found = found.masked_fill(lost.unsqueeze(1), 0.0)
+        if unusable is not None:
+            found = found.masked_fill(unusable.unsqueeze(1), 0.0)
         total += found.sum(dim=0)
     sums: Floats = total.cpu().numpy()
     return sums
@@ -254,10 +225,7 @@ def _passes(
 
 
 def _channels_last(model: nn.Module, outputs: Callable[[_Weights], torch.Tensor]) -> _Weights:
-    """Return the weights of plain convolutions on CPU with channels last, which pools in a ninth of the time.
-
-    A model that reads strides gives something else then, or raises: it gets no weights.
-    """
+    """Return the weights of plain convolutions on CPU with channels last, which pool nine times faster."""
     found = {}
     for name, part in model.named_modules():
         if type(part) is nn.Conv2d and part.weight.device.type == "cpu":
@@ -350,8 +318,8 @@ def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
         try:
             return many(own, targets)
         except Exception as error:
-            lost = find_raising(error, len(own), only)
-        return only(~lost).masked_fill(lost.to(own.device).unsqueeze(1), 0.0)
+            unusable = find_unusable(error, len(own), only)
+        return only(~unusable).masked_fill(unusable.to(own.device).unsqueeze(1), 0.0)
 
     return together
 

@@ -30,10 +30,10 @@ class TranscriptMismatchError(PrivTuneError):
 
 @dataclass
 class Transcript:
-    """The releases of K candidates' trainings, sample by sample; one candidate's is K = 1.
+    """The releases of K candidates' trainings; one candidate's is K = 1.
 
-    Two releases about one sample are one joint event: that is why the transcript is kept by sample. What
-    happens to all candidates is written down once, so that keeping it costs next to nothing.
+    They are kept by sample, since two releases about one sample are one joint event. What happens to all
+    candidates is written down once.
     """
 
     candidates: int = 1
@@ -89,12 +89,7 @@ class Transcript:
         return Counter((rate, tuple(sorted(released))) for rate, released in pairs if released)
 
     def check_within(self, event: Event) -> None:
-        """Check that what was released is no more than what a training's event charges.
-
-        Raises:
-            TranscriptMismatchError: If a look happened that the event does not contain, or more
-                often than it contains it.
-        """
+        """Check that what was released is no more than what a training's event charges."""
         if isinstance(event, NonPrivate):
             return  # charged as having no guarantee at all: nothing can exceed it
         charged = looks_of(event)
@@ -108,11 +103,7 @@ class Transcript:
                 )
 
     def check_whole(self, event: Event) -> None:
-        """Check that it is also no less: else some of the training may have gone another way.
-
-        Raises:
-            TranscriptMismatchError: If a look that was charged did not happen.
-        """
+        """Check that it is also no less: else some of the training may have gone another way."""
         missing = Counter() if isinstance(event, NonPrivate) else looks_of(event) - self.looks()
         if missing:
             (rate, atoms), count = min(missing.items())
@@ -131,11 +122,7 @@ class Transcript:
 
 
 def looks_of(event: Event) -> Counter[Look]:
-    """Count the looks at the data that a training event is made of.
-
-    Raises:
-        TranscriptMismatchError: If the event holds something that is not a look of a training.
-    """
+    """Count the looks at the data that a training event is made of."""
     try:
         return looks(event)
     except UnknownEventError as error:

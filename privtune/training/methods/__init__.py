@@ -5,25 +5,18 @@ Importing this package does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from privtune.imports import ByName, lazily
+from privtune.imports import lazily
+from privtune.plugins import Registry
 
 if TYPE_CHECKING:
-    from privtune.training.methods._base import Candidate, Method, MethodState
+    from privtune.training.methods._base import Candidate, Method, candidate_column
     from privtune.training.methods.adaclip import AdaCliP
     from privtune.training.methods.adadp import ADADP
-    from privtune.training.methods.automatic import AutomaticClipping
-    from privtune.training.methods.d_adaptation import DAdaptation
-    from privtune.training.methods.dog import DoG
-    from privtune.training.methods.dowg import DoWG
-    from privtune.training.methods.dp_adam import DPAdam
-    from privtune.training.methods.dpsgd import FixedDPSGD
+    from privtune.training.methods.dpsgd import AutomaticClipping, DPAdam, FixedDPSGD, NormBound
+    from privtune.training.methods.free import DAdaptation, DoG, DoWG, Prodigy, PublicRate
     from privtune.training.methods.hyfreedp import HyFreeDP
-    from privtune.training.methods.norm_bound import NormBound
-    from privtune.training.methods.prodigy import Prodigy
-    from privtune.training.methods.public_rate import PublicRate
     from privtune.training.methods.pur import PUR, PURConstant
     from privtune.training.methods.quantile_clip import QuantileClipping
 
@@ -41,33 +34,48 @@ __all__ = [
     "FixedDPSGD",
     "HyFreeDP",
     "Method",
-    "MethodState",
     "NormBound",
     "PURConstant",
     "Prodigy",
     "PublicRate",
     "QuantileClipping",
+    "candidate_column",
 ]
 
-METHODS: Mapping[str, type[Method[Any]]] = ByName(
+
+def _lacking(cls: type[Any]) -> str:
+    """Return what a dataclass of an installed package lacks to be a training method."""
+    from privtune.training.methods._base import Method
+
+    if not issubclass(cls, Method):
+        return "must inherit from privtune.training.methods.Method"
+    if missing := sorted(cls.__abstractmethods__):
+        return f"must have the method {' and '.join(missing)}"
+    return ""
+
+
+METHODS: Registry[type[Method]] = Registry(
+    "method",
+    "privtune.methods",
     {
         "dpsgd": "privtune.training.methods.dpsgd:FixedDPSGD",
-        "dp-adam": "privtune.training.methods.dp_adam:DPAdam",
-        "automatic-clipping": "privtune.training.methods.automatic:AutomaticClipping",
+        "dp-adam": "privtune.training.methods.dpsgd:DPAdam",
+        "automatic-clipping": "privtune.training.methods.dpsgd:AutomaticClipping",
         "quantile-clipping": "privtune.training.methods.quantile_clip:QuantileClipping",
-        "norm-bound": "privtune.training.methods.norm_bound:NormBound",
+        "norm-bound": "privtune.training.methods.dpsgd:NormBound",
         "adaclip": "privtune.training.methods.adaclip:AdaCliP",
         "adadp": "privtune.training.methods.adadp:ADADP",
         "hyfreedp": "privtune.training.methods.hyfreedp:HyFreeDP",
-        "public-rate": "privtune.training.methods.public_rate:PublicRate",
-        "dog": "privtune.training.methods.dog:DoG",
-        "dowg": "privtune.training.methods.dowg:DoWG",
-        "prodigy": "privtune.training.methods.prodigy:Prodigy",
-        "d-adaptation": "privtune.training.methods.d_adaptation:DAdaptation",
+        "public-rate": "privtune.training.methods.free:PublicRate",
+        "dog": "privtune.training.methods.free:DoG",
+        "dowg": "privtune.training.methods.free:DoWG",
+        "prodigy": "privtune.training.methods.free:Prodigy",
+        "d-adaptation": "privtune.training.methods.free:DAdaptation",
         "pur": "privtune.training.methods.pur:PUR",
         "pur-constant": "privtune.training.methods.pur:PURConstant",
-    }
+    },
+    lacking=_lacking,
 )
-"""Every method by its name in specs. ``PUROracle`` has none: it is private under no budget."""
+"""Methods by their names in specs."""
 
 __getattr__ = lazily(__name__, __file__)

@@ -13,27 +13,173 @@ anonymous). Its slips, and what is done here instead:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods._common import (
+from privtune.training.mechanism.clipping import Clipping, Flat
+from privtune.training.methods._base import (
+    Candidate,
+    Method,
     build,
-    check_choice,
-    check_nonnegative,
-    check_positive,
+    choice,
+    descend,
+    expect_nothing,
+    nonnegative,
+    positive,
+    whole,
 )
-from privtune.training.methods._full_batch import FullBatchDescent, PURState
 
 if TYPE_CHECKING:
+    import torch
+
     from privtune.accounting import Event
+    from privtune.training.mechanism.oracle import Oracle
     from privtune.training.mechanism.schedule import Schedule
 
-__all__ = ["PUR", "PURConstant", "PURState"]
 
-_REGIMES = ("non-convex", "convex", "strongly-convex")
 _ROUNDING = 1e-9  # relative; the account may sum in another order, and round otherwise
+
+
+@dataclass(frozen=True, eq=False)
+class _WholeRecord(Clipping):
+    """Flat clipping whose sensitivity is that of the adjacency: twice the norm for replacement."""
+
+    max_grad_norm: float
+    adjacency: str
+
+    def sensitivity(self, candidates: int) -> torch.Tensor:
+        factor = 2.0 if self.adjacency == "replace-one" else 1.0
+        return factor * Flat(self.max_grad_norm).sensitivity(candidates)
+
+    def limits(self, norms: torch.Tensor) -> torch.Tensor:
+        return Flat(self.max_grad_norm).limits(norms)
+
+    @staticmethod
+    def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        return Flat.rule(norms, limits)
+
+
+@dataclass(frozen=True, eq=False)
+class PURState:
+    """State of K trainings; ``step`` counts the updates."""
+
+    params: torch.Tensor
+    noise: torch.Tensor
+    step: int
+
+
+@dataclass(frozen=True)
+class FullBatchDescent(Method):
+    """Noisy gradient descent ``θ - (∇F(θ) + noise) / 2M`` on all records, for a horizon.
+
+    A study gives what a spec leaves out and its task knows: ``lipschitz``, ``smoothness``, ``gap`` of a
+    linear model on features of public bounds, ``dimension``, and the budget's ``adjacency``.
+
+    Args:
+        lipschitz: L, what a record's gradient is clipped to, above 0: of the loss on data alone.
+        smoothness: M, above 0, with the regularisation's; the rate is ``1 / 2M``.
+        dimension: d, the number of parameters.
+        horizon: Updates that release anything; None for every step of the schedule.
+        regularisation: λ, added to the gradient as ``λ θ``; it touches no data.
+        adjacency: ``"replace-one"`` (the paper's, sensitivity 2L) or ``"add-remove"`` (L, with a
+            public number of records).
+    """
+
+    lipschitz: float = positive()
+    smoothness: float = positive()
+    dimension: int = whole()
+    horizon: int | None = whole(None)
+    regularisation: float = nonnegative(0.0)
+    adjacency: str = choice("replace-one", "add-remove")
+
+    proven: ClassVar[tuple[str, ...]] = ("lipschitz", "smoothness")
+    clips_whole: ClassVar[str] = (
+        "lipschitz bounds the whole gradient, and the noise follows from it"
+    )
+    releases: ClassVar[str] = "one noisy gradient of all records"
+    reported: ClassVar[tuple[str, ...]] = ("noise",)
+
+    @classmethod
+    def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+        """Return the options with the task's bounds, its number of parameters and the adjacency.
+
+        Example:
+            >>> from privtune.training.methods import PUR
+            >>> told = PUR.complete(
+            ...     {"regularisation": 0.1},
+            ...     part="all",
+            ...     constants={"lipschitz": 2.0, "smoothness": 1.0, "gap": 0.69},
+            ...     dimension=lambda: 4,
+            ...     adjacency="add-remove",
+            ... )
+            >>> told["regime"], told["strong_convexity"], told["smoothness"]
+            ('strongly-convex', 0.1, 1.1)
+        """
+        known: dict[str, Any] = dict(facts["constants"])
+        penalty = options.get("regularisation", 0.0)
+        if "smoothness" in known and isinstance(penalty, int | float):
+            known["smoothness"] += penalty
+        known |= {"dimension": facts["dimension"](), "adjacency": facts["adjacency"]}
+        own = {field.name for field in fields(cls)}
+        return {**{name: value for name, value in known.items() if name in own}, **options}
+
+    @property
+    def learning_rate(self) -> float:
+        """``1 / 2M``."""
+        return 1.0 / (2.0 * self.smoothness)
+
+    def _sensitivity(self, records: int) -> float:
+        """Sensitivity of the mean gradient."""
+        factor = 2.0 if self.adjacency == "replace-one" else 1.0
+        return factor * self.lipschitz / records
+
+    def _updates(self, schedule: Schedule) -> int:
+        return schedule.steps if self.horizon is None else min(schedule.steps, self.horizon)
+
+    def gradient_evaluations(self, schedule: Schedule) -> float:
+        """Return N per-sample gradients for each update of the horizon, whatever the rate."""
+        return float(schedule.records * self._updates(schedule))
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> PURState:
+        """Make the state of K candidates; a candidate gives nothing."""
+        if params.shape[1] != self.dimension:
+            raise InvalidInputError(
+                "dimension", self.dimension, f"must be the model's, {params.shape[1]}"
+            )
+        expect_nothing(candidates)
+        return PURState(
+            params=params, noise=params.new_full((params.shape[0],), float("nan")), step=0
+        )
+
+    @abstractmethod
+    def _multiplier(self, step: int, records: int) -> float:
+        """Return the noise of one update over the sensitivity of the mean."""
+
+    def update(self, state: PURState, oracle: Oracle) -> PURState:
+        """Take one step along the noisy mean gradient; past the horizon, release nothing."""
+        if state.step >= self._updates(oracle.schedule):
+            return replace(state, step=state.step + 1)
+        records = oracle.schedule.records
+        noise_multiplier = self._multiplier(state.step, records)
+        gradient = oracle.gradient(
+            oracle.everything(),
+            state.params,
+            clipping=_WholeRecord(self.lipschitz, self.adjacency),
+            noise_multiplier=noise_multiplier,
+        )
+        gradient = gradient + self.regularisation * state.params
+        rate = state.noise.new_full(state.noise.shape, self.learning_rate)
+        return replace(
+            state,
+            params=descend(state.params, rate * oracle.pace, gradient),
+            noise=state.noise.new_full(
+                state.noise.shape, noise_multiplier * self._sensitivity(records)
+            ),
+            step=state.step + 1,
+        )
 
 
 @dataclass(frozen=True)
@@ -69,37 +215,28 @@ class PUR(FullBatchDescent):
         (133, [0.671, 0.335, 0.005])
     """
 
-    regime: str = "strongly-convex"
-    gap: float = math.log(2.0)
-    distance: float | None = None
-    strong_convexity: float | None = None
+    regime: str = choice("strongly-convex", "convex", "non-convex")
+    gap: float = positive(math.log(2.0))
+    distance: float | None = positive(None)
+    strong_convexity: float | None = positive(None)
     noise_multiplier: float = 1.0
 
     name: ClassVar[str] = "pur"
     summary: ClassVar[str] = "Full-batch descent with decaying noise by the privacy-utility ratio"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "noise", "number of steps")
-    releases: ClassVar[str] = "one noisy gradient of all records"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("regime", self.regime, _REGIMES)
-        check_positive("gap", self.gap)
-        check_nonnegative("noise_multiplier", self.noise_multiplier)
         needed = {"convex": "distance", "strongly-convex": "strong_convexity"}.get(self.regime)
         if needed is not None and getattr(self, needed) is None:
             raise InvalidInputError(needed, None, f"must be given for a {self.regime} loss")
-        for name in ("distance", "strong_convexity"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
 
     @classmethod
-    def complete(
-        cls, options: Mapping[str, Any], *, constants: Mapping[str, float], **known: Any
-    ) -> dict[str, Any]:
+    def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
         """Add the regime, where the loss is known to be convex: with a penalty it is strongly so."""
-        found = super().complete(options, constants=constants, **known)
+        found = super().complete(options, **facts)
         penalty = options.get("regularisation", 0.0)
-        if not constants:
+        if not facts["constants"]:
             return found
         if penalty:
             return {"regime": "strongly-convex", "strong_convexity": penalty, **found}
@@ -129,13 +266,10 @@ class PUR(FullBatchDescent):
         return schedule.steps
 
     def deviation(self, step: int) -> float:
-        """Return σ of update number ``step``, from 0: Proposition 3 at ``t = step + 1``.
+        """Return σ of the noise on the mean gradient in an update: Proposition 3 at ``t = step + 1``.
 
         Args:
             step: The update, from 0.
-
-        Returns:
-            Standard deviation of the noise on the mean gradient.
         """
         t = step + 1
         if self.regime == "strongly-convex":
@@ -183,11 +317,6 @@ class PURConstant(FullBatchDescent):
     name: ClassVar[str] = "pur-constant"
     summary: ClassVar[str] = "Full-batch descent with constant noise"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate",)
-    releases: ClassVar[str] = "one noisy gradient of all records"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_nonnegative("noise_multiplier", self.noise_multiplier)
 
     @classmethod
     def for_budget(

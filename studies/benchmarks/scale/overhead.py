@@ -88,7 +88,7 @@ def main() -> None:
 
                 def give(_rounds: Any) -> None:
                     with closing(Life("overhead", url)) as worker:  # noqa: B023
-                        _work(worker, plan.arm, charge_id=charge)
+                        _work(worker, plan, charge_id=charge)
 
                 return give
 

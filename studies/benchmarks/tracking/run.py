@@ -24,8 +24,7 @@ from typing import Any
 
 import privtune
 from privtune.tracking.store import experiment_id, open_client, write_record
-from privtune.views.record import ArmRecord, BudgetView, arm_record, budget_view
-from privtune.views.report import render_arm
+from privtune.views.record import ArmRecord, arm_record, budget_view
 
 STEP_METRICS = ("lr", "clip", "eps/spent")
 
@@ -58,14 +57,12 @@ def with_steps(record: ArmRecord, steps: int) -> ArmRecord:
     return replace(record, points=once + curves)
 
 
-def at_once(client: Any, experiment: str, record: ArmRecord, view: BudgetView, model: Path) -> None:
+def at_once(client: Any, experiment: str, record: ArmRecord) -> None:
     """Log as PrivTune does."""
-    write_record(client, experiment, record, model=model, report=lambda: render_arm(record, view))
+    write_record(client, experiment, record)
 
 
-def call_by_call(
-    client: Any, experiment: str, record: ArmRecord, view: BudgetView, model: Path
-) -> None:
+def call_by_call(client: Any, experiment: str, record: ArmRecord) -> None:
     """Log the same as a script does: one call for each parameter, tag, value and file."""
     run = client.create_run(experiment, run_name=record.arm).info.run_id
     for name, value in record.params.items():
@@ -76,8 +73,8 @@ def call_by_call(
         client.log_metric(run, name, number, step=step)
     for path, document in record.documents.items():
         client.log_dict(run, document, path)
-    client.log_text(run, render_arm(record, view), "privacy/report.html")
-    client.log_artifact(run, str(model), "model")
+    client.log_text(run, record.report, "privacy/report.html")
+    client.log_artifact(run, str(record.model), "model")
     client.set_terminated(run)
 
 
@@ -111,13 +108,11 @@ def measure(
     repeats: int,
 ) -> dict[str, float]:
     """Return milliseconds an arm (one without steps) and a step (the difference, by step)."""
-    view = budget_view(study)
-    record = arm_record(study, study.plans[0], study.releases()[0], view)
-    model = study.model_path("arm")
+    record = arm_record(study, study.plans[0], study.releases()[0], budget_view(study))
     short, long = with_steps(record, 0), with_steps(record, steps)
-    log(client, experiment, short, view, model)  # the first one pays for imports
-    arm = timed(lambda: log(client, experiment, short, view, model), repeats)
-    whole = timed(lambda: log(client, experiment, long, view, model), max(3, repeats // 4))
+    log(client, experiment, short)  # the first one pays for imports
+    arm = timed(lambda: log(client, experiment, short), repeats)
+    whole = timed(lambda: log(client, experiment, long), max(3, repeats // 4))
     return {
         "arm_wall_ms": arm[0],
         "arm_cpu_ms": arm[1],

@@ -114,7 +114,7 @@ def check_same(one: TrainingResult, other: TrainingResult) -> None:
     for name, values in one.report.items():
         assert torch.equal(values.nan_to_num(-7.0), other.report[name].nan_to_num(-7.0)), name
     assert one.transcripts == other.transcripts
-    assert one.nonfinite == other.nonfinite
+    assert one.unusable == other.unusable
     assert one.snapshots[0].keys() == other.snapshots[0].keys()
     for step, kept in one.snapshots[0].items():
         assert torch.equal(kept, other.snapshots[0][step])
@@ -135,7 +135,7 @@ def test_every_method_goes_on_bit_for_bit(name: str) -> None:
     undisturbed = run(name)
     resumed = stopped_and_resumed(stops, name)
     check_same(undisturbed, resumed)
-    assert undisturbed.nonfinite[0] > 0
+    assert undisturbed.unusable[0] > 0
     schedule = Schedule(200, 0.1, STEPS)
     event = planned(name, schedule, DIMENSION).event(schedule)
     assert resumed.transcripts[0].looks() == looks_of(event)

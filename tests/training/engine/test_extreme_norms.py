@@ -154,7 +154,7 @@ def test_batched(name, low, monkeypatch):
 def test_one_by_one(name):
     model, inputs, outputs = build(name)
     x, y = torch.zeros(1, *inputs), torch.zeros(1, *outputs)
-    kernel = OneByOneKernel.of(model, product, x=x, y=y, device=CPU)
+    kernel = OneByOneKernel(model, product, x=x, y=y, device=CPU)
     sweep(kernel, inputs, outputs, Flat, FEW)
 
 
@@ -220,7 +220,7 @@ class Long(nn.Module):
         return x * self.scale
 
 
-@pytest.mark.parametrize("kind", [BatchedKernel, OneByOneKernel.of])
+@pytest.mark.parametrize("kind", [BatchedKernel, OneByOneKernel])
 def test_a_long_gradient_of_equal_numbers(kind):
     """torch adds a million squares in a few numbers of float32, and its norm is 0.05% too short."""
     ones = torch.ones(2**20)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
-from privtune.strategies.score_plan import ScorePlan
+from privtune.strategies.scoring import ScorePlan
 from privtune.training.engine.fine_tuning import part_of_model, set_trainable
 from privtune.training.engine.kernels import OneByOneKernel
 from privtune.training.engine.train import choose_kernel
@@ -282,7 +282,7 @@ def test_draws_that_nothing_catches_come_from_a_candidates_own_stream() -> None:
             return self.head(self.inner(x.view(-1, 2, 4))[0][:, -1])
 
     x, y = torch.randn(4, 8), torch.arange(4) % 3
-    kernel = OneByOneKernel.of(Recurrent, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = OneByOneKernel(Recurrent, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
     params = torch.randn(1, kernel.layout.size)
 
     def drawn(seed: int) -> torch.Tensor:

@@ -9,7 +9,6 @@ import sys
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,14 +34,12 @@ from privtune.training.mechanism.kernel import (
     OfOutputs,
     Rows,
     flatten_params,
-    fresh,
     load_params,
 )
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
-from privtune.training.methods import HyFreeDP
 from studies.harness import train
 from tests.training.simple import (
     SimpleDPSGD,
@@ -134,23 +131,6 @@ def test_without_noise_and_clipping_it_is_plain_training(optimizer):
     torch.testing.assert_close(flatten_params(twin), flatten_params(model), rtol=1e-4, atol=1e-6)
 
 
-def test_record_after_record_gives_the_same_training(monkeypatch):
-    batched = fit(SimpleDPSGD(1.0), count=2)
-    monkeypatch.setattr(
-        engine,
-        "choose_kernel",
-        lambda module, loss_of, data, device, **_: OneByOneKernel.of(
-            lambda: fresh(module, trained=True)[0],
-            loss_of,
-            x=data.x[:1],
-            y=data.y[:1],
-            device=device,
-        ),
-    )
-    single = fit(SimpleDPSGD(1.0), count=2)
-    torch.testing.assert_close(single.params, batched.params, rtol=1e-4, atol=1e-5)
-
-
 def test_the_same_as_opacus_own_optimizer():
     """On the same batch, without noise, Opacus' DPOptimizer takes the same step."""
     from opacus import GradSampleModule
@@ -187,7 +167,7 @@ def test_paths_count_clip_and_drop_alike():
         kernel
         for kernel in (
             BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
-            OneByOneKernel.of(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
+            OneByOneKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
         )
     )
     params = torch.randn(2, first.layout.size) * 0.3
@@ -312,33 +292,6 @@ def test_poisoned_data_touches_no_bit_of_another_candidate(poison):
     assert not away[1].any()
 
 
-def test_memory_mapped_data(tmp_path):
-    x, y = blobs()
-    np.save(tmp_path / "x.npy", x.numpy())
-    mapped = torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="c"))
-    a, b = fit(SimpleDPSGD(1.0)), fit(SimpleDPSGD(1.0), data=TensorData(mapped, y))
-    assert torch.equal(a.params, b.params)
-
-
-def dropping():
-    return nn.Sequential(
-        nn.Linear(8, 16),
-        nn.ReLU(),
-        nn.Dropout(0.4),
-        nn.Linear(16, 16),
-        nn.Dropout(0.2),
-        nn.Linear(16, 3),
-    )
-
-
-def test_dropout_has_a_stream_for_each_candidate():
-    whole = fit(SimpleDPSGD(0.5), count=3, model=dropping)
-    split = fit(SimpleDPSGD(0.5), count=3, model=dropping, stack=1)
-    torch.testing.assert_close(whole.params, split.params, rtol=1e-4, atol=1e-5)
-    other = fit(SimpleDPSGD(0.5), count=3, model=lambda: dropping().eval())
-    assert not torch.allclose(whole.params, other.params, atol=1e-3)
-
-
 def test_dropout_keeps_what_it_should():
     """The mean clipped sum over masks of a linear model is that of the model without dropout."""
     torch.manual_seed(0)
@@ -374,31 +327,6 @@ def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once():
         result = fit(SimpleDPSGD(0.5), count=2, model=Unstackable)
     assert result.params.isfinite().all()
     fit(SimpleDPSGD(0.5), count=1, model=Unstackable)  # silent: warnings are errors here
-
-
-class Reading(nn.Module):
-    """A model whose pass reads numbers that it holds."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = mlp()
-        self.register_buffer("scale", torch.tensor(1.5))
-
-    def forward(self, x):
-        return self.inner(x) * self.scale.item() if self.scale > 1 else self.inner(x)
-
-
-@pytest.mark.parametrize("method", [SimpleDPSGD(1.0), HyFreeDP(1.0, 1.0)])
-def test_a_model_that_reads_a_number_of_its_own_is_run_as_it_is(method):
-    def scaled(outputs, targets):
-        return cross_entropy(1.5 * outputs, targets)
-
-    own = (
-        [{"learning_rate": 0.5, "max_grad_norm": 0.8}] if isinstance(method, SimpleDPSGD) else [{}]
-    )
-    found = fit(method, model=Reading, steps=16, rate=1.0, candidates=own)
-    expected = fit(method, loss=scaled, steps=16, rate=1.0, candidates=own)
-    torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-6)
 
 
 def test_a_wrong_path_does_not_pass_its_check(monkeypatch):
@@ -453,21 +381,6 @@ def test_batch_statistics_are_refused_with_every_name():
 
     with pytest.raises(InvalidInputError, match=r"1 \(BatchNorm1d\), 3 \(BatchNorm1d\)"):
         fit(SimpleDPSGD(1.0), model=model)
-
-
-def test_clipping_and_noise_read_one_bound():
-    """A schedule of the bound moves both: Opacus' ghost mode keeps a copy of its own (10 C)."""
-    x, y = blobs()
-    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    bound = torch.tensor([10.0])
-    rows = rows_of(x[:64].unsqueeze(0), y[:64].unsqueeze(0))
-    params = 5 * torch.randn(1, kernel.layout.size)
-    for value in (10.0, 0.1):
-        bound.fill_(value)
-        out = torch.zeros_like(params)
-        kernel.accumulate(params, rows, Flat(bound), out=out)
-        assert float(out.norm()) <= 64 * value
-        assert Flat(bound).sensitivity(1).tolist() == pytest.approx([value])
 
 
 def test_stacks_follow_the_memory_model():

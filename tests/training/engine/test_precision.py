@@ -20,7 +20,6 @@ from privtune.training.mechanism.kernel import OfOutputs, Rows
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from studies.harness import train
-from tests.tasks.test_fine_tuning import rehearsed
 
 CPU, LOW = torch.device("cpu"), torch.bfloat16
 
@@ -103,15 +102,6 @@ def test_gradients_are_close_to_those_of_float32_and_not_the_same(kind):
     assert float((low - high).norm() / high.norm()) < 0.03
 
 
-def test_captured_passes_are_those_that_are_run_as_they_are():
-    kernel, params, x, y = kernel_of(LOW)
-    mask = torch.ones(40)
-    first = sums(kernel, params, x, y, mask, 0.1)
-    for _ in range(14):
-        last = sums(kernel, params, x, y, mask, 0.1)
-    torch.testing.assert_close(first, last, rtol=1e-3, atol=1e-4)
-
-
 def test_digits_are_learned_as_well():
     task = fine_tuned(get_task("digits-mlp"), precision="bfloat16")
     data = task.load()
@@ -135,11 +125,6 @@ def test_digits_are_learned_as_well():
         assert (
             abs(accuracy(task, high, data.validation) - accuracy(task, low, data.validation)) < 0.02
         )
-
-
-def test_a_rehearsal_takes_it():
-    task = fine_tuned(get_task("digits-mlp"), precision="bfloat16")
-    assert rehearsed(task) > 0.0
 
 
 def test_it_is_a_public_fact_of_the_plan():

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from privtune import InvalidInputError, norms_of
 from privtune.training.engine import rules
 from privtune.training.engine.kernels import BatchedKernel
-from privtune.training.engine.passes import tape_of
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
@@ -341,7 +340,7 @@ def test_a_pass_lets_go_of_its_tensors_without_the_collector():
     model = nn.Sequential(model, nn.Flatten(), nn.Linear(12, 2))
     x, y = torch.randn(2, 3, 4), torch.arange(2)
     kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    program, _ = tape_of(kernel.module, kernel._loss_of, kernel.layout, kernel.plan)
+    program, _ = kernel.passes.tape()
     params = torch.zeros(1, kernel.layout.size)
     gc.collect()
     gc.disable()

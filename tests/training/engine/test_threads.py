@@ -227,16 +227,6 @@ def test_an_error_stops_the_others_and_is_raised(cores):
     all_is_as_before()
 
 
-def test_an_interrupt_of_the_caller_stops_all(cores):
-    def on_step(step, report):
-        if step == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(steps=5000, on_step=on_step)
-    all_is_as_before()
-
-
 def test_what_threads_change_is_put_back(cores):
     flag = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     drawn = []
@@ -248,16 +238,6 @@ def test_what_threads_change_is_put_back(cores):
     assert torch.equal(*drawn)
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction == flag
     all_is_as_before()
-
-
-def test_one_thread_means_no_pool(cores, no_pool):
-    torch.set_num_threads(1)
-    run(steps=3)
-    torch.set_num_threads(2)
-    run(count=1, steps=3)
-    run(stack=1, steps=3)
-    with pytest.raises(AssertionError, match="a pool of threads"):
-        run(steps=3)
 
 
 def test_a_model_that_is_taken_record_by_record_uses_no_pool(cores, no_pool):
@@ -311,25 +291,6 @@ def test_threads_follow_the_work_of_a_step():
     assert of(60.0, 16, model=convolutional, stack=2) == 2
     assert of(60.0, 16, model=convolutional, stack=1) == 1
     assert of(300.0, 16, model=convolutional) == 1
-
-
-@pytest.mark.usefixtures("cores")
-def test_side_by_side_is_as_many_at_once_as_one_after_the_other():
-    for count in (8, 9, 33, 100):
-        for mebibytes in (0.25, 3.0, 11.0):
-            one = memory(mebibytes)
-            for each in (2, 3, 8):
-                found = split(kernel(), one, count, cores=each)
-                sizes = found.sizes
-                assert found.threads == each
-                assert sum(sizes) == count
-                assert max(sizes) - min(sizes) <= 1
-                assert len(sizes) % each == 0 or len(sizes) == count
-                assert found.at_once <= max(each, stacks.STACK_BYTES / one.candidate_bytes, each)
-    found = split(kernel(), memory(11.0), 20, stack=6, cores=2)
-    assert found.threads == 2
-    assert found.sizes == [3, 3, 3, 3, 2, 2, 2, 2]
-    assert found.at_once == 6
 
 
 def test_bounds_are_kept_by_thread():

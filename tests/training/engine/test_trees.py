@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from privtune.tasks import Packing
-from privtune.tasks._records import read_records
+from privtune.tasks.own import read_records
 from privtune.training.engine.train import Made, Outcome, Training, initialisation
 from privtune.training.mechanism.data import RecordTree, TensorData
 from privtune.training.mechanism.kernel import flatten_params
@@ -149,11 +149,11 @@ def test_a_transformer_is_called_as_its_users_call_it():
     with initialisation(Streams(bytes(32))):
         before = flatten_params(build())
     assert not torch.equal(alone.params, before)
-    assert alone.nonfinite == 0
+    assert alone.unusable == 0
 
 
 def test_a_token_of_no_table_counts_as_nothing():
     wrong = {**DICT, "input_ids": IDS.clone()}
     wrong["input_ids"][:10, 2] = TOKENS
     (found,) = fitted(in_memory(wrong), of_dict, steps=1, rate=1.0, noise=0.0)
-    assert found.nonfinite == 10
+    assert found.unusable == 10

@@ -163,16 +163,6 @@ def test_tails_keep_signs_and_all_else(monkeypatch):
     assert torch.equal(plain.sign(), again.sign())
 
 
-@pytest.mark.usefixtures("looks")
-def test_tails_of_wide_noise_are_as_fine_as_the_rest(monkeypatch):
-    monkeypatch.setattr(noises, "EDGE", 1.0)
-    options = NoiseOptions(floating_point="grid")
-    values = NoiseSource([Streams(bytes(32))], CPU, options=options).gaussian(20_000)
-    coarse = (values == values.float().double())[values.abs() > 1.0]
-    assert len(coarse) > 5000
-    assert int(coarse.sum()) < 10
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("edge", [noises.EDGE, 1.5])

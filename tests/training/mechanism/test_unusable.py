@@ -16,7 +16,7 @@ from privtune.training.mechanism.data import (
     NO_FACTS,
     TensorData,
     find_facts,
-    find_raising,
+    find_unusable,
     targets_are_classes,
 )
 from privtune.training.mechanism.kernel import OfOutputs
@@ -84,7 +84,7 @@ def answers(
     kind: str, model: Any, data: Any, *, loss: Any = cross_entropy, watched: bool = True
 ) -> tuple[list[torch.Tensor], Oracle]:
     """Every kind of release about the same samples, from the same seeds."""
-    made = {"batched": BatchedKernel, "one by one": OneByOneKernel.of}[kind]
+    made = {"batched": BatchedKernel, "one by one": OneByOneKernel}[kind]
     x, y = data.like
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -131,7 +131,7 @@ def test_whatever_is_wrong_with_a_record_no_release_changes_by_a_bit(
     for label in (3, -1, 10**9):
         found, oracle = answers(kind, model, changed(good, y=label))
         assert same(found, reference), label
-        assert oracle.nonfinite.tolist() == counts.nonfinite.tolist()
+        assert oracle.unusable.tolist() == counts.unusable.tolist()
         # What nothing public says is found by evaluating records alone, and drops the same.
         hidden = answers(kind, model, changed(good, y=label), loss=gathered, watched=False)[0]
         assert same(hidden, unseen), label
@@ -147,7 +147,7 @@ def test_a_record_that_is_not_a_number_is_no_record(kind: str, value: float) -> 
     if value == math.inf:  # tanh makes a number of it, which is a loss as good as any
         found, reference = found[:3], reference[:3]
     assert same(found, reference)
-    assert int(oracle.nonfinite.min()) > 0
+    assert int(oracle.unusable.min()) > 0
 
 
 @pytest.mark.parametrize("kind", KERNELS)
@@ -246,7 +246,7 @@ def test_what_made_up_records_raise_too_is_no_records_fault() -> None:
         raise RuntimeError("whatever it is given")
 
     with pytest.raises(RuntimeError, match="at first"):
-        find_raising(RuntimeError("at first"), 4, attempt)
+        find_unusable(RuntimeError("at first"), 4, attempt)
 
 
 def test_in_memory_zeros_are_put_in_place_once() -> None:

@@ -142,7 +142,7 @@ def test_hyfreedp_without_noise_is_gen():
 @pytest.mark.quick
 def test_hyfreedp_guards():
     """A bad fit to the letter moves nothing: negative slope or curvature, losses that are not finite."""
-    from privtune.training.methods._parabola import Fit, fit_paper, paper_bound
+    from privtune.training.methods.hyfreedp import Fit, fit_paper, paper_bound
 
     rate = torch.full((5,), 0.1, dtype=torch.float64)
     fit = Fit(rate, rate * 1e-12, rate * 1e12, rate * 0.0, rate)

@@ -1,0 +1,511 @@
+"""Tasks that a spec describes: what all of them share; pictures and texts of the user's own."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privtune.errors import InvalidInputError
+from privtune.files import read_bounded, regular_file
+from privtune.imports import find_extra, find_function, users_code
+from privtune.tasks._columns import values_of
+from privtune.tasks._facts import SPLITS, TaskAbsentError, TaskDataError
+from privtune.tasks._fine_tuning import weights_at
+from privtune.tasks._partition import KEY, Sizes, places, split_read
+from privtune.tasks._reader import BATCH, coded, column_of, heard, is_missing, open_table, texts
+from privtune.tasks._task import Task, TaskData, classification_loss, make_model, softmax_constants
+from privtune.tasks._usable import CLIPPED, Fault, RecordCheck, Tally, label_faults
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+_PICTURES = 1024  # that are read at once
+_LARGEST = 1 << 28  # bytes of a picture; a larger one cannot be used
+_TEXTS = 32  # that the encoder reads at once, always as many: all sums have one shape
+_PIL = partial(find_extra, "PIL.Image", extra="images", what="A folder of pictures")
+_HF = partial(find_extra, "transformers", extra="hf", what="A task of texts")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some records as they are read: inputs (None while they are not known), targets, what is wrong, ids."""
+
+    x: Any
+    y: Any
+    faults: Sequence[Fault]
+    ids: list[str] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        x: Any,
+        y: Any,
+        faults: Sequence[Fault],
+        ids: list[str] | None = None,
+        *,
+        nothing: float = -1.0,
+    ) -> Part:
+        """Return records of which the unusable are alike, so that they share a split by content."""
+        unusable = np.zeros(len(y), dtype=bool)
+        for fault in faults:
+            unusable |= fault.records & (not fault.used)
+        if x is not None:
+            x[unusable] = 0.0
+        return cls(x, np.where(unusable, nothing, y), faults, ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described(ABC):
+    """Records that a spec describes, read some at a time."""
+
+    path: str
+    sizes: Sizes
+    key: str
+    classes: tuple[Any, ...] | None
+    shape: tuple[int, ...]  # of a record as models see it
+    grouped: bool = False  # records of one id are those of one unit
+
+    @abstractmethod
+    def check(self) -> None:
+        """Check what can be checked before anything is charged, without looking at a record.
+
+        Raises:
+            TaskDataError: If it is not as declared; without any value of a record.
+        """
+
+    @abstractmethod
+    def header(self) -> None:
+        """Check what holds the records while planning, as :meth:`check` where that takes no time.
+
+        Raises:
+            TaskAbsentError: If it is not here.
+        """
+
+    @abstractmethod
+    def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
+        """Return how many records there are at most, and these; ``whole`` if inputs are needed."""
+
+    def made(self, x: Any) -> Any:
+        """Return what models see of inputs."""
+        return x
+
+    def load(self) -> TaskData:
+        """Read the records. One that is not as declared has no target, and so contributes nothing."""
+        most, found = self.parts(whole=True)
+        return split_read(
+            ((part.x, part.y, part.ids) for part in found),
+            most=most,
+            shape=self.shape,
+            sizes=self.sizes,
+            key=self.key,
+            numbers=self.classes is None,
+            groups=self.grouped,
+            made=self.made,
+        )
+
+    def examine(self) -> RecordCheck:
+        """Read the records, and return how many cannot be used, and why. For the curator alone."""
+        sizes = vars(self.sizes)
+        tally = Tally(sizes, by="content", classes=self.classes or ())
+        for part in self.parts(whole=False)[1]:
+            drawn = places(part.x, part.y, list(sizes.values()), ids=part.ids, key=self.key)
+            tally.add(drawn, part.faults, x=part.x, y=part.y, ids=part.ids)
+        return tally.check()
+
+    def task(self, spec: Mapping[str, Any], **fields: Any) -> Task:
+        """Return the task of these records."""
+        known: dict[str, Any] = {
+            "name": str(spec.get("name", Path(self.path).stem)),
+            "input_shape": self.shape,
+            "classes": None if self.classes is None else len(self.classes),
+            "class_names": self.classes,
+            "load": self.load,
+            "loss": classification_loss,
+            "public_test": read_flag(spec, "public_test"),
+            "partition": "content",
+            "check": self.check,
+            "examine": self.examine,
+            "header": self.header,
+        }
+        return Task(**self.sizes.declared(), **{**known, **fields})
+
+
+def check_fields(
+    what: str, spec: Mapping[str, Any], known: Sequence[str], *, needed: Sequence[str]
+) -> None:
+    """Refuse fields that are unknown, and a spec that lacks one.
+
+    Raises:
+        InvalidInputError: Naming them.
+    """
+    known = ("type", "name", *known, *SPLITS, "public_test", "key")
+    if unknown := sorted(map(str, set(spec) - set(known))):
+        raise InvalidInputError("task", unknown, f"{what} takes {', '.join(known)}")
+    for field in (*needed, *SPLITS):
+        if field not in spec:
+            raise InvalidInputError(f"task.{field}", None, f"is required for {what}")
+
+
+def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return declared sizes, the key and the classes of a spec.
+
+    Raises:
+        InvalidInputError: If a size is no number of records, or classes are not different.
+    """
+    for field in SPLITS:
+        value = spec[field]
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10**12:
+            allowed = "must be a whole number of at least 1, and of records that exist"
+            raise InvalidInputError(f"task.{field}", value, allowed)
+    return {
+        "sizes": Sizes(*(spec[field] for field in SPLITS)),
+        "key": str(spec.get("key", KEY)),
+        "classes": read_classes(spec["classes"]) if "classes" in spec else None,
+    }
+
+
+def read_classes(given: Any) -> tuple[Any, ...]:
+    """Return the declared classes.
+
+    Raises:
+        InvalidInputError: If they are fewer than two, or not different words and numbers.
+    """
+    return values_of("task.classes", given, least=2)
+
+
+def read_flag(spec: Mapping[str, Any], field: str) -> bool:
+    """Return a field that is true or false; false unless given."""
+    value = spec.get(field, False)
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"task.{field}", value, "must be true or false")
+    return value
+
+
+def own_model(
+    path: str, features: Any, outputs: int, *, built_in: Sequence[str], of: str
+) -> Callable[[], nn.Module]:
+    """Return what makes a model of the user's own, of ``package.module:factory``.
+
+    Raises:
+        InvalidInputError: If it names no function of features (or the shape of a record) and outputs.
+    """
+    factory = find_function(
+        "task.model",
+        path,
+        allowed=f"must be {', '.join(built_in)}, or package.module:factory",
+        must=f"must name a function of {of}",
+    )
+
+    def make() -> nn.Module:
+        from torch import nn
+
+        with users_code(
+            "task.model", path, f"its function failed, called with {features}, {outputs}"
+        ):
+            model = factory(features, outputs)
+        if not isinstance(model, nn.Module):
+            raise InvalidInputError(
+                "task.model", path, f"must return a torch.nn.Module, not {type(model).__name__}"
+            )
+        return model
+
+    return make
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pictures(Described):
+    """Pictures: a folder of classes, or arrays in an ``.npz`` file."""
+
+    @property
+    def _place(self) -> Path:
+        return Path(self.path)
+
+    def header(self) -> None:
+        """Check that there is a file, or a folder of each class."""
+        if not self._place.exists():
+            raise TaskAbsentError(f"{self.path} is not there.")
+        if not self._place.is_file():  # arrays are read before the charge alone
+            self.check()
+
+    def check(self) -> None:
+        """Check the folders of the classes, or the shapes of the arrays."""
+        if not self._place.is_dir():
+            self._arrays()
+            return
+        _PIL()
+        if missing := [str(c) for c in self.classes or () if not (self._place / str(c)).is_dir()]:
+            raise TaskDataError(
+                f"{self.path} must hold one folder a class, and lacks {', '.join(missing)}."
+            )
+
+    def _arrays(self) -> tuple[Any, Any]:
+        """Return the arrays x and y of the file."""
+        try:
+            with np.load(regular_file(self._place), allow_pickle=False) as file:
+                x, y = file["x"], file["y"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise TaskDataError(
+                f"{self.path} must be a folder of classes, or an .npz file of the arrays x and y "
+                f"({getattr(error, 'strerror', None) or type(error).__name__})."
+            ) from None
+        channels, height, width = self.shape
+        fits = (height, width) if channels == 1 else None
+        if x.shape[1:] not in (self.shape, (height, width, channels), fits):
+            raise TaskDataError(
+                f"{self.path}: pictures are of shape {x.shape[1:]}, and task.shape declares {self.shape}."
+            )
+        if x.dtype != np.uint8 and x.dtype.kind != "f":  # a wider type does not say what white is
+            raise TaskDataError(
+                f"{self.path}: x holds {x.dtype}, whose scale is not known; save it as uint8 (0 to 255), or "
+                "as floats in [0, 1]."
+            )
+        if y.ndim != 1 or len(x) != len(y):
+            raise TaskDataError(f"{self.path}: y must hold one class for each of x.")
+        return x, y
+
+    def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
+        """Return pictures and labels."""
+        most, found = self._from_folder() if self._place.is_dir() else self._from_file()
+        return most, map(self._part, heard(found, most, size=lambda batch: len(batch[1])))
+
+    def _part(self, batch: tuple[Any, Sequence[Any]]) -> Part:
+        x, labels = batch[0], column_of(batch[1])
+        pixels = x.reshape(len(x), -1)
+        broken = ~np.isfinite(pixels).all(axis=1)
+        outside = ((pixels < 0.0) | (pixels > 1.0)).any(axis=1) & ~broken
+        faults = (
+            Fault("pictures", "that cannot be read, or hold what is no number", broken),
+            Fault("pixels", CLIPPED, outside, used=True, declared="they must lie in [0, 1]"),
+            *label_faults("labels", labels, self.classes or (), without="without a label"),
+        )
+        return Part.of(np.clip(x, 0.0, 1.0), coded(labels, self.classes or ()), faults)
+
+    def _from_file(self) -> tuple[int, Iterator[tuple[Any, Sequence[Any]]]]:
+        x, y = self._arrays()
+        scale = 255.0 if x.dtype == np.uint8 else 1.0
+
+        def read() -> Iterator[tuple[Any, Sequence[Any]]]:
+            for start in range(0, len(x), _PICTURES):
+                part = x[start : start + _PICTURES].astype(np.float32) / scale
+                if part.shape[1:] != self.shape:  # channels last, or none
+                    part = part.reshape(len(part), self.shape[1], self.shape[2], self.shape[0])
+                    part = part.transpose(0, 3, 1, 2)
+                yield part, y[start : start + _PICTURES].tolist()
+
+        return len(x), read()
+
+    def _from_folder(self) -> tuple[int, Iterator[tuple[Any, Sequence[Any]]]]:
+        files = [
+            (path, name)
+            for name in self.classes or ()
+            for path in sorted((self._place / str(name)).rglob("*"))
+            if path.suffix.lower() in _ENDINGS
+        ]
+
+        def read() -> Iterator[tuple[Any, Sequence[Any]]]:
+            for start in range(0, len(files), _PICTURES):
+                part = files[start : start + _PICTURES]
+                yield (
+                    np.stack([self._picture(path) for path, _ in part]),
+                    [name for _, name in part],
+                )
+
+        return len(files), read()
+
+    def _picture(self, path: Path) -> Any:
+        """Return a picture of the declared shape, in [0, 1]; NaN where it cannot be read."""
+        channels, height, width = self.shape
+        try:
+            with _PIL().open(regular_file(path, most=_LARGEST)) as file:
+                picture = file.convert("L" if channels == 1 else "RGB").resize((width, height))
+        except Exception:  # whatever a decoder makes of a record, it is that record's alone
+            return np.full(self.shape, np.nan, dtype=np.float32)
+        values = np.asarray(picture, dtype=np.float32).reshape(height, width, channels)
+        return values.transpose(2, 0, 1) / 255.0
+
+
+def images(spec: Mapping[str, Any]) -> Task:
+    """Return the task of pictures that a spec describes, as docs/spec.md says; nothing is read."""
+    needed = ("path", "classes", "shape")
+    check_fields("pictures", spec, (*needed, "model"), needed=needed)
+    shape = spec["shape"]
+    if (
+        not isinstance(shape, Sequence)
+        or len(shape) != 3
+        or not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 4096 for n in shape)
+        or shape[0] not in (1, 3)
+    ):
+        raise InvalidInputError(
+            "task.shape", shape, "must be [channels, height, width], of 1 or 3 channels"
+        )
+    pictures = _Pictures(path=str(spec["path"]), shape=tuple(shape), **shared_fields(spec))
+    name, classes = str(spec.get("model", "small-cnn")), len(pictures.classes or ())
+    networks = {"small-cnn": "small_cnn", "resnet-gn": "resnet_gn"}
+    if name == "small-cnn" and min(shape[1:]) < 4:
+        raise InvalidInputError("task.shape", list(shape), "must be at least 4 high and wide")
+    if name in networks:
+        model: Callable[[], nn.Module] = partial(
+            make_model, networks[name], pictures.shape, classes
+        )
+    else:
+        of = "the shape of a picture and the number of classes"
+        model = own_model(name, pictures.shape, classes, built_in=tuple(networks), of=of)
+    return pictures.task(
+        spec,
+        description=f"{name} on the pictures of {Path(pictures.path).name}",
+        model=model,
+        bounds={"pixels": (0.0, 1.0)},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Texts(Described):
+    """Texts: what a frozen public encoder makes of each, computed once."""
+
+    text: str
+    label: str
+    tokenizer: str
+    encoder: str
+    length: int
+
+    def check(self) -> None:
+        """Check libraries, the header and the encoder."""
+        _HF()
+        self.header()
+        self._encoder()
+
+    def header(self) -> None:
+        """Check the header of the file."""
+        open_table(Path(self.path)).check((self.text, self.label), self.path)
+
+    def _encoder(self) -> tuple[Any, Any]:
+        """Return the tokenizer and the encoder, from local files alone."""
+        hf = _HF()
+        try:
+            tokenizer = hf.AutoTokenizer.from_pretrained(self.tokenizer, local_files_only=True)
+            encoder = hf.AutoModel.from_pretrained(
+                self.encoder, local_files_only=True, use_safetensors=True
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise TaskDataError(
+                f"task.tokenizer and task.encoder must be folders that Hugging Face's from_pretrained "
+                f"reads ({type(error).__name__})."
+            ) from None
+        return tokenizer, encoder.eval()
+
+    def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
+        """Return texts by content and label: features are rounded as the machine has it."""
+        file = open_table(Path(self.path))
+        most, encode = file.most(), partial(self._features, *self._encoder()) if whole else None
+        size = _TEXTS if whole else BATCH
+        pieces = (
+            (batch[self.text].slice(start, size), batch[self.label].slice(start, size))
+            for batch in file.read((self.text, self.label))
+            for start in range(0, len(batch[self.text]), size)
+        )
+
+        def read() -> Iterator[Part]:
+            for cells, labels in heard(pieces, most, size=lambda piece: len(piece[0])):
+                missing = is_missing(cells)
+                faults = [
+                    Fault(self.text, "without a text", missing),
+                    *label_faults(
+                        self.label, labels, self.classes or (), without="without a label"
+                    ),
+                ]
+                words = [
+                    "" if lost else word
+                    for word, lost in zip(texts(cells).to_pylist(), missing, strict=True)
+                ]
+                ids = [f"{w}\0{n}" for w, n in zip(words, texts(labels).to_pylist(), strict=True)]
+                x = None if encode is None else encode(words)
+                if x is not None:
+                    faults.append(
+                        Fault("", "whose features are no numbers", ~np.isfinite(x).all(axis=1))
+                    )
+                yield Part.of(x, coded(labels, self.classes or ()), faults, ids)
+
+        return most, read()
+
+    def _features(self, tokenizer: Any, encoder: Any, words: list[str]) -> Any:
+        """Return the mean over tokens of what the encoder makes of each text, scaled to length 1."""
+        import torch
+
+        # All to one number and one length: what a text becomes must not hang on its neighbours.
+        tokens = tokenizer(
+            words + [""] * (_TEXTS - len(words)),
+            padding="max_length",
+            truncation=True,
+            max_length=self.length,
+            return_tensors="pt",
+        )
+        with torch.no_grad():
+            states = encoder(**tokens).last_hidden_state
+        there = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+        mean = (states * there).sum(dim=1) / there.sum(dim=1).clamp(min=1.0)
+        return torch.nn.functional.normalize(mean, dim=1)[: len(words)].float().numpy()
+
+
+def text(spec: Mapping[str, Any]) -> Task:
+    """Return the task of texts that a spec describes, as docs/spec.md says; nothing is read.
+
+    Features are means over a frozen encoder's tokens. What it was trained on is assumed public.
+    """
+    needed = ("path", "classes", "encoder")
+    check_fields(
+        "text", spec, (*needed, "text", "label", "tokenizer", "length", "model"), needed=needed
+    )
+    weights = weights_at(spec["encoder"], field="task.encoder")
+    length = spec.get("length", 128)
+    if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= 8192:
+        raise InvalidInputError("task.length", length, "must be a whole number from 1 to 8192")
+    found = _Texts(
+        path=str(spec["path"]),
+        text=str(spec.get("text", "text")),
+        label=str(spec.get("label", "label")),
+        tokenizer=str(Path(str(spec.get("tokenizer", spec["encoder"]))).expanduser()),
+        encoder=str(weights.path),
+        length=length,
+        shape=(_width(weights.path),),
+        **shared_fields(spec),
+    )
+    name, classes = str(spec.get("model", "linear")), len(found.classes or ())
+    if name == "linear":
+        model: Callable[[], nn.Module] = partial(make_model, "linear", found.shape[0], classes)
+    else:
+        of = "the numbers of features and classes"
+        model = own_model(name, found.shape[0], classes, built_in=("linear",), of=of)
+    return found.task(
+        spec,
+        description=f"{name} on what {weights.path.name} makes of {Path(found.path).name}",
+        model=model,
+        pretrained=f"{weights.path.name}, SHA-256 {weights.digest}",
+        constants=softmax_constants(1.0, classes) if name == "linear" else {},
+    )
+
+
+def _width(folder: Path) -> int:
+    """Return how many features an encoder makes of a text."""
+    try:
+        for part in folder.rglob("*"):  # all that from_pretrained may open
+            if not part.is_dir():
+                regular_file(part)
+        config = json.loads(read_bounded(folder / "config.json"))
+        found: Sequence[Any] = [config.get(n) for n in ("hidden_size", "dim", "d_model")]
+    except (OSError, ValueError, AttributeError):
+        found = ()
+    for width in found:
+        if isinstance(width, int) and width > 0:
+            return width
+    raise InvalidInputError(
+        "task.encoder", str(folder), "must hold a config.json with the encoder's hidden_size"
+    )

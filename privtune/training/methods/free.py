@@ -1,0 +1,424 @@
+"""Methods without a learning rate to choose: DoG, DoWG, D-Adaptation, Prodigy, and a public rate.
+
+Their rules are pure functions of a state and a noisy gradient; each class says what its rule is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from privtune.training.mechanism.clipping import Clipping
+from privtune.training.methods._base import (
+    AdamW,
+    Candidate,
+    Method,
+    by_layer_option,
+    expect_nothing,
+    first_size,
+    fraction,
+    nonnegative,
+    norm,
+    positive,
+    rows,
+)
+from privtune.training.methods.dpsgd import FixedRates, RateState
+
+if TYPE_CHECKING:
+    import torch
+
+    from privtune.training.mechanism.oracle import Oracle
+
+_FARTHEST = 1e12  # largest distance over the first: squares of it are still numbers
+
+
+def farther(
+    distance: torch.Tensor, seen: torch.Tensor, first: torch.Tensor | float
+) -> torch.Tensor:
+    """Return the larger of two distances, no more than 1e12 times the first one."""
+    import torch
+
+    # Of a number and none, fmax takes the number.
+    return torch.fmax(distance, seen).clamp(max=_FARTHEST * first)
+
+
+@dataclass(frozen=True)
+class FreeGradient(Method):
+    """A method with nothing left to set: its gradients are normalised, or clipped to a fixed norm.
+
+    Args:
+        max_grad_norm: Clipping norm; None normalises every gradient (automatic clipping).
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float | None = norm(None)
+    clipping: str = by_layer_option()
+
+    adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    releases: ClassVar[str] = "one normalised noisy gradient"
+
+    def _clipping(self, state: object = None) -> Clipping:
+        return self.normalise() if self.max_grad_norm is None else self.clip(self.max_grad_norm)
+
+
+@dataclass(frozen=True, eq=False)
+class StartState:
+    """State of K trainings by distance from the start; ``params`` is the average, if one is kept."""
+
+    params: torch.Tensor
+    iterate: torch.Tensor
+    origin: torch.Tensor
+    distance: torch.Tensor
+    squares: torch.Tensor
+    learning_rate: torch.Tensor
+    step: int
+
+
+Rate = tuple["torch.Tensor", "torch.Tensor"]
+
+
+def dog(distance: torch.Tensor, squares: torch.Tensor, squared: torch.Tensor) -> Rate:
+    """Return the sum of squared gradients and DoG's rate (equation 1)."""
+    squares = squares + squared
+    return squares, distance / (squares + 1e-8).sqrt()
+
+
+def dowg(distance: torch.Tensor, squares: torch.Tensor, squared: torch.Tensor) -> Rate:
+    """Return the sum of squared gradients, weighted by distances, and DoWG's rate (Algorithm 1)."""
+    squares = squares + distance.square() * squared
+    return squares, distance.square() / squares.sqrt().clamp_min(1e-20)
+
+
+@dataclass(frozen=True)
+class _FromStart(FreeGradient):
+    """SGD whose rate follows from the largest distance from the start."""
+
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate", "distance")
+    rule = staticmethod(dog)
+
+    def _first(self, origin: torch.Tensor) -> torch.Tensor:
+        """Return the distance that a training begins with."""
+        raise NotImplementedError
+
+    def _released(self, state: StartState, iterate: torch.Tensor) -> torch.Tensor:
+        return iterate
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> StartState:
+        """Make the state of K candidates; a candidate gives nothing."""
+        expect_nothing(candidates)
+        nothing = params.new_zeros(params.shape[0])
+        return StartState(params, params, params, self._first(params), nothing, nothing, step=0)
+
+    def update(self, state: StartState, oracle: Oracle) -> StartState:
+        """Take one step at the rate that distance and gradients give."""
+        gradient = self.gradient(oracle, state.iterate, self._clipping())
+        seen = (state.iterate - state.origin).norm(dim=1)
+        distance = farther(state.distance, seen, self._first(state.origin))
+        squares, rate = self.rule(distance, state.squares, gradient.square().sum(dim=1))
+        rate = oracle.pace * rate.nan_to_num(0.0)
+        iterate = state.iterate - rows(rate) * gradient
+        return replace(
+            state,
+            params=self._released(state, iterate),
+            iterate=iterate,
+            distance=distance,
+            squares=squares,
+            learning_rate=rate,
+            step=state.step + 1,
+        )
+
+
+@dataclass(frozen=True)
+class DoG(_FromStart):
+    """SGD with the rate ``max distance from the start / root of the sum of squared gradients``.
+
+    Args:
+        initial_distance: r_ε relative to ``1 + |x_0|``, above 0; 1e-6 is the paper's advice.
+        averaging: γ of the polynomial-decay average that is released (8 in the paper); None
+            releases the last iterate.
+
+    **Interval**: the distance r stays within 1 and 1e12 times its first value, ``initial_distance * (1 +
+    |x_0|)``, and the rate within 0 and 1e4 times it. A release that is no number makes the rate 0; the
+    weights it moves are no numbers, which the training's result declares as diverged.
+
+    **Guarantee**: as DP-SGD with the same noise multiplier. The norms are of noisy gradients, which
+    hold about ``sqrt(P) * noise`` however small the true ones are.
+
+    References:
+        Ivgi, Hinder & Carmon 2023, arXiv 2302.12022.
+
+    Example:
+        >>> DoG(1.1).adapts, DoG(1.1, max_grad_norm=0.5).parameters  # nothing is left to tune
+        (('learning_rate', 'max_grad_norm'), ())
+    """
+
+    initial_distance: float = positive(1e-6)
+    averaging: float | None = nonnegative(8.0)
+
+    name: ClassVar[str] = "dog"
+    summary: ClassVar[str] = "SGD with the distance travelled over the gradients seen as rate"
+
+    def _first(self, origin: torch.Tensor) -> torch.Tensor:
+        norms: torch.Tensor = origin.norm(dim=1)
+        return self.initial_distance * (1.0 + norms)
+
+    def _released(self, state: StartState, iterate: torch.Tensor) -> torch.Tensor:
+        if self.averaging is None:
+            return iterate
+        weight = (self.averaging + 1.0) / (state.step + 1 + self.averaging)
+        return state.params + weight * (iterate - state.params)
+
+
+@dataclass(frozen=True)
+class DoWG(_FromStart):
+    """SGD with the rate ``r² / sqrt(sum of r² |g|²)``, r the largest distance from the start.
+
+    Args:
+        initial_distance: r_ε, above 0; 1e-4 is the default of the authors' code.
+
+    **Interval**: the distance r stays within 1 and 1e12 times ``initial_distance``, and the rate within 0
+    and ``1e20 r²``. A release that is no number makes the rate 0; the weights it moves are no numbers,
+    which the training's result declares as diverged.
+
+    **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    References:
+        Khaled et al. 2023, arXiv 2305.16284.
+
+    Example:
+        >>> DoWG(1.1).initial_distance, DoWG(1.1, max_grad_norm=0.5).parameters
+        (0.0001, ())
+    """
+
+    initial_distance: float = positive(1e-4)
+
+    name: ClassVar[str] = "dowg"
+    summary: ClassVar[str] = "SGD with distance over distance-weighted gradients as rate"
+    rule = staticmethod(dowg)
+
+    def _first(self, origin: torch.Tensor) -> torch.Tensor:
+        return origin.new_full(origin.shape[:1], self.initial_distance)
+
+
+@dataclass(frozen=True, eq=False)
+class AdamState:
+    """State of K trainings by an estimated distance; scalars have shape ``[K]``, in float64.
+
+    ``origin`` and ``largest`` are Prodigy's alone.
+    """
+
+    params: torch.Tensor
+    origin: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
+    weighted: torch.Tensor
+    distance: torch.Tensor
+    largest: torch.Tensor
+    numerator: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DistanceAdam(FreeGradient):
+    """Adam whose rate is an estimate of the distance to the solution.
+
+    Args:
+        learning_rate: Factor on the estimated rate; 1 is the authors' advice.
+        beta1: Decay of the average gradient, in [0, 1).
+        beta2: Decay of the average squared gradient, in [0, 1); its root weighs the estimate.
+        stability: Added to the root of the second moment, above 0.
+        weight_decay: Decoupled, at least 0.
+        initial_distance: d_0, above 0.
+    """
+
+    learning_rate: float = positive(1.0)
+    beta1: float = fraction(0.9)
+    beta2: float = fraction(0.999)
+    stability: float = positive(1e-8)
+    weight_decay: float = nonnegative(0.0)
+    initial_distance: float = positive(1e-6)
+
+    def _step(
+        self, state: AdamState, gradient: torch.Tensor, pace: torch.Tensor | float
+    ) -> AdamState:
+        raise NotImplementedError
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> AdamState:
+        """Make the state of K candidates; a candidate gives nothing."""
+        expect_nothing(candidates)
+        zeros = params.new_zeros(params.shape)
+        scalar = params.new_zeros(params.shape[0]).double()
+        first = scalar + self.initial_distance
+        return AdamState(params, params, zeros, zeros, zeros, first, first, scalar)
+
+    def update(self, state: AdamState, oracle: Oracle) -> AdamState:
+        """Take one step and update the estimate of the distance."""
+        return self._step(state, self.gradient(oracle, state.params, self._clipping()), oracle.pace)
+
+    def report(self, state: AdamState) -> Mapping[str, torch.Tensor]:
+        """Return the learning rate, which lies in ``learning_rate * [1, 1e12] * initial_distance``."""
+        return {"learning_rate": self.learning_rate * state.distance}
+
+
+@dataclass(frozen=True)
+class DAdaptation(DistanceAdam):
+    """Adam on noisy gradients whose rate is a growing lower bound on the distance.
+
+    The update of ``dadaptation.DAdaptAdam`` with its defaults, for K candidates at once on an
+    explicit state (tests compare the two).
+
+    **Interval**: the distance stays within 1 and 1e12 times ``initial_distance``, and the rate is
+    ``learning_rate`` times it. A release that is no number moves neither; the weights it moves are
+    no numbers, which the training's result declares as diverged.
+
+    **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    References:
+        Defazio & Mishchenko 2023, arXiv 2301.07733.
+
+    Example:
+        >>> DAdaptation(1.1).adapts
+        ('learning_rate', 'max_grad_norm')
+    """
+
+    name: ClassVar[str] = "d-adaptation"
+    summary: ClassVar[str] = "Adam whose rate is a growing lower bound on the distance"
+
+    def _step(
+        self, state: AdamState, gradient: torch.Tensor, pace: torch.Tensor | float
+    ) -> AdamState:
+        import torch
+
+        root = self.beta2**0.5
+        rate = state.distance * self.learning_rate
+        by_row = rows(rate).to(gradient)
+        scaled = state.weighted / (state.second.sqrt() + self.stability)
+        inner = rate * (gradient * scaled).sum(dim=1).double()
+        first = self.beta1 * state.first + by_row * (1.0 - self.beta1) * gradient
+        second = self.beta2 * state.second + (1.0 - self.beta2) * gradient.square()
+        weighted = root * state.weighted + by_row * (1.0 - root) * gradient
+        numerator = root * state.numerator + (1.0 - root) * inner
+        total = weighted.abs().sum(dim=1).double()
+        known = total > 0
+        estimate = torch.where(known, numerator / ((1.0 - root) * total), state.distance)
+        # The average holds the rates of earlier steps, so a schedule scales the step as a whole.
+        step = first / (second.sqrt() + self.stability)
+        step = step + self.weight_decay * by_row * state.params
+        params = state.params - torch.as_tensor(pace).to(step).reshape(-1, 1) * step
+        return replace(
+            state,
+            params=torch.where(rows(known), params, state.params),
+            first=first,
+            second=second,
+            weighted=weighted,
+            distance=farther(state.distance, estimate, self.initial_distance),
+            numerator=torch.where(known, numerator, state.numerator),
+        )
+
+
+@dataclass(frozen=True)
+class Prodigy(DistanceAdam):
+    """Adam on noisy gradients whose rate is a running estimate of the distance to the solution.
+
+    The update of ``prodigyopt.Prodigy`` with its defaults, for K candidates at once on an explicit
+    state (tests compare the two).
+
+    **Interval**: the distance stays within 1 and 1e12 times ``initial_distance``, and the rate is
+    ``learning_rate`` times it. A release that is no number moves neither; the weights it moves are
+    no numbers, which the training's result declares as diverged.
+
+    **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    References:
+        Mishchenko & Defazio 2024, arXiv 2306.06101.
+
+    Example:
+        >>> Prodigy(1.1).learning_rate, Prodigy.adapts
+        (1.0, ('learning_rate', 'max_grad_norm'))
+    """
+
+    name: ClassVar[str] = "prodigy"
+    summary: ClassVar[str] = "Adam whose rate is an estimate of the distance to the solution"
+
+    def _step(
+        self, state: AdamState, gradient: torch.Tensor, pace: torch.Tensor | float
+    ) -> AdamState:
+        import torch
+
+        beta3, distance = self.beta2**0.5, state.distance
+        rate = distance * self.learning_rate * pace
+        # Relative to d_0, as the authors do it, to stay clear of numbers that are too small.
+        weight = distance / self.initial_distance * rate
+        moved = (gradient * (state.origin - state.params)).sum(dim=1).double()
+        numerator = beta3 * state.numerator + weight * moved
+
+        def by_row(scalars: torch.Tensor) -> torch.Tensor:
+            return rows(scalars).to(gradient)
+
+        weighted = beta3 * state.weighted + by_row(weight) * gradient
+        first = self.beta1 * state.first + by_row(distance * (1 - self.beta1)) * gradient
+        second = self.beta2 * state.second
+        second = second + by_row(distance**2 * (1 - self.beta2)) * gradient.square()
+        total = weighted.abs().sum(dim=1).double()
+        known = total > 0
+        estimate = torch.where(known, numerator / total, distance)
+        largest = farther(state.largest, estimate, self.initial_distance)
+        params = state.params * (1.0 - self.weight_decay * by_row(rate))
+        step = by_row(rate) * first / (second.sqrt() + by_row(largest * self.stability))
+        return replace(
+            state,
+            params=torch.where(rows(known), params - step, state.params),
+            first=first,
+            second=second,
+            weighted=weighted,
+            distance=torch.where(known, largest, distance),
+            largest=torch.where(known, largest, state.largest),
+            numerator=torch.where(known, numerator, state.numerator),
+        )
+
+
+@dataclass(frozen=True)
+class PublicRate(FreeGradient, FixedRates):
+    """AdamW on noisy gradients at a constant rate of 0.2 times the size of the first weights.
+
+    A weight then moves by a fifth of its first size a step at most. Nothing is adapted to the data:
+    a method that pays for its rate has to do better than this. Gradients are normalised after Bu et
+    al. 2023, arXiv 2206.07136; the rate is ours.
+
+    Args:
+        share: The rate over the size of the first weights, above 0.
+        weight_decay: Decoupled, at least 0; 0.01 as in HyFreeDP.
+
+    **Interval**: the rate is a constant: ``share`` times the root mean square of the first weights, or
+    times ``1 / sqrt(3 fan_in)`` where they are all 0. A ``schedule`` scales it as its factors say.
+
+    **Guarantee**: as DP-SGD with the same noise multiplier. First weights hold nothing of the data.
+
+    Example:
+        >>> PublicRate(1.1).share, PublicRate.parameters  # nothing is left to tune
+        (0.2, ())
+    """
+
+    share: float = positive(0.2)
+    weight_decay: float = nonnegative(0.01)
+
+    name: ClassVar[str] = "public-rate"
+    summary: ClassVar[str] = "AdamW at a constant rate, a fifth of the size of the first weights"
+    adapts: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[tuple[str, ...]] = ()
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
+
+    def _optimizer(self) -> AdamW:
+        return AdamW(weight_decay=self.weight_decay)
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> RateState:
+        """Make the state of K candidates; a candidate gives nothing."""
+        expect_nothing(candidates)
+        unknown = params.new_zeros(params.shape[0])  # until the first step
+        return RateState(params, unknown, unknown, self._optimizer().init(params))
+
+    def update(self, state: RateState, oracle: Oracle) -> RateState:
+        """Take one step along the noisy mean gradient."""
+        if state.moments.step == 0:
+            state = replace(state, learning_rate=self.share * first_size(state.params, oracle)[0])
+        return super().update(state, oracle)
