@@ -385,7 +385,7 @@ def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
     warnings: tuple[str, ...] = ()
     if "witnesses" in certificate:
         there, computed = certificate["witnesses"], _witnesses_of(history)
-        if NOT_MADE in canonical([there, computed]):
+        if NOT_MADE in canonical({"there": there, "computed": computed}):
             there, computed = _by_autodp(there), _by_autodp(computed)
             warnings = (
                 "dp-accounting was not asked, where this was certified or here: pip install "
