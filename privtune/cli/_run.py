@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
     from privtune.study import Observer, Study, StudySpec
     from privtune.tasks._usable import RecordCheck
+else:
+    Observer = object  # importing it takes longer than most commands
 
 
 def run_study(
@@ -103,7 +105,7 @@ class _OpenOnly(ProgressColumn):
         return "" if task.fields.get("sealed") else self._column.render(task)
 
 
-class _ProgressObserver:
+class _ProgressObserver(Observer):
     """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
 
     def __init__(self, progress: Progress) -> None:
@@ -133,7 +135,7 @@ class _ProgressObserver:
         self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
 
 
-class _Fanout:
+class _Fanout(Observer):
     """Tells several observers."""
 
     def __init__(self, observers: list[Any]) -> None:

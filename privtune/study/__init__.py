@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from privtune.study.declared import DeclaredError, DeclaredTrial, Mechanism
     from privtune.study.failures import StudyInterruptedError
     from privtune.study.lifecycle import StudyBusyError
-    from privtune.study.observer import ArmStatus, NullObserver, Observer
+    from privtune.study.observer import ArmStatus, Observer
     from privtune.study.planning import StudyPlan, plan_study
     from privtune.study.rehearsal import DependentTrialsError
     from privtune.study.rows import StudyExistsError, StudyNotFoundError, study_names
@@ -28,7 +28,6 @@ __all__ = [
     "DeclaredTrial",
     "DependentTrialsError",
     "Mechanism",
-    "NullObserver",
     "Observer",
     "SealedError",
     "SealedTrialsError",

@@ -24,7 +24,7 @@ from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release, validation_metric
 from privtune.study._familiar import answer, answers
 from privtune.study.lifecycle import Life, new_arm
-from privtune.study.observer import ArmStatus, NullObserver, Observer, StageStatus
+from privtune.study.observer import ArmStatus, Observer, StageStatus
 from privtune.study.planning import plan_study
 from privtune.study.release import MODEL
 from privtune.study.rows import AnyPlan, StudyRow, StudyStore
@@ -94,7 +94,7 @@ class Study:
         self.storage = storage
         self.spec: StudySpec = self._life.spec
         self.folder: Path = self._life.folder
-        self.observer: Observer = NullObserver()
+        self.observer: Observer = Observer()
         self._tasks: dict[str, Task] = {}
         self._curator = curator or os.environ.get("PRIVTUNE_CURATOR", "") not in ("", "0")
 

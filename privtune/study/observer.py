@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from privtune.accounting import Guarantee
 from privtune.strategies import Plan, Release
 from privtune.strategies.plan import StagePlan
 
 
-class Observer(Protocol):
-    """Hears of a running study. A sealed arm tells it when it begins and ends, and nothing else.
+class Observer:
+    """Hears of a running study, and does nothing. A sealed arm tells it when it begins and ends alone.
 
     Example:
-        >>> class Bell:
-        ...     def arm_started(self, plan):
-        ...         print(plan.arm, "begins")
-        ...     def step(self, plan, done, steps):
-        ...         print(f"{done} of {steps} steps")
+        >>> class Bell(Observer):
         ...     def released(self, plan, release):
         ...         print(plan.arm, "is out:", release.params)
-        ...     def arm_failed(self, plan):
-        ...         print(plan.arm, "stopped; its charge stays")
         >>> Bell().released(study.plans[0], study.release("defaults"))
         defaults is out: {'learning_rate': 0.5, 'max_grad_norm': 1.0}
     """
@@ -58,30 +52,6 @@ class Observer(Protocol):
         Args:
             plan: The arm's plan.
         """
-
-
-class NullObserver:
-    """Hears and does nothing.
-
-    Example:
-        >>> class Bell(NullObserver):
-        ...     def released(self, plan, release):
-        ...         print(plan.arm, "is out")
-        >>> Bell().released(study.plans[0], study.release("defaults"))
-        defaults is out
-    """
-
-    def arm_started(self, plan: Plan) -> None:
-        """Do nothing."""
-
-    def step(self, plan: Plan, done: int, steps: int) -> None:
-        """Do nothing."""
-
-    def released(self, plan: Plan, release: Release) -> None:
-        """Do nothing."""
-
-    def arm_failed(self, plan: Plan) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)

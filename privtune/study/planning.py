@@ -86,24 +86,34 @@ def plan_study(spec: StudySpec) -> StudyPlan:
         >>> plan.is_sealed, round(plan.runs.expected_runs)
         (True, 4)
     """
-    return _check_scored(spec, _plan(spec))
-
-
-def _plan(spec: StudySpec) -> StudyPlan:
     context = spec.planning_context()
-    unit = context.task.unit or RECORD
-    task = f"Task {context.task.name!r}"
+    task, unit = f"Task {context.task.name!r}", context.task.unit or RECORD
     refuse_other_unit(unit, spec.budget.unit, task, spec.budget.name)
     context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
-    _check_weights(spec, strategies)
-    return plan_arms(
+    for arm, strategy in zip(spec.arms, strategies, strict=True):
+        if strategy.needs.non_private and arm.weight != 1.0:
+            raise InvalidInputError(
+                f"weight of arm {arm.name!r}",
+                arm.weight,
+                "divides the budget, of which an arm without a guarantee is no part",
+                "Leave it out.",
+            )
+    planned = plan_arms(
         strategies,
         context,
         epsilon=spec.target_epsilon,
         weights=[arm.weight for arm in spec.arms],
         stages=_stages(spec, context),
     )
+    if spec.scoring and all(plan.score is None for plan in planned.plans):
+        raise InvalidInputError(
+            "scoring",
+            dict(spec.scoring),
+            "is how a search scores its trials, and no arm of the study searches",
+            "Leave it out; report: {metric: ...} scores what is released.",
+        )
+    return planned
 
 
 def plan_arms(
@@ -116,13 +126,13 @@ def plan_arms(
 ) -> StudyPlan:
     """Plan arms at the largest common ε, times their weights, whose composition meets a target."""
     planners = [_planner(strategy, context, stages) for strategy in strategies]
-    about = replace(context, sketch=True)
-    sketches = [
-        _planner(strategy, about, stages)
-        for strategy in strategies
-        if not strategy.needs.non_private
-    ]
-
+    private = [n for n, strategy in enumerate(strategies) if not strategy.needs.non_private]
+    infinite = Guarantee(math.inf, context.delta, "non_private", context.adjacency)
+    alone = tuple(_cost(stage.event, context) for stage in stages)
+    if not private:
+        plans = tuple(planner(epsilon) for planner in planners)
+        total = _cost(Composed([stage.event for stage in stages]), context)
+        return StudyPlan(plans, (infinite,) * len(plans), total, stages, alone)
     refusals: list[NoRunFitsError] = []
 
     def event_of(planner: Callable[[float], Plan]) -> Callable[[float], Event]:
@@ -136,126 +146,68 @@ def plan_arms(
 
         return event
 
-    private = [
-        planner
-        for planner, strategy in zip(planners, strategies, strict=True)
-        if not strategy.needs.non_private
-    ]
-    weights = [
-        weight
-        for weight, strategy in zip(weights, strategies, strict=True)
-        if not strategy.needs.non_private
-    ]
-    alone = tuple(
-        account(stage.event, context.delta, adjacency=context.adjacency) for stage in stages
+    about = replace(context, sketch=True)
+    sketches = [_planner(strategies[n], about, stages) for n in private]
+    # A stage costs the same whatever arms are given: its noise does not hang on theirs.
+    fixed: list[Callable[[float], Event]] = [lambda _, e=stage.event: e for stage in stages]  # type: ignore[misc]
+    report = context.report
+    # The reports are noised, and planning chooses their share of ε.
+    open_share = (
+        report is not None and report.epsilon_share is None and not context.task.public_test
     )
-    if not private:
-        plans = tuple(planner(epsilon) for planner in planners)
-        guarantees = tuple(_infinite(context) for _ in plans)
-        event = Composed([stage.event for stage in stages])
-        total = account(event, context.delta, adjacency=context.adjacency)
-        return StudyPlan(plans, guarantees, total, stages, alone)
-    open_share = _share_is_open(context)
+    left = 0.0
+    if open_share:
+        # No test record meets a training, so a report takes little. Under replace-one a record may leave
+        # one split and another join the other, and both are charged.
+        left = _LEFT if context.adjacency is Adjacency.ADD_REMOVE else _LEFT_REPLACED
     try:
         shared = share_budget(
-            [*(event_of(planner) for planner in private), *(_always(s.event) for s in stages)],
-            epsilon=epsilon * (1.0 - _left_for_reports(context)) if open_share else epsilon,
+            [*(event_of(planners[n]) for n in private), *fixed],
+            epsilon=epsilon * (1.0 - left),
             delta=context.delta,
             adjacency=context.adjacency,
-            weights=[*weights, *(1.0 for _ in stages)],
-            sketches=[*map(event_of, sketches), *(_always(s.event) for s in stages)],
+            weights=[*(weights[n] for n in private), *(1.0 for _ in stages)],
+            sketches=[*map(event_of, sketches), *fixed],
         )
     except CalibrationError as error:
         if refusals:
             raise max(refusals, key=lambda refusal: refusal.target) from error
         raise
-    met = iter(zip(shared.arm_epsilons, shared.guarantees, strict=True))  # the arms', then stages'
-    found = [
-        next(met) if planner in private else (math.inf, _infinite(context)) for planner in planners
-    ]
-    plans = tuple(planner(each) for planner, (each, _) in zip(planners, found, strict=True))
-    own = tuple(guarantee for _, guarantee in found)
-    planned = StudyPlan(plans, own, shared.total, stages, alone)
-    if not open_share:
-        return planned
-    return _with_reports(planned, context, tuple(each for each, _ in found), epsilon)
+    arm_epsilons, guarantees = [math.inf] * len(planners), [infinite] * len(planners)
+    for place, n in enumerate(private):
+        arm_epsilons[n], guarantees[n] = shared.arm_epsilons[place], shared.guarantees[place]
+    plans = tuple(planner(each) for planner, each in zip(planners, arm_epsilons, strict=True))
+    planned = StudyPlan(plans, tuple(guarantees), shared.total, stages, alone)
+    return _with_reports(planned, context, arm_epsilons, epsilon) if open_share else planned
 
 
-def _share_is_open(context: PlanningContext) -> bool:
-    """Return whether planning chooses the reports' share of ε: they are noised and no share is given."""
-    report = context.report
-    return report is not None and report.epsilon_share is None and not context.task.public_test
-
-
-def _left_for_reports(context: PlanningContext) -> float:
-    """Return the part of a study's ε that its trainings leave to the reports."""
-    return _LEFT if context.adjacency is Adjacency.ADD_REMOVE else _LEFT_REPLACED
+def _cost(event: Event, context: PlanningContext) -> Guarantee:
+    return account(event, context.delta, adjacency=context.adjacency)
 
 
 def _with_reports(
-    planned: StudyPlan, context: PlanningContext, arm_epsilons: tuple[float, ...], target: float
+    planned: StudyPlan, context: PlanningContext, arm_epsilons: Sequence[float], target: float
 ) -> StudyPlan:
     """Give every report the largest share of its arm's ε with which the study keeps to its target."""
-
-    def with_share(share: float) -> tuple[tuple[Plan, ...], Guarantee] | None:
-        plans = []
-        for plan, each in zip(planned.plans, arm_epsilons, strict=True):
-            changed = with_report(plan, context, share=share, epsilon=each)
-            if changed is None:
-                return None
-            plans.append(changed)
-        event = Composed(
-            [*(p.event for p in plans if p.is_private), *(s.event for s in planned.stages)]
-        )
-        total = account(event, context.delta, adjacency=context.adjacency)
-        return (tuple(plans), total) if total.epsilon <= target else None
-
-    best, low, high = None, 0, len(SHARES)  # the first that fits is in [low, high)
+    best, low, high = planned, 0, len(SHARES)  # the first that fits is in [low, high)
     while low < high:
         middle = (low + high) // 2
-        found = with_share(SHARES[middle])
-        if found is None:
+        plans = [
+            with_report(plan, context, share=SHARES[middle], epsilon=each)
+            for plan, each in zip(planned.plans, arm_epsilons, strict=True)
+        ]
+        found = tuple(plan for plan in plans if plan is not None)
+        private = [plan.event for plan in found if plan.is_private]
+        total = _cost(Composed([*private, *(s.event for s in planned.stages)]), context)
+        if len(found) < len(plans) or total.epsilon > target:
             low = middle + 1
         else:
-            best, high = found, middle
-    if best is None:
-        return planned
-    plans, total = best
+            best, high = replace(planned, plans=found, total=total), middle
     own = tuple(
-        account(plan.event, context.delta, adjacency=context.adjacency)
-        if plan.is_private
-        else known
-        for plan, known in zip(plans, planned.guarantees, strict=True)
+        _cost(plan.event, context) if plan.is_private else known
+        for plan, known in zip(best.plans, planned.guarantees, strict=True)
     )
-    return replace(planned, plans=plans, guarantees=own, total=total)
-
-
-def _check_weights(spec: StudySpec, strategies: Sequence[Strategy]) -> None:
-    for arm, strategy in zip(spec.arms, strategies, strict=True):
-        if strategy.needs.non_private and arm.weight != 1.0:
-            raise InvalidInputError(
-                f"weight of arm {arm.name!r}",
-                arm.weight,
-                "divides the budget, of which an arm without a guarantee is no part",
-                "Leave it out.",
-            )
-
-
-def _check_scored(spec: StudySpec, planned: StudyPlan) -> StudyPlan:
-    """Refuse a scoring that no arm of a study uses."""
-    if spec.scoring and all(plan.score is None for plan in planned.plans):
-        raise InvalidInputError(
-            "scoring",
-            dict(spec.scoring),
-            "is how a search scores its trials, and no arm of the study searches",
-            "Leave it out; report: {metric: ...} scores what is released.",
-        )
-    return planned
-
-
-def _always(event: Event) -> Callable[[float], Event]:
-    """Return what a stage costs, whatever arms are given: its noise does not hang on theirs."""
-    return lambda _: event
+    return best if best is planned else replace(best, guarantees=own)
 
 
 def _stages(spec: StudySpec, context: PlanningContext) -> tuple[StagePlan, ...]:
@@ -277,32 +229,6 @@ def _stages(spec: StudySpec, context: PlanningContext) -> tuple[StagePlan, ...]:
     return tuple(found)
 
 
-def advice(planned: StudyPlan) -> Sensitivity:
-    """Return what would cost or save ε in a study: noise on scores, runs, caps, δ."""
-    plans = [
-        plan
-        for plan, guarantee in zip(planned.plans, planned.guarantees, strict=True)
-        if math.isfinite(guarantee.epsilon)
-    ]
-    names: dict[Event, str] = {}
-    for plan in plans:
-        score = None if plan.score is None else plan.score.event
-        if score is not None:
-            names[score] = " and ".join(
-                filter(None, (names.get(score), f"the score of {plan.arm}"))
-            )
-    total = planned.total
-    names |= {stage.event: f"stage {stage.arm}" for stage in planned.stages}
-    event = Composed([*(p.event for p in plans), *(s.event for s in planned.stages)])
-    from privtune.accounting.costs import sensitivity
-
-    return sensitivity(event, total.delta, adjacency=total.adjacency, names=names)
-
-
-def _infinite(context: PlanningContext) -> Guarantee:
-    return Guarantee(math.inf, context.delta, "non_private", context.adjacency)
-
-
 def _planner(
     strategy: Strategy, context: PlanningContext, stages: tuple[StagePlan, ...]
 ) -> Callable[[float], Plan]:
@@ -320,3 +246,21 @@ def _planner(
         return replace(plan, details={**plan.details, "public": public, **more})
 
     return planner
+
+
+def advice(planned: StudyPlan) -> Sensitivity:
+    """Return what would cost or save ε in a study: noise on scores, runs, caps, δ."""
+    from privtune.accounting.costs import sensitivity
+
+    names: dict[Event, str] = {}
+    events = []
+    for plan, guarantee in zip(planned.plans, planned.guarantees, strict=True):
+        if not math.isfinite(guarantee.epsilon):
+            continue
+        events.append(plan.event)
+        if plan.score is not None and (score := plan.score.event) is not None:
+            said = filter(None, (names.get(score), f"the score of {plan.arm}"))
+            names[score] = " and ".join(said)
+    names |= {stage.event: f"stage {stage.arm}" for stage in planned.stages}
+    event, total = Composed([*events, *(s.event for s in planned.stages)]), planned.total
+    return sensitivity(event, total.delta, adjacency=total.adjacency, names=names)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.errors import PrivTuneError
 from privtune.files import forget_times, midnight
 from privtune.ledger.places import artifact_root
-from privtune.study import NullObserver
+from privtune.study import Observer
 from privtune.study.seal import round_ran
 from privtune.tasks._fine_tuning import for_candidate
 from privtune.tracking import store
@@ -40,7 +40,7 @@ __all__ = ["MlflowObserver", "log_model", "sync_study"]
 _log = logging.getLogger(__name__)
 
 
-class MlflowObserver(NullObserver):
+class MlflowObserver(Observer):
     """An observer that logs every release of a study, and never holds the study up.
 
     Args:

@@ -193,8 +193,8 @@ def test_the_noise_is_drawn_anew_by_every_arm_and_the_same_when_it_is_asked_agai
     seen: list[float] = []
     keep = lifecycle.Life.keep
 
-    def stop(self: Any, plan: Any, outcome: Any, **rest: Any) -> None:
-        seen.append(rest["utility"]["test_balanced_accuracy"].value)
+    def stop(self: Any, plan: Any, document: Any, files: Any) -> None:
+        seen.append(document["utility"]["test_balanced_accuracy"])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lifecycle.Life, "keep", stop)

@@ -16,7 +16,7 @@ import pytest
 
 import privtune
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import NullObserver, SealedError, Study
+from privtune.study import Observer, SealedError, Study
 from privtune.study.seal import open_stream, sealed
 from tests import toy
 from tests.study.conftest import toy_spec
@@ -63,7 +63,7 @@ def test_what_a_sealed_function_prints_goes_to_the_curators_log(
 ) -> None:
     study = make(tmp_path)
     release = study.optimize(
-        talking, strategy=PapernotSteinke(mean_runs=3), observer=NullObserver(), **ARM
+        talking, strategy=PapernotSteinke(mean_runs=3), observer=Observer(), **ARM
     )
     assert not release.is_nothing
     shown = "".join(capfd.readouterr())
@@ -124,9 +124,9 @@ def test_a_function_whose_trials_are_paid_for_may_print(
     assert said % 3 == 0
 
 
-@pytest.mark.parametrize("observer", [None, NullObserver()])
+@pytest.mark.parametrize("observer", [None, Observer()])
 def test_mlflow_is_sealed_without_an_observer(
-    tmp_path: Path, observer: NullObserver | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, observer: Observer | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A study of a spec, made without the front door: its model tries to log at each candidate."""
     from mlflow import MlflowClient

@@ -14,7 +14,7 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from privtune.strategies import Plan
 from privtune.study import (
-    NullObserver,
+    Observer,
     Study,
     StudyExistsError,
     StudyNotFoundError,
@@ -154,7 +154,7 @@ def test_data_of_another_size_than_declared_is_refused_before_the_charge(storage
     assert states(study)[0] == "planned"
 
 
-class Stop(NullObserver):
+class Stop(Observer):
     """Interrupts a study at a given moment."""
 
     def __init__(self, arm: str, moment: str) -> None:
@@ -195,7 +195,7 @@ def test_an_interrupted_study_goes_on_without_a_second_charge(
         assert len(ledger.charges("toy")) == 3
 
 
-class Stopping(NullObserver):
+class Stopping(Observer):
     """Interrupts each arm at its step."""
 
     def __init__(self, **at: int) -> None:

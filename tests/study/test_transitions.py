@@ -15,7 +15,7 @@ from privtune.execution.table import make_rounds
 from privtune.ledger import LedgerCorruptedError, verify
 from privtune.ledger.rounds import OpenRound
 from privtune.ledger.schema import tasks
-from privtune.study import NullObserver, Study
+from privtune.study import Observer, Study
 from privtune.study.lifecycle import Life, carry_on, new_arm
 from privtune.study.run import TaskTrainer
 from privtune.training.mechanism.streams import Streams
@@ -60,10 +60,10 @@ class Watching:
 def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life) -> None:
     task = life.spec.load_task()
     said: list[str] = []
-    trainer = TaskTrainer(life, task, NullObserver(), life.spec.compute, Executor(), said.append)
+    trainer = TaskTrainer(life, task, Observer(), life.spec.compute, Executor(), said.append)
     watching = Watching(life, trainer)
     plans = [arm.plan for arm in life.arms().values()]
-    releases = carry_on(life, plans, watching, NullObserver())
+    releases = carry_on(life, plans, watching, Observer())
     assert watching.seen == {plan.arm: "started" for plan in plans}
     for plan, release in zip(plans, releases, strict=True):
         # What an arm took tells how many records there are, and a sealed one how many runs it made:
