@@ -25,6 +25,7 @@ FLOORS = {
     "imports": 0,
     "names": 0,
     "numbers": 0,
+    "plugins": 0,
     "accounting": 0,
     "ledger": 1,
     "spaces": 1,

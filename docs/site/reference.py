@@ -14,7 +14,7 @@ from privtune import accounting
 from privtune.accounting import events
 from privtune.cli._app import mount
 from privtune.strategies import STRATEGIES, Reporting, Scoring
-from privtune.strategies.describe import arguments
+from privtune.strategies.options import arguments
 from privtune.study.spec import ArmSpec, BudgetSpec, StudySpec
 from privtune.tasks import TASKS
 from privtune.training.methods import METHODS

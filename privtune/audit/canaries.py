@@ -132,7 +132,7 @@ class _Watched:
 class _Watching:
     """A method that shows its oracle's answers on their way; else the method itself."""
 
-    def __init__(self, method: Method[Any], columns: int, *, replaced: bool) -> None:
+    def __init__(self, method: Method, columns: int, *, replaced: bool) -> None:
         self._method, self._columns, self._replaced = method, columns, replaced
         self.made: list[_Watched] = []
 
@@ -210,7 +210,7 @@ def canaries(inside: Sequence[float], *, task: Task | None = None) -> TensorData
 
 
 def train_canaries(
-    method: Method[Any],
+    method: Method,
     schedule: Schedule,
     candidate: Candidate,
     secrets: Sequence[bytes],
@@ -246,7 +246,7 @@ def train_canaries(
         own = list(secrets[start : start + _AT_ONCE])
         watching = _Watching(method, columns, replaced=replaced)
         training = Training(
-            cast(Method[Any], watching),
+            cast(Method, watching),
             schedule,
             OfOutputs(_loss_of(task)),
             data,
@@ -282,7 +282,7 @@ def secrets_of(seed: int, purpose: str, count: int) -> list[bytes]:
     return [root.key(f"audit/{purpose}", number) for number in range(count)]
 
 
-def hyperparameters(method: Method[Any], given: Mapping[str, Any]) -> dict[str, float]:
+def hyperparameters(method: Method, given: Mapping[str, Any]) -> dict[str, float]:
     """Return what a method asks of a candidate: as given, else 1."""
     return {name: float(given.get(name, 1.0)) for name in method.parameters}
 

@@ -32,25 +32,16 @@ def strategies(
         _options(name, as_json=as_json)
         return
     from privtune.strategies import STRATEGIES, registered
-    from privtune.training.methods import METHODS
+    from privtune.training.methods import METHODS, Method
 
     rows: list[dict[str, Any]] = [_row(strategy, "privtune") for strategy in STRATEGIES.values()]
     for found in registered():
-        if found.strategy is not None:
-            rows.append(_row(found.strategy, found.source))
-        else:
+        if found.found is None:
             rows.append({"name": found.name, "from": found.source, "what": found.problem})
-    rows += [
-        {
-            "name": method.name,
-            "from": "privtune",
-            "what": method.summary,
-            "adapts": list(method.adapts),
-            "needs": list(method.parameters),
-            "releases": method.releases,
-        }
-        for method in METHODS.values()
-    ]
+        else:
+            method = issubclass(found.found, Method)
+            rows.append((_method_row if method else _row)(found.found, found.source))
+    rows += [_method_row(method, "privtune") for method in METHODS.values()]
     if as_json:
         emit_json(rows)
         return
@@ -67,6 +58,17 @@ def strategies(
             say(f"  {said}")
 
 
+def _method_row(method: Any, source: str) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "from": source,
+        "what": method.summary,
+        "adapts": list(method.adapts),
+        "needs": list(method.parameters),
+        "releases": method.releases,
+    }
+
+
 def _row(strategy: type[Any], source: str) -> dict[str, Any]:
     return {
         "name": strategy.name,
@@ -80,7 +82,7 @@ def _row(strategy: type[Any], source: str) -> dict[str, Any]:
 
 
 def _options(name: str, *, as_json: bool) -> None:
-    from privtune.strategies.describe import describe
+    from privtune.strategies.registry import describe
 
     found = describe(name)
     if as_json:

@@ -312,7 +312,7 @@ def export(
         raise typer.BadParameter("give --registry, or --sp800-226 (which --html goes with)")
     with closing(_load(name, storage)) as study:
         if registry:
-            from privtune.views.registry import to_yaml
+            from privtune.views.officer import to_yaml
 
             sys.stdout.write(to_yaml(study))
         elif evaluation:

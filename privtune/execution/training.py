@@ -334,7 +334,7 @@ def dry_run(
     clock = [time.perf_counter()]
 
     def trained(
-        method: Method[Any], candidates: Iterable[Made], steps: int, score: ScorePlan | None
+        method: Method, candidates: Iterable[Made], steps: int, score: ScorePlan | None
     ) -> list[TrialResult]:
         found = train_built(
             replace(training, method=method, schedule=Schedule(records, rate, steps)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
+    from privtune.plugins import EntryPointError
     from privtune.strategies._base import Needs, Round, Strategy, StrategyError
     from privtune.strategies.arms import plan_arm
     from privtune.strategies.auto import Auto
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     )
     from privtune.strategies.in_run import Fixed, InRun
     from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
-    from privtune.strategies.registry import STRATEGIES, EntryPointError, make_strategy, registered
+    from privtune.strategies.registry import STRATEGIES, make_strategy, registered
     from privtune.strategies.release import Cost, Ending, Outcome, Release, TrialResult
     from privtune.strategies.scoring import Reporting, ScorePlan, Scoring, validation_metric
     from privtune.strategies.selection import LiuTalwar, NoRunFitsError, PapernotSteinke

@@ -140,7 +140,7 @@ class Strategy(Protocol):
     """A way of choosing hyperparameters: a frozen dataclass of its options.
 
     Example:
-        >>> from privtune.strategies import Fixed
+        >>> from privtune.strategies import Fixed, TrialResult
         >>> strategy = Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0})
         >>> plan = strategy.plan(study.spec.planning_context(), epsilon=2.0)  # touches no data
         >>> plan.event.type, plan.params

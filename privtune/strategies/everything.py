@@ -25,6 +25,7 @@ from privtune.accounting import (
 )
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.imports import find_extra
 from privtune.strategies._base import Needs, Round, StrategyError, best_of
 from privtune.strategies.arms import meet
 from privtune.strategies.context import PlanningContext
@@ -32,7 +33,6 @@ from privtune.strategies.in_run import budgeted
 from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
 from privtune.strategies.release import Ending, Outcome, TrialResult
 from privtune.strategies.searching import Drawing, Searching
-from privtune.training.methods._base import scale_noise_of
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -87,6 +87,8 @@ class Everything(Drawing):
             raise InvalidInputError(
                 "sampler", self.sampler, f"must be one of {', '.join(SAMPLERS)}"
             )
+        if self.sampler == "cmaes":
+            find_extra("cmaes", extra="cmaes", what="sampler: cmaes")
         if self.batch < 1:
             raise InvalidInputError("batch", self.batch, "must be a whole number of at least 1")
         if self.batch > 1 and self.sampler != "tpe":
@@ -175,17 +177,7 @@ def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) ->
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:
-    """Make one of Optuna's samplers by its name in a spec.
-
-    Args:
-        name: One of :data:`SAMPLERS`.
-        space: What is searched; a grid needs it.
-        seed: Its random seed.
-        liar: Whether ``tpe`` counts trials that are under way as bad ones.
-
-    Raises:
-        StrategyError: If the sampler needs a package that is not installed.
-    """
+    """Make one of Optuna's samplers by its name in a spec; a ``liar`` takes running trials for bad ones."""
     kinds: Mapping[str, Any] = {
         "random": optuna.samplers.RandomSampler,
         "tpe": partial(optuna.samplers.TPESampler, constant_liar=liar),
@@ -195,14 +187,9 @@ def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False
     }
     if name == "grid":
         return optuna.samplers.GridSampler(grid_of(space), seed=seed)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler: BaseSampler = kinds[name](seed=seed)
-    except ImportError as error:
-        raise StrategyError(
-            f"Sampler {name!r} needs a package that is not installed ({error}). Nothing was spent."
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler: BaseSampler = kinds[name](seed=seed)
     return sampler
 
 
@@ -287,7 +274,7 @@ class NonPrivateGrid(Searching):
             raise InvalidInputError("points", self.points, "must be a whole number of at least 1")
         self.check_parameters(context)
         method = budgeted(context, self.method, self.options, epsilon=1.0)
-        training = TrainingPlan(context.schedule, scale_noise_of(method, 0.0))
+        training = TrainingPlan(context.schedule, method.scaled(0.0))
         if not isinstance(training.event, NonPrivate):
             raise StrategyError(
                 f"Arm {self.arm!r}: method {self.method!r} has no form without noise. Use dpsgd."

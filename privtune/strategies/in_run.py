@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Needs, Round
@@ -66,6 +66,11 @@ class InRun:
                 trainable=self.parameters.get(PART),
             ),
         )
+        advice = ""
+        if context.declared is None and not context.define_by_run:
+            # Counting parameters makes the model, which imports torch: for those alone that ask.
+            count = partial(trained_parameters, context, self.parameters)
+            advice = training.method.advice(context.schedule, count)
         return Plan(
             arm=self.arm,
             strategy=self.method if self.name == "in-run" else self.name,
@@ -80,7 +85,7 @@ class InRun:
                 "every noisy step and what follows from it",
             ),
             sealed=("samples and their sizes", "un-noised gradients and losses"),
-            details=_advice(training, context, self.parameters),
+            details={"advice": advice} if advice else {},
         )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
@@ -113,29 +118,16 @@ class Fixed(InRun):
     method: str = "dpsgd"
 
 
-def _advice(
-    training: TrainingPlan, context: PlanningContext, given: Mapping[str, Any]
-) -> dict[str, str]:
-    """Return what the method has to say about a model of the task's size, if it has."""
-    advise = getattr(training.method, "advice", None)
-    if advise is None or context.define_by_run:
-        return {}
-    # Counting parameters builds the model, which imports torch: for those alone that ask for them.
-    sized = "dimension" in inspect.signature(advise).parameters
-    said = advise(training.schedule, *([trained_parameters(context, given)] if sized else ()))
-    return {"advice": said} if said else {}
-
-
 def trained_parameters(context: PlanningContext, given: Mapping[str, Any]) -> int:
     """Return how many parameters of the task's model a candidate trains. Touches no data."""
     model = for_candidate(context.task, given).model()
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def method_class(name: str) -> type[Method[Any]]:
+def method_class(name: str) -> type[Method]:
     """Return the training method of this name, or say which there are."""
     if name not in METHODS:
-        raise InvalidInputError("method", name, f"must be one of {', '.join(sorted(METHODS))}")
+        raise InvalidInputError("method", name, f"must be one of {', '.join(METHODS.names())}")
     return METHODS[name]
 
 
@@ -147,7 +139,7 @@ def budgeted(
     epsilon: float,
     schedule: Schedule | None = None,
     trainable: object = None,
-) -> Method[Any]:
+) -> Method:
     """Return a method with its options, what it takes from the task, and the noise of a target.
 
     Args:
@@ -160,18 +152,15 @@ def budgeted(
     """
     if context.declared is not None:
         target = {"epsilon": epsilon, "delta": context.delta}
-        return context.declared.calibrated(adjacency=context.adjacency, **target)
+        # It stands where a method does, though nothing here trains by it.
+        return cast("Method", context.declared.calibrated(adjacency=context.adjacency, **target))
     method = method_class(name)
     if not context.define_by_run:
-        of_a_part: Any = getattr(method, "of_a_part", None)
-        own = of_a_part(trainable or context.task.trainable, options) if of_a_part else {}
-        options = {**own, **options}
-    complete = getattr(method, "complete", None)
-    if complete is not None and not context.define_by_run:
-        options = complete(
+        options = method.complete(
             options,
+            part=trainable or context.task.trainable,
             constants=context.task.constants,
-            dimension=trained_parameters(context, {}),
+            dimension=lambda: trained_parameters(context, {}),
             adjacency=context.adjacency.value,
         )
     return method.for_budget(
@@ -181,7 +170,7 @@ def budgeted(
 
 def require_parameters(
     arm: str,
-    method: type[Method[Any]],
+    method: type[Method],
     given: Mapping[str, Any],
     drawn: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
@@ -223,7 +212,7 @@ def require_parameters(
 
 
 def require_suited(
-    arm: str, method: type[Method[Any]], options: Mapping[str, Any], context: PlanningContext
+    arm: str, method: type[Method], options: Mapping[str, Any], context: PlanningContext
 ) -> None:
     """Check that a method's proven bounds are known, and that its noise is for the budget's adjacency.
 
@@ -231,8 +220,7 @@ def require_suited(
         InvalidInputError: If the task has no such bounds, or the adjacency is another.
     """
     known = {} if context.define_by_run else context.task.constants
-    proven: tuple[str, ...] = getattr(method, "proven", ())
-    if missing := [name for name in proven if name not in options and name not in known]:
+    if missing := [name for name in method.proven if name not in options and name not in known]:
         raise InvalidInputError(
             f"strategy of arm {arm!r}",
             method.name,

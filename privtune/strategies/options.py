@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -88,3 +91,48 @@ def words_of(hint: Any) -> str:
             (word for kind, word in kinds.items() if issubclass(origin, kind)), "a function"
         )
     return "true or false" if hint is bool else _WORDS.get(hint, "a value")
+
+
+_ARGUMENT = re.compile(r"^    (\w+): (.*)$")
+
+
+def arguments(of: Any) -> dict[str, str]:
+    """Return what a docstring says of each argument, those of the classes above included."""
+    found: dict[str, str] = {}
+    for owner in reversed(of.__mro__ if inspect.isclass(of) else (of,)):
+        text = inspect.cleandoc(owner.__doc__ or "")
+        section, _, _ = text.partition("\nArgs:\n")[2].partition("\n\n")
+        name = ""
+        for line in section.splitlines():
+            if match := _ARGUMENT.match(line):
+                name, found[match[1]] = match[1], match[2]
+            elif name:
+                found[name] += " " + line.strip()
+    return found
+
+
+def options_of(cls: type[Any], *, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Return the options of a dataclass: ``name``, ``type``, ``default``, ``required``, ``what``.
+
+    Args:
+        cls: The dataclass.
+        without: Fields that are none of its options.
+    """
+    said, hints = arguments(cls), typing.get_type_hints(cls)
+    rows = []
+    for field in dataclasses.fields(cls):
+        if not field.init or field.name.startswith("_") or field.name in without:
+            continue
+        made = field.default_factory
+        required = field.default is made is dataclasses.MISSING
+        default = field.default if made is dataclasses.MISSING else made()
+        rows.append(
+            {
+                "name": field.name,
+                "type": words_of(hints[field.name]),
+                "default": None if required else default,
+                "required": required,
+                "what": said.get(field.name, ""),
+            }
+        )
+    return rows

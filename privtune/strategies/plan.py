@@ -31,7 +31,7 @@ from privtune.training.mechanism.metrics import noised
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
-from privtune.training.methods._base import Method, scale_noise_of
+from privtune.training.methods._base import Method
 from privtune.training.methods._rate_schedule import SEARCHED
 from privtune.training.methods.declared import Declared
 
@@ -63,7 +63,7 @@ class TrainingPlan:
     """
 
     schedule: Schedule
-    method: Method[Any]
+    method: Method
     part: str = "all"
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     rate_factor: float = 1.0
@@ -90,7 +90,7 @@ class TrainingPlan:
         Args:
             factor: Above 0.
         """
-        method: Method[Any] = scale_noise_of(self.method, factor)
+        method = self.method.scaled(factor)
         return dataclasses.replace(self, method=method)
 
     @property
@@ -127,7 +127,7 @@ class TrainingPlan:
         """
         fields = dict(data["method"])
         name = fields.pop("name")
-        kind = Declared if name == Declared.name else METHODS[name]
+        kind: Any = Declared if name == Declared.name else METHODS[name]
         noise, factor = NoiseOptions(**data["noise"]), data["rate_factor"]
         return cls(Schedule(**data["schedule"]), kind(**fields), data["part"], noise, factor)
 

@@ -25,7 +25,6 @@ from privtune.strategies.release import Outcome, TrialResult
 from privtune.tasks._fine_tuning import PART, check_part
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
-from privtune.training.methods._base import scale_noise_of
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
 CHANGING = ("noise_multiplier", "epochs", "expected_batch_size")
@@ -140,7 +139,7 @@ def _training(
     schedule = _schedule(context.schedule, point, final_records)
     made = budgeted(context, method, options, epsilon=epsilon, schedule=schedule)
     if share is not None:
-        made = scale_noise_of(made, share)
+        made = made.scaled(share)
         if fit:
             if "epochs" in point:
                 raise StrategyError(

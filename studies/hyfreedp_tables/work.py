@@ -129,7 +129,7 @@ def fill_accuracy(cell: Mapping[str, Any], options: Options) -> list[dict[str, A
         rates = RATES[cell["part"]][-1:] if options.smoke else RATES[cell["part"]]
     else:
         kind_of, fields = METHODS[arm]
-        own = kind_of.of_a_part(cell["part"], fields) if kind_of is HyFreeDP else {}
+        own = kind_of.complete(fields, part=cell["part"]) if kind_of is HyFreeDP else {}
         method = kind_of.for_budget(schedule, **told, **{**own, **fields})
     given = [{"learning_rate": rate, **NORM} if arm in GRIDS else {} for rate in rates]
     found = fit(

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import privtune
-from privtune.strategies.describe import describe
+from privtune.strategies.registry import describe
 from privtune.study import StudySpec
 from privtune.views.comparison import to_csv
 from tests.cli.conftest import Cli

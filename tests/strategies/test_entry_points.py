@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -23,15 +26,19 @@ from privtune.strategies import (
     Fixed,
     Needs,
     PapernotSteinke,
+    Plan,
     StrategyError,
     make_strategy,
     plan_arm,
     registered,
 )
+from privtune.strategies.registry import describe
 from privtune.study import Study
+from privtune.training.methods import METHODS
 from tests.cli.conftest import Cli, cli
 from tests.strategies.world import BOTH, context
 from tests.study.conftest import toy_spec
+from tests.tiers import ROOT
 
 EXAMPLE = Path(__file__).parent / "example_package"
 
@@ -40,13 +47,19 @@ __all__ = ["cli"]
 Install = Callable[..., None]
 
 
-def lay_out(site: Path, package: str, points: Mapping[str, str], **modules: str) -> None:
+def lay_out(
+    site: Path,
+    package: str,
+    points: Mapping[str, str],
+    group: str = "privtune.strategies",
+    **modules: str,
+) -> None:
     """Lay out a package as an installer does: its modules, and a folder of metadata beside them."""
     folder = site / f"{package.replace('-', '_')}-1.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     lines = "".join(f"{name} = {value}\n" for name, value in points.items())
-    (folder / "entry_points.txt").write_text(f"[privtune.strategies]\n{lines}")
+    (folder / "entry_points.txt").write_text(f"[{group}]\n{lines}")
     for name, text in modules.items():
         (site / f"{name}.py").write_text(text)
 
@@ -68,6 +81,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
     def call(package: str, points: Mapping[str, str], **modules: str) -> None:
         lay_out(site, package, points, **modules)
+        importlib.invalidate_caches()
 
     yield call
     for name in set(sys.modules) - before:
@@ -156,7 +170,7 @@ def test_a_package_that_cannot_be_used_is_one_sentence(
     assert ".." not in said
     assert said.endswith(".")
     (found,) = registered()
-    assert (found.strategy, found.problem) == (None, said)
+    assert (found.found, found.problem) == (None, said)
     assert make_strategy("fixed", arm="a", options={}) == Fixed(arm="a")
 
 
@@ -186,7 +200,7 @@ def test_the_name_of_what_is_built_in_is_refused(
     module = BODY.replace('"mine"', f'"{name}"', 1)
     install("clash", {name: "clashing:Mine"}, clashing=module)
     (found,) = registered()
-    assert found.strategy is None
+    assert found.found is None
     list_strategies()
     listed = " ".join(capsys.readouterr().out.split())
     assert f"{name} (from clash 1.0): {found.problem}" in listed
@@ -200,6 +214,80 @@ def test_a_name_that_two_packages_register_is_refused(install: Install) -> None:
     install("two", {"mine": "other_module:Mine"}, other_module=BODY)
     with pytest.raises(EntryPointError, match=r"of one 1.0 and two 1.0 is refused: .* twice"):
         make_strategy("mine", arm="a", options={})
+
+
+METHODS_README = ROOT / "privtune" / "training" / "methods" / "README.md"
+
+
+def test_the_methods_readme_adds_a_method(install: Install, tmp_path: Path) -> None:
+    """Its example, registered as it says: planned, trained, charged and read back like those built in."""
+    code, points = re.findall(
+        r"```(?:python|toml)\n(.*?)```", METHODS_README.read_text(), re.DOTALL
+    )
+    given = tomllib.loads(textwrap.dedent(points))["project"]["entry-points"]["privtune.methods"]
+    install("my-package", given, group="privtune.methods", my_package=code)
+    (found,) = registered()
+    assert (found.name, found.source, found.problem) == ("sign-descent", "my-package 1.0", "")
+    assert "sign-descent" in METHODS
+    assert "sign-descent" not in list(METHODS)
+    assert [row["name"] for row in describe("sign-descent")["options"]][-1] == "max_grad_norm"
+    rate = {"parameters": {"learning_rate": 0.1}}
+    arms = [
+        {"name": "signs", "strategy": "sign-descent", **rate},
+        {
+            "name": "search",
+            "strategy": "papernot-steinke",
+            "method": "sign-descent",
+            "mean_runs": 2,
+        },
+    ]
+    space = {"learning_rate": {"type": "float", "low": 0.01, "high": 0.1}}
+    with closing(
+        Study.create(toy_spec(arms=arms, space=space), f"sqlite:///{tmp_path / 'p.db'}")
+    ) as study:
+        release, _ = study.run()
+        plan = study.plans[0]
+    assert release.strategy == plan.training.method.name == "sign-descent"
+    assert Plan.from_dict(plan.to_dict()).digest() == plan.digest()
+    plain = make_strategy("sign-descent", arm="a", options={**rate, "max_grad_norm": 0.5})
+    assert plan_arm(plain, context({}), epsilon=2.0).training.method.max_grad_norm == 0.5
+    with pytest.raises(PrivTuneError, match="method 'sign-descent' also needs learning_rate"):
+        plan_arm(make_strategy("sign-descent", arm="a", options={}), context({}), epsilon=2.0)
+
+
+METHOD = """
+from dataclasses import dataclass
+from typing import ClassVar
+from privtune.training.methods import Method
+@dataclass(frozen=True)
+class Mine(Method):
+    noise_multiplier: float
+    name: ClassVar[str] = "mine"
+    summary: ClassVar[str] = "mine"
+    def init(self, params, candidates): ...
+    def update(self, state, oracle): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "message"),
+    [
+        ("mine", METHOD.replace("(Method)", ""), "must inherit from"),
+        ("mine", METHOD.replace("def update", "def updated"), "must have the method update"),
+        ("adadp", METHOD.replace('"mine"', '"adadp"', 1), "the name is built in"),
+    ],
+)
+def test_a_method_that_cannot_be_used_is_one_sentence(
+    install: Install, name: str, module: str, message: str
+) -> None:
+    install("bad", {name: "bad_method:Mine"}, group="privtune.methods", bad_method=module)
+    (found,) = registered()
+    assert found.found is None
+    assert found.problem.startswith(f"Method '{name}' of bad 1.0 ")
+    assert message in found.problem
+    if name == "mine":
+        with pytest.raises(EntryPointError, match=message):
+            make_strategy("mine", arm="a", options={})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import pytest
@@ -78,17 +79,14 @@ def test_scores_that_are_neither_public_nor_noised_are_refused(scoring: dict, me
         Scoring.from_dict(scoring)
 
 
-def test_a_sampler_that_needs_a_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import optuna
-
-    from privtune.strategies.everything import make_sampler
-
-    def missing(**_: object) -> None:
-        raise ImportError("No module named 'cmaes'")
-
-    monkeypatch.setattr(optuna.samplers, "CmaEsSampler", missing)
-    with pytest.raises(PrivTuneError, match="needs a package that is not installed"):
-        make_sampler("cmaes", context().space, 0)
+def test_a_sampler_of_an_extra_that_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    strategy = make_strategy("everything", arm="a", options={"sampler": "cmaes"})
+    said = (
+        r"^sampler: cmaes needs cmaes, which is not installed: pip install 'privtune\[cmaes\]'\.$"
+    )
+    with pytest.raises(PrivTuneError, match=said):
+        strategy.plan(context(), epsilon=2.0)
 
 
 def test_refusals_do_not_depend_on_the_data() -> None:

@@ -359,7 +359,7 @@ class Optimized:
             clipping = method.clip(state.max_grad_norm)
         else:
             clipping = method.normalise(method.stabilizer)
-        gradient = method._gradient(oracle, state.params, clipping)
+        gradient = method.gradient(oracle, state.params, clipping)
         step = _of_columns if state.columns else _by_themselves
         return step(state, gradient, oracle.pace)
 

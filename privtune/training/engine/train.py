@@ -45,7 +45,7 @@ from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods._rate_schedule import SEARCHED, average_weights, rate_factors
-from privtune.training.methods.dpsgd import AutomaticClipping, FixedRates
+from privtune.training.methods.dpsgd import AutomaticClipping, DPAdam, FixedDPSGD
 
 if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
@@ -79,7 +79,7 @@ class Training:
     With its secret, a result does not depend on its stack.
     """
 
-    method: Method[Any]
+    method: Method
     schedule: Schedule
     loss_of: LossOf
     data: TensorData
@@ -357,7 +357,7 @@ class Member:
         own = {} if self.own is None else {OPTIMIZER: self.own}
         return {n: v for n, v in {**self.made.values, **own}.items() if n not in SEARCHED}
 
-    def paces(self, method: Method[Any], schedule: Schedule) -> list[float]:
+    def paces(self, method: Method, schedule: Schedule) -> list[float]:
         """Return the factors on its learning rate, one a step."""
         factors = rate_factors(method, self.made.values, schedule)
         own = (1.0,) * schedule.steps if self.own is None else self.own.paces
@@ -424,9 +424,9 @@ def put(groups: list[Group], member: Member, program: Program | None) -> int:
     return sum(p.nbytes for p in model.parameters())
 
 
-def merged(groups: list[Group], method: Method[Any]) -> list[Group]:
+def merged(groups: list[Group], method: Method) -> list[Group]:
     """Let wide models take narrow ones into their stacks, where nothing looks at all weights at once."""
-    if not isinstance(method, FixedRates | AutomaticClipping):
+    if not isinstance(method, FixedDPSGD | DPAdam | AutomaticClipping):
         return groups
     found: list[Group] = []
     for group in sorted(groups, key=lambda group: -group.size):

@@ -5,13 +5,13 @@ Importing this package does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from privtune.imports import ByName, lazily
+from privtune.imports import lazily
+from privtune.plugins import Registry
 
 if TYPE_CHECKING:
-    from privtune.training.methods._base import Candidate, Method, MethodState
+    from privtune.training.methods._base import Candidate, Method, candidate_column
     from privtune.training.methods.adaclip import AdaCliP
     from privtune.training.methods.adadp import ADADP
     from privtune.training.methods.dpsgd import AutomaticClipping, DPAdam, FixedDPSGD, NormBound
@@ -34,15 +34,29 @@ __all__ = [
     "FixedDPSGD",
     "HyFreeDP",
     "Method",
-    "MethodState",
     "NormBound",
     "PURConstant",
     "Prodigy",
     "PublicRate",
     "QuantileClipping",
+    "candidate_column",
 ]
 
-METHODS: Mapping[str, type[Method[Any]]] = ByName(
+
+def _lacking(cls: type[Any]) -> str:
+    """Return what a dataclass of an installed package lacks to be a training method."""
+    from privtune.training.methods._base import Method
+
+    if not issubclass(cls, Method):
+        return "must inherit from privtune.training.methods.Method"
+    if missing := sorted(cls.__abstractmethods__):
+        return f"must have the method {' and '.join(missing)}"
+    return ""
+
+
+METHODS: Registry[type[Method]] = Registry(
+    "method",
+    "privtune.methods",
     {
         "dpsgd": "privtune.training.methods.dpsgd:FixedDPSGD",
         "dp-adam": "privtune.training.methods.dpsgd:DPAdam",
@@ -59,8 +73,9 @@ METHODS: Mapping[str, type[Method[Any]]] = ByName(
         "d-adaptation": "privtune.training.methods.free:DAdaptation",
         "pur": "privtune.training.methods.pur:PUR",
         "pur-constant": "privtune.training.methods.pur:PURConstant",
-    }
+    },
+    lacking=_lacking,
 )
-"""Every method by its name in specs. ``PUROracle`` has none: it is private under no budget."""
+"""Methods by their names in specs."""
 
 __getattr__ = lazily(__name__, __file__)

@@ -1,19 +1,17 @@
-"""What a training method is: one base class, and what its updates are made of.
-
-A method says what a training costs (``event``, without torch), makes the state of K candidates
-(``init``) and takes one step through the oracle (``update``).
-"""
+"""What a training method is: one class to subclass, and the parts that updates are made of."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
-from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
+from privtune.accounting._checks import check_integer, check_number
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
+from privtune.training.mechanism import clipping as clippings
+from privtune.training.methods._rate_schedule import AVERAGES, RateSchedule
 
 if TYPE_CHECKING:
     import torch
@@ -22,39 +20,87 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.mechanism.schedule import Schedule
 
+T = TypeVar("T")
 
 Candidate = Mapping[str, Any]
 """The hyperparameters of one candidate, by their field names (``learning_rate``, ...): numbers, but
 for the type of a schedule."""
 
-
-class MethodState(Protocol):
-    """State of a stack of K candidates: a frozen dataclass of tensors whose first axis is K.
-
-    Example:
-        >>> import torch
-        >>> from privtune.training.methods import FixedDPSGD
-        >>> candidate = {"learning_rate": 0.1, "max_grad_norm": 1.0}
-        >>> state = FixedDPSGD(1.0).init(torch.zeros(2, 5), [candidate, candidate])
-        >>> state.params.shape, state.learning_rate
-        (torch.Size([2, 5]), tensor([0.1000, 0.1000]))
-    """
-
-    @property
-    def params(self) -> torch.Tensor:
-        """The current parameters, shape ``[K, P]``."""
-        ...
+_LARGEST_INTEGER = 10**9
+_NORMS = (1e-15, 1e30)  # float32 sees no norm below 1e-19, and holds no noise above 3e38
 
 
-S = TypeVar("S", bound=MethodState)
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse a value that is not one of ``choices``."""
+    if value not in choices:
+        raise InvalidInputError(name, value, f"must be one of {', '.join(choices)}")
 
 
-class Method(Protocol[S]):
-    """A DP training method with its noise fixed by a plan: a frozen dataclass.
+def check_hyperparameter(where: str, name: str, value: object) -> None:
+    """Refuse a hyperparameter's value that no training can begin with."""
+    if not is_number(value) or value <= 0.0:
+        raise InvalidInputError(where, value, "must be a finite number above 0")
+    if name == "max_grad_norm" and not _NORMS[0] <= value <= _NORMS[1]:
+        raise InvalidInputError(where, value, "must be from {:g} to {:g}".format(*_NORMS))
 
-    The fields are what the plan fixes for every candidate (noise multipliers, intervals, momentum).
-    What differs between candidates is passed to ``init``. Nothing is kept in the method itself: one
-    method trains several stacks, each in a thread of its own.
+
+def _checked(default: Any, check: Callable[[str, Any], object]) -> Any:
+    return field(default=default, metadata={"check": check})
+
+
+def positive(default: Any = MISSING) -> Any:
+    """Declare a field that is a finite number above 0."""
+    return _checked(default, lambda name, value: check_number(name, value, above=0.0))
+
+
+def nonnegative(default: Any = MISSING) -> Any:
+    """Declare a field that is a finite number of at least 0."""
+    return _checked(default, lambda name, value: check_number(name, value, at_least=0.0))
+
+
+def fraction(default: Any = MISSING) -> Any:
+    """Declare a field that is a number from 0 to below 1."""
+    return _checked(default, lambda name, value: check_number(name, value, at_least=0.0, below=1.0))
+
+
+def whole(default: Any = MISSING) -> Any:
+    """Declare a field that is a whole number of at least 1."""
+    most = {"at_least": 1, "at_most": _LARGEST_INTEGER}
+    return _checked(default, lambda name, value: check_integer(name, value, **most))
+
+
+def norm(default: Any = MISSING) -> Any:
+    """Declare a field that is a clipping norm."""
+    return _checked(default, lambda name, value: check_hyperparameter(name, "max_grad_norm", value))
+
+
+def choice(*choices: str) -> Any:
+    """Declare a field that is one of some words, the first unless given."""
+    return _checked(choices[0], lambda name, value: check_choice(name, value, choices))
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A DP training method with its noise fixed by a plan.
+
+    A method is a frozen dataclass that inherits from this and writes :meth:`init` and :meth:`update`. Its
+    fields are what a plan fixes for every candidate (noise multipliers, momentum, intervals); what
+    differs between candidates is given to ``init``. It keeps nothing: one method trains several stacks
+    at once. Its state is a frozen dataclass of tensors and whole numbers, ``params`` of shape ``[K, P]``
+    among them. What is written here is for a method of one noisy gradient a step, with a field
+    ``noise_multiplier``; other methods write :meth:`event` and :meth:`for_budget`, too.
+
+    Args:
+        noise_multiplier: Noise standard deviation over the clipping's sensitivity, at least 0; at 0 the
+            method is not private, and its event says so.
+        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L), or normalised to
+            1/sqrt(L), of the same sensitivity.
+        schedule: The learning rate's schedule: a type, or a mapping of ``type`` and what it takes.
+        average: What is scored and released of the iterates: ``last``, ``tail`` or ``ema``. It is a
+            function of what each step releases, and costs nothing.
+
+    Raises:
+        InvalidInputError: If a field is out of its range.
 
     Example:
         What a study does, without its oracle's noise and clipping:
@@ -78,32 +124,60 @@ class Method(Protocol[S]):
         tensor([[-0.5000,  1.0000]])
         >>> sorted(method.report(state))
         ['learning_rate', 'max_grad_norm']
+        >>> method.scaled(2.0).noise_multiplier == 2.0 * method.noise_multiplier
+        True
+        >>> method.clip(0.5), method.normalise(), method.advice(schedule, lambda: 2)
+        (Flat(max_grad_norm=0.5), Automatic(stabilizer=0.01), '')
+        >>> facts = {"part": "all", "constants": {}, "dimension": lambda: 2, "adjacency": "add-remove"}
+        >>> FixedDPSGD.complete({"momentum": 0.9}, **facts)
+        {'momentum': 0.9}
     """
 
     name: ClassVar[str]
     """Name in specs and on the command line."""
-
     summary: ClassVar[str]
     """One line: what it does."""
-
-    adapts: ClassVar[tuple[str, ...]]
+    adapts: ClassVar[tuple[str, ...]] = ()
     """Hyperparameters it sets by itself."""
-
-    parameters: ClassVar[tuple[str, ...]]
+    parameters: ClassVar[tuple[str, ...]] = ()
     """Hyperparameters that a candidate must give."""
-
-    releases: ClassVar[str]
+    releases: ClassVar[str] = "one clipped noisy gradient"
     """What one step releases, in words."""
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    """Fields of the state that may be plotted by step: functions of releases alone, shape ``[K]``."""
+    proven: ClassVar[tuple[str, ...]] = ()
+    """Options that an arm gives or its task declares: bounds of the loss for every possible record."""
+    scale_free: ClassVar[bool] = False
+    """Whether its steps are the same whatever the gradients are multiplied by."""
+    clips_whole: ClassVar[str] = ""
+    """Why it cannot clip layer by layer, if it cannot; one that can has :data:`BY_LAYER`."""
+
+    schedule: Mapping[str, Any] | str = field(default="constant", kw_only=True)
+    average: str = field(default="last", kw_only=True)
+
+    if TYPE_CHECKING:
+
+        @property
+        def noise_multiplier(self) -> float:
+            """Noise standard deviation over the sensitivity, for those with one noise a step."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            check, value = each.metadata.get("check"), getattr(self, each.name)
+            if each.name.endswith("noise_multiplier"):
+                check_number(each.name, value, at_least=0.0)
+            elif check is not None and not (value is None and "None" in str(each.type)):
+                check(each.name, value)
+        RateSchedule.of(self.schedule)
+        check_choice("average", self.average, tuple(AVERAGES))
 
     @classmethod
-    def for_budget(cls, *args: Any, **options: Any) -> Self:
-        """Build the method with the least noise that keeps one training at a target.
-
-        Called as ``for_budget(schedule, epsilon=..., delta=..., **options)``; the options are the
-        method's own, which is why they are not typed here.
+    def for_budget(
+        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
+    ) -> Self:
+        """Build the method with the least noise that keeps one training at (epsilon, delta).
 
         Args:
-            *args: The schedule, by position.
             schedule: Records, rate and number of steps.
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
@@ -115,32 +189,66 @@ class Method(Protocol[S]):
         Raises:
             PrivTuneError: If an option is not a field, or nothing meets the target.
         """
-        ...
+        from privtune.accounting import calibrate
+
+        unit = build(cls, options, noise_multiplier=1.0)
+        found = calibrate(unit.event(schedule), epsilon=epsilon, delta=delta)
+        return build(cls, options, noise_multiplier=found.scale)
+
+    @classmethod
+    def complete(cls, options: Mapping[str, Any], **_facts: Any) -> dict[str, Any]:
+        """Return the options of a spec with what a study knows of those that are not given. Pure.
+
+        Args:
+            options: As a spec has them.
+            **_facts: ``part`` (which part of its model the task trains: ``all``, ``head``, ``biases``,
+                ``lora:R``), ``constants`` (proven bounds of the task's loss, by name), ``dimension`` (a
+                function that makes the model and counts its trained parameters) and ``adjacency``.
+        """
+        return dict(options)
+
+    def scaled(self, factor: float) -> Self:
+        """Return the method with every one of its noise multipliers times a factor.
+
+        Args:
+            factor: At least 0; at 0 it has no guarantee.
+        """
+        noises = [f.name for f in fields(self) if f.name.endswith("noise_multiplier")]
+        return replace(self, **{name: getattr(self, name) * factor for name in noises})
 
     def event(self, schedule: Schedule) -> Event:
-        """Return the privacy event of one training with this schedule. Pure.
+        """Return the privacy event of one training: T Poisson-sampled Gaussian releases. Pure.
 
         Args:
             schedule: Records, rate and number of steps.
-
-        Returns:
-            What an accountant needs to know of it.
         """
-        ...
+        from privtune.accounting import Gaussian, NonPrivate, PoissonSampled, Repeated
+
+        if self.noise_multiplier == 0.0:
+            return NonPrivate()
+        step = PoissonSampled(schedule.sample_rate, Gaussian(self.noise_multiplier))
+        return Repeated(schedule.steps, step)
 
     def gradient_evaluations(self, schedule: Schedule) -> float:
-        """Return the expected per-sample gradients of one training with this schedule. Pure.
+        """Return the expected per-sample gradients of one training. Pure.
 
         Args:
             schedule: Records, rate and number of steps.
-
-        Returns:
-            Gradients of single records, in expectation over the samples.
         """
-        ...
+        return schedule.expected_gradient_evaluations
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> S:
-        """Make the state of K candidates from their initial parameters, shape ``[K, P]``.
+    def advice(self, schedule: Schedule, dimension: Callable[[], int]) -> str:
+        """Return what a plan should say of the method on such a training; empty if nothing.
+
+        Args:
+            schedule: Records, rate and number of steps.
+            dimension: Counts the trained parameters, for which it makes the model.
+        """
+        return ""
+
+    @abstractmethod
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> Any:
+        """Make the state of K candidates.
 
         Args:
             params: Initial parameters, shape ``[K, P]``.
@@ -152,47 +260,69 @@ class Method(Protocol[S]):
         Raises:
             InvalidInputError: If a candidate lacks a hyperparameter, or one is not above 0.
         """
-        ...
 
-    def update(self, state: S, oracle: Oracle) -> S:
-        """Take one step: ask the oracle for releases, return the next state.
+    @abstractmethod
+    def update(self, state: Any, oracle: Oracle) -> Any:
+        """Take one step along what the oracle releases.
 
         Args:
             state: The state before the step.
             oracle: What all access to the data goes through: it samples, clips, adds noise, and
-                writes the transcript.
+                writes the transcript. Steps are in proportion to its ``pace``.
 
         Returns:
-            The state after the step; a new value.
+            The state after the step, a new value.
         """
-        ...
 
-    def report(self, state: S) -> Mapping[str, torch.Tensor]:
-        """Return what may be plotted by step (shape ``[K]`` each): functions of releases only.
+    def report(self, state: Any) -> Mapping[str, torch.Tensor]:
+        """Return what may be plotted by step, by name: :attr:`reported`.
 
         Args:
             state: Any state.
-
-        Returns:
-            Values by name, shape ``[K]`` each.
         """
-        ...
+        return {name: getattr(state, name) for name in self.reported}
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether a gradient is clipped layer by layer: each of L to the norm over sqrt(L)."""
+        return getattr(self, "clipping", "flat") == "by-layer"
+
+    def clip(self, max_grad_norm: float | torch.Tensor) -> clippings.Clipping:
+        """Return what clips to a norm, whole or by layer.
+
+        Args:
+            max_grad_norm: Above 0; a float, or shape ``[K]``.
+        """
+        return (clippings.EqualByLayer if self.by_layer else clippings.Flat)(max_grad_norm)
+
+    def normalise(self, stabilizer: float = 0.01) -> clippings.Clipping:
+        """Return what normalises, whole or by layer.
+
+        Args:
+            stabilizer: Added to a norm, above 0.
+        """
+        kind = clippings.AutomaticByLayer if self.by_layer else clippings.Automatic
+        return kind(stabilizer)
+
+    def gradient(
+        self, oracle: Oracle, params: torch.Tensor, clipping: clippings.Clipping
+    ) -> torch.Tensor:
+        """Return the noisy mean gradient of a new sample, shape ``[K, P]``.
+
+        Args:
+            oracle: The oracle of the update.
+            params: Where the gradient is taken, shape ``[K, P]``.
+            clipping: What bounds a record's part: of :meth:`clip` or :meth:`normalise`.
+        """
+        return oracle.gradient(
+            oracle.sample(), params, clipping=clipping, noise_multiplier=self.noise_multiplier
+        )
 
 
-M = TypeVar("M", bound="Method[Any]")
-
-
-def scale_noise_of(method: M, factor: float) -> M:
-    """Return the method with every one of its noise multipliers times ``factor``.
-
-    Its event is then the old one scaled by the same factor (``accounting.scale_noise``).
-    """
-    noises = [f.name for f in fields(method) if f.name.endswith("noise_multiplier")]  # type: ignore[arg-type]
-    scaled: M = replace(method, **{name: getattr(method, name) * factor for name in noises})  # type: ignore[type-var]
-    return scaled
-
-
-T = TypeVar("T")
+def by_layer_option() -> Any:
+    """Declare the field ``clipping`` of a method that can clip layer by layer."""
+    check = {"check": lambda name, value: check_choice(name, value, ("flat", "by-layer"))}
+    return field(default="flat", kw_only=True, metadata=check)
 
 
 def build(method: type[T], options: Mapping[str, Any], **fixed: Any) -> T:
@@ -202,10 +332,7 @@ def build(method: type[T], options: Mapping[str, Any], **fixed: Any) -> T:
     for name in options:
         if name == "clipping" and (why := getattr(method, "clips_whole", "")):
             raise InvalidInputError("option", name, f"cannot be had here: {why}")
-        if name not in allowed:
-            raise InvalidInputError("option", name, f"must be one of {', '.join(allowed)}")
-    for field in own:
-        _check_kind(field.name, options.get(field.name, field.default), str(field.type))
+        check_choice("option", name, allowed)
     needed = [f.name for f in own if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in needed if name not in options]:
         raise InvalidInputError(
@@ -214,75 +341,8 @@ def build(method: type[T], options: Mapping[str, Any], **fixed: Any) -> T:
     return method(**{**options, **fixed})
 
 
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "float": ((int, float), "a number"),
-    "int": ((int,), "a whole number"),
-    "str": ((str,), "text"),
-    "bool": ((bool,), "true or false"),
-}
-
-
-def _check_kind(name: str, value: object, kind: str) -> None:
-    """Refuse an option of another kind than its field is declared as, where that is a plain one."""
-    plain, _, nothing = kind.partition(" | ")
-    if plain not in _KINDS or nothing not in ("", "None") or value is MISSING:
-        return
-    if value is None and nothing:
-        return
-    types, word = _KINDS[plain]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise InvalidInputError(name, value, f"must be {word}")
-
-
-def _is_finite(value: object) -> bool:
-    """Say whether a value is a number that a float holds, of NumPy's types as well."""
-    known = isinstance(value, int | float)
-    return is_number(value) or (not known and isinstance(value, Real) and math.isfinite(value))
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse a field that is not a finite number above 0."""
-    if not (_is_finite(value) and value > 0.0):
-        raise InvalidInputError(name, value, "must be a finite number above 0")
-
-
-_NORMS = (1e-15, 1e30)  # float32 sees no norm below 1e-19, and holds no noise above 3e38
-
-
-def check_hyperparameter(where: str, name: str, value: object) -> None:
-    """Refuse a value that no training can begin with: one that fails after the charge is paid for.
-
-    Args:
-        where: Where it stands, for the message.
-        name: Of the hyperparameter.
-        value: Its value.
-    """
-    if not is_number(value) or value <= 0.0:
-        raise InvalidInputError(where, value, "must be a finite number above 0")
-    if name == "max_grad_norm" and not _NORMS[0] <= value <= _NORMS[1]:
-        raise InvalidInputError(where, value, "must be from {:g} to {:g}".format(*_NORMS))
-
-
-def check_nonnegative(name: str, value: float) -> None:
-    """Refuse a field that is not a finite number of at least 0."""
-    if not (_is_finite(value) and value >= 0.0):
-        raise InvalidInputError(name, value, "must be a finite number of at least 0")
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Refuse a field outside [0, 1)."""
-    if not (_is_finite(value) and 0.0 <= value < 1.0):
-        raise InvalidInputError(name, value, "must lie in [0, 1)")
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a field that is not one of ``choices``."""
-    if value not in choices:
-        raise InvalidInputError(name, value, f"must be one of {', '.join(choices)}")
-
-
 def expect_nothing(candidates: Sequence[Candidate]) -> None:
-    """Refuse hyperparameters where none is left to set."""
+    """Refuse hyperparameters of a candidate where the method sets them all."""
     if given := next(filter(None, candidates), None):
         raise InvalidInputError(
             "candidate", dict(given), "must be empty: the method sets everything itself"
@@ -292,7 +352,22 @@ def expect_nothing(candidates: Sequence[Candidate]) -> None:
 def candidate_column(
     candidates: Sequence[Candidate], name: str, like: torch.Tensor, default: float | None = None
 ) -> torch.Tensor:
-    """Collect one positive hyperparameter of every candidate into a tensor of shape ``[K]``."""
+    """Return one positive hyperparameter of every candidate as a tensor of shape ``[K]``.
+
+    Args:
+        candidates: What each candidate chose.
+        name: The hyperparameter.
+        like: A tensor of the type and device that is wanted.
+        default: For candidates that do not give it.
+
+    Raises:
+        InvalidInputError: If a candidate must give it and does not, or it is not above 0.
+
+    Example:
+        >>> import torch
+        >>> candidate_column([{"learning_rate": 0.5}, {}], "learning_rate", torch.zeros(1), default=1.0)
+        tensor([0.5000, 1.0000])
+    """
     import torch
 
     values = []
@@ -302,8 +377,7 @@ def candidate_column(
             raise InvalidInputError(
                 "candidate", dict(candidate), f"must give {name}", "The method does not set it."
             )
-        check_positive(name, float(value))
-        values.append(float(value))
+        values.append(check_number(name, value, above=0.0))
     return torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
@@ -320,24 +394,13 @@ def descend(params: torch.Tensor, rate: torch.Tensor, direction: torch.Tensor) -
 
 
 def first_size(params: torch.Tensor, oracle: Oracle) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the size of the first weights, shape ``[K]``, and where all of them are 0.
+    """Return the root mean square of the first weights, shape ``[K]``, and where all of them are 0.
 
-    It is their root mean square, or that of what torch's layers usually begin with where they are
-    all 0. First weights are public: a file's, or drawn without the data.
-
-    Args:
-        params: First parameters, shape ``[K, P]``.
-        oracle: Knows the layers' shapes.
+    Where they are, it is that of what torch's layers usually begin with. First weights are public: a
+    file's, or drawn without the data.
     """
     size = params.square().mean(dim=1).sqrt()
     return size.where(size > 0.0, oracle.usual_size), size == 0.0
-
-
-def noise_scale_for(event: Event, *, epsilon: float, delta: float) -> float:
-    """Return the factor on every noise multiplier of ``event`` that meets (epsilon, delta)."""
-    from privtune.accounting import calibrate
-
-    return calibrate(event, epsilon=epsilon, delta=delta).scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,19 +414,10 @@ class Moments:
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent with momentum, as ``torch.optim.SGD`` defines it.
-
-    Args:
-        momentum: Factor in [0, 1) on the running sum of gradients; 0 for none.
-        weight_decay: Weight of the L2 penalty that is added to the gradient, at least 0.
-    """
+    """SGD with momentum, as ``torch.optim.SGD`` defines it: a step is ``params - rate * direction``."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fraction("momentum", self.momentum)
-        check_nonnegative("weight_decay", self.weight_decay)
 
     def init(self, params: torch.Tensor) -> Moments:
         """Return the state before the first step."""
@@ -385,27 +439,13 @@ class SGD:
 
 @dataclass(frozen=True)
 class AdamW:
-    """Adam with decoupled weight decay, as ``torch.optim.AdamW`` defines it.
-
-    Args:
-        beta1: Decay of the average gradient, in [0, 1).
-        beta2: Decay of the average squared gradient, in [0, 1).
-        stability: Added to the root of the second moment, above 0.
-        weight_decay: Decay of the parameters per unit of learning rate, at least 0.
-        decoupled: False adds the decay to the gradient, as ``torch.optim.Adam`` does.
-    """
+    """Adam as ``torch.optim.AdamW`` defines it; not ``decoupled``, as ``torch.optim.Adam``."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     stability: float = 1e-8
     weight_decay: float = 0.01
     decoupled: bool = True
-
-    def __post_init__(self) -> None:
-        check_fraction("beta1", self.beta1)
-        check_fraction("beta2", self.beta2)
-        check_positive("stability", self.stability)
-        check_nonnegative("weight_decay", self.weight_decay)
 
     def init(self, params: torch.Tensor) -> Moments:
         """Return the state before the first step."""
@@ -433,45 +473,30 @@ class AdamW:
 InnerOptimizer = SGD | AdamW
 
 
-def state_tensors(state: Any) -> dict[str, torch.Tensor]:
-    """Return every tensor of a state by its path (``"moments.first"``); numbers become tensors.
-
-    Args:
-        state: A method's state.
-
-    Raises:
-        InvalidInputError: If the state holds something else.
-    """
-    import torch
-
-    found: dict[str, torch.Tensor] = {}
-    for field in _kept(state):
-        value = getattr(state, field.name)
-        if is_dataclass(value):
-            inner = state_tensors(value)
-            found.update({f"{field.name}.{name}": tensor for name, tensor in inner.items()})
-        elif isinstance(value, torch.Tensor):
-            # A copy: safetensors refuses tensors that share memory, and so do expanded views.
-            found[field.name] = value.detach().clone().contiguous()
-        elif isinstance(value, int):
-            found[field.name] = torch.tensor(value)
-        else:
-            raise InvalidInputError(field.name, value, "must be a tensor or a whole number")
-    return found
-
-
 def _kept(state: Any) -> list[Field[Any]]:
-    """Return the fields that a checkpoint keeps: an optimizer of torch's is none, what it remembers is."""
+    """Return the fields that a checkpoint keeps: of an optimizer of torch's, what it remembers."""
     return [field for field in fields(state) if field.metadata.get("kept", True)]
 
 
-def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
-    """Return a state like ``template`` that holds ``tensors``.
+def state_tensors(state: Any) -> dict[str, torch.Tensor]:
+    """Return every tensor of a state by its path (``"moments.first"``); numbers become tensors."""
+    import torch
 
-    Args:
-        template: A state of the same method and candidates, as ``init`` makes it; what is empty in it may
-            have grown.
-        tensors: What ``state_tensors`` returned.
+    found: dict[str, torch.Tensor] = {}
+    for each in _kept(state):
+        value = getattr(state, each.name)
+        if is_dataclass(value):
+            found |= {f"{each.name}.{name}": t for name, t in state_tensors(value).items()}
+        elif isinstance(value, torch.Tensor):
+            # A copy: safetensors refuses tensors that share memory, and so do expanded views.
+            found[each.name] = value.detach().clone().contiguous()
+        else:
+            found[each.name] = torch.tensor(value)
+    return found
+
+
+def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
+    """Return a state like ``template`` that holds the tensors that :func:`state_tensors` returned.
 
     Raises:
         InvalidInputError: If a tensor is missing, left over, or of another shape or type.
@@ -482,6 +507,7 @@ def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
             "tensors", sorted(tensors), f"must be exactly {', '.join(sorted(expected))}"
         )
     for name, tensor in tensors.items():
+        # What is empty in the template may have grown.
         shape = tensor.shape if expected[name].numel() == 0 else expected[name].shape
         if tensor.shape != shape or tensor.dtype != expected[name].dtype:
             raise InvalidInputError(name, tuple(tensor.shape), "must fit the method's state")
@@ -491,12 +517,11 @@ def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
 
 def _restored(template: Any, tensors: Mapping[str, torch.Tensor], prefix: str) -> Any:
     values: dict[str, Any] = {}
-    for field in _kept(template):
-        old, path = getattr(template, field.name), prefix + field.name
+    for each in _kept(template):
+        old, path = getattr(template, each.name), prefix + each.name
         if is_dataclass(old):
-            values[field.name] = _restored(old, tensors, f"{path}.")
-        elif isinstance(old, int):
-            values[field.name] = int(tensors[path])
+            values[each.name] = _restored(old, tensors, f"{path}.")
         else:
-            values[field.name] = tensors[path].to(old.device)
+            number = isinstance(old, int)
+            values[each.name] = int(tensors[path]) if number else tensors[path].to(old.device)
     return replace(template, **values)

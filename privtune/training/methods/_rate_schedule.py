@@ -1,4 +1,4 @@
-"""Public schedules: of the learning rate, one factor a step, and of the average that is released.
+"""Public schedules of the learning rate, and of the average of the iterates that is released.
 
 Both are functions of the step's number alone, so they cost nothing, whatever the method.
 """
@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from privtune.accounting._checks import check_number
 from privtune.errors import InvalidInputError
-from privtune.numbers import is_number
-from privtune.training.methods._base import check_choice, check_fraction, check_nonnegative
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
-    from privtune.training.methods._base import Candidate
 
 SEARCHED = ("schedule", "warmup")
 """What a candidate may say of its schedule: the type, and the share of its steps to warm up in."""
@@ -43,35 +41,16 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 class RateSchedule:
     """Factors on the learning rate: a linear warm-up, then a fall of some shape.
 
-    Args:
-        type: ``"constant"``; ``"linear"`` and ``"cosine"`` fall to ``end`` over the steps that are
-            left; ``"step"`` multiplies by ``factor`` whenever a share ``every`` of them is done;
-            ``"decay"`` divides by ``1 + decay * k`` in the k-th epoch of them, k from 1: equation 5.1.
-        warmup: Share of the steps in [0, 1) over which the rate rises from nothing.
-        start: Share of the steps in [0, 1) after which it falls; never before it is warm.
-        end: Factor that ``"linear"`` and ``"cosine"`` reach after the last step, at least 0.
-        every: Share of the falling steps, above 0.
-        factor: What ``"step"`` multiplies by, at least 0.
-        decay: What ``"decay"`` adds an epoch, at least 0.
-
-    Raises:
-        InvalidInputError: If a field is out of its range.
-
-    References:
-        Loshchilov & Hutter 2017, arXiv 1608.03983 (cosine); Koskela & Honkela 2020, arXiv
-        1809.03832, equation 5.1 (decay).
+    ``linear`` and ``cosine`` (Loshchilov & Hutter 2017, arXiv 1608.03983) fall to ``end`` over the steps
+    that are left; ``step`` multiplies by ``factor`` whenever a share ``every`` of them is done; ``decay``
+    divides by ``1 + decay * k`` in the k-th epoch of them (Koskela & Honkela 2020, equation 5.1). The fall
+    begins after a share ``start`` of the steps, never before the ``warmup`` is over.
 
     Example:
         >>> from privtune.training.mechanism.schedule import Schedule
         >>> schedule = Schedule(records=1000, sample_rate=0.1, steps=5)
-        >>> RateSchedule.of("linear").factors(schedule)
-        (1.0, 0.8, 0.6, 0.4, 0.19999999999999996)
         >>> RateSchedule.of({"type": "step", "warmup": 0.4, "every": 0.5}).factors(schedule)
         (0.5, 1.0, 1.0, 1.0, 0.1)
-        >>> RateSchedule.of("cosin")
-        Traceback (most recent call last):
-            ...
-        privtune.errors.InvalidInputError: schedule.type = 'cosin': must be one of constant, ...
     """
 
     type: str = "constant"
@@ -82,28 +61,9 @@ class RateSchedule:
     factor: float = 0.1
     decay: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_fraction("schedule.warmup", self.warmup)
-        check_fraction("schedule.start", self.start)
-        for name in ("end", "factor", "decay"):
-            check_nonnegative(f"schedule.{name}", getattr(self, name))
-        if not (is_number(self.every) and self.every > 0.0):
-            raise InvalidInputError("schedule.every", self.every, "must be a number above 0")
-
     @classmethod
     def of(cls, value: object, **given: object) -> RateSchedule:
-        """Return the schedule that a spec, or a candidate, describes.
-
-        Args:
-            value: A type, or a mapping of ``type`` and what the type takes.
-            **given: Fields that take the place of the value's.
-
-        Returns:
-            The schedule.
-
-        Raises:
-            InvalidInputError: Naming what is unknown, of no use to the type, or no number.
-        """
+        """Return the schedule that a spec or a candidate describes: a type, or a mapping with one."""
         said: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"type": value}
         said.update(given)
         kind = said.setdefault("type", "constant")
@@ -116,19 +76,13 @@ class RateSchedule:
             if name not in takes:
                 allowed = ", ".join(takes)
                 raise InvalidInputError(f"schedule.{name}", entry, f"{kind} takes {allowed} alone")
-            if isinstance(entry, bool) or not isinstance(entry, int | float):
-                raise InvalidInputError(f"schedule.{name}", entry, "must be a number")
+            bounds = {"at_least": 0.0, "below": 1.0} if name in ("warmup", "start") else {}
+            bounds = bounds or ({"above": 0.0} if name == "every" else {"at_least": 0.0})
+            check_number(f"schedule.{name}", entry, **bounds)
         return cls(**said)
 
     def factors(self, schedule: Schedule) -> tuple[float, ...]:
-        """Return the factor of every step.
-
-        Args:
-            schedule: How many steps there are, and how much of an epoch each is.
-
-        Returns:
-            ``schedule.steps`` of them, in [0, 1] but for an ``end`` or ``factor`` above 1.
-        """
+        """Return the factor of every step: in [0, 1] but for an ``end`` or ``factor`` above 1."""
         warm = self.warmup * schedule.steps
         begin = max(warm, self.start * schedule.steps)
         rate = schedule.sample_rate
@@ -153,11 +107,7 @@ class RateSchedule:
 
 
 def epoch_decay(epochs: float, decay: float) -> float:
-    """Return ``1 / (1 + decay * (k - 50))``, equation 5.1 of Koskela & Honkela 2020: epoch k > 50.
-
-    Args:
-        epochs: Epochs that ended since the fall began; the epoch under way counts from 1.
-        decay: What an epoch adds, at least 0; 0.1 in the paper.
+    """Return ``1 / (1 + decay * k)`` in the k-th epoch of the fall (Koskela & Honkela 2020, 5.1).
 
     Example:
         >>> [round(epoch_decay(epochs, 0.1), 4) for epochs in (0.0, 0.99, 1.0, 49.0)]
@@ -167,40 +117,11 @@ def epoch_decay(epochs: float, decay: float) -> float:
     return 1.0 / (1.0 + decay * (1 + int(epochs + 1e-9)))
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    """A method whose learning rate follows a public schedule, and of whose iterates one average is released.
-
-    Args:
-        schedule: A type, or a mapping of ``type`` and what it takes: see ``RateSchedule``.
-        average: What is scored and released: one of :data:`AVERAGES`, see :func:`average_weights`.
-            It is a function of what each step releases, and costs nothing.
-    """
-
-    schedule: Mapping[str, Any] | str = field(default="constant", kw_only=True)
-    average: str = field(default="last", kw_only=True)
-
-    def __post_init__(self) -> None:
-        RateSchedule.of(self.schedule)
-        check_choice("average", self.average, tuple(AVERAGES))
-
-
 def average_weights(average: str, steps: int) -> tuple[float, ...]:
     """Return the weight w of the iterate x of every step: the average a becomes ``a + w (x - a)``.
 
-    Args:
-        average: ``"last"``: the iterate itself. ``"tail"``: the mean of the last half of the steps, one
-            more of an odd number; before that the iterate. ``"ema"``: ``1 - w`` is ``min(0.9999,
-            (1 + t) / (10 + t))`` in step t, from 0, and the first iterate is where it begins.
-        steps: Of the training, at least 1.
-
-    Returns:
-        ``steps`` weights in (0, 1].
-
-    References:
-        Polyak & Juditsky 1992 and Rakhlin, Shamir & Sridharan 2012, arXiv 1109.5647 (the mean of the
-        last half); De et al. 2022, arXiv 2204.13650 (moving averages under differential privacy; their
-        code, jax_privacy's ``averaging.ema``, has this decay and warm-up).
+    ``tail`` is the mean of the last half (Rakhlin, Shamir & Sridharan 2012, arXiv 1109.5647); before it,
+    the iterate. ``ema`` has the decay and warm-up of De et al. 2022, arXiv 2204.13650.
 
     Example:
         >>> average_weights("tail", 5)
@@ -217,24 +138,12 @@ def average_weights(average: str, steps: int) -> tuple[float, ...]:
 
 
 def check_given(given: Mapping[str, Any]) -> None:
-    """Refuse what a candidate says of its schedule, if it says anything that is none.
-
-    Args:
-        given: The candidate's hyperparameters; others than :data:`SEARCHED` are left alone.
-    """
+    """Refuse what a candidate says of its schedule, if it says anything that is none."""
     _of_candidate("constant", given)
 
 
 def check_searched(name: str, law: object) -> None:
-    """Refuse a law of which some value is no part of a schedule.
-
-    Args:
-        name: One of :data:`SEARCHED`.
-        law: Choices, or numbers between two bounds.
-
-    Raises:
-        InvalidInputError: Naming the value.
-    """
+    """Refuse a law, of one of :data:`SEARCHED`, of which some value is no part of a schedule."""
     ends = (getattr(law, "low", math.inf), getattr(law, "high", math.inf))
     for value in getattr(law, "choices", ends):
         check_given({name: value})
@@ -246,16 +155,12 @@ def _of_candidate(value: object, candidate: Mapping[str, Any]) -> RateSchedule:
     return RateSchedule.of(value, **given)
 
 
-def rate_factors(method: object, candidate: Candidate, schedule: Schedule) -> tuple[float, ...]:
+def rate_factors(
+    method: object, candidate: Mapping[str, Any], schedule: Schedule
+) -> tuple[float, ...]:
     """Return the factor on a candidate's learning rate in every step of its training.
 
-    Args:
-        method: The training method; one without a schedule keeps the rate as it is.
-        candidate: May say :data:`SEARCHED`, which then takes the place of the method's.
-        schedule: The candidate's own, with its number of steps.
-
-    Raises:
-        InvalidInputError: If what the candidate says is no schedule.
+    What the candidate says (:data:`SEARCHED`) takes the place of the method's own schedule.
     """
     own = getattr(method, "schedule", "constant")
     return _of_candidate(own, candidate).factors(schedule)

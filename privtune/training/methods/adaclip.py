@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, ClassVar
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.methods._base import (
+    Candidate,
+    Method,
     candidate_column,
-    check_fraction,
-    check_positive,
     descend,
+    fraction,
+    positive,
     rows,
 )
-from privtune.training.methods._sampled import SampledGradient
 
 if TYPE_CHECKING:
     import torch
 
     from privtune.training.mechanism.oracle import Oracle
-    from privtune.training.methods._base import Candidate
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class AdaCliPState:
 
 
 @dataclass(frozen=True)
-class AdaCliP(SampledGradient):
+class AdaCliP(Method):
     """SGD with gradients shifted, scaled by coordinate, clipped to norm 1, noised, scaled back.
 
     Algorithm 1 adds noise to every record. Under Poisson sampling the number of noise terms would
@@ -78,9 +78,10 @@ class AdaCliP(SampledGradient):
         ('learning_rate', 'largest_variance')
     """
 
-    mean_decay: float = 0.99
-    deviation_decay: float = 0.9
-    smallest_variance: float = 1e-12
+    noise_multiplier: float
+    mean_decay: float = fraction(0.99)
+    deviation_decay: float = fraction(0.9)
+    smallest_variance: float = positive(1e-12)
     per_record: bool = True
 
     clips_whole: ClassVar[str] = (
@@ -91,12 +92,6 @@ class AdaCliP(SampledGradient):
     adapts: ClassVar[tuple[str, ...]] = ("max_grad_norm of each coordinate",)
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "largest_variance")
     releases: ClassVar[str] = "one transformed, clipped noisy gradient"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction("mean_decay", self.mean_decay)
-        check_fraction("deviation_decay", self.deviation_decay)
-        check_positive("smallest_variance", self.smallest_variance)
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> AdaCliPState:
         """Make the state of K candidates; each gives learning_rate and largest_variance.
@@ -126,7 +121,7 @@ class AdaCliP(SampledGradient):
         clipping = CoordinateTransform(
             center=state.mean, scale=state.deviation.sqrt().mul_(total.sqrt())
         )
-        gradient = self._gradient(oracle, state.params, clipping)
+        gradient = self.gradient(oracle, state.params, clipping)
         # Every pass over the vectors counts, so constants are gathered in numbers of candidates:
         # b^2 is s times the sum of all s, and (5) is scaled before it is cut, not after.
         batch = oracle.schedule.expected_batch_size

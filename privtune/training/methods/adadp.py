@@ -13,28 +13,28 @@ What differs from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.training.methods._base import (
+    Candidate,
+    Method,
+    by_layer_option,
     candidate_column,
-    check_nonnegative,
-    check_positive,
     descend,
+    nonnegative,
+    positive,
+    rows,
 )
-from privtune.training.methods._base import rows as by_row
-from privtune.training.methods._by_layer import LayerClipping
 from privtune.training.methods._rate_schedule import epoch_decay
-from privtune.training.methods._sampled import SampledGradient
 
 if TYPE_CHECKING:
     import torch
 
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.mechanism.schedule import Schedule
-    from privtune.training.methods._base import Candidate
 
 _FAR = 10.0  # d/2T beyond this, or below its inverse, is far from what the rule is meant for
 _WIDEST = 1e12  # largest rate over the first one: beyond, float32 has no squares of steps
@@ -57,7 +57,7 @@ class ADADPState:
 
 
 @dataclass(frozen=True)
-class ADADP(LayerClipping, SampledGradient):
+class ADADP(Method):
     """SGD whose learning rate keeps the local error of a step near a tolerance.
 
     One iteration of Algorithm 2 is two steps of the schedule, each on a Poisson sample of its own:
@@ -65,7 +65,6 @@ class ADADP(LayerClipping, SampledGradient):
     it and adapts the rate. So T steps cost what T steps of DP-SGD cost.
 
     Args:
-        noise_multiplier: Noise standard deviation over the clipping norm, at least 0.
         tolerance: Error τ that is aimed at, above 0; None takes ``sqrt(d / 2T)`` of Section 4.2,
             with d parameters and T iterations, or ``largest_tolerance`` if that is less.
         largest_tolerance: Most that the rule may give, above 0: the papers' experiments take 1.
@@ -78,8 +77,6 @@ class ADADP(LayerClipping, SampledGradient):
         adapt_share: The same as a share of the steps, above 0; 1 adapts to the end.
         decay: Factor of the decay (5.1) for each epoch after that, at least 0.
         learning_rate: Initial rate η₀, above 0, for candidates that give none.
-        schedule: Further factors on the rate, public: see ``RateSchedule``.
-        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
 
     Raises:
         InvalidInputError: If a field is out of its range.
@@ -98,19 +95,21 @@ class ADADP(LayerClipping, SampledGradient):
         >>> schedule = Schedule(records=1000, sample_rate=0.05, steps=20)  # ten iterations
         >>> ADADP(1.1).event(schedule)  # what DP-SGD costs
         Repeated(count=20, event=PoissonSampled(rate=0.05, event=Gaussian(noise_multiplier=1.1)))
-        >>> ADADP(1.1).advice(schedule, 50_000)[:14]
+        >>> ADADP(1.1).advice(schedule, lambda: 50_000)[:14]
         'd/2T is 2.5e+0'
     """
 
-    tolerance: float | None = None
+    noise_multiplier: float
+    tolerance: float | None = positive(None)
     largest_tolerance: float = 1.0
     smallest_factor: float = 0.9
     largest_factor: float = 1.1
     acceptance: bool = False
-    adapt_epochs: float | None = None
-    adapt_share: float = 1.0 / 3.0
-    decay: float = 0.1
-    learning_rate: float = 0.1
+    adapt_epochs: float | None = positive(None)
+    adapt_share: float = positive(1.0 / 3.0)
+    decay: float = nonnegative(0.1)
+    learning_rate: float = positive(0.1)
+    clipping: str = by_layer_option()
 
     name: ClassVar[str] = "adadp"
     summary: ClassVar[str] = "Learning rate from the difference of one full and two half steps"
@@ -121,17 +120,10 @@ class ADADP(LayerClipping, SampledGradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tolerance is not None:
-            check_positive("tolerance", self.tolerance)
-        if self.adapt_epochs is not None:
-            check_positive("adapt_epochs", self.adapt_epochs)
-        check_positive("adapt_share", self.adapt_share)
         if not self.largest_tolerance > 0.0:
             raise InvalidInputError(
                 "largest_tolerance", self.largest_tolerance, "must be a number above 0"
             )
-        check_nonnegative("decay", self.decay)
-        check_positive("learning_rate", self.learning_rate)
         if not 0.0 < self.smallest_factor <= 1.0 <= self.largest_factor < math.inf:
             raise InvalidInputError(
                 "smallest_factor, largest_factor",
@@ -169,7 +161,7 @@ class ADADP(LayerClipping, SampledGradient):
         return self._compare(state, oracle)
 
     def _full_step(self, state: ADADPState, oracle: Oracle, rate: torch.Tensor) -> torch.Tensor:
-        gradient = self._gradient(oracle, state.params, self.clip(state.max_grad_norm))
+        gradient = self.gradient(oracle, state.params, self.clip(state.max_grad_norm))
         return descend(state.params, rate * oracle.pace, gradient)
 
     def _compare(self, state: ADADPState, oracle: Oracle) -> ADADPState:
@@ -177,7 +169,7 @@ class ADADP(LayerClipping, SampledGradient):
         import torch
 
         middle = state.origin.lerp(state.params, 0.5)
-        gradient = self._gradient(oracle, middle, self.clip(state.max_grad_norm))
+        gradient = self.gradient(oracle, middle, self.clip(state.max_grad_norm))
         halves = descend(middle, state.learning_rate * oracle.pace / 2, gradient)
         # Equation (4.1): relative where a parameter is above 1, absolute below.
         error = (state.params - halves).div_(state.params.abs().clamp_min_(1.0)).norm(dim=1)
@@ -189,7 +181,7 @@ class ADADP(LayerClipping, SampledGradient):
         adapted = torch.minimum(state.learning_rate * factor, _WIDEST * state.first_rate)
         params = state.params
         if self.acceptance:
-            params = torch.where(by_row(error > tolerance), state.origin, params)
+            params = torch.where(rows(error > tolerance), state.origin, params)
         return replace(
             state,
             params=params,
@@ -204,17 +196,9 @@ class ADADP(LayerClipping, SampledGradient):
         rule = default_tolerance(dimension, max(1, steps // 2))
         return min(self.largest_tolerance, rule)
 
-    def advice(self, schedule: Schedule, dimension: int) -> str:
-        """Say where a training is too short for the rate to move, or not what the tolerance is meant for.
-
-        Args:
-            schedule: Records, rate and number of steps.
-            dimension: Number of trained parameters.
-
-        Returns:
-            Sentences; empty if all is well.
-        """
-        return " ".join(filter(None, (self._far(schedule, dimension), self._short(schedule))))
+    def advice(self, schedule: Schedule, dimension: Callable[[], int]) -> str:
+        """Return where a training is too short for the rate, or not what the tolerance is meant for."""
+        return " ".join(filter(None, (self._far(schedule, dimension()), self._short(schedule))))
 
     def _short(self, schedule: Schedule) -> str:
         """Say how little the rate can move in a short training."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from privtune.errors import InvalidInputError
-
 if TYPE_CHECKING:
     from privtune.accounting import Adjacency, Event
     from privtune.training.mechanism.schedule import Schedule
@@ -15,9 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Declared:
-    """The method of a declared mechanism, as plans hold it.
-
-    It has no name in specs: an event without a function that trains by it is no training.
+    """The method of a declared mechanism, as plans hold it: it has no name in specs.
 
     Args:
         declared: The event of one training, as canonical JSON.
@@ -47,27 +43,19 @@ class Declared:
         if not self.calibrates:
             object.__setattr__(self, "times_noise_multiplier", 1.0)
 
-    @classmethod
-    def for_budget(cls, *_args: Any, **_options: Any) -> Self:
-        """Refuse: an event cannot be made up from a target; see :meth:`calibrated`."""
-        raise InvalidInputError("method", cls.name, "needs the event that is declared")
-
     def calibrated(self, *, epsilon: float, delta: float, adjacency: Adjacency) -> Self:
-        """Return the method with the least noise that keeps one training at a target, if it may change.
-
-        Args:
-            epsilon: Target, above 0.
-            delta: Target, in (0, 1).
-            adjacency: The relation of neighbours.
-        """
+        """Return the method with the least noise that keeps one training at a target, if it may change."""
         from privtune.accounting import calibrate
 
         if not self.calibrates:
             return self
         unit = replace(self, times_noise_multiplier=1.0)
         target = {"epsilon": epsilon, "delta": delta}
-        found = calibrate(unit.event(None), adjacency=adjacency, **target)
-        return replace(self, times_noise_multiplier=found.scale)
+        return unit.scaled(calibrate(unit.event(None), adjacency=adjacency, **target).scale)
+
+    def scaled(self, factor: float) -> Self:
+        """Return the method with all noise of its event times ``factor``, if it may change."""
+        return replace(self, times_noise_multiplier=self.times_noise_multiplier * factor)
 
     def event(self, schedule: Schedule | None) -> Event:
         """Return the declared event with its noise multiplied; the schedule is part of it."""
@@ -80,14 +68,6 @@ class Declared:
     def gradient_evaluations(self, schedule: Schedule) -> float:
         """Return one per-sample gradient for each record of a sample."""
         return schedule.expected_gradient_evaluations
-
-    def init(self, params: Any, candidates: Any) -> Any:
-        """Refuse: the engine does not train it."""
-        raise InvalidInputError("method", self.name, "is trained by the function that declares it")
-
-    def update(self, state: Any, oracle: Any) -> Any:
-        """Refuse, as :meth:`init`."""
-        return self.init(state, oracle)
 
     def report(self, state: Any) -> dict[str, Any]:
         """Return nothing: no step is seen."""

@@ -1,36 +1,38 @@
-"""Methods whose learning rate a candidate gives: DP-SGD, DP-Adam, automatic clipping, norm bound."""
+"""Methods that step at a given rate: DP-SGD, DP-Adam, automatic clipping, and a norm bound."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.clipping import Clipping, Flat
 from privtune.training.methods._base import (
     SGD,
     AdamW,
+    Candidate,
     InnerOptimizer,
+    Method,
     Moments,
+    by_layer_option,
     candidate_column,
-    check_positive,
     descend,
+    fraction,
+    nonnegative,
+    positive,
     rows,
 )
-from privtune.training.methods._by_layer import LayerClipping
-from privtune.training.methods._sampled import SampledGradient
 
 if TYPE_CHECKING:
     import torch
 
     from privtune.training.mechanism.oracle import Oracle
-    from privtune.training.methods._base import Candidate
 
 
 @dataclass(frozen=True, eq=False)
-class DPSGDState:
-    """State of K DP-SGD trainings."""
+class RateState:
+    """State of K trainings at a rate each; the clipping norm is 0 where a candidate gives none."""
 
     params: torch.Tensor
     learning_rate: torch.Tensor
@@ -39,33 +41,32 @@ class DPSGDState:
 
 
 @dataclass(frozen=True)
-class FixedRates(LayerClipping, SampledGradient, ABC):
-    """A fixed learning rate and a fixed clipping norm; what differs is the optimizer."""
+class FixedRates(Method):
+    """One noisy gradient a step, which an optimizer follows at a fixed rate."""
+
+    noise_multiplier: float
 
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    releases: ClassVar[str] = "one clipped noisy gradient"
     reported: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._optimizer()
 
     @abstractmethod
     def _optimizer(self) -> InnerOptimizer:
-        """Return the optimizer that the noisy gradients are fed to; checks its fields."""
+        """Return the optimizer that the noisy gradients are fed to."""
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DPSGDState:
-        """Make the state of K candidates; each gives learning_rate and max_grad_norm."""
-        return DPSGDState(
-            params=params,
-            learning_rate=candidate_column(candidates, "learning_rate", params),
-            max_grad_norm=candidate_column(candidates, "max_grad_norm", params),
-            moments=self._optimizer().init(params),
-        )
+    def _clipping(self, state: RateState) -> Clipping:
+        return self.clip(state.max_grad_norm)
 
-    def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
-        """Take one step of the optimizer on the noisy clipped gradient."""
-        gradient = self._gradient(oracle, state.params, self.clip(state.max_grad_norm))
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> RateState:
+        """Make the state of K candidates, each of which gives :attr:`parameters`."""
+        norms = params.new_zeros(params.shape[0])
+        if "max_grad_norm" in self.parameters:
+            norms = candidate_column(candidates, "max_grad_norm", params)
+        rate = candidate_column(candidates, "learning_rate", params)
+        return RateState(params, rate, norms, self._optimizer().init(params))
+
+    def update(self, state: RateState, oracle: Oracle) -> RateState:
+        """Take one step of the optimizer along the noisy mean gradient."""
+        gradient = self.gradient(oracle, state.params, self._clipping(state))
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
         params = descend(state.params, state.learning_rate * oracle.pace, direction)
         return replace(state, params=params, moments=moments)
@@ -76,12 +77,13 @@ class FixedDPSGD(FixedRates):
     """Noisy gradient descent on Poisson samples, each gradient clipped to a fixed norm.
 
     Args:
-        noise_multiplier: Noise standard deviation over the clipping norm, at least 0.
         momentum: Momentum in [0, 1) on the noisy gradient.
         weight_decay: Weight of the L2 penalty, at least 0; it touches no data.
-        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
 
     **Guarantee**: each step is one Poisson-sampled Gaussian release.
+
+    References:
+        Abadi et al. 2016, arXiv 1607.00133, Algorithm 1.
 
     Example:
         >>> from privtune.training.mechanism.schedule import Schedule
@@ -91,12 +93,12 @@ class FixedDPSGD(FixedRates):
         1.415
     """
 
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: float = fraction(0.0)
+    weight_decay: float = nonnegative(0.0)
+    clipping: str = by_layer_option()
 
     name: ClassVar[str] = "dpsgd"
     summary: ClassVar[str] = "DP-SGD with a fixed learning rate and a fixed clipping norm"
-    adapts: ClassVar[tuple[str, ...]] = ()
 
     def _optimizer(self) -> SGD:
         return SGD(self.momentum, self.weight_decay)
@@ -104,29 +106,31 @@ class FixedDPSGD(FixedRates):
 
 @dataclass(frozen=True)
 class DPAdam(FixedRates):
-    """Adam fed the noisy gradient: everything after the release is post-processing.
+    """Adam fed the noisy clipped gradient: everything after the release is post-processing.
 
     Args:
-        noise_multiplier: Noise standard deviation over the clipping norm, at least 0.
         beta1: Decay of the average gradient, in [0, 1).
         beta2: Decay of the average squared gradient, in [0, 1).
         stability: Added to the root of the second moment, above 0.
         weight_decay: At least 0.
-        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L).
         decoupled: True decays the parameters (AdamW), False adds the decay to the gradient (Adam).
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    References:
+        Kingma & Ba 2015, arXiv 1412.6980.
 
     Example:
         >>> DPAdam(1.1, beta2=0.99).decoupled, DPAdam.parameters
         (True, ('learning_rate', 'max_grad_norm'))
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    stability: float = 1e-8
-    weight_decay: float = 0.0
+    beta1: float = fraction(0.9)
+    beta2: float = fraction(0.999)
+    stability: float = positive(1e-8)
+    weight_decay: float = nonnegative(0.0)
     decoupled: bool = True
+    clipping: str = by_layer_option()
 
     name: ClassVar[str] = "dp-adam"
     summary: ClassVar[str] = "Adam or AdamW on clipped noisy gradients"
@@ -137,77 +141,56 @@ class DPAdam(FixedRates):
         return AdamW(self.beta1, self.beta2, self.stability, self.weight_decay, self.decoupled)
 
 
-@dataclass(frozen=True, eq=False)
-class LearningRateState:
-    """State of K trainings whose only hyperparameter is the learning rate."""
-
-    params: torch.Tensor
-    learning_rate: torch.Tensor
-    moments: Moments
-
-
 @dataclass(frozen=True)
-class AutomaticClipping(LayerClipping, SampledGradient):
+class AutomaticClipping(FixedRates):
     """SGD on the noisy sum of ``g / (|g| + stabilizer)``, whose sensitivity is 1.
 
     Args:
-        noise_multiplier: Noise standard deviation over 1, at least 0.
         stabilizer: Added to the norm, above 0; 0.01 in the paper.
         momentum: Momentum in [0, 1) on the noisy gradient.
         weight_decay: Weight of the L2 penalty, at least 0.
-        clipping: ``flat``, or ``by-layer``: the gradient of each of L layers is normalised to 1/sqrt(L).
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    References:
+        Bu et al. 2023, arXiv 2206.07136.
 
     Example:
         >>> AutomaticClipping.parameters, AutomaticClipping.adapts  # no clipping norm to tune
         (('learning_rate',), ('max_grad_norm',))
     """
 
-    stabilizer: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    stabilizer: float = positive(0.01)
+    momentum: float = fraction(0.0)
+    weight_decay: float = nonnegative(0.0)
+    clipping: str = by_layer_option()
 
     name: ClassVar[str] = "automatic-clipping"
     summary: ClassVar[str] = "SGD on normalised gradients: no clipping norm to choose"
     adapts: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
     releases: ClassVar[str] = "one normalised noisy gradient"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("stabilizer", self.stabilizer)
-        self._optimizer()
 
     def _optimizer(self) -> SGD:
         return SGD(self.momentum, self.weight_decay)
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> LearningRateState:
-        """Make the state of K candidates; each gives learning_rate."""
-        return LearningRateState(
-            params=params,
-            learning_rate=candidate_column(candidates, "learning_rate", params),
-            moments=self._optimizer().init(params),
-        )
-
-    def update(self, state: LearningRateState, oracle: Oracle) -> LearningRateState:
-        """Take one step along the noisy mean of normalised gradients."""
-        gradient = self._gradient(oracle, state.params, self.normalise(self.stabilizer))
-        direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        params = descend(state.params, state.learning_rate * oracle.pace, direction)
-        return replace(state, params=params, moments=moments)
+    def _clipping(self, state: RateState) -> Clipping:
+        return self.normalise(self.stabilizer)
 
 
 @dataclass(frozen=True)
-class NormBound(SampledGradient):
+class NormBound(FixedRates):
     """SGD with noise for the largest gradient that the model allows: nothing is ever clipped.
 
     Args:
-        noise_multiplier: Noise standard deviation over ``gradient_bound``, at least 0.
         gradient_bound: Proven bound on the norm of a record's gradient, above 0. It is enforced by
             clipping to it, so a wrong proof costs accuracy and not privacy.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
+
+    References:
+        Pichapati et al. 2019, arXiv 1908.07643, Section 6.
 
     Example:
         >>> import math  # logistic loss on inputs of norm 1 and a constant: a gradient's norm is below √2
@@ -215,29 +198,22 @@ class NormBound(SampledGradient):
         NormBound(schedule='constant', average='last', noise_multiplier=1.1, gradient_bound=1.4142)
     """
 
-    gradient_bound: float = 1.0
+    gradient_bound: float = positive(1.0)
 
     clips_whole: ClassVar[str] = (
         "gradient_bound is proven for the whole gradient, none of which is cut"
     )
     name: ClassVar[str] = "norm-bound"
     summary: ClassVar[str] = "SGD with noise scaled to a proven bound on the gradient"
-    adapts: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
     releases: ClassVar[str] = "one noisy gradient"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("gradient_bound", self.gradient_bound)
+    def _optimizer(self) -> SGD:
+        return SGD()
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> LearningRateState:
-        """Make the state of K candidates; each gives learning_rate."""
-        rate = candidate_column(candidates, "learning_rate", params)
-        return LearningRateState(params=params, learning_rate=rate, moments=SGD().init(params))
-
-    def update(self, state: LearningRateState, oracle: Oracle) -> LearningRateState:
+    def update(self, state: RateState, oracle: Oracle) -> RateState:
         """Take one step along the noisy mean gradient."""
-        gradient = self._gradient(oracle, state.params, Flat(self.gradient_bound))
-        return replace(
-            state, params=state.params - rows(state.learning_rate * oracle.pace) * gradient
-        )
+        gradient = self.gradient(oracle, state.params, Flat(self.gradient_bound))
+        rate = rows(state.learning_rate * oracle.pace)
+        return replace(state, params=state.params - rate * gradient)

@@ -28,7 +28,7 @@ What differs from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -36,16 +36,21 @@ from privtune.errors import InvalidInputError
 from privtune.training.methods._base import (
     SGD,
     AdamW,
+    Candidate,
     InnerOptimizer,
+    Method,
     Moments,
     build,
-    check_choice,
-    check_nonnegative,
-    check_positive,
+    by_layer_option,
+    check_hyperparameter,
+    choice,
     descend,
     first_size,
+    fraction,
+    nonnegative,
+    positive,
+    whole,
 )
-from privtune.training.methods._by_layer import LayerClipping
 
 if TYPE_CHECKING:
     import torch
@@ -53,19 +58,14 @@ if TYPE_CHECKING:
     from privtune.accounting import Event
     from privtune.training.mechanism.oracle import Oracle, Sample
     from privtune.training.mechanism.schedule import Schedule
-    from privtune.training.methods._base import Candidate
 
 
-_LOSS_BATCHES = ("same", "separate")
 _DEVIATIONS: Mapping[str, float] = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
-_FITS = ("robust", "paper")
 _PAPER_RATE, _PAPER_SPREAD = 1e-4, 1e24  # the paper's first rate; its rates have no bounds
 _LEAST = 0.1  # least rate over the size of a first weight
 _SPREAD = 5.0
-_FREE_SPREAD = 100.0
-"""Of parts that little can be spoilt in: a head or biases on frozen weights, weights from zero."""
-_LOUD = 0.25
-"""Part of the losses' bound that three deviations of a probe's noise may be, to say anything."""
+_FREE_SPREAD = 100.0  # where little can be spoilt: a head or biases alone, weights from zero
+_LOUD = 0.25  # three deviations of a probe's noise over the bound: beyond, losses say nothing
 _FEW = 25  # fits: with fewer, much of a training is over before the rate is where it should be
 
 
@@ -87,7 +87,7 @@ class HyFreeDPState:
 
 
 @dataclass(frozen=True)
-class HyFreeDP(LayerClipping):
+class HyFreeDP(Method):
     """Normalised noisy gradients, with the learning rate fitted to three noisy losses.
 
     Args:
@@ -111,8 +111,6 @@ class HyFreeDP(LayerClipping):
         stabilizer: Added to the gradient norm before dividing by it, above 0.
         momentum: Momentum of the optimizer ``"sgd"``.
         weight_decay: Weight decay of the optimizer; None takes 0 for SGD and 0.01 for AdamW.
-        schedule: Public factors on the fitted rate: see ``RateSchedule``.
-        clipping: ``flat``, or ``by-layer``: the gradient of each of L layers is normalised to 1/sqrt(L).
 
     Raises:
         InvalidInputError: If a field is out of its range.
@@ -138,69 +136,51 @@ class HyFreeDP(LayerClipping):
 
     gradient_noise_multiplier: float
     loss_noise_multiplier: float
-    interval: int = 5
-    loss_batch: str = "same"
-    loss_noise: str = "gaussian"
-    optimizer: str = "adamw"
-    learning_rate: float | None = None
+    interval: int = whole(5)
+    loss_batch: str = choice("same", "separate")
+    loss_noise: str = choice("gaussian", "laplace")
+    optimizer: str = choice("adamw", "sgd")
+    learning_rate: float | None = positive(None)
     spread: float | None = None
-    loss_bound: float = 1.0
-    fit: str = "robust"
-    stabilizer: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float | None = None
+    loss_bound: float = positive(1.0)
+    fit: str = choice("robust", "paper")
+    stabilizer: float = positive(0.01)
+    momentum: float = fraction(0.0)
+    weight_decay: float | None = nonnegative(None)
+    clipping: str = by_layer_option()
 
     name: ClassVar[str] = "hyfreedp"
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
-    parameters: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[str] = (
         "one normalised noisy gradient; every K-th step also three clipped noisy losses"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_nonnegative("gradient_noise_multiplier", self.gradient_noise_multiplier)
-        check_nonnegative("loss_noise_multiplier", self.loss_noise_multiplier)
-        if self.interval < 1:
-            raise InvalidInputError("interval", self.interval, "must be a whole number >= 1")
-        check_choice("loss_batch", self.loss_batch, _LOSS_BATCHES)
-        check_choice("loss_noise", self.loss_noise, tuple(_DEVIATIONS))
-        check_choice("optimizer", self.optimizer, ("sgd", "adamw"))
-        if self.learning_rate is not None:
-            check_positive("learning_rate", self.learning_rate)
         if self.spread is not None and not 1.0 <= self.spread <= _PAPER_SPREAD:
             raise InvalidInputError("spread", self.spread, f"must be from 1 to {_PAPER_SPREAD:g}")
-        check_positive("loss_bound", self.loss_bound)
-        check_positive("stabilizer", self.stabilizer)
-        check_choice("fit", self.fit, _FITS)
-        self._inner()
 
     def _inner(self) -> InnerOptimizer:
         if self.optimizer == "adamw":
-            decay = 0.01 if self.weight_decay is None else self.weight_decay
-            return AdamW(weight_decay=decay)
+            return AdamW(weight_decay=0.01 if self.weight_decay is None else self.weight_decay)
         return SGD(momentum=self.momentum, weight_decay=self.weight_decay or 0.0)
 
-    @staticmethod
-    def of_a_part(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options for a task that trains a part of its model; those of a spec come first.
-
-        Args:
-            part: ``all``, ``head``, ``biases`` or ``lora:R``.
-            options: Those of the spec.
-
-        Returns:
-            Fields by name; none where the defaults are right.
+    @classmethod
+    def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+        """Return the options with those that suit a task that trains a part of its model.
 
         Example:
-            >>> HyFreeDP.of_a_part("head", {}), HyFreeDP.of_a_part("lora:4", {})
+            >>> HyFreeDP.complete({}, part="head"), HyFreeDP.complete({}, part="lora:4")
             ({'spread': 100.0}, {'schedule': 'constant'})
         """
+        own: dict[str, Any] = {}
+        part = facts["part"]
         if part.startswith("lora"):  # adapters still learn when the rate would begin to fall
-            return {"schedule": "constant"}
-        free = part in ("head", "biases") and options.get("fit") != "paper"
-        return {"spread": _FREE_SPREAD} if free else {}
+            own = {"schedule": "constant"}
+        elif part in ("head", "biases") and options.get("fit") != "paper":
+            own = {"spread": _FREE_SPREAD}
+        return {**own, **options}
 
     @classmethod
     def for_budget(
@@ -213,16 +193,9 @@ class HyFreeDP(LayerClipping):
             epsilon: Target, above 0.
             delta: Target, in (0, 1).
             options: Other fields. With ``fit="robust"`` the rate falls linearly from 0.7 of the steps on,
-                unless ``schedule`` is given; tasks that train LoRA give ``constant``. ``loss_batch``
-                may be ``"auto"``, the default: what needs less noise on the losses.
-                ``gradient_noise_factor``, above 1, is the gradient noise over that of DP-SGD: 1.01
-                in the paper; small batches do better with 1.05.
-
-        Returns:
-            The method with both noise multipliers, and the kind of batch that was chosen.
-
-        Raises:
-            PrivTuneError: If an option is not a field, or no noise meets the target.
+                unless ``schedule`` is given. ``loss_batch`` may be ``"auto"``, the default: what needs
+                less noise on the losses. ``gradient_noise_factor``, above 1, is the gradient noise over
+                that of DP-SGD: 1.01 in the paper; small batches do better with 1.05.
         """
         from privtune.accounting import hyfreedp_noise
 
@@ -250,27 +223,20 @@ class HyFreeDP(LayerClipping):
             loss_noise_multiplier=noise.loss_noise,
         )
 
-    def _loudness(self, schedule: Schedule) -> float:
-        """Return three deviations of a curvature's noise over the bound of the losses: both are public."""
-        deviation = 6.0**0.5 * _DEVIATIONS[self.loss_noise] * self.loss_noise_multiplier
-        found: float = 3.0 * deviation / schedule.expected_batch_size
-        return found
-
-    def advice(self, schedule: Schedule) -> str:
-        """Say where losses tell little of the rate, or are asked for too rarely; empty if neither.
-
-        Args:
-            schedule: Records, rate and number of steps.
-
-        Returns:
-            A sentence.
+    def advice(self, schedule: Schedule, dimension: Callable[[], int]) -> str:
+        """Return where losses tell little of the rate, or are asked for too rarely.
 
         Example:
             >>> from privtune.training.mechanism.schedule import Schedule
-            >>> HyFreeDP(1.2, 2.0).advice(Schedule(records=1000, sample_rate=0.2, steps=50))
+            >>> HyFreeDP(1.2, 2.0).advice(Schedule(records=1000, sample_rate=0.2, steps=50), lambda: 9)
             'The rate is fitted 10 times: on a training this short fixed hyperparameters are often ...
         """
-        loud, fits = self._loudness(schedule), -(-schedule.steps // self.interval)
+        # Three deviations of a curvature's noise over the bound of the losses: both are public.
+        deviation = 6.0**0.5 * _DEVIATIONS[self.loss_noise] * self.loss_noise_multiplier
+        loud, fits = (
+            3.0 * deviation / schedule.expected_batch_size,
+            -(-schedule.steps // self.interval),
+        )
         found = []
         if loud > _LOUD:
             found.append(
@@ -283,10 +249,6 @@ class HyFreeDP(LayerClipping):
                 "often better; else take more epochs."
             )
         return " ".join(found)
-
-    def gradient_evaluations(self, schedule: Schedule) -> float:
-        """Return one per-sample gradient for each record of a sample."""
-        return schedule.expected_gradient_evaluations
 
     def event(self, schedule: Schedule) -> Event:
         """Return T gradient releases, every K-th of them with three losses beside it."""
@@ -309,7 +271,7 @@ class HyFreeDP(LayerClipping):
         own = [candidate.get("learning_rate", self.learning_rate) for candidate in candidates]
         for rate in own:
             if rate is not None:
-                check_positive("learning_rate", rate)
+                check_hyperparameter("learning_rate", "learning_rate", rate)
         paper = self.fit == "paper"
         given = params.new_tensor([rate or _PAPER_RATE * paper for rate in own])
         return HyFreeDPState(
@@ -413,9 +375,9 @@ class HyFreeDP(LayerClipping):
         }
 
 
+# Steps that the robust fit looks back. The rate grows 16-fold at most in as many: what it sees lags
+# behind by them, and a faster rate is beyond the best one before the losses say so.
 WINDOW = 20
-"""Steps that the robust fit looks back. The rate grows 16-fold at most in as many: what it sees lags
-behind by them, and a faster rate is beyond the best one before the losses say so."""
 _BOUND_CEILING = 1e6
 _SATURATED = 0.9  # losses above this part of their bound are flat because they were clipped
 _ROOM = 1.5  # bound on a record's loss over the mean loss
@@ -423,14 +385,9 @@ _ROOM = 1.5  # bound on a record's loss over the mean loss
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The learning rate and where it may move; every field has shape ``[K]``.
+    """The rate that was fitted last and its public interval, each of shape ``[K]``.
 
-    Args:
-        learning_rate: The rate that was fitted last.
-        lowest: The least rate: public.
-        highest: The largest rate: public.
-        fits: Number of fits in the mean of ``step_rate``.
-        step_rate: The rate to step with: the geometric mean of the fitted rates, if robust.
+    ``step_rate`` is the rate to step with: robust, the geometric mean of ``fits`` fitted rates.
     """
 
     learning_rate: torch.Tensor
@@ -446,15 +403,7 @@ def places(interval: int) -> int:
 
 
 def fit_paper(fit: Fit, losses: torch.Tensor) -> Fit:
-    """Return the minimiser of the parabola through three losses (equation 6, Algorithm 1).
-
-    Args:
-        fit: What is known; the losses were probed one step away.
-        losses: Shape ``[3, K]``: a step backward, here, a step forward.
-
-    Returns:
-        The fit with a new rate where both coefficients are positive and the rate is finite.
-    """
+    """Return the minimiser of the parabola through losses a step back, here, and ahead (equation 6)."""
     import torch
 
     backward, here, forward = losses
@@ -462,6 +411,7 @@ def fit_paper(fit: Fit, losses: torch.Tensor) -> Fit:
     slope = (backward - forward) / (2.0 * probed)
     curvature = (backward + forward - 2.0 * here) / probed**2
     rate = slope / curvature
+    # A fit that is no minimum moves nothing.
     good = (slope > 0) & (curvature > 0) & torch.isfinite(rate) & (rate > 0)
     rate = torch.where(good, rate, probed).clamp(fit.lowest, fit.highest)
     return replace(fit, learning_rate=rate, step_rate=rate)
@@ -478,17 +428,8 @@ def fit_robust(
 ) -> Fit:
     """Change the rate by how much farther, or less far, the way of the last steps should have gone.
 
-    Args:
-        fit: What is known.
-        losses: Shape ``[3, K]``: at the way's beginning, here, and as far ahead.
-        deviation: Shape ``[K]``: standard deviation of each loss's noise, which is public.
-        bound: Shape ``[K]``: what the losses were clipped to.
-        interval: Steps between fits.
-        moved: Whether any step was taken: rates before the first step are in no mean.
-
-    Returns:
-        The fit with a new rate, inside its interval; as it was where the losses are clipped or not
-        finite.
+    The losses, ``[3, K]``, are at the way's beginning, here, and as far ahead; ``deviation`` is that of
+    their noise, which is public. Rates before the first step, not ``moved``, are in no mean.
     """
     import torch
 
@@ -530,14 +471,11 @@ def paper_bound(bound: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
 
 
 def robust_bound(bound: torch.Tensor, losses: torch.Tensor, floor: float) -> torch.Tensor:
-    """Return 1.5 times the mean loss here, no less than a floor, and than half the bound before.
-
-    Losses elsewhere do not count: far from the iterate they are large, and so would the noise be.
-    Normalised gradients weigh records alike, so the few records with large losses, which may grow
-    while accuracy does, must not decide what is progress.
-    """
+    """Return 1.5 times the mean loss here, no less than a floor, and than half the bound before."""
     import torch
 
+    # Losses elsewhere do not count: far from the iterate they are large, and so would the noise be.
+    # The few records with large losses, which may grow while accuracy does, must not decide either.
     here = losses[1]
     updated = torch.maximum(_ROOM * here, (0.5 * bound).clamp_min(floor))
     # Noise of several times the bound would feed on itself.

@@ -13,7 +13,7 @@ anonymous). Its slips, and what is done here instead:
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, Flat
 from privtune.training.methods._base import (
+    Candidate,
+    Method,
     build,
-    check_choice,
-    check_nonnegative,
-    check_positive,
+    choice,
     descend,
     expect_nothing,
+    nonnegative,
+    positive,
+    whole,
 )
-from privtune.training.methods._rate_schedule import Scheduled
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +38,9 @@ if TYPE_CHECKING:
     from privtune.accounting import Event
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.mechanism.schedule import Schedule
-    from privtune.training.methods._base import Candidate
 
 
-_ADJACENCIES = ("replace-one", "add-remove")
+_ROUNDING = 1e-9  # relative; the account may sum in another order, and round otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class PURState:
 
 
 @dataclass(frozen=True)
-class FullBatchDescent(Scheduled, ABC):
+class FullBatchDescent(Method):
     """Noisy gradient descent ``θ - (∇F(θ) + noise) / 2M`` on all records, for a horizon.
 
     A study gives what a spec leaves out and its task knows: ``lipschitz``, ``smoothness``, ``gap`` of a
@@ -87,65 +88,41 @@ class FullBatchDescent(Scheduled, ABC):
             public number of records).
     """
 
-    lipschitz: float
-    smoothness: float
-    dimension: int
-    horizon: int | None = None
-    regularisation: float = 0.0
-    adjacency: str = "replace-one"
+    lipschitz: float = positive()
+    smoothness: float = positive()
+    dimension: int = whole()
+    horizon: int | None = whole(None)
+    regularisation: float = nonnegative(0.0)
+    adjacency: str = choice("replace-one", "add-remove")
 
     proven: ClassVar[tuple[str, ...]] = ("lipschitz", "smoothness")
-    """What an arm gives, or its task declares: bounds of the loss for every possible record."""
     clips_whole: ClassVar[str] = (
         "lipschitz bounds the whole gradient, and the noise follows from it"
     )
-    parameters: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("lipschitz", self.lipschitz)
-        check_positive("smoothness", self.smoothness)
-        check_nonnegative("regularisation", self.regularisation)
-        check_choice("adjacency", self.adjacency, _ADJACENCIES)
-        for name in ("dimension", "horizon"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInputError(name, value, "must be a whole number of at least 1")
+    releases: ClassVar[str] = "one noisy gradient of all records"
+    reported: ClassVar[tuple[str, ...]] = ("noise",)
 
     @classmethod
-    def complete(
-        cls,
-        options: Mapping[str, Any],
-        *,
-        constants: Mapping[str, float],
-        dimension: int,
-        adjacency: str,
-    ) -> dict[str, Any]:
-        """Return the options with what a study knows of those that are not given. Pure.
-
-        Args:
-            options: As a spec has them.
-            constants: Of the task's loss: ``lipschitz``, ``smoothness``, ``gap``, or none of them.
-            dimension: Number of trained parameters.
-            adjacency: The budget's.
-
-        Returns:
-            The options, for ``for_budget``.
+    def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+        """Return the options with the task's bounds, its number of parameters and the adjacency.
 
         Example:
             >>> from privtune.training.methods import PUR
-            >>> proven = {"lipschitz": 2.0, "smoothness": 1.0, "gap": 0.69}
             >>> told = PUR.complete(
-            ...     {"regularisation": 0.1}, constants=proven, dimension=4, adjacency="add-remove"
+            ...     {"regularisation": 0.1},
+            ...     part="all",
+            ...     constants={"lipschitz": 2.0, "smoothness": 1.0, "gap": 0.69},
+            ...     dimension=lambda: 4,
+            ...     adjacency="add-remove",
             ... )
             >>> told["regime"], told["strong_convexity"], told["smoothness"]
             ('strongly-convex', 0.1, 1.1)
         """
-        known: dict[str, Any] = dict(constants)
+        known: dict[str, Any] = dict(facts["constants"])
         penalty = options.get("regularisation", 0.0)
         if "smoothness" in known and isinstance(penalty, int | float):
             known["smoothness"] += penalty
-        known |= {"dimension": dimension, "adjacency": adjacency}
+        known |= {"dimension": facts["dimension"](), "adjacency": facts["adjacency"]}
         own = {field.name for field in fields(cls)}
         return {**{name: value for name, value in known.items() if name in own}, **options}
 
@@ -167,12 +144,7 @@ class FullBatchDescent(Scheduled, ABC):
         return float(schedule.records * self._updates(schedule))
 
     def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> PURState:
-        """Make the state of K candidates; a candidate gives nothing.
-
-        Raises:
-            InvalidInputError: If the model has another number of parameters, or a candidate gives
-                anything.
-        """
+        """Make the state of K candidates; a candidate gives nothing."""
         if params.shape[1] != self.dimension:
             raise InvalidInputError(
                 "dimension", self.dimension, f"must be the model's, {params.shape[1]}"
@@ -209,14 +181,6 @@ class FullBatchDescent(Scheduled, ABC):
             step=state.step + 1,
         )
 
-    def report(self, state: PURState) -> Mapping[str, torch.Tensor]:
-        """Return the standard deviation of the last noise."""
-        return {"noise": state.noise}
-
-
-_REGIMES = ("non-convex", "convex", "strongly-convex")
-_ROUNDING = 1e-9  # relative; the account may sum in another order, and round otherwise
-
 
 @dataclass(frozen=True)
 class PUR(FullBatchDescent):
@@ -251,37 +215,28 @@ class PUR(FullBatchDescent):
         (133, [0.671, 0.335, 0.005])
     """
 
-    regime: str = "strongly-convex"
-    gap: float = math.log(2.0)
-    distance: float | None = None
-    strong_convexity: float | None = None
+    regime: str = choice("strongly-convex", "convex", "non-convex")
+    gap: float = positive(math.log(2.0))
+    distance: float | None = positive(None)
+    strong_convexity: float | None = positive(None)
     noise_multiplier: float = 1.0
 
     name: ClassVar[str] = "pur"
     summary: ClassVar[str] = "Full-batch descent with decaying noise by the privacy-utility ratio"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "noise", "number of steps")
-    releases: ClassVar[str] = "one noisy gradient of all records"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("regime", self.regime, _REGIMES)
-        check_positive("gap", self.gap)
-        check_nonnegative("noise_multiplier", self.noise_multiplier)
         needed = {"convex": "distance", "strongly-convex": "strong_convexity"}.get(self.regime)
         if needed is not None and getattr(self, needed) is None:
             raise InvalidInputError(needed, None, f"must be given for a {self.regime} loss")
-        for name in ("distance", "strong_convexity"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
 
     @classmethod
-    def complete(
-        cls, options: Mapping[str, Any], *, constants: Mapping[str, float], **known: Any
-    ) -> dict[str, Any]:
+    def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
         """Add the regime, where the loss is known to be convex: with a penalty it is strongly so."""
-        found = super().complete(options, constants=constants, **known)
+        found = super().complete(options, **facts)
         penalty = options.get("regularisation", 0.0)
-        if not constants:
+        if not facts["constants"]:
             return found
         if penalty:
             return {"regime": "strongly-convex", "strong_convexity": penalty, **found}
@@ -311,13 +266,10 @@ class PUR(FullBatchDescent):
         return schedule.steps
 
     def deviation(self, step: int) -> float:
-        """Return σ of update number ``step``, from 0: Proposition 3 at ``t = step + 1``.
+        """Return σ of the noise on the mean gradient in an update: Proposition 3 at ``t = step + 1``.
 
         Args:
             step: The update, from 0.
-
-        Returns:
-            Standard deviation of the noise on the mean gradient.
         """
         t = step + 1
         if self.regime == "strongly-convex":
@@ -365,11 +317,6 @@ class PURConstant(FullBatchDescent):
     name: ClassVar[str] = "pur-constant"
     summary: ClassVar[str] = "Full-batch descent with constant noise"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate",)
-    releases: ClassVar[str] = "one noisy gradient of all records"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_nonnegative("noise_multiplier", self.noise_multiplier)
 
     @classmethod
     def for_budget(

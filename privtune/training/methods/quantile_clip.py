@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from privtune.errors import InvalidInputError
 from privtune.training.methods._base import (
     SGD,
+    Candidate,
+    Method,
     build,
+    by_layer_option,
     candidate_column,
-    check_hyperparameter,
-    check_nonnegative,
-    check_positive,
     descend,
-    noise_scale_for,
+    fraction,
+    norm,
+    positive,
 )
-from privtune.training.methods._by_layer import LayerClipping
-from privtune.training.methods._sampled import SampledGradient
-from privtune.training.methods.dpsgd import DPSGDState
+from privtune.training.methods.dpsgd import RateState
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from privtune.accounting import Event
     from privtune.training.mechanism.oracle import Oracle
     from privtune.training.mechanism.schedule import Schedule
-    from privtune.training.methods._base import Candidate
 
 _BATCH_PER_COUNT_NOISE = 10.0  # the paper's σ_b = B/20 on the count, over its sensitivity of 1/2
 _LEAST_RATIO = 3.0  # of count noise to joint noise: the count takes at most 6% more gradient noise
@@ -36,7 +35,7 @@ _ROUNDING = 1e-9  # keeps the joint noise above its target after it was split an
 
 
 @dataclass(frozen=True)
-class QuantileClipping(LayerClipping, SampledGradient):
+class QuantileClipping(Method):
     """SGD whose clipping norm is moved towards a quantile of the gradient norms.
 
     Beside the gradient, each step releases how many gradients were not clipped, encoded as ±1/2 a
@@ -44,19 +43,15 @@ class QuantileClipping(LayerClipping, SampledGradient):
     ``1/σ² = 1/σ_g² + 1/(2 σ_b)²`` (Theorem 1).
 
     Args:
-        noise_multiplier: σ_g, noise standard deviation over the clipping norm, at least 0.
         count_noise_multiplier: 2 σ_b, noise standard deviation of the count over 1/2, at least 0.
         quantile: Fraction of gradients that should stay unclipped, in (0, 1).
         norm_rate: Learning rate of the logarithm of the norm, above 0.
         momentum: Momentum in [0, 1) on the noisy gradient.
         max_grad_norm: Initial clipping norm, above 0, for candidates that give none.
-        clipping: ``flat``, or ``by-layer``: each of L layers to the norm over sqrt(L); a record then
-            counts as clipped where any of its layers is.
+        clipping: ``flat``, or ``by-layer``; a record then counts as clipped where any of its layers is.
 
     Raises:
         InvalidInputError: If a field is out of its range.
-
-    A candidate gives ``learning_rate``.
 
     **Interval**: from the first step on, the norm stays within 1e-6 and 1e6; a fraction that is no number
     leaves it where it was. The rate is a constant.
@@ -72,11 +67,13 @@ class QuantileClipping(LayerClipping, SampledGradient):
         (1.415, 60.0)
     """
 
+    noise_multiplier: float
     count_noise_multiplier: float
     quantile: float = 0.5
-    norm_rate: float = 0.2
-    momentum: float = 0.0
-    max_grad_norm: float = 0.1
+    norm_rate: float = positive(0.2)
+    momentum: float = fraction(0.0)
+    max_grad_norm: float = norm(0.1)
+    clipping: str = by_layer_option()
 
     name: ClassVar[str] = "quantile-clipping"
     summary: ClassVar[str] = "Clipping norm follows a quantile of the gradient norms"
@@ -87,12 +84,8 @@ class QuantileClipping(LayerClipping, SampledGradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_nonnegative("count_noise_multiplier", self.count_noise_multiplier)
-        check_positive("norm_rate", self.norm_rate)
-        check_hyperparameter("max_grad_norm", "max_grad_norm", self.max_grad_norm)
         if not 0.0 < self.quantile < 1.0:
             raise InvalidInputError("quantile", self.quantile, "must lie in (0, 1)")
-        self._optimizer()
 
     def _optimizer(self) -> SGD:
         return SGD(self.momentum)
@@ -102,13 +95,13 @@ class QuantileClipping(LayerClipping, SampledGradient):
         cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
         """Build the method with a count noise of B/20 (more for small batches) and what is left."""
-        from privtune.accounting import Gaussian, PoissonSampled, Repeated
+        from privtune.accounting import Gaussian, PoissonSampled, Repeated, calibrate
 
         chosen = dict(options)
         given = chosen.pop("count_noise_multiplier", None)
         build(cls, chosen, noise_multiplier=1.0, count_noise_multiplier=1.0)
         unit = Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, Gaussian(1.0)))
-        joint = noise_scale_for(unit, epsilon=epsilon, delta=delta) * (1.0 + _ROUNDING)
+        joint = calibrate(unit, epsilon=epsilon, delta=delta).scale * (1.0 + _ROUNDING)
         usual = max(schedule.expected_batch_size / _BATCH_PER_COUNT_NOISE, _LEAST_RATIO * joint)
         count = usual if given is None else float(given)
         if not count > joint:
@@ -130,9 +123,9 @@ class QuantileClipping(LayerClipping, SampledGradient):
         step = Joint([Gaussian(self.noise_multiplier), Gaussian(self.count_noise_multiplier)])
         return Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, step))
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> DPSGDState:
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> RateState:
         """Make the state of K candidates; each gives learning_rate."""
-        return DPSGDState(
+        return RateState(
             params=params,
             learning_rate=candidate_column(candidates, "learning_rate", params),
             max_grad_norm=candidate_column(
@@ -141,7 +134,7 @@ class QuantileClipping(LayerClipping, SampledGradient):
             moments=self._optimizer().init(params),
         )
 
-    def update(self, state: DPSGDState, oracle: Oracle) -> DPSGDState:
+    def update(self, state: RateState, oracle: Oracle) -> RateState:
         """Take one step and move the clipping norm towards the quantile."""
         gradient, fraction = oracle.gradient_and_fraction(
             oracle.sample(),

@@ -6,6 +6,7 @@ import copy
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -20,11 +21,11 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import TranscriptMismatchError, looks_of
 from privtune.training.methods import METHODS, PUR
 from privtune.training.methods._base import (
-    check_fraction,
-    check_nonnegative,
-    check_positive,
+    Method,
+    fraction,
+    nonnegative,
+    positive,
     restore_state,
-    scale_noise_of,
     state_tensors,
 )
 from studies.harness import train
@@ -249,7 +250,7 @@ def test_scaled_noise_is_the_scaled_event(name):
 
     schedule = Schedule(1000, 0.05, STEPS)
     method = planned(name, schedule, 3)
-    scaled = scale_noise_of(method, 2.0)
+    scaled = method.scaled(2.0)
     assert scaled.event(schedule) == scale_noise(method.event(schedule), 2.0)
 
 
@@ -264,13 +265,18 @@ def test_every_method_says_what_it_does(name):
     assert isinstance(method.parameters, tuple)
 
 
-@pytest.mark.parametrize("check", [check_positive, check_nonnegative, check_fraction])
-def test_fields_are_numbers_of_any_type_that_a_float_holds(check):
+@pytest.mark.parametrize("kind", [positive, nonnegative, fraction])
+def test_fields_are_numbers_of_any_type_that_a_float_holds(kind):
+    @dataclass(frozen=True)
+    class Plain(Method):
+        option: float = kind(0.5)
+        init = update = None
+
     for right in (0.5, np.float32(0.5), np.float64(0.5)):
-        check("field", right)
+        Plain(right)
     for wrong in (10**400, -(10**400), math.nan, math.inf, np.float32("nan"), "x", None, True, -1):
-        with pytest.raises(InvalidInputError, match="field"):
-            check("field", wrong)
+        with pytest.raises(InvalidInputError, match="option"):
+            Plain(wrong)
 
 
 @every(METHODS)
@@ -308,7 +314,7 @@ def test_a_method_scaled_for_another_adjacency_is_refused():
 @every(["dpsgd", "hyfreedp", "quantile-clipping", "adaclip"])
 def test_without_noise_the_event_guarantees_nothing(name):
     schedule = Schedule(100, 0.1, 5)
-    silent = scale_noise_of(planned(name, schedule, 3), 0.0)
+    silent = planned(name, schedule, 3).scaled(0.0)
     assert silent.event(schedule) == NonPrivate()
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.strategies.in_run import budgeted
 from privtune.tasks import fine_tuned, get_task
@@ -101,7 +102,7 @@ def test_on_biases_alone_the_rate_found_is_near_the_best():
     told, rates = {"epsilon": 2.0, "delta": 1e-5}, (1e-3, 1e-2, 1e-1, 1.0)
     grid = DPAdam.for_budget(SCHEDULE, **told)
     scores = [right(grid, [{"learning_rate": rate, "max_grad_norm": 0.1}] * 3)[0] for rate in rates]
-    known = HyFreeDP.of_a_part("biases", {})
+    known = HyFreeDP.complete({}, part="biases")
     ours, rate = right(HyFreeDP.for_budget(SCHEDULE, **told, **known), [{}] * 3)
     letter, _ = right(HyFreeDP.for_budget(SCHEDULE, **told, fit="paper"), [{}] * 3)
     assert max(scores) == scores[2]
@@ -167,7 +168,12 @@ def test_a_task_that_trains_biases_alone_gives_the_rate_more_room_at_the_same_pr
     for part, spread in (("biases", 100.0), ("head", 100.0), ("all", None), ("lora:2", None)):
         task = fine_tuned(get_task("digits-mlp"), trainable=part)
         context = SimpleNamespace(
-            define_by_run=False, declared=None, task=task, schedule=SCHEDULE, delta=1e-5
+            define_by_run=False,
+            declared=None,
+            task=task,
+            schedule=SCHEDULE,
+            delta=1e-5,
+            adjacency=Adjacency.ADD_REMOVE,
         )
         made = budgeted(context, "hyfreedp", {}, epsilon=2.0)
         assert (made.spread, made.schedule == "constant") == (spread, part == "lora:2")

@@ -69,12 +69,12 @@ def test_decay_is_equation_5_1_and_warmup_comes_first():
         ("cosin", "must be one of constant"),
         ({"type": 3}, "must be one of"),
         ({"type": "cosine", "every": 0.1}, "cosine takes warmup, start, end alone"),
-        ({"type": "linear", "end": "low"}, "must be a number"),
-        ({"type": "linear", "end": True}, "must be a number"),
-        ({"warmup": 1.0}, r"\[0, 1\)"),
+        ({"type": "linear", "end": "low"}, "must be a finite number"),
+        ({"type": "linear", "end": True}, "must be a finite number"),
+        ({"warmup": 1.0}, "below 1"),
         ({"type": "step", "every": 0.0}, "above 0"),
         ({"type": "decay", "decay": float("nan")}, "at least 0"),
-        ({"type": "decay", "start": float("inf")}, r"\[0, 1\)"),
+        ({"type": "decay", "start": float("inf")}, "below 1"),
         (None, "must be one of"),
     ],
 )
@@ -182,16 +182,18 @@ def test_a_space_may_search_it_and_wrong_values_are_found_while_planning():
     fixed = plan({}, parameters={**NORM, "schedule": "linear", "warmup": 0.1})
     assert fixed.params["schedule"] == "linear"
     assert plan({}, options={"schedule": {"type": "cosine"}}).event == fixed.event
-    with pytest.raises(InvalidInputError, match="must be a number"):
+    with pytest.raises(InvalidInputError, match="must be a finite number"):
         plan({}, parameters={**NORM, "warmup": "long"})
 
 
 def test_the_plan_says_where_the_rule_for_the_tolerance_is_not_meant_for():
-    advice = ADADP(1.0).advice(Schedule(55_000, 512 / 55_000, 323), 50_890)
+    advice = ADADP(1.0).advice(Schedule(55_000, 512 / 55_000, 323), lambda: 50_890)
     assert "d/2T is 158" in advice
     assert "1 is taken" in advice
-    assert ADADP(1.0, tolerance=1.0).advice(Schedule(55_000, 512 / 55_000, 323), 50_890) == ""
-    assert ADADP(1.0).advice(Schedule(1000, 0.1, 200), 100) == ""
+    assert (
+        ADADP(1.0, tolerance=1.0).advice(Schedule(55_000, 512 / 55_000, 323), lambda: 50_890) == ""
+    )
+    assert ADADP(1.0).advice(Schedule(1000, 0.1, 200), lambda: 100) == ""
     strategy = make_strategy("adadp", arm="a", options={"parameters": NORM})
     context = context_of({})
     near = replace(context, schedule=Schedule(context.schedule.records, 0.5, 140))
@@ -203,15 +205,15 @@ def test_the_plan_says_where_the_rule_for_the_tolerance_is_not_meant_for():
 
 def test_methods_that_adapt_say_where_a_training_is_too_short_for_it():
     short, long = Schedule(1000, 0.064, 79), Schedule(55_000, 0.01, 2000)
-    assert ADADP(1.0).advice(short, 20) == (
+    assert ADADP(1.0).advice(short, lambda: 20) == (
         "The rate adapts in 13 iterations, and so stays within 3.5 times of the 0.1 that it starts at: on a "
         "training this short fixed hyperparameters are often better; else give learning_rate, or more epochs."
     )
-    assert ADADP(1.0, adapt_share=1.0).advice(short, 79) == ""
-    assert ADADP(1.0, adapt_epochs=100.0).advice(short, 79) == ""
-    assert ADADP(1.0).advice(long, 1000) == ""
-    noisy = HyFreeDP.for_budget(short, epsilon=2.0, delta=1e-5).advice(short)
+    assert ADADP(1.0, adapt_share=1.0).advice(short, lambda: 79) == ""
+    assert ADADP(1.0, adapt_epochs=100.0).advice(short, lambda: 79) == ""
+    assert ADADP(1.0).advice(long, lambda: 1000) == ""
+    noisy = HyFreeDP.for_budget(short, epsilon=2.0, delta=1e-5).advice(short, lambda: 79)
     assert noisy.startswith("The noise of the losses is ")
     assert "for a network, public-rate adapts nothing and is about as good." in noisy
     assert "The rate is fitted 16 times: on a training this short" in noisy
-    assert HyFreeDP.for_budget(long, epsilon=3.0, delta=1e-5).advice(long) == ""
+    assert HyFreeDP.for_budget(long, epsilon=3.0, delta=1e-5).advice(long, lambda: 79) == ""
