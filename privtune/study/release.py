@@ -13,7 +13,7 @@ from privtune.errors import PrivTuneError
 from privtune.spaces import with_tuples
 from privtune.strategies import Cost, Ending, Outcome, Plan, Release, Scoring, TrialResult
 from privtune.strategies.release import split
-from privtune.study._shown import INDEX
+from privtune.study.trials import INDEX
 
 if TYPE_CHECKING:
     import numpy as np

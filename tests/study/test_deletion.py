@@ -179,7 +179,7 @@ from pathlib import Path
 from privtune.files import OwnFolder
 from privtune.study._objects import ObjectStore
 from privtune.study.rows import StoredStudy
-from privtune.study._trials import StudyTrials
+from privtune.study.trials import StudyTrials
 from privtune.study import delete_study
 owner, name = "{point}".split(".")
 owner = dict(OwnFolder=OwnFolder, ObjectStore=ObjectStore, StoredStudy=StoredStudy, StudyTrials=StudyTrials,
