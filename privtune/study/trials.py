@@ -253,7 +253,7 @@ def _changed(
 
 
 class StudyTrials:
-    """The trials of one study."""
+    """The trials of one study, in the ledger's storage: what Optuna writes takes its turn like the ledger."""
 
     def __init__(self, storage: Storage, study: str) -> None:
         self._home, self._study = storage, study
