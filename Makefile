@@ -22,7 +22,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-# Some tests of every room in one process; three minutes of CPU at most.
+# Some tests of every room in one process; two minutes of CPU at most.
 test-quick: $(STAMP)
 	$(BIN)/python -m pytest -m "quick and not slow" tests
 

@@ -6,13 +6,10 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.tiers import check_floor
 
 # Before anything imports torch: one thread a process, so that numbers are the same on every machine
 # and the workers of pytest-xdist do not fight for cores.
@@ -82,14 +79,7 @@ def _same_numbers() -> None:
         torch.manual_seed(0)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    session: pytest.Session, items: list[pytest.Item]
-) -> Generator[None]:
-    """Count what was collected, before any of it is deselected; refuse names that differ from run to run."""
-    collected = len(items)
-    # Parallel workers must collect the same names: one with an address in it ends the whole run.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that differ from run to run: parallel workers must collect the same ones."""
     if addresses := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"a test's name holds an address, so give it ids: {addresses[0]}")
-    yield
-    items += check_floor(session, collected)

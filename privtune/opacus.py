@@ -155,11 +155,10 @@ def select(
     budget = Budget(epsilon, delta, name=name)
     study = create_study(name, budget=budget, load_if_exists=True, storage=storage)
     declared = mechanism(data_loader, epochs=epochs, declared_by=declared_by)
-    chosen = strategy or PapernotSteinke(mean_runs=10)
     return study.optimize(
         train,
         mechanism=declared,
-        strategy=chosen,
+        strategy=strategy or PapernotSteinke(mean_runs=10),
         validation=validation,
         epsilon=epsilon,
         **options,

@@ -147,7 +147,8 @@ def show_facts(title: str, facts: Iterable[tuple[str, str]], *, whole: bool = Fa
     for name, value in facts:
         if value:
             table.add_row(Text(name), Text(value))
-    say(title, bold=True)
+    if title:
+        say(title, bold=True)
     console().print(Padding(table, (0, 0, 1, 2)), soft_wrap=whole)
 
 

@@ -63,16 +63,17 @@ def print_plan(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> None:
     title = f"{plan.arm} ({plan.strategy})"
     if not plan.is_private:
         title += ": no guarantee at all; it needs --non-private"
-    show_facts(title, _plan_facts(plan, guarantee, space))
+    say(title, bold=True)
+    say(f"  {plan_line(plan, guarantee)}")
+    show_facts("", _plan_facts(plan, guarantee, space))
 
 
 def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterator[tuple[str, str]]:
     evaluations, details = plan.expected_gradient_evaluations, plan.details
-    yield "", plan_line(plan, guarantee)
     yield "event", formula(plan.event)
     noise, missed = plan.training.noise, plan.beyond_reach
     reach = "" if missed < 1e-30 else f"; probability {missed:.2g} of noise that cannot be drawn"
-    yield "noise by", f"{noise.source}, {noise.floating_point} floating point{reach}"
+    yield "noise", f"generator {noise.source}, floating point {noise.floating_point}{reach}"
     trainings = plan.search.trainings if plan.search is not None else ()
     methods: list[Any] = [training.method for training in (plan.training, *trainings)]
     for average in sorted({method.average for method in methods}):

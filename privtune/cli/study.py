@@ -191,7 +191,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
                 mlflow=mlflow,
                 quiet=as_json,
                 executor=executor,
-                jobs=jobs,
+                n_jobs=jobs,
                 device=device,
                 stack=None if stack is None else check_stack(stack),
                 non_private=non_private,
@@ -312,7 +312,7 @@ def export(
         raise typer.BadParameter("give --registry, or --sp800-226 (which --html goes with)")
     with closing(_load(name, storage)) as study:
         if registry:
-            from privtune.views.registry import to_yaml
+            from privtune.views.officer import to_yaml
 
             sys.stdout.write(to_yaml(study))
         elif evaluation:

@@ -138,7 +138,7 @@ class History:
             created_at=at,
             unit=body["unit"],
         )
-        if body["basis"] == BASIS_FILTER:
+        if body["basis"] == BASIS_FILTER:  # until it is over the filter cannot go over
             self.open.add(entry.charge)
         if not self.frozen:
             self.block[entry.charge] = event

@@ -1,12 +1,8 @@
-"""Large results in an object store: encrypted there, under keys that are in the database alone.
+"""Large results in an object store: encrypted there (AES-256-GCM), under keys that are in the database alone.
 
-Each object has a key of its own (AES-256-GCM), which stands with its address in the result's row and
-nowhere else: with the row the key is gone, whatever a store keeps of what was deleted. What the
-object is the result of is authenticated with it, so an object that was damaged, put in another's
-place, or written by somebody else is found to be none.
-
-A store sees how many objects there are, how large, and when they were written: for a sealed round
-that tells the number of runs. Whoever may list it is inside the trust boundary.
+With its row a key is gone, whatever a store keeps of what was deleted. A store sees how many objects there
+are, how large, and when they were written: for a sealed round that tells the number of runs. Whoever may list
+it is inside the trust boundary.
 """
 
 from __future__ import annotations
@@ -25,12 +21,10 @@ from typing import Any, cast
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.files import private_folder
 
-_OURS = re.compile(
-    r"/([0-9a-f]{16}|check)/[0-9a-f]{32}\Z"
-)  # how objects are named below the study's id
+_OURS = re.compile(r"/([0-9a-f]{16}|check)/[0-9a-f]{32}\Z")  # names of objects below the study's id
 _CHUNK = 2**30  # bytes; one call of AES-GCM takes less than 2³¹
 _TAG = 16
-# Of what fsspec opens: what one process alone sees, and what is a view of another store.
+# What fsspec opens, and one process alone sees, or is a view of another store.
 _NO_STORES = frozenset({
     "async_wrapper", "asyncwrapper", "blockcache", "cached", "data", "dir", "filecache", "generic",
     "libarchive", "memory", "reference", "simplecache", "tar", "zip",
@@ -55,14 +49,7 @@ class DamagedResultError(PrivTuneError):
 
 
 def check_address(url: str) -> str:
-    """Return the address of an object store, absolute and without secrets, for it is recorded.
-
-    Args:
-        url: As fsspec takes it: ``s3://bucket/folder``, ``gs://...``, ``file:///mnt/folder``.
-
-    Raises:
-        InvalidInputError: If it is none, or what opens it is not installed.
-    """
+    """Return the address of an object store as fsspec takes it, absolute and without secrets."""
     scheme, separator, rest = url.partition("://")
     if not separator or not rest or (scheme in {"file", "local"} and not rest.startswith("/")):
         raise InvalidInputError(
@@ -102,27 +89,13 @@ def _opener(url: str, scheme: str) -> type[Any]:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """The objects of one study.
-
-    Args:
-        address: Where, as :func:`check_address` gave it.
-        uid: The study's; names the folder.
-    """
+    """The objects of one study, whose uid names their folder."""
 
     address: str
     uid: str
 
     def put(self, content: bytes, *, identity: str, folder: str) -> str:
-        """Store a result under a name of its own.
-
-        Args:
-            content: The result.
-            identity: What it is the result of.
-            folder: Part of the study, which is deleted as a whole.
-
-        Returns:
-            Its place, for its row. A secret.
-        """
+        """Store what is the result of an identity; return its place and key, for its row."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         name, key = f"{folder}/{uuid.uuid4().hex}", secrets.token_bytes(32)
@@ -140,12 +113,7 @@ class ObjectStore:
         return json.dumps({"name": name, "key": key.hex()})
 
     def get(self, place: str, *, identity: str) -> bytes:
-        """Return the result at a place.
-
-        Raises:
-            DamagedResultError: If what is there, if anything, is not that result.
-            PrivTuneError: If the store cannot be reached.
-        """
+        """Return the result of an identity at a place."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -174,15 +142,7 @@ class ObjectStore:
             self._files.rm_file(self._path(json.loads(place)["name"]))
 
     def remove_all(self, folder: str = "", *, expected: bool = False) -> None:
-        """Delete the objects in a folder, with what workers left that died, and nobody else's.
-
-        Args:
-            folder: The part of the study; all of it unless given.
-            expected: Whether there must be such a store: a folder that is not mounted is none.
-
-        Raises:
-            PrivTuneError: If the store cannot be reached. What is gone already is no error.
-        """
+        """Delete a study's objects in a folder; ``expected``: there must be a store, mounted."""
         local = "file" in self._files.protocol
         with self._speaking("cleared"):
             if local and expected and not self._files.exists(self.address):
@@ -201,11 +161,7 @@ class ObjectStore:
                 part.rmdir()
 
     def check(self) -> None:
-        """Write, read and delete something, before anything is charged.
-
-        Raises:
-            PrivTuneError: If that fails.
-        """
+        """Write, read and delete an object, before anything is charged."""
         place = self.put(b"privtune", identity="check", folder="check")
         self.get(place, identity="check")
         self.remove(place)
@@ -223,7 +179,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _speaking(self, doing: str, *, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Turn what stores raise into one sentence; their own may show requests with their secrets."""
+        """Turn what stores raise into one sentence: theirs may show requests with their keys."""
         try:
             yield
         except Exception as error:

@@ -29,38 +29,20 @@ _OUTSIDE = "params:"
 
 
 class StudyTrials:
-    """The trials of one study.
-
-    Args:
-        storage: The ledger's: what Optuna writes takes its turn like what the ledger does.
-        study: The study's name.
-    """
+    """The trials of one study, in the ledger's storage: what Optuna writes takes its turn like the ledger."""
 
     def __init__(self, storage: Storage, study: str) -> None:
         self._home, self._study = storage, study
 
     def record(self, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]) -> None:
-        """Record the trials of a finished round, for the curator's tools. A row is written once.
-
-        Parameters outside of the space, as an objective suggests them or a list of candidates fixes
-        them, become user attributes: their distributions may differ from trial to trial, which
-        Optuna refuses.
-        """
+        """Record the trials of a finished round, for the curator's tools, each once."""
         with self._home.lend():
-            self._record(self._open(arm), space, results)
-
-    @staticmethod
-    def _record(study: optuna.Study, space: SearchSpace, results: Sequence[TrialResult]) -> None:
-        there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
-        study.add_trials([_finished(space, r) for r in results if r.index not in there])
+            study = self._open(arm)
+            there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
+            study.add_trials([_finished(space, r) for r in results if r.index not in there])
 
     def shown(self, arm: str, results: Results) -> ShownTrials:
-        """Return the trials of an arm that pays for all of them, to ask and to tell.
-
-        Args:
-            arm: The arm.
-            results: Keep what running trials were given; inside the trust boundary.
-        """
+        """Return the trials of an arm that pays for all of them, to ask and to tell."""
         with self._home.lend():
             study = self._open(arm)
         return ShownTrials(study, results, self._home.lend)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @cache
 def _used() -> MutableMapping[Any, bool]:
-    """Return the models and weights that trials of this process were built with."""
+    """Return the models and weights that trials of this process were built with, weakly held."""
     from torch.utils.weak import WeakIdKeyDictionary
 
     return WeakIdKeyDictionary()
@@ -42,12 +42,10 @@ class Built:
     """What one call of ``build`` made.
 
     Args:
-        trial: The trial, with what was suggested.
-        candidate: What ``build`` returned.
         model: Its model; the part that is trained requires gradients.
         optimizer: Its optimizer over that part; None where the method steps by itself.
         values: What the method is told: its hyperparameters, the clipping norm, the schedule.
-        fixed: Of what the arm fixes, what the method took without a suggestion.
+        fixed: What the method took without a suggestion, of what the arm fixes.
         secret: What everything random in the trial derives from.
     """
 
@@ -61,12 +59,12 @@ class Built:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Hyperparameters as they are released: what was suggested, and what the arm fixed for it."""
+        """Hyperparameters as they are released: suggested, or fixed by the arm."""
         return {**self.fixed, **self.trial.params}
 
     @property
     def scheduler(self) -> LRScheduler | None:
-        """The scheduler of torch's, if the candidate has one."""
+        """Torch's scheduler, if the candidate has one."""
         schedule = self.candidate.schedule
         return None if schedule is None or isinstance(schedule, str | Mapping) else schedule
 
@@ -95,22 +93,7 @@ def build_candidate(
     sampler: IndependentSampler | None = None,
     live: ShownTrial | None = None,
 ) -> Built:
-    """Call ``build`` for one trial, under the trial's own random numbers, and check what it returns.
-
-    Args:
-        task: The task; it has a ``build``.
-        training: What the trial is charged for.
-        secret: What everything random in the trial derives from, 32 bytes.
-        fixed: Hyperparameters that are not drawn: suggestions return them.
-        sealed: Whether the trial is one of a sealed selection.
-        number: Position of the trial.
-        sampler: A sampler of the user's own that declares independence.
-        live: Optuna's trial, where every trial is paid for.
-
-    Raises:
-        InvalidInputError: If it returns no candidate, one that does not fit the arm's method, or a model of
-            an earlier trial.
-    """
+    """Call ``build`` for one trial, under the trial's own random numbers, and check what it returns."""
     trial = Trial(
         training,
         sealed=sealed,
@@ -127,13 +110,7 @@ def build_candidate(
 
 
 def named_method(task: Task, schedule: Schedule, fixed: Mapping[str, Any]) -> str | None:
-    """Return the method that the task's ``build`` names, None where it leaves that to the arm.
-
-    Args:
-        task: The task; it has a ``build``.
-        schedule: Of a training.
-        fixed: Hyperparameters that the arm fixes.
-    """
+    """Return the method that the task's ``build`` names, None where it leaves that to the arm."""
     training = TrainingPlan(schedule, FixedDPSGD(noise_multiplier=1.0))
     trial = Trial(training, sealed=True, number=0, streams=Streams(bytes(32)), given=fixed)
     return _called(task, trial, bytes(32))[0].method
@@ -157,28 +134,29 @@ def _called(
 
 
 def _check_kind(candidate: object) -> None:
+    """Refuse what is no candidate, and a model that has no weights yet."""
     from torch import nn
     from torch.nn.parameter import is_lazy
 
-    if not isinstance(candidate, Candidate) or not isinstance(candidate.model, nn.Module):
-        found = candidate.model if isinstance(candidate, Candidate) else candidate
+    found = candidate.model if isinstance(candidate, Candidate) else candidate
+    if not isinstance(candidate, Candidate) or not isinstance(found, nn.Module):
         raise InvalidInputError(
             "build",
             type(found).__name__,
             "must return privtune.Candidate(model, ...) with a torch.nn.Module",
             "The engine trains the model: return it untrained, with its optimizer.",
         )
-    if any(map(is_lazy, candidate.model.parameters())):
+    if any(map(is_lazy, found.parameters())):
         raise InvalidInputError(
             "build",
-            type(candidate.model).__name__,
+            type(found).__name__,
             "must return a model that is complete, without lazy layers",
             "Give the layers their input sizes, or run the model once on zeros before.",
         )
 
 
 def _check_new(model: nn.Module, *parts: Any) -> None:
-    """Refuse what an earlier trial was built with: its trained weights are there, and sealed."""
+    """Refuse parts of an earlier trial, whose trained weights are sealed."""
     if any(part in _used() for part in parts):
         raise InvalidInputError(
             "build",
@@ -210,9 +188,7 @@ def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimize
             "Freeze parameters in build instead (requires_grad_(False)), and leave trainable out.",
         )
     (group,) = optimizer.param_groups
-    taken = signature(
-        type(optimizer)
-    ).parameters  # some note in their groups what they take from nobody
+    taken = signature(type(optimizer)).parameters  # groups of some hold what no constructor takes
     settings = {n: v for n, v in group.items() if n in optimizer.defaults and n in taken}
     trained = [p for p in model.parameters() if p.requires_grad]
     return model, type(optimizer)(trained, **settings)
@@ -226,44 +202,14 @@ def _values(
 ) -> dict[str, Any]:
     """Return what the arm's method is told of a candidate."""
     method: Any = training.method
-    if candidate.method not in (None, method.name):
-        raise InvalidInputError(
-            "Candidate.method",
-            candidate.method,
-            f"must be {method.name!r}, the method that the arm is charged for",
-            "Every trial of an arm trains by one method; compare methods as arms.",
-        )
-    norm = candidate.max_grad_norm
+    norm, optimizer = candidate.max_grad_norm, candidate.optimizer
     takes_norm = "max_grad_norm" in method.parameters
-    if norm is not None:
-        if not takes_norm:
-            raise InvalidInputError(
-                "Candidate.max_grad_norm",
-                norm,
-                f"is set by method {method.name!r} itself",
-                "Leave it out.",
-            )
-        check_hyperparameter("Candidate.max_grad_norm", "max_grad_norm", norm)
-    scheduled = hasattr(getattr(candidate.optimizer, "step", None), "_wrapped_by_lr_sched")
-    if scheduled and (candidate.schedule is None or isinstance(candidate.schedule, str | Mapping)):
-        raise InvalidInputError(
-            "Candidate.schedule",
-            candidate.schedule,
-            "must be the scheduler that was made over the optimizer, which nobody would step",
-            "Return it: Candidate(model, optimizer, schedule=scheduler).",
-        )
-    if candidate.optimizer is not None and norm is None and "max_grad_norm" in suggested:
-        raise InvalidInputError(
-            "Candidate.max_grad_norm",
-            None,
-            "must be what was suggested under that name, which nothing would be clipped to",
-            "Return it: Candidate(model, optimizer, max_grad_norm=...).",
-        )
+    _check_parts(candidate, method.name, takes_norm=takes_norm, suggested=suggested)
     schedule = {name: fixed[name] for name in SEARCHED if name in fixed}
     if isinstance(candidate.schedule, str | Mapping):
         schedule = {"schedule": candidate.schedule}
     check_given(schedule)
-    if candidate.optimizer is not None:
+    if optimizer is not None:
         return {**({"max_grad_norm": norm or 1.0} if takes_norm else {}), **schedule}
     if candidate.schedule is not None and not schedule:
         raise InvalidInputError(
@@ -288,14 +234,42 @@ def _values(
     return {**{name: known[name] for name in method.parameters}, **schedule}
 
 
-def model_for(task: Task, training: TrainingPlan, params: Mapping[str, Any]) -> nn.Module:
-    """Return the model of a candidate of these hyperparameters, with other weights than its trained ones.
+def _check_parts(
+    candidate: Candidate, method: str, *, takes_norm: bool, suggested: Mapping[str, Any]
+) -> None:
+    """Refuse parts of a candidate that the method would not take, or that nothing would use."""
+    norm, optimizer, schedule = candidate.max_grad_norm, candidate.optimizer, candidate.schedule
+    if candidate.method not in (None, method):
+        raise InvalidInputError(
+            "Candidate.method",
+            candidate.method,
+            f"must be {method!r}, the method that the arm is charged for",
+            "Every trial of an arm trains by one method; compare methods as arms.",
+        )
+    if norm is not None and not takes_norm:
+        allowed = f"is set by method {method!r} itself"
+        raise InvalidInputError("Candidate.max_grad_norm", norm, allowed, "Leave it out.")
+    if norm is not None:
+        check_hyperparameter("Candidate.max_grad_norm", "max_grad_norm", norm)
+    scheduled = hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
+    if scheduled and (schedule is None or isinstance(schedule, str | Mapping)):
+        raise InvalidInputError(
+            "Candidate.schedule",
+            schedule,
+            "must be the scheduler that was made over the optimizer, which nobody would step",
+            "Return it: Candidate(model, optimizer, schedule=scheduler).",
+        )
+    if optimizer is not None and norm is None and "max_grad_norm" in suggested:
+        raise InvalidInputError(
+            "Candidate.max_grad_norm",
+            None,
+            "must be what was suggested under that name, which nothing would be clipped to",
+            "Return it: Candidate(model, optimizer, max_grad_norm=...).",
+        )
 
-    Args:
-        task: The task.
-        training: What the candidate was trained by.
-        params: Its hyperparameters, as they are released.
-    """
+
+def model_for(task: Task, training: TrainingPlan, params: Mapping[str, Any]) -> nn.Module:
+    """Return the model of a candidate of these hyperparameters, whose weights are not its trained ones."""
     if task.build is None:
         return for_candidate(task, params).model()
     return build_candidate(task, training, secret=bytes(32), fixed=params).model

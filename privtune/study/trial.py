@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
 
+# What the plan says of each training, as loops call it: lower case, letters alone.
 _PLANNED = frozenset(
     {"batchsize", "expectedbatchsize", "lotsize", "epoch", "epochs", "nepoch", "nepochs"}
     | {"numepochs", "maxepochs", "steps", "nsteps", "numsteps", "maxsteps"}
@@ -39,15 +40,14 @@ _PLANNED = frozenset(
     | {"noise", "noisemultiplier", "noisescale", "sigma", "samplerate"}
     | {"epsilon", "targetepsilon", "delta", "targetdelta"}
 )
-"""Names of what the plan says of each training, as loops call it: lower case, letters alone."""
 
 
 class Suggestions:
     """The hyperparameters of one trial, each drawn when it is first asked for.
 
     Args:
-        training: What the trial is charged for. It records and releases what was drawn, and is handed
-            what the training makes of that.
+        training: What the trial is charged for. Suggestions return what the training makes of a value that
+            was drawn, such as a learning rate for a subset.
         sealed: Whether it is one of a sealed selection.
         number: Position in its round, or Optuna's number: see :attr:`number`.
         streams: The trial's random streams.
@@ -68,7 +68,6 @@ class Suggestions:
         live: ShownTrial | None = None,
     ) -> None:
         self._training = training
-        # The position of a sealed trial is kept from its function: see the property.
         self._number = streams.seed("number") % _NUMBERS if sealed else number
         self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
         self._streams, self._given, self._live = streams, dict(given), live
@@ -80,10 +79,9 @@ class Suggestions:
         """Optuna's number under ``everything``; in a sealed selection a random one below 2**31.
 
         Private selection covers candidates that are drawn independently. With positions, a function that
-        computes ``GRID[trial.number % len(GRID)]`` would walk through its grid: how many of it are tried
-        would then be the secret number of runs. With a number from the trial's own stream it draws from the
-        grid. The number is no suggestion: it is not released, and a final training on what was suggested
-        has another one. What a release shall name is suggested: ``trial.suggest_categorical``.
+        computes ``GRID[trial.number % len(GRID)]`` would walk through its grid, and how much of it is tried
+        would be the secret number of runs. The number is not released: what a release shall name is
+        suggested, as by ``trial.suggest_categorical``.
         """
         return self._number
 
@@ -166,58 +164,44 @@ class Suggestions:
     def _suggest(
         self, name: str, distribution: BaseDistribution, prior: Prior | None = None
     ) -> Any:
-        _refuse_planned(check_hyperparameter(name))
-        if name in self._suggested:
-            value, before = self._suggested[name]
-            if not _same_values(before, distribution):
-                raise InvalidInputError(
-                    name,
-                    distribution,
-                    f"was suggested to this trial before, by {before}",
-                    "Give each hyperparameter a name of its own.",
-                )
-            return self._used(name, value)
-        if name in self._given:
-            value = self._given[name]
-        elif self._live is not None:
-            value = self._live.suggest(name, distribution)
-        else:
-            # Each name has a stream of its own: what is drawn does not hang on the order of calls.
-            law = {name: distribution if prior is None else prior}
-            value = SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
-        value = plain(name, value)
-        self._suggested[name] = value, distribution
-        return self._used(name, value)
-
-    def _used(self, name: str, value: Any) -> Any:
-        """Return a value as the training uses it."""
+        if re.sub(r"[\s_-]", "", check_hyperparameter(name).lower()) in _PLANNED:
+            # Its value would be released, and nothing would have run with it.
+            raise InvalidInputError(
+                "name of a hyperparameter",
+                name,
+                "belongs to the plan: what a trial runs is what was charged, whatever it suggests",
+                "To search it, run an arm for each value (study.optimize with other epochs=..., or "
+                "epsilon=...), or declare a task: the space of a spec takes expected_batch_size, epochs and "
+                "noise_multiplier as a categorical, with guarantee: common (docs/spec.md).",
+            )
+        if name not in self._suggested:
+            self._suggested[name] = plain(name, self._draw(name, distribution, prior)), distribution
+        value, before = self._suggested[name]
+        if not _same_values(before, distribution):
+            raise InvalidInputError(
+                name,
+                distribution,
+                f"was suggested to this trial before, by {before}",
+                "Give each hyperparameter a name of its own.",
+            )
         return self._training.as_trained({name: value})[name]
+
+    def _draw(self, name: str, distribution: BaseDistribution, prior: Prior | None) -> Any:
+        if name in self._given:
+            return self._given[name]
+        if self._live is not None:
+            return self._live.suggest(name, distribution)
+        # Each name has a stream of its own: what is drawn does not hang on the order of calls.
+        law = {name: distribution if prior is None else prior}
+        return SearchSpace(law).draw(Streams(self._streams.key(f"search/{name}")), 0)[name]
 
 
 def _same_values(law: BaseDistribution, other: BaseDistribution) -> bool:
-    """Say whether laws have the same values: as in Optuna, a scale may be left out the second time."""
+    """Return whether laws have the same values: as in Optuna, a scale may be left out the second time."""
     if isinstance(law, CategoricalDistribution):
         return law == other
     ranges = [{n: v for n, v in vars(each).items() if n != "log"} for each in (law, other)]
     return type(law) is type(other) and ranges[0] == ranges[1]
-
-
-def _refuse_planned(name: str) -> None:
-    """Refuse a name that belongs to the plan: a value would be released that nothing ran with.
-
-    Raises:
-        InvalidInputError: With the ways to search it.
-    """
-    if re.sub(r"[\s_-]", "", name.lower()) not in _PLANNED:
-        return
-    raise InvalidInputError(
-        "name of a hyperparameter",
-        name,
-        "belongs to the plan: what a trial runs is what was charged, whatever it suggests",
-        "To search it, run an arm for each value (study.optimize with other epochs=..., or "
-        "epsilon=...), or declare a task: the space of a spec takes expected_batch_size, epochs and "
-        "noise_multiplier as a categorical, with guarantee: common (docs/spec.md).",
-    )
 
 
 class Trial(Suggestions):

@@ -8,7 +8,6 @@ are known to look at one row alone.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -38,29 +37,30 @@ _DIALECTS = {
 """How sqlglot calls the SQL of SQLAlchemy's databases."""
 
 # What is allowed in a query, by sqlglot's names. Each part computes with the values of one row.
-_PARTS = """
-    Select From Table TableAlias Where Column Star Identifier Alias Literal Null Boolean HexString Var
-    Paren Tuple DataType DataTypeParam Cast TryCast Case If And Or Not Xor EQ NEQ NullSafeEQ NullSafeNEQ
-    GT GTE LT LTE Is In Between Like ILike Glob SimilarTo RegexpLike Escape Neg Add Sub Mul Div IntDiv
-    Mod DPipe Pow BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift Interval
-    IntervalSpan AtTimeZone JSONExtract JSONExtractScalar JSONPath JSONPathRoot JSONPathKey
-    JSONPathSubscript Abs Ascii Cbrt Ceil Chr Coalesce Concat ConcatWs Contains EndsWith Exp Floor
-    Greatest Hex Initcap Least Left Length Ln Log Lower MD5 Nullif NumberToStr Nvl2 Pad RegexpExtract
-    RegexpReplace Repeat Replace Reverse Right Round SafeDivide Sign SplitPart Sqrt StartsWith
-    StrPosition Substring ToChar ToNumber Translate Trim Trunc Typeof Unhex Unicode Upper WidthBucket
-"""
-_TIME_PARTS = """
-    Date DateAdd DateDiff DateFromParts DateSub DateTrunc Day DayOfMonth DayOfWeek DayOfWeekIso
-    DayOfYear Datetime DatetimeAdd DatetimeDiff DatetimeSub DatetimeTrunc Extract Hour LastDay Minute
-    Month Quarter Second StrToDate StrToTime StrToUnix TimeStrToDate TimeStrToTime TimeToStr TimeToUnix
-    Timestamp TimestampAdd TimestampDiff TimestampSub TimestampTrunc TsOrDsAdd TsOrDsDiff TsOrDsToDate
-    TsOrDsToDateStr TsOrDsToDatetime TsOrDsToTimestamp UnixToTime Week WeekOfYear Year
-"""
-"""Parts that make a time, or part of one."""
-_FUNCTIONS = "btrim char decode format instr printf zeroblob"
-_TIME_FUNCTIONS = """
-    date date_part datetime julianday strftime time to_date timediff to_timestamp unixepoch weekday
-"""
+_KNOWN_PARTS = frozenset(
+    """
+        Select From Table TableAlias Where Column Star Identifier Alias Literal Null Boolean HexString Var
+        Paren Tuple DataType DataTypeParam Cast TryCast Case If And Or Not Xor EQ NEQ NullSafeEQ NullSafeNEQ
+        GT GTE LT LTE Is In Between Like ILike Glob SimilarTo RegexpLike Escape Neg Add Sub Mul Div IntDiv Mod
+        DPipe Pow BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift Interval
+        IntervalSpan AtTimeZone JSONExtract JSONExtractScalar JSONPath JSONPathRoot JSONPathKey
+        JSONPathSubscript Abs Ascii Cbrt Ceil Chr Coalesce Concat ConcatWs Contains EndsWith Exp Floor
+        Greatest Hex Initcap Least Left Length Ln Log Lower MD5 Nullif NumberToStr Nvl2 Pad RegexpExtract
+        RegexpReplace Repeat Replace Reverse Right Round SafeDivide Sign SplitPart Sqrt StartsWith StrPosition
+        Substring ToChar ToNumber Translate Trim Trunc Typeof Unhex Unicode Upper WidthBucket Date DateAdd
+        DateDiff DateFromParts DateSub DateTrunc Day DayOfMonth DayOfWeek DayOfWeekIso DayOfYear Datetime
+        DatetimeAdd DatetimeDiff DatetimeSub DatetimeTrunc Extract Hour LastDay Minute Month Quarter Second
+        StrToDate StrToTime StrToUnix TimeStrToDate TimeStrToTime TimeToStr TimeToUnix Timestamp TimestampAdd
+        TimestampDiff TimestampSub TimestampTrunc TsOrDsAdd TsOrDsDiff TsOrDsToDate TsOrDsToDateStr
+        TsOrDsToDatetime TsOrDsToTimestamp UnixToTime Week WeekOfYear Year
+    """.split()  # noqa: SIM905
+)
+_KNOWN_FUNCTIONS = frozenset(
+    """
+        btrim char decode format instr printf zeroblob date date_part datetime julianday strftime time to_date
+        timediff to_timestamp unixepoch weekday
+    """.split()  # noqa: SIM905
+)
 """Functions of one row that sqlglot has no name of its own for."""
 _FIELDS: dict[type[exp.Expr], frozenset[str]] = {
     exp.Select: frozenset({"expressions", "from_", "from", "where"}),
@@ -79,7 +79,6 @@ _REASONS: dict[str, str] = {
     "qualify": "QUALIFY: it looks at many rows",
     "joins": "a join: it makes records of several rows",
     "laterals": "LATERAL: it makes several records of one row",
-    "with_": "WITH: a table of its own",
     "with": "WITH: a table of its own",
     "order": "ORDER BY: records have no order, leave it out",
     "sample": "a sample of the rows: it is drawn anew each time",
@@ -98,20 +97,23 @@ _KINDS: tuple[tuple[tuple[type[Any], ...], str], ...] = (
     ((exp.UDTF, exp.Explode, exp.ExplodingGenerateSeries), "a function that returns several rows"),
     ((exp.Join,), "a join: it makes records of several rows"),
 )
-_SESSION = """
-    user uid session_user system_user current_user current_role current_catalog current_schema
-    current_date current_time current_timestamp localtime localtimestamp sysdate systimestamp nextval
-    currval rowid _rowid_ oid ctid xmin xmax cmin cmax tableoid rownum ora_rowscn
-"""
-"""Names without quotes that stand for the session, or for a row's place, though they look like columns."""
-_OF_SESSION, _OF_TIME, _OF_TIME_FUNCTIONS = (
-    frozenset(names.split()) for names in (_SESSION, _TIME_PARTS, _TIME_FUNCTIONS)
+_OF_SESSION = frozenset(
+    """
+        user uid session_user system_user current_user current_role current_catalog current_schema
+        current_date current_time current_timestamp localtime localtimestamp sysdate systimestamp nextval
+        currval rowid _rowid_ oid ctid xmin xmax cmin cmax tableoid rownum ora_rowscn
+    """.split()  # noqa: SIM905
 )
-_KNOWN_PARTS = _OF_TIME | frozenset(_PARTS.split())
-_KNOWN_FUNCTIONS = _OF_TIME_FUNCTIONS | frozenset(_FUNCTIONS.split())
+"""Names without quotes that stand for the session, or for a row's place, though they look like columns."""
+_POLICIES = (
+    "SELECT bool_or(c.relrowsecurity) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
+    "ON n.oid = c.relnamespace WHERE c.relname = :table AND n.nspname = :schema"
+)
 _ALLOWED = "SELECT columns FROM one table WHERE conditions on the same row"
-_TODAY = re.compile(r"(?<![^\W\d_])(now|today|tomorrow|yesterday)(?![^\W_])", re.IGNORECASE)
-_SUBSECOND = re.compile(r"subsec(ond)?", re.IGNORECASE)  # SQLite: alone it stands for now
+# SQLite takes subsec alone for now.
+_TODAY = re.compile(
+    r"(?<![^\W\d_])(now|today|tomorrow|yesterday|subsec(ond)?)(?![^\W_])", re.IGNORECASE
+)
 
 
 class RowError(PrivTuneError):
@@ -188,50 +190,16 @@ def _reason(part: exp.Expr, *, top: bool) -> str:
         used.remove("this")
     allowed = _FIELDS.get(kind, used)
     if more := [field for field in used if field not in allowed]:
-        return _REASONS.get(more[0], f"{more[0].strip('_')} beside {name.upper()}")
+        return _REASONS.get(more[0].strip("_"), f"{more[0].strip('_')} beside {name.upper()}")
     if isinstance(part, exp.Func) and not isinstance(part, exp.Connector) and not used:
         return f"the function {name} without a column, which goes by the session"
-    return _session(part)
-
-
-def _session(part: exp.Expr) -> str:
-    if isinstance(part, exp.Literal | exp.Concat | exp.DPipe):
-        text = "".join(one.name for one in part.find_all(exp.Literal, bfs=False))
-        if _TODAY.search(text):
-            return f"{text!r}, which is another time in every run"
-    if _is_time(part) and (said := _made_time(part)):
-        return f"{said!r} as a time, which may be another one in every run"
+    if isinstance(part, exp.Literal) and _TODAY.search(part.name):
+        return f"{part.name!r}, which is another time in every run"
     if isinstance(part, exp.Column):
         own = part.this
         quoted = isinstance(own, exp.Identifier) and bool(own.args.get("quoted"))
         if own.name.lower() in _OF_SESSION and not quoted:
             return f"{own.name}, which stands for the session or a row's place (quote a column of that name)"
-    return ""
-
-
-def _is_time(part: exp.Expr) -> bool:
-    """Say whether a part makes a time of its arguments."""
-    if isinstance(part, exp.Cast | exp.TryCast):
-        return part.to.this in (
-            *exp.DataType.TEMPORAL_TYPES,
-            exp.DataType.Type.TIME,
-            exp.DataType.Type.TIMETZ,
-        )
-    if isinstance(part, exp.Anonymous):
-        return part.name.lower() in _OF_TIME_FUNCTIONS
-    return type(part).__name__ in _OF_TIME
-
-
-def _made_time(part: exp.Expr) -> str:
-    """Return a text in a date expression that may mean the current time; empty for none."""
-    for one in part.walk():
-        if isinstance(one, exp.Literal) and one.is_string and _SUBSECOND.search(one.name):
-            return one.name
-        if not _is_time(one) and isinstance(one, (exp.DPipe, exp.Func)):
-            pieces = (text.name for text in one.find_all(exp.Literal) if text.is_string)
-            letters = any(any(map(str.isalpha, piece)) for piece in pieces)
-            if letters or one.find(exp.Column) is None:
-                return one.sql()
     return ""
 
 
@@ -313,51 +281,23 @@ class SqlTable:
                 known = {
                     column["name"].casefold() for column in inspector.get_columns(tables[0], schema)
                 }
-                found = self._replaced(
-                    connection, tables[0], schema or inspector.default_schema_name
-                )
+                place = {"table": tables[0], "schema": schema or inspector.default_schema_name}
+                postgres = connection.dialect.name == "postgresql"
+                if postgres and connection.execute(sa.text(_POLICIES), place).scalar():
+                    raise TaskDataError(
+                        f"The query of {masked_url(self.url)} reads {table.name}, which has row-level "
+                        f"security: its policies may look at other rows. {remedy}"
+                    )
             except (NotImplementedError, sa.exc.NoInspectionAvailable):
                 raise TaskDataError(
                     f"{masked_url(self.url)} does not say whether {table.name} is a table or a view. {remedy}"
                 ) from None
-        if found:
-            raise TaskDataError(f"The query of {masked_url(self.url)} {found}. {remedy}")
         columns = table.root().find_all(exp.Column)
         named = {column.name.casefold(): column.name for column in columns}
         if missing := [said for low, said in named.items() if low not in {*known, "*"}]:
             raise TaskDataError(
                 f"The query of {masked_url(self.url)} names {', '.join(missing)}, no column of {table.name}."
             )
-
-    def _replaced(self, connection: Connection, table: str, schema: str | None) -> str:
-        """Name the users' code that PostgreSQL runs for a query: a row policy or a function; else empty."""
-        if connection.dialect.name != "postgresql":
-            return ""
-        policies = sa.text(
-            "SELECT bool_or(c.relrowsecurity) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
-            "ON n.oid = c.relnamespace WHERE c.relname = :table AND n.nspname = :schema"
-        )
-        if connection.execute(policies, {"table": table, "schema": schema}).scalar():
-            return (
-                f"reads {table}, which has row-level security: its policies may look at other rows"
-            )
-        tokens = list(sqlglot.tokenize(self.query, dialect="postgres"))
-        called = {
-            one.text.lower()
-            for one, after in itertools.pairwise(tokens)
-            if after.token_type is sqlglot.TokenType.L_PAREN
-        }
-        own = sa.text(
-            "SELECT DISTINCT lower(p.proname) FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n "
-            "ON n.oid = p.pronamespace WHERE n.nspname NOT IN ('pg_catalog', 'information_schema')"
-        )
-        shadowed = sorted(called & set(connection.execute(own).scalars()))
-        if shadowed:
-            return (
-                f"calls {shadowed[0]}, and somebody has made a function of that name, which may look at "
-                "other rows"
-            )
-        return ""
 
     @contextmanager
     def _connected(self, *, rows: bool = False) -> Iterator[Connection]:

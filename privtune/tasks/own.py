@@ -16,7 +16,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_function, path_of, source_digest, users_code
 from privtune.tasks._facts import SPLITS, TaskChangedError
 from privtune.tasks._partition import places
-from privtune.tasks._task import IGNORED, Build, RecordLoss, Score, Task, TaskData
+from privtune.tasks._task import IGNORED, Build, Score, Task, TaskData
 from privtune.tasks.described import read_classes
 from privtune.training.mechanism.data import (
     TARGETS,
@@ -47,24 +47,7 @@ _PAD = "Pass pad_to=N: the first axis is then filled with zeros, or cut, to N of
 _TWICE = 3  # first records that are read twice
 
 
-def own_task(
-    build: Build | str,
-    *,
-    loss: RecordLoss | str,
-    score: str | Score | None = None,
-    data: Any = None,
-    split: Mapping[str, int] | None = None,
-    train: Any = None,
-    validation: Any = None,
-    test: Any = None,
-    public: Mapping[str, Any] | None = None,
-    classes: int | tuple[Any, ...] | list[Any] | None = None,
-    target_range: tuple[float, float] | None = None,
-    pad_to: int | None = None,
-    columns: Mapping[str, Any] | None = None,
-    precision: str = "float32",
-    name: str = "own",
-) -> Task:
+def own_task(build: Build | str | None, **given: Any) -> Task:
     """Return the task of data, functions and facts as ``study.optimize`` takes them.
 
     Every function, and every data, may be ``"package.module:function"``: then other processes find it,
@@ -74,14 +57,22 @@ def own_task(
     **Guarantee**: by ``data``, adding or removing one record moves no other. Of splits given apart, the
     guarantee is for data sets that differ in one record of one of them.
     """
-    given = {field: value for field, value in locals().items() if field in _FIELDS}
-    functions = _function("build", build), _function("loss", loss)
+    if unknown := sorted(map(str, set(given) - set(_FIELDS))):
+        raise InvalidInputError("task", unknown, f"type own takes {', '.join(_FIELDS)}")
+    for field in _FUNCTIONS:
+        if {**given, "build": build}.get(field) is None:
+            raise InvalidInputError(
+                field, None, "is required: a function, or package.module:function"
+            )
+    given = {
+        **dict.fromkeys(_FIELDS),
+        "precision": "float32",
+        "name": "own",
+        "build": build,
+        **given,
+    }
+    functions = [_function(name, given[name]) for name in _FUNCTIONS]
     _check_ways(given)
-    return _task(given, functions)
-
-
-def _task(given: Mapping[str, Any], functions: tuple[Any, Any]) -> Task:
-    """Return the task of functions and data that are given in one way."""
     sizes = _sizes(given["split"], given["public"]) if given["data"] is not None else {}
     classes, labels, pad_to = given["classes"], None, given["pad_to"]
     if classes is not None and not isinstance(classes, int):
@@ -145,11 +136,6 @@ def task_of(build: Build | Task | str, **given: Any) -> Task:
 def from_spec(spec: Mapping[str, Any]) -> Task:
     """Return the task of ``{type: own, build: ..., sources: digests of modules, ...}``."""
     fields = {name: value for name, value in spec.items() if name not in ("type", "sources")}
-    if unknown := sorted(map(str, set(fields) - set(_FIELDS))):
-        raise InvalidInputError("task", unknown, f"type own takes {', '.join(_FIELDS)}")
-    for needed in _FUNCTIONS:
-        if needed not in fields:
-            raise InvalidInputError(f"task.{needed}", None, "is required for type own")
     for module, digest in spec.get("sources", {}).items():
         with users_code("task.sources", module, "cannot be imported"):
             found = source_digest(module)
@@ -161,7 +147,7 @@ def from_spec(spec: Mapping[str, Any]) -> Task:
     if isinstance(fields.get("score"), Mapping):
         with users_code("task.score", str(fields["score"]), "are no arguments of Score"):
             fields["score"] = Score(**fields["score"])
-    return own_task(fields.pop("build"), **fields)
+    return own_task(fields.pop("build", None), **fields)
 
 
 def _function(field: str, given: Any) -> Callable[..., Any]:

@@ -1,17 +1,21 @@
-"""The questions of NIST SP 800-226, answered from plans, ledger and certificate.
+"""What officers and registries ask for, answered from plans, ledger and certificate.
 
 NIST Special Publication 800-226 (March 2025, doi:10.6028/NIST.SP.800-226) evaluates a claim of
 differential privacy by a pyramid: each layer rests on the one below it. The questions are ours, in the
-order of its layers; ``templates/officer.txt`` holds them. What no tool can know is left open, and marked.
+order of its layers; ``templates/officer.txt`` holds them. The entry of OpenDP's registry follows its
+``schemas/deployments-schema.yaml``. What no tool can know is left open, and marked.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
 
 from privtune.accounting import Adjacency, Guarantee, epsilon, event_from_dict
 from privtune.accounting.registry import formula
@@ -30,6 +34,12 @@ if TYPE_CHECKING:
 
 OPEN = "To be answered by you"
 """Marks what no tool can know."""
+
+SCHEMA = (
+    "https://github.com/opendp/deployments-registry-data/blob/"
+    "3e9c812a924cf01d228f26f6c462c59c391c3f2a/schemas/deployments-schema.yaml"
+)
+"""The version of the schema that entries are tested against."""
 
 _NEIGHBOURS = {
     Adjacency.ADD_REMOVE: "one has one {unit} more than the other (add or remove)",
@@ -293,3 +303,50 @@ def _head(found: Evidence) -> list[str]:
 def _escaped(value: str) -> str:
     """Return text that Markdown shows as it is, whoever wrote it."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(value.split()))
+
+
+def to_yaml(study: Study) -> str:
+    """Return a study as a draft of an entry of OpenDP's registry of deployments, for its author to complete.
+
+    Raises:
+        PrivTuneError: Nothing was released, or something without any guarantee.
+    """
+    found = evidence(study)
+    if found.unprotected or not math.isfinite(found.guarantee.epsilon):
+        what = ", ".join(found.unprotected) or f"budget {found.terms['name']}"
+        raise PrivTuneError(
+            f"{what} released something without any guarantee: that is no deployment of differential "
+            "privacy, and cannot be registered."
+        )
+    own = {line.arm: line.text for line in found.own}
+    return render(
+        "registry.yaml",
+        schema=SCHEMA,
+        open=OPEN,
+        found=found,
+        slug=re.sub(r"[^a-z0-9]+", "-", found.study.lower()).strip("-") or "study",
+        arms=", ".join(f"{plan.arm} ({plan.strategy})" for plan in found.plans),
+        epsilon=ceil_to(found.guarantee.epsilon, 4),
+        # YAML reads 1e-05, without a point, as a text.
+        delta=yaml.safe_dump(found.guarantee.delta).split()[0],
+        tuning=[
+            f"{plan.arm} ({plan.strategy}): {_tuning(plan)} Charge {own[plan.arm]}."
+            for plan in found.plans
+            if plan.arm in own
+        ],
+        upper=lambda line: line[:1].upper() + line[1:],
+    )
+
+
+def _tuning(plan: Plan) -> str:
+    """Say in a sentence how an arm came to its hyperparameters."""
+    if plan.search is None:
+        return (
+            "its hyperparameters were given beforehand."
+            if plan.params
+            else "sets its hyperparameters within one training, from releases that are paid for."
+        )
+    scored = plan.score is None or plan.score.event is not None
+    how = "noised scores" if scored else "scores on a split that is declared public"
+    kept = "The number of trials is secret, the winner alone is shown." if plan.is_sealed else ""
+    return f"chooses among trials by {how}. {kept}".strip()

@@ -33,6 +33,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     environment.filters |= {
         "epsilon": lambda value: show_epsilon(value, 4),
         "left": lambda value: show_left(value, 4),
@@ -49,9 +50,8 @@ def render(template: str, *, plotly: bool = False, **values: Any) -> str:
     return _templates().get_template(template).render({"plotly": "", **values})
 
 
-def figure(name: str, plot: go.Figure, caption: str, numbers: Values | None = None) -> Values:
-    """Return what a template shows of a figure: its data, a caption in words, its numbers as a table."""
+def figure(name: str, plot: go.Figure, *, numbers: Values | None = None) -> Values:
+    """Return what a template shows of a figure: its data, and its numbers as a table."""
     # "</" would end the script element early.
     data = Markup(plot.to_json().replace("</", "<\\/"))  # noqa: S704 (JSON inside a script)
-    height = int(plot.layout.height or 340)
-    return {"name": name, "data": data, "height": height, "caption": caption, "numbers": numbers}
+    return {"name": name, "data": data, "height": int(plot.layout.height), "numbers": numbers}

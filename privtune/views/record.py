@@ -230,18 +230,12 @@ def ledger_table(charges: Sequence[Charge], study: Study) -> dict[str, Any]:
 
 def study_note(study: Study, view: BudgetView) -> str:
     """Return the experiment's note: MLflow shows its first line and folds the rest."""
-    lines = [
-        budget_line(study.spec.budget, view.spent, view.left) + ".",
-        "",
-        f"All charges together, {together(view.spent)}.",
-        "",
-        "Only releases are shown here. Trials of sealed arms, their number and their times stay in "
-        "the curator's database. Anybody with access can edit this page; the record is the ledger, "
-        "and `certificate.json` of every run can be checked alone.",
-    ]
-    if said := weakened(study):
-        lines += ["", f"**{said}**"]
-    return "\n".join(lines)
+    return render(
+        "study.md",
+        budget=budget_line(study.spec.budget, view.spent, view.left),
+        together=together(view.spent),
+        weakened=weakened(study),
+    )
 
 
 def short_name(name: str) -> str:
@@ -363,34 +357,16 @@ def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
 
 
 def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_run: float) -> str:
-    budget = study.spec.budget
-    total = release.guarantee.epsilon
-    lines = [
-        budget_line(budget, view.spent, view.left) + ".",
-        "",
-        f"**{plan.arm}** ({plan.strategy}) took ε = {show_epsilon(total, 4)} at δ = "
-        f"{budget.delta:g}, {budget.adjacency}, by {release.guarantee.method}.",
-    ]
-    if total > one_run:
-        lines.append(
-            f"A script that reports the ε of its last training would say {show_epsilon(one_run, 4)}; "
-            "choosing among trainings is what the rest pays for."
-        )
     declared = "; ".join(filter(None, (declared_note(plan.public_facts), release.checked)))
-    for line in filter(None, (declared and f"{declared[:1].upper()}{declared[1:]}.", release.note)):
-        lines += ["", line]
-    for stage in study.stages:
-        lines += ["", stage_line(stage)]
-    lines += [
-        "",
-        "Released: " + "; ".join(plan.released) + ".",
-        "",
-        "Sealed: " + "; ".join(plan.sealed) + ".",
-    ]
-    if release.cost.expected:
-        lines += [
-            "",
-            "Costs are the plan's expectations: what an arm really took would tell how many records "
-            "there are, and of a sealed round its secret number of runs.",
-        ]
-    return "\n".join(lines)
+    notes = [f"{declared[:1].upper()}{declared[1:]}." if declared else "", release.note]
+    return render(
+        "arm.md",
+        budget=budget_line(study.spec.budget, view.spent, view.left),
+        plan=plan,
+        guarantee=release.guarantee,
+        total=release.guarantee.epsilon,
+        one_run=one_run,
+        delta=f"{study.spec.budget.delta:g}",
+        notes=[*filter(None, notes), *(stage_line(stage) for stage in study.stages)],
+        expected=release.cost.expected,
+    )

@@ -57,7 +57,8 @@ def render_study(study: Study) -> str:
         title=f"{study.name}: hyperparameter tuning under differential privacy",
         study=study.name,
         budget=text.budget_line(budget, view.spent, view.left),
-        warnings=_warnings(study),
+        seed=study.spec.seed,
+        declared=text.declared_trainings(study),
         comparison=_comparison(arms),
         utility=text.explain_utility(arms),
         expected=text.EXPECTED,
@@ -88,23 +89,9 @@ def render_chart(study: Study) -> str:
     if not chart.data:
         remedy = "Run the study first, or see the table: privtune study compare NAME."
         raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
-    caption = (
-        f"{text.explain_utility(arms)} With 95% intervals where a test split says them; hollow: the ε "
-        "of the released training alone, as usually claimed."
-    )
-    shown = figure("utility", chart, caption)
-    return render("chart.html", plotly=True, title=study.name, shown=shown)
-
-
-def _warnings(study: Study) -> list[tuple[str, str]]:
-    said = []
-    if study.spec.seed is not None:
-        why = "No guarantee holds against whoever knows the seed."
-        said.append((f"Fixed seed {study.spec.seed}.", why))
-    if any(rows_note(plan.public_facts) for plan in study.plans):
-        why = "That each comes from one protected record was not checked."
-        said.append(("Rows of a query, declared independent.", why))
-    return said + [(f"Training {words}.", "") for words in text.declared_trainings(study)]
+    shown = figure("utility", chart)
+    said = text.explain_utility(arms)
+    return render("chart.html", plotly=True, title=study.name, shown=shown, utility=said)
 
 
 def _comparison(arms: Sequence[ArmStatus]) -> Values:
@@ -131,10 +118,10 @@ def _comparison(arms: Sequence[ArmStatus]) -> Values:
     }
 
 
-def _figures(study: Study, arms: Sequence[ArmStatus]) -> list[tuple[str, Values]]:
-    """Return titles and figures, in the order of the page; what nobody measured is left out."""
+def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
+    """Return the figures by name; those of which nothing was measured are left out."""
     from privtune import plots
-    from privtune.plots._study import shares
+    from privtune.plots._study import costs_at_other_means, shares
 
     parts: Values = {
         "columns": ("charge", "ε added", "ε alone"),
@@ -142,58 +129,34 @@ def _figures(study: Study, arms: Sequence[ArmStatus]) -> list[tuple[str, Values]
         "caption": "What each charge added to the composition",
         "numeric": ("ε added", "ε alone"),
     }
-    said = (
-        "What each arm added to the budget, in the order of charging. The parts are increments of the "
-        "composition; costs alone do not add up."
-    )
-    shown = [("The budget", figure("budget", plots.plot_budget(study), said, parts))]
+    found: Values = {"budget": figure("budget", plots.plot_budget(study), numbers=parts)}
     name = text.utility_name(arms)
     measured = [v for v in text.utility_column(arms)[1].values() if v != text.NOT_MEASURED]
     if measured and " or " not in name:  # losses and accuracies have no axis in common
-        said = (
-            f"{text.explain_utility(arms)} It stands against the ε of the arm's procedure, on the test "
-            "split with 95% intervals. The hollow marker is the ε of the released training alone, "
-            "which forgets the search."
-        )
         chart = plots.plot_utility(study, metric=name, arms=arms)
-        shown.append(("Utility against ε", figure("utility", chart, said)))
+        found["utility"] = figure("utility", chart)
     released = [arm.release for arm in arms if arm.release is not None]
     if released:
-        said = "Gradient evaluations and time of each arm; hatched: the plan's expectation."
-        shown.append(("Cost", figure("cost", plots.plot_cost(study, arms=arms), said)))
+        found["cost"] = figure("cost", plots.plot_cost(study, arms=arms))
     if any(release.curves for release in released):
-        title = "What the trainings did with their hyperparameters"
-        said = "Released curves by step. Each is computed from noisy, paid-for releases."
-        chart = plots.plot_trajectories(study, arms=arms)
-        shown.append((title, figure("trajectories", chart, said)))
+        found["trajectories"] = figure("trajectories", plots.plot_trajectories(study, arms=arms))
     laws: dict[object, list[Plan]] = {}
     for plan in (arm.plan for arm in arms if arm.plan.runs is not None):
         laws.setdefault((plan.runs, plan.event), []).append(plan)
-    return shown + [_law(study, plans, number) for number, plans in enumerate(laws.values())]
-
-
-def _law(study: Study, plans: list[Plan], number: int) -> tuple[str, Values]:
-    """Return the figure of arms that draw their number of runs by the same law, at the same cost."""
-    from privtune import plots
-    from privtune.plots._study import costs_at_other_means
-
-    costs: Values = {
-        "columns": ("mean runs", "ε"),
-        "rows": [
-            (f"{mean:g}", show_epsilon(cost, 4))
-            for mean, cost in costs_at_other_means(study, plans[0])
-        ],
-        "caption": "ε of the selection at other means, with the same noise",
-        "numeric": ("mean runs", "ε"),
-    }
-    law: Any = plans[0].runs
-    said = (
-        "The law from which the secret number of runs K was drawn, and what the selection would cost at "
-        f"other means with the same noise. It draws {say_few_runs(law)}. What K was is sealed."
-    )
-    chart = plots.plot_runs(study, arm=plans[0].arm)
-    title = f"The number of runs of {', '.join(plan.arm for plan in plans)}"
-    return title, figure(f"runs-{number}", chart, said, costs)
+    found["laws"] = []
+    for number, plans in enumerate(laws.values()):
+        costs = costs_at_other_means(study, plans[0])
+        numbers: Values = {
+            "columns": ("mean runs", "ε"),
+            "rows": [(f"{mean:g}", show_epsilon(cost, 4)) for mean, cost in costs],
+            "caption": "ε of the selection at other means, with the same noise",
+            "numeric": ("mean runs", "ε"),
+        }
+        chart = plots.plot_runs(study, arm=plans[0].arm)
+        law: Any = plans[0].runs
+        shown = figure(f"runs-{number}", chart, numbers=numbers)
+        found["laws"].append((", ".join(plan.arm for plan in plans), say_few_runs(law), shown))
+    return found
 
 
 def _charges(study: Study, view: BudgetView) -> Values:
@@ -233,10 +196,6 @@ def _audits(records: list[Values]) -> Values:
         for row in record["rows"]
     ]
     columns = ("of", "audited ≤", "lower ≤", "reported ≤", "published", "runs", "seed")
-    said = (
-        "What experiments on made-up records found, what the worst mechanism costs, what is reported, "
-        "and what the budget promises: from left to right if all is well."
-    )
     sure = f"{records[0]['confidence']:.0%}"
     return {
         "contradictions": contradictions(records),
@@ -246,7 +205,7 @@ def _audits(records: list[Values]) -> Values:
             "caption": f"Bounds on ε from below, by experiment, at {sure} confidence each",
             "numeric": columns[1:],
         },
-        "figure": figure("audits", plots.plot_audits(records), said),
+        "figure": figure("audits", plots.plot_audits(records)),
         "untouched": list(dict.fromkeys(line for r in records for line in r["untouched"])),
     }
 
@@ -261,20 +220,6 @@ def _statement(study: Study, arms: Sequence[ArmStatus], view: BudgetView) -> Val
         costs.append((plan.arm, show_epsilon(one), show_epsilon(guarantee.epsilon)))
     released = [f"stage {stage.plan.arm}: {stage.words}" for stage in study.stages if stage.words]
     released += [f"{a.plan.arm}: {', '.join(a.plan.released)}" for a in arms if a.release]
-    limits = [
-        f"Training is {words}: what is said here holds if it does what was declared."
-        for words in text.declared_trainings(study)
-    ]
-    if any(rows_note(plan.public_facts) for plan in study.plans):
-        limits.append(
-            "The records are rows of a query that were declared, not checked, to come from one protected "
-            "record each: where one comes from several, its people are protected less than is said here."
-        )
-    if study.spec.seed is not None:
-        limits.append(
-            f"This study was run with the fixed seed {study.spec.seed}: nothing is promised against "
-            "anybody who knows it."
-        )
     return {
         "terms": terms,
         "neighbour": _NEIGHBOURS[budget.adjacency],
@@ -287,7 +232,7 @@ def _statement(study: Study, arms: Sequence[ArmStatus], view: BudgetView) -> Val
         "together": text.together(view.spent),
         "released": released,
         "sealed": [f"{arm.plan.arm}: {', '.join(arm.plan.sealed)}" for arm in arms],
-        "limits": limits,
+        "rows_of_a_query": any(rows_note(plan.public_facts) for plan in study.plans),
         "pretrained": sorted(filter(None, {p.public_facts.get(PRETRAINED) for p in study.plans})),
     }
 

@@ -94,12 +94,7 @@ def show_metric(name: str, value: float) -> str:
 
 
 def utility_name(arms: Sequence[ArmStatus]) -> str:
-    """Return the name of what arms are compared by.
-
-    That is the metric on the test split, where that is public or paid for; where no arm has one, as
-    in open studies, the score of the released model on the validation split. That of a tuning is
-    of another model.
-    """
+    """Return the name of what arms are compared by: a test metric, or else the validation score."""
     released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]
     # Of several metrics of one release, the first.
     names = dict.fromkeys(name for _, r in released for name in list(r.utility)[:1])
@@ -118,10 +113,7 @@ def utility_name(arms: Sequence[ArmStatus]) -> str:
 
 
 def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
-    """Return the title of what arms are compared by, and its text for every released arm.
-
-    A noised metric comes with its interval; an arm that has none says that it was not measured.
-    """
+    """Return the title of what arms are compared by, and its text for every released arm."""
     names = utility_name(arms).split(" or ")
     shown = {}
     for plan, release in ((a.plan, a.release) for a in arms if a.release is not None):
@@ -169,16 +161,8 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
 
 
 def together(spent: Guarantee) -> str:
-    """Return how it is known what all charges cost together.
-
-    As long as something may be added, that is no composition: a reading of the odometer, or the
-    budget less what the filter has left. Both are above it, and hold whenever they are read.
-
-    Example:
-        >>> from privtune.accounting import Adjacency, Guarantee
-        >>> together(Guarantee(1.0, 1e-5, "pld", Adjacency.ADD_REMOVE))
-        'by pld: the composition of all charges, not their sum'
-    """
+    """Return how it is known what all charges cost together."""
+    # As long as something may be added, it is no composition but an upper bound that holds at any time.
     bound = {
         "odometer": "by the odometer: a bound on all charges that may be read at any time",
         "filter": "by the filter: the budget less what the filter has left",

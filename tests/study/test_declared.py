@@ -37,9 +37,8 @@ from privtune.strategies import (
 from privtune.study import Study, keep_audit
 from privtune.study.declared import DeclaredError, DeclaredTrial, Mechanism
 from privtune.study.failures import ArmStoppedError
-from privtune.views.officer import to_markdown
+from privtune.views.officer import to_markdown, to_yaml
 from privtune.views.record import arm_record, budget_view
-from privtune.views.registry import registry_entry
 from privtune.views.report import render_study
 
 RNG = np.random.default_rng(7)
@@ -176,7 +175,7 @@ def test_what_is_released_says_that_it_is_declared(storage: str) -> None:
     record = arm_record(study, study.plans[0], release, budget_view(study))
     assert record.tags["privtune.weakened"] == said
     assert "not enforced by PrivTune." in record.note
-    for document in (render_study(study), to_markdown(study), registry_entry(study)):
+    for document in (render_study(study), to_markdown(study), to_yaml(study)):
         assert "declared by the statistics group; not enforced by PrivTune" in str(document)
 
 

@@ -414,7 +414,7 @@ def test_the_mapping_makes_the_same_task() -> None:
     for wrong, said in (({"losses": 1}, "type own takes build"), ({"score": {"x": 1}}, "Score")):
         with pytest.raises(InvalidInputError, match=said):
             get_task({**task.code, **wrong})
-    with pytest.raises(InvalidInputError, match=r"task\.loss = None: is required"):
+    with pytest.raises(InvalidInputError, match="loss = None: is required"):
         get_task({"type": "own", "build": f"{HERE}:build"})
 
 

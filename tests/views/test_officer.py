@@ -18,8 +18,7 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, ChargeRequest, Ledger, verify_certificate
 from privtune.numbers import show_epsilon
 from privtune.study import Study
-from privtune.views.officer import OPEN, to_html, to_markdown
-from privtune.views.registry import SCHEMA, registry_entry, to_yaml
+from privtune.views.officer import OPEN, SCHEMA, to_html, to_markdown, to_yaml
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 from tests.toy import curated
@@ -82,7 +81,9 @@ def test_the_rules_are_the_published_schema_s() -> None:
 def test_the_registry_s_number_is_the_certificate_s(tracked: Tracked) -> None:
     certificate = json.loads(json.dumps(tracked.study.certificate()))
     guarantee = verify_certificate(certificate).guarantee
-    said = registry_entry(tracked.study)["deployment"]["privacy_loss"]["privacy_parameters"]
+    said = yaml.safe_load(to_yaml(tracked.study))["deployment"]["privacy_loss"][
+        "privacy_parameters"
+    ]
     assert 0.0 <= said["epsilon"] - guarantee.epsilon < 1e-4 + 1e-12
     assert said["delta"] == guarantee.delta == 1e-5
 
@@ -189,5 +190,5 @@ def test_what_has_no_guarantee_is_not_registered(tmp_path: Path) -> None:
     study = Study.create(toy_spec(arms=arms), f"sqlite:///{tmp_path / 'p.db'}")
     study.run(non_private=True)
     with pytest.raises(PrivTuneError, match="oracle released something without any guarantee"):
-        registry_entry(study)
+        to_yaml(study)
     assert "**No guarantee at all covers what these arms released: oracle.**" in to_markdown(study)

@@ -159,9 +159,9 @@ def test_what_others_wrote_is_escaped() -> None:
     import plotly.graph_objects as go
 
     evil = "</title><script>alert(1)</script>"
-    drawn = figure("f", go.Figure(go.Bar(x=["</script><script>alert(1)</script>"])), evil)
-    drawn["numbers"] = {"columns": [evil], "rows": [[evil]], "caption": evil}
-    page = render("chart.html", title=evil, shown=drawn)
+    bar = go.Figure(go.Bar(x=["</script><script>alert(1)</script>"]), {"height": 300})
+    drawn = figure("f", bar, numbers={"columns": [evil], "rows": [[evil]], "caption": evil})
+    page = render("chart.html", title=evil, shown=drawn, utility=evil)
     assert "<script>alert" not in page
     assert page.count("</title>") == page.count("</script>") == 1
 
