@@ -49,7 +49,7 @@ TRAINING = {"mechanism": 0, "methods": 1, "engine": 2}
 
 HOMES = {
     "autodp": ("accounting/rdp.py", "accounting/compare.py"),
-    "dp_accounting": ("accounting/pairs.py", "accounting/compare.py"),
+    "dp_accounting": "accounting/compare.py",
     "opacus": ("opacus.py", "accounting/compare.py"),
     "mlflow": "tracking/",
     "sqlalchemy": (

@@ -8,6 +8,7 @@ import importlib
 import sys
 import threading
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import privtune
 from privtune.errors import PrivTuneError
 from privtune.imports import ByName, find_extra, libraries
+from privtune.ledger import Ledger, export_certificate, verify_certificate
 from privtune.tasks import TASKS
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
@@ -73,11 +75,31 @@ def test_a_file_that_is_not_mnist_is_refused_before_the_charge(
     assert study.status()[0].state == "planned"
 
 
+def test_a_study_runs_without_dp_accounting_and_its_certificate_says_what_was_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(monkeypatch, "dp_accounting")
+    study = planned("iris-logistic", tmp_path)
+    study.run()
+    with closing(Ledger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+        bare = export_certificate(ledger.log.storage, "people", witnessed=True)
+    [said] = bare["witnesses"].values()
+    answers = {one["tool"]: one for one in said["witnesses"]}
+    assert answers["autodp RDP"]["epsilon"] >= said["lower"] > 0.0
+    for tool in ("dp-accounting PLD", "dp-accounting RDP"):
+        assert answers[tool]["epsilon"] is None
+        assert answers[tool]["why"].startswith("Not made: this independent check needs dp_account")
+        assert "pip install 'privtune[check]'" in answers[tool]["why"]
+    assert any("privtune[check]" in one for one in verify_certificate(bare).warnings)
+    monkeypatch.undo()
+    assert any("privtune[check]" in one for one in verify_certificate(bare).warnings)
+
+
 def test_every_extra_that_is_asked_for_exists_and_is_no_dependency_of_all() -> None:
     always = " ".join(EXTRAS["dependencies"])
-    for library in ("pandas", "scikit-learn", "mlflow>", "ray", "submitit", "psycopg"):
+    for library in ("pandas", "scikit-learn", "mlflow>", "ray", "submitit", "psycopg", "dp-acc"):
         assert library not in always
-    assert {"ui", "demo", "postgres", "ray", "slurm", "dashboard"} <= set(
+    assert {"ui", "demo", "check", "postgres", "ray", "slurm", "dashboard"} <= set(
         EXTRAS["optional-dependencies"]
     )
 

@@ -61,11 +61,7 @@ class Bounds:
         self.reasons: dict[str, str] = {}
 
     def add(self, name: str, compute: Callable[[], float | None]) -> float:
-        """Compute a bound; what cannot be computed leaves its reason. Return it, else infinity.
-
-        Raises:
-            PrivTuneError: It came out as no number. That is an error, not the lack of a bound.
-        """
+        """Compute a bound and return it; infinity and a reason for what cannot be computed."""
         try:
             value = compute()
         except GridError as error:
@@ -83,11 +79,7 @@ class Bounds:
 
 
 def add_basic(bounds: Bounds, parts: dict[Event, int], wanted: str, target: float) -> None:
-    """Add up ε and δ where every part has them: a few coarse releases need no lattice.
-
-    References:
-        Dwork and Roth 2014, Theorem 3.16.
-    """
+    """Add up ε and δ where every part has them (Dwork and Roth 2014, Theorem 3.16)."""
     spent, failing = 0.0, 0.0
     for part, count in parts.items():
         pure = entry(part).pure(part)
@@ -103,14 +95,7 @@ def add_basic(bounds: Bounds, parts: dict[Event, int], wanted: str, target: floa
 
 
 def add_numerical(bounds: Bounds, parts: dict[Event, int], wanted: str, target: float) -> None:
-    """Add every bound that needs a dominating pair.
-
-    Args:
-        bounds: What was found so far.
-        parts: What `flatten` returns, at least one part.
-        wanted: "epsilon" or "delta".
-        target: The other of the two.
-    """
+    """Add every bound that needs a dominating pair to those that were found."""
     reason = no_pair(parts)
     choice = choice_of(parts)
     if reason:
@@ -225,16 +210,9 @@ def _rearranged_bounds(event: PrivateSelection) -> tuple[Rearranged, ...]:
 
 
 def _liu_talwar(base: Event, gamma: float, delta: float) -> float:
-    """Return ε by the approximate-DP theorem for random stopping, a baseline that never wins.
-
-    A base that is `(ε₁, δ₁)`-DP gives `(3 ε₁ + 3 sqrt(2 δ₁), sqrt(2 δ₁) T + δ₂)` for every
-    `δ₂ > 0`, with `T = log(1/δ₂)/γ`. With `s = sqrt(2 δ₁)/γ` the best δ₂ is s, and δ is
-    `s (1 + log(1/s))`. The constants are as the theorem is cited; that they are valid follows from
-    the profile bound, as `accounting/README.md` shows.
-
-    References:
-        Liu, Talwar, arXiv:1811.07971, Section 3; Koskela, Redberg, Wang, arXiv:2402.06701.
-    """
+    """Return ε by the approximate-DP theorem for random stopping, a baseline that never wins."""
+    # Liu, Talwar, arXiv:1811.07971, Section 3: `(3 ε₁ + 3 sqrt(2 δ₁), sqrt(2 δ₁) T + δ₂)`, T = log(1/δ₂)/γ.
+    # With s = sqrt(2 δ₁)/γ the best δ₂ is s, and δ is s (1 + log(1/s)).
     good, bad = -300.0, -1.0  # log s; at the end δ is 2/e
     for _ in range(50):
         middle = 0.5 * (good + bad)
@@ -247,11 +225,8 @@ def _liu_talwar(base: Event, gamma: float, delta: float) -> float:
 def quick_epsilon(
     event: Event, delta: float, near: float, fineness: float, gains: Gains | None = None
 ) -> float | None:
-    """Return ε, about `near`, on one lattice, for searches alone; None where another bound counts.
-
-    It is a smooth multiple of the reported value, at a fraction of the time. With the gains of a
-    search, selections inside other events are accounted as in a report, on its lattices.
-    """
+    """Return ε, about `near`, on one lattice, for searches alone; None where another bound counts."""
+    # It bounds nothing: a smooth multiple of the reported ε, in a fraction of the time.
     parts = flatten(event)
     if not parts or gaussian_mu(parts) is not None or no_pair(parts):
         return None
@@ -275,10 +250,7 @@ def _worse(directions: tuple[Any, Any], wanted: str, target: float) -> float:
 
 
 def _stable(compute: Callable[[float], float], tolerance: float = 1e-3) -> float:
-    """Refine the lattice until the answer moves by less than the tolerance.
-
-    Every lattice gives a valid bound; the smallest one is returned, with a margin for rounding.
-    """
+    """Refine the lattice until the answer moves by less than the tolerance; each lattice gives a bound."""
     return _refined(compute, tolerance) * (1.0 + _MARGIN)
 
 

@@ -36,21 +36,9 @@ def solve_decreasing(
     steep: float = 1.2,
     enough: float = 1.0,
 ) -> float:
-    """Return x with `function(x) <= target`, within `tolerance` of the smallest such x.
-
-    The function falls in x. Secants of the logarithms, between a point above the target and one
-    below it; the answer is a point at which the function itself was found at or below the target,
-    and another one, closer than the tolerance, at which it was found above.
-
-    Args:
-        function: It takes long: it is asked for as few points as will do.
-        target: What it is to meet.
-        tolerance: Relative accuracy of x.
-        impossible: Makes the error of a target that no x meets.
-        start: Where to look first.
-        steep: About how much faster than the function x changes there, relatively.
-        enough: A share of the target that is met well enough.
-    """
+    """Return x, within a relative `tolerance` of the least, at which a falling function meets a target."""
+    # Secants of the logarithms: the function takes long. It was evaluated at the x that is returned, and
+    # found above the target at an x closer than the tolerance. `steep`: how much faster x changes than it.
     aim = 0.5 * (1.0 + enough) * target
     seen: list[tuple[float, float]] = []  # the points on the side that is left
 
@@ -269,21 +257,8 @@ def sketch(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     tolerance: float = 1e-4,
 ) -> float:
-    """Estimate the factor that `calibrate` finds, for searches that end in a calibration.
-
-    Where selections stand inside other events, which take long to account, the accountant is not
-    asked: nothing is guaranteed of the event with so much noise.
-
-    Args:
-        event: As for `calibrate`, as are the others.
-        epsilon: Target.
-        delta: Target.
-        adjacency: The relation of neighbouring datasets.
-        tolerance: Relative accuracy of the factor.
-
-    Returns:
-        The factor.
-    """
+    """Estimate the factor that `calibrate` finds, for searches that end in a calibration."""
+    # Where selections stand inside other events the accountant, which takes long, is not asked.
     if _nests(event) and adjacency is Adjacency.ADD_REMOVE:
         memory = _memory.get() or _Memory()
         guess = _guessed(memory, event, epsilon, delta, tolerance)
@@ -322,10 +297,7 @@ _memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)
 
 @contextmanager
 def searches_learn() -> Iterator[None]:
-    """Let each calibration within begin where those for other targets, or of like events, ended.
-
-    The accountant is asked about what each returns, as without.
-    """
+    """Let each calibration within begin where earlier ones, of like events, ended."""
     token = _memory.set(_memory.get() or _Memory())
     try:
         yield
@@ -336,11 +308,7 @@ def searches_learn() -> Iterator[None]:
 def _guessed(
     memory: _Memory, event: Event, target: float, delta: float, accuracy: float
 ) -> tuple[float, float] | None:
-    """Return the logarithm of a factor that is about right, and the slope of log ε there, or None.
-
-    The logarithm of ε is nearly a line in the logarithm of the factor. Its slope is learnt on a
-    coarse lattice, or taken from a search for another target; its place is found on a finer one.
-    """
+    """Return the logarithm of a factor that is about right, and the slope of log ε there, or None."""
 
     def height(scale: float, fineness: float, gains: Gains | None = None) -> float:
         """Return log(ε / target) on one lattice; NaN where that does not answer."""
@@ -372,10 +340,7 @@ def _near(
     accuracy: float,
     reported: Callable[[float], float],
 ) -> float | None:
-    """Return a factor that a search found and the accountant confirmed, or None.
-
-    Its answer counts: within the accuracy and on the safe side, or nothing.
-    """
+    """Return a factor that a search found and the accountant confirmed to be on the safe side, or None."""
     kind, noise = shape(event)
     place, slope = _guessed(memory, event, target, delta, accuracy) or _NOWHERE
     below = 0.5 * accuracy * -slope

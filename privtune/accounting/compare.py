@@ -23,7 +23,9 @@ from privtune.accounting.rdp import composed_by_autodp
 from privtune.accounting.registry import UnknownEventError, entry, looks, under
 from privtune.accounting.runs import RunLaw
 from privtune.errors import PrivTuneError
+from privtune.imports import find_extra
 
+NOT_MADE = "Not made"  # how the answer of a tool begins that is not installed
 _ALIKE = 5e-3  # relative difference that is not worth a reason
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 _ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))  # those of Opacus
@@ -52,13 +54,7 @@ class _Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one tool says.
-
-    Args:
-        tool: Its name and account.
-        epsilon: Its ε; None where it cannot say.
-        why: Why ours differs, or why it cannot, in one sentence.
-    """
+    """What one tool says: an ε, or why it has none."""
 
     tool: str
     epsilon: float | None
@@ -72,13 +68,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours and the others'.
-
-    Args:
-        ours: The guarantee.
-        lower: What some mechanism with this event costs: no bound is below it.
-        others: The other tools' answers.
-    """
+    """Our guarantee and lower bound, and the answers of other tools."""
 
     ours: Guarantee
     lower: float
@@ -94,16 +84,7 @@ class Comparison:
 
 
 def compare(event: Event, delta: float, *, tools: Sequence[str] = ()) -> Comparison:
-    """Ask every tool for ε of one event at one δ, under add-remove.
-
-    Args:
-        event: What touched the data.
-        delta: In (0, 1).
-        tools: Those of :data:`TOOLS` to ask; all of them unless given.
-
-    Returns:
-        Our guarantee and the others' answers. Only ours is vouched for here.
-    """
+    """Ask tools for ε of one event at one δ, under add-remove."""
     ours = epsilon(event, delta)
     lower = lower_bound(event, delta)
     answers = []
@@ -113,6 +94,8 @@ def compare(event: Event, delta: float, *, tools: Sequence[str] = ()) -> Compari
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")
                 found = float(ask(_parts(event), delta))
+        except PrivTuneError as error:
+            answers.append(Answer(name, None, str(error)))
         except _CannotError as error:
             answers.append(Answer(name, None, f"It has no word for {error}."))
         except Exception as error:  # whatever another library does with an odd event
@@ -182,6 +165,11 @@ def _plain(parts: list[_Release | _Choice], *kinds: str) -> list[_Release]:
     return [part for part in parts if isinstance(part, _Release)]
 
 
+def need_dp_accounting() -> None:
+    """Refuse in one sentence where dp-accounting, an extra, is not installed."""
+    find_extra("dp_accounting", extra="check", what=f"{NOT_MADE}: this independent check")
+
+
 def _as_dp_event(parts: list[_Release | _Choice]) -> Any:
     import dp_accounting as dp
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
@@ -207,6 +195,7 @@ def _as_dp_event(parts: list[_Release | _Choice]) -> Any:
 
 
 def _by_dp_accounting(parts: list[_Release | _Choice], delta: float, *, pld: bool) -> float:
+    need_dp_accounting()
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
@@ -219,15 +208,13 @@ def _by_dp_accounting(parts: list[_Release | _Choice], delta: float, *, pld: boo
 
 
 def proved_by_dp_accounting(event: Event, delta: float) -> float:
-    """Return an ε that the event exceeds at this δ, by dp-accounting's own code; 0 where it has no word.
-
-    Its privacy buckets round every loss down, so the profile of their sum is at most the true one. What
-    its transforms round, and the masses of 1e-15 that it cuts off, are paid by a larger δ.
-    """
-    from dp_accounting.pld import privacy_loss_distribution as buckets
-
-    total = buckets.identity(pessimistic_estimate=False)
+    """Return an ε that the event exceeds at this δ, by dp-accounting; 0 where it cannot tell."""
+    # Its buckets round every loss down: the profile of their sum is at most the true one. What its
+    # transforms round, and the masses of 1e-15 that it cuts off, are paid by a larger δ.
     try:
+        from dp_accounting.pld import privacy_loss_distribution as buckets
+
+        total = buckets.identity(pessimistic_estimate=False)
         for part in _plain(_parts(event), "gaussian", "laplace"):
             gaussian = part.kind == "gaussian"
             make = buckets.from_gaussian_mechanism if gaussian else buckets.from_laplace_mechanism
@@ -239,7 +226,7 @@ def proved_by_dp_accounting(event: Event, delta: float) -> float:
             )
             total = total.compose(one.self_compose(part.times))
         found = float(total.get_epsilon_for_delta(delta * (1.0 + 1e-3) + 1e-10))
-    except Exception:  # whatever another library does with an odd event: it proves nothing
+    except Exception:  # not installed, or whatever another library does with an odd event
         return 0.0
     return found if math.isfinite(found) else 0.0
 
@@ -305,16 +292,7 @@ class DisputedAccountError(PrivTuneError):
 
 @dataclass(frozen=True)
 class Witnessed:
-    """What our account and its witnesses say of one event at one δ.
-
-    Args:
-        ours: Our ε, which decides.
-        composed: Ours by Rényi divergences alone: our curves, composed by autodp.
-        lower: What the event is proved to cost at least: by an explicit mechanism, or by dp-accounting
-            with every loss rounded down.
-        witnesses: Their upper bounds, and why ours differs.
-        objection: Why ours is too small; empty unless it is below ``lower``.
-    """
+    """What our account and its witnesses say of one event; an objection if ours is below what is proved."""
 
     ours: float
     composed: float
@@ -334,24 +312,7 @@ class Witnessed:
 def ask_witnesses(
     event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE
 ) -> Witnessed:
-    """Ask autodp and dp-accounting for ε of an event, and hold what is proved against ours.
-
-    Args:
-        event: What touched the data.
-        delta: In (0, 1).
-        adjacency: The relation of neighbouring datasets; the event is rewritten for it first.
-
-    Returns:
-        What all say. Nothing is raised: see :attr:`Witnessed.objection`.
-
-    Example:
-        >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
-        >>> said = ask_witnesses(Repeated(400, PoissonSampled(0.05, Gaussian(2.0))), 1e-5)
-        >>> round(said.ours, 2), [round(answer.epsilon, 2) for answer in said.witnesses]
-        (2.25, [2.46, 2.25, 2.46])
-        >>> said.objection
-        ''
-    """
+    """Ask autodp and dp-accounting for ε of an event, and hold what is proved against ours."""
     if isinstance(event, NonPrivate):
         return Witnessed(math.inf, math.inf, math.inf, (), "")
     event = under(event, adjacency)
@@ -371,16 +332,7 @@ def ask_witnesses(
 
 
 def autodp_epsilon(event: Event, delta: float, *, adjacency: Adjacency) -> float:
-    """Return ε by autodp's own mechanisms, sampling and composition.
-
-    Args:
-        event: What touched the data.
-        delta: In (0, 1).
-        adjacency: The relation of neighbouring datasets.
-
-    Raises:
-        DisputedAccountError: If autodp has no word for a part of the event, or fails.
-    """
+    """Return ε by autodp's own mechanisms, sampling and composition."""
     [answer] = compare(under(event, adjacency), delta, tools=(AUTODP,)).others
     if answer.epsilon is None:
         raise DisputedAccountError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,15 +18,12 @@ from privtune.accounting.events import (
     PrivateSelection,
     Repeated,
     ThresholdSelection,
-    flatten,
 )
-from privtune.accounting.pld import epsilons_on_one_lattice
-from privtune.accounting.pmf import GridError
-from privtune.accounting.registry import Choice, entry, scaled, text, under
+from privtune.accounting.registry import Choice, entry, scaled, text
 from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import PrivTuneError
 
-_KNOWN = 1e-3  # of ε, that the common lattice may add to the whole
+_MOST_SAVED = 24  # different parts of a composition; of more, what each saves would take minutes
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,8 @@ class Explanation:
         text: What the event is, in words.
         epsilon: Its cost alone, at the δ of the question.
         method: The bound that won.
-        saved: What the composition above would cost less without this part; None outside one. The
-            difference of two upper bounds, no bound itself: known to about 0.001 of the ε above.
+        saved: What the composition above would cost less without this part, the difference of two
+            upper bounds; None outside one, or where it has more than 24 different parts.
         children: The parts.
         lower: What an explicit instance of the whole costs; None for its parts.
 
@@ -84,8 +80,7 @@ def explain(
 
     Returns:
         The tree. Costs of parts do not add up to the cost of the whole; `saved` says what leaving
-        a part out of its composition, once, would save: both are composed on one lattice, or are
-        what `epsilon` reports where little is left or other bounds decide.
+        a part out of its composition, once, would save.
 
     Example:
         >>> from privtune.accounting import Composed, Gaussian, Repeated
@@ -102,7 +97,7 @@ def _node(event: Event, delta: float, adjacency: Adjacency, saved: float | None)
     parts = entry(event).shown(event)
     distinct = list(dict.fromkeys(parts))  # equal parts are explained once
     found: list[float | None] = [None] * len(distinct)
-    if isinstance(event, Composed):
+    if isinstance(event, Composed) and len(distinct) <= _MOST_SAVED:
         found = [*_saved(parts, distinct, answer, adjacency)]
     made = {
         part: _node(part, delta, adjacency, own) for part, own in zip(distinct, found, strict=True)
@@ -115,40 +110,11 @@ def _saved(
     parts: Sequence[Event], distinct: Sequence[Event], whole: Guarantee, adjacency: Adjacency
 ) -> Iterator[float]:
     """Yield what leaving out each part, once, saves."""
-    together = _on_one_lattice(parts, distinct, whole, adjacency)
-    for part, saved in zip(distinct, together, strict=True):
-        # The lattice of the whole is too coarse for what is far less private, or nothing, without it.
-        if saved <= 0.5 * whole.epsilon:
-            yield max(saved, 0.0)
-            continue
+    for part in distinct:
         at = parts.index(part)
         rest = Composed((*parts[:at], *parts[at + 1 :]))
         left = epsilon(rest, whole.delta, adjacency=adjacency).epsilon
         yield max(whole.epsilon - left, 0.0) if math.isfinite(left) else 0.0
-
-
-def _on_one_lattice(
-    parts: Sequence[Event], distinct: Sequence[Event], whole: Guarantee, adjacency: Adjacency
-) -> list[float]:
-    """Return the same where the loss distributions decide what the whole costs, else NaN."""
-    nothing = [math.nan] * len(distinct)
-    if whole.method != "pld" or len(parts) == 1 or not math.isfinite(whole.epsilon):
-        return nothing
-    everything = Counter(flatten(under(Composed(parts), adjacency)))
-    gone = [Counter(flatten(under(part, adjacency))) for part in distinct]
-    left = [everything - less for less in gone]
-    try:
-        first, *others = epsilons_on_one_lattice([everything, *left], whole.delta, whole.epsilon)
-    except (GridError, ArithmeticError):
-        return nothing
-    # Few large atoms want a finer lattice, on which the whole was accounted.
-    if not abs(first - whole.epsilon) <= _KNOWN * whole.epsilon:
-        return nothing
-    # A single release has accounts of its own.
-    return [
-        first - value if rest.total() > 1 else math.nan
-        for rest, value in zip(left, others, strict=True)
-    ]
 
 
 _CAP = 3.0  # of the mean number of runs, as an example of a cap
@@ -159,13 +125,7 @@ _MOST = 8  # different noises and choices that are looked at
 
 @dataclass(frozen=True)
 class Change:
-    """One change, and ε with it.
-
-    Args:
-        text: What is changed, in words.
-        epsilon: An upper bound on ε with the change; may be infinite.
-        difference: That less what the event costs unchanged: the difference of two upper bounds.
-    """
+    """One change of an event in words, ε with it, and how much that is more."""
 
     text: str
     epsilon: float
@@ -180,13 +140,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Share:
-    """What scores on records of their own cost the rest, at the same ε of the whole.
+    """What scores on records of their own cost the rest, at the same ε of the whole."""
 
-    Args:
-        share: What each score costs, as a share of what stands beside it, both before the factor.
-        noise_factor: On all noise, the scores' included, so that the whole costs what it does now.
-        noise_multipliers: Of the scores with that factor, in the order of the event.
-    """
+    # share: what each score costs over what stands beside it; noise_factor: on all noise, for the same ε.
 
     share: float
     noise_factor: float
@@ -199,12 +155,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What an event costs, and what it would cost otherwise.
-
-    Args:
-        guarantee: The event's, unchanged.
-        changes: The changes, those that save most first.
-    """
+    """The guarantee of an event, and changes of it, those that save most first."""
 
     guarantee: Guarantee
     changes: tuple[Change, ...]
@@ -222,27 +173,7 @@ def sensitivity(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     names: Mapping[Event, str] | None = None,
 ) -> Sensitivity:
-    """Return what changes of an event would cost or save.
-
-    One run more on average, one that is charged by itself, and a cap, for each choice among runs;
-    half and twice the noise of each release; a δ ten times smaller; all of it once more.
-
-    Args:
-        event: What touches the data.
-        delta: In (0, 1).
-        adjacency: The relation of neighbouring datasets.
-        names: What to call releases of the event; others are called by their noise.
-
-    Returns:
-        ε unchanged and with each change. Every ε is an upper bound; a difference of two says what
-        is reported more or less, not what is lost.
-
-    Example:
-        >>> from privtune.accounting import Gaussian
-        >>> found = sensitivity(Gaussian(4.0), 1e-5)
-        >>> [change.text for change in found.changes if change.difference < 0]
-        ['twice the noise (gaussian, noise multiplier 4)']
-    """
+    """Return what changes of an event would cost or save: each changed event is accounted anew."""
     now = epsilon(event, delta, adjacency=adjacency)
     # Made one by one: some changes lead beyond the numbers that events may have.
     asked: dict[str, Callable[[], Event]] = {"all of it once more": lambda: Repeated(2, event)}
@@ -279,22 +210,7 @@ def _scored(event: Event) -> bool:
 
 
 def shares_of_scores(event: Event, now: Guarantee) -> tuple[Share, ...]:
-    """Return what scores on records of their own, such as a study's reports, cost the rest.
-
-    Args:
-        event: What touches the data.
-        now: What it costs.
-
-    Returns:
-        The trade at several shares; nothing where no score stands in parallel to something else.
-
-    Example:
-        >>> from privtune.accounting import Gaussian, Parallel
-        >>> event = Parallel((Gaussian(4.0), Gaussian(9.0)))
-        >>> found = shares_of_scores(event, epsilon(event, 1e-5))
-        >>> [(row.share, round(row.noise_factor, 2)) for row in found][-1]
-        (1.0, 1.0)
-    """
+    """Return what scores on records of their own, such as a study's reports, cost the rest."""
     parts = [part for part in _parts(event) if _scored(part)]
     if not parts or not math.isfinite(now.epsilon) or now.epsilon <= 0.0:
         return ()
@@ -328,11 +244,7 @@ def shares_of_scores(event: Event, now: Guarantee) -> tuple[Share, ...]:
 
 
 def _factor(cost: Callable[[float], float], target: float) -> float:
-    """Return the least factor on noise from 1 on, to a thousandth, at which the target is met.
-
-    Raises:
-        PrivTuneError: If no factor does.
-    """
+    """Return the least factor on noise from 1 on, to a thousandth, at which the target is met."""
     if cost(1.0) <= target * (1.0 + _SAME):
         return 1.0
     return solve_decreasing(cost, target, _SAME, PrivTuneError)

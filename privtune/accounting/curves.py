@@ -35,25 +35,8 @@ def sampled_gaussian_curve(rate: float, noise_multiplier: float, orders: Floats)
 
 
 def sampled_gaussian_curves(rates: Floats, noise_multipliers: Floats, orders: Floats) -> Floats:
-    """Return the Rényi divergence of many Poisson-sampled Gaussians, one row for each.
-
-    Whole orders by the binomial sum, others by the trapezoid rule, whose error on this analytic
-    integrand is below exp(-36). The removal direction is the larger one.
-
-    Args:
-        rates: Sampling rates in (0, 1].
-        noise_multipliers: Above 0, of the same length.
-        orders: Above 1, ascending.
-
-    Returns:
-        An array of shape `[rates, orders]`.
-
-    Guarantee:
-        Every value is an upper bound on the divergence in both directions.
-
-    References:
-        Mironov, Talwar, Zhang, arXiv:1908.10530, Section 3.3 and Theorem 5.
-    """
+    """Return the Rényi divergence of many Poisson-sampled Gaussians, one row each, orders ascending."""
+    # Mironov, Talwar, Zhang, arXiv:1908.10530, Section 3.3; Theorem 5: the removal direction is the larger.
     values = np.empty((rates.size, orders.size))
     full = rates == 1.0
     values[full] = orders / (2.0 * noise_multipliers[full, None] ** 2)
@@ -80,15 +63,7 @@ def sampled_gaussian_curves(rates: Floats, noise_multipliers: Floats, orders: Fl
 
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """Terms of the sums of orders whose sums are about as long, and are cut alike or not at all.
-
-    Args:
-        place: Of the orders among all.
-        multipliers: What multiplies the three factors, shape ``[3, orders, terms]``.
-        log_choose: log C(n, k), ``[orders, terms]``; -inf where an order has no such term.
-        between: How many terms of each order are left out in the middle.
-        order: Less 1, what the logarithm is divided by.
-    """
+    """Terms of the binomial sums of orders that are about as large, and are cut alike or not at all."""
 
     place: NDArray[np.int64]
     multipliers: Floats
@@ -130,13 +105,9 @@ def _terms(orders: tuple[int, ...], side: int) -> list[_Terms]:
 
 
 def _whole(factors: Floats, orders: tuple[int, ...], side: int) -> Floats:
-    """Return the divergence at whole orders, a row for each row of factors.
-
-    The logarithms of the terms are convex in k where `k (n-k)/n >= σ²`, as then the second
-    difference of `log C(n, k)`, at least `-(1/k + 1/(n-k))`, is outweighed by that of
-    `k (k-1)/2σ²`. Between two such points every term is at most the larger of the terms at these
-    points. So only both ends of the sum are computed term by term, `4σ²` terms and 64 at least.
-    """
+    """Return the divergence at whole orders, a row for each row of factors."""
+    # Where k (n-k)/n >= σ² the log terms are convex in k: between two such points each is at most the larger
+    # of these two. So only both ends of the sum, of 4σ² and at least 64 terms, are computed one by one.
     result = np.empty((factors.shape[0], len(orders)))
     for group in _terms(orders, side):
         rows = max(_CELLS // group.log_choose.size, 1)
@@ -206,11 +177,8 @@ def _log_choose(n: Floats, k: Floats) -> Floats:
 
 
 def amplified_curve(orders: Floats, values: Floats, rate: float) -> Floats:
-    """Return the Rényi curve of any mechanism on a Poisson subset, both directions.
-
-    References:
-        Zhu and Wang 2019, Theorem 6, with its factor 3 (a tuner is no Gaussian).
-    """
+    """Return the Rényi curve of any mechanism on a Poisson subset, both directions."""
+    # Zhu and Wang, ICML 2019, Theorem 6, with its factor 3: a tuner is no Gaussian.
     top = int(min(orders[np.isfinite(values)].max(initial=1.0), _MAX_ORDER))
     if top < 2:
         return np.full_like(orders, np.inf)
@@ -237,12 +205,8 @@ def _from_terms(order: Floats, k: Floats, terms: Floats) -> Floats:
 
 
 def split_curve(orders: Floats, tuning: Floats, training: Floats, rate: float) -> Floats:
-    """Return the Rényi curve of variant 1: the larger of its two directions.
-
-    References:
-        Koskela and Kulkarni, arXiv:2301.11989, Theorem 3, for the removal direction; the other one
-        follows from the inequality of the arithmetic and the geometric mean.
-    """
+    """Return the Rényi curve of variant 1: the larger of its two directions."""
+    # Koskela and Kulkarni, arXiv:2301.11989, Theorem 3; the reverse by the means' inequality (README, 6).
     first, second = interpolated(orders, tuning), interpolated(orders, training)
     reverse = np.zeros_like(orders)
     for curve, share in ((first, rate), (second, 1.0 - rate)):
@@ -266,10 +230,8 @@ _LEAST = 1e-200  # of a deviation, by which one may divide
 
 
 def log_moments(orders: Floats, sigma: float, scales: Sequence[float]) -> Floats:
-    """Return `log E_Q[L^k]` of the product pair without sampling, at orders of at least 1.
-
-    For a Laplace release of scale b, `E_Q[L^k] = (k e^((k-1)/b) + (k-1) e^(-k/b)) / (2k-1)`.
-    """
+    """Return `log E_Q[L^k]` of the product pair without sampling, at orders of at least 1."""
+    # A Laplace release of scale b: E_Q[L^k] = (k e^((k-1)/b) + (k-1) e^(-k/b)) / (2k-1).
     total = np.asarray(orders * (orders - 1.0) / (2.0 * sigma**2))
     for scale in scales:
         first = np.log(orders) + (orders - 1.0) / scale
@@ -280,13 +242,7 @@ def log_moments(orders: Floats, sigma: float, scales: Sequence[float]) -> Floats
 
 
 def joint_deviation(rate: float, sigma: float, scales: Sequence[float]) -> float:
-    """Return a scale of the loss of one such step: sqrt of its chi-square divergence, capped.
-
-    Args:
-        rate: Sampling probability.
-        sigma: Noise multiplier of the Gaussian, infinite for none.
-        scales: Noise multipliers of the Laplace releases.
-    """
+    """Return a scale of the loss of one such step: sqrt of its chi-square divergence, capped."""
     unsampled = math.sqrt(sigma**-2 + math.fsum(min(1.0 / b, 1.0) ** 2 for b in scales))
     square = float(log_moments(np.array([2.0]), sigma, scales)[0])
     if square > 50.0:
@@ -295,21 +251,8 @@ def joint_deviation(rate: float, sigma: float, scales: Sequence[float]) -> float
 
 
 def joint_curve(rate: float, sigma: float, scales: Sequence[float], orders: Floats) -> Floats:
-    """Return the Rényi curve of one such step, both directions.
-
-    At whole orders `E_Q[((1-q) + q L)^k]` is a binomial sum, exact; between them `(α-1) D_α` is
-    convex, so chords lie above it. The removal direction is the larger one for every pair whose
-    loss is distributed alike in both directions, as that of these is.
-
-    Args:
-        rate: Sampling probability in (0, 1).
-        sigma: Noise multiplier of the Gaussian, infinite for none.
-        scales: Noise multipliers of the Laplace releases.
-        orders: Above 1, ascending.
-
-    Guarantee:
-        Every value is an upper bound on the divergence in both directions.
-    """
+    """Return the Rényi curve of a Gaussian (σ may be infinite) and Laplace releases about one sample."""
+    # Exact binomial sums at whole orders; (α-1) D_α is convex: chords between them. Removal is the larger.
     whole = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
     whole = whole[whole >= 2.0]
     k = np.arange(whole[-1] + 1.0)
@@ -348,11 +291,7 @@ def mixture_curve(curves: Floats, weights: Floats) -> Floats:
 
 
 def pure_curve(epsilon: float) -> Floats:
-    """Return the exact curve of ε-DP (randomised response is the worst case).
-
-    References:
-        Bun and Steinke, arXiv:1605.02065, Proposition 3.3 and its proof.
-    """
+    """Return the exact curve of ε-DP (Bun and Steinke, arXiv:1605.02065, Proposition 3.3)."""
     log_p = -math.log1p(math.exp(-epsilon))
     log_q = log_p - epsilon
     first = ORDERS * log_p + (1.0 - ORDERS) * log_q
@@ -361,13 +300,9 @@ def pure_curve(epsilon: float) -> Floats:
 
 
 def sampled_laplace_curve(rate: float, scale: float, orders: Floats) -> Floats:
-    """Return the Rényi divergence of the Poisson-sampled Laplace release.
-
-    Exact at whole orders, as those of `joint_curve` are, and at all orders without sampling.
-    Between whole orders the outcome space splits into two half lines with constant loss and the
-    unit interval, where a Gauss-Legendre rule of 12 nodes is used on pieces across which the
-    exponent moves by at most 1: its relative error there is below 1e-20.
-    """
+    """Return the Rényi divergence of the Poisson-sampled Laplace release."""
+    # Exact at whole orders and without sampling; else Gauss-Legendre on pieces across which the exponent
+    # moves by at most 1, with a relative error below 1e-20.
     if rate == 1.0:
         values = log_moments(orders, math.inf, (scale,)) / (orders - 1.0)
     else:
@@ -394,13 +329,8 @@ def _laplace_by_pieces(rate: float, scale: float, orders: Floats, pieces: int) -
 
 
 def selection_curve(curve: Floats, runs: RunLaw, orders: Floats = ORDERS) -> Floats:
-    """Return the Rényi curve of a private selection over a base with this curve.
-
-    References:
-        Papernot and Steinke, arXiv:2110.03620, Theorem 2 (truncated negative binomial) and
-        Theorem 6 (Poisson). Other laws, and capped ones, have no such theorem: infinite.
-        Runs that are sure are composed with the selection among the drawn ones.
-    """
+    """Return the Rényi curve of a private selection over a base with this curve."""
+    # Papernot and Steinke, arXiv:2110.03620, Theorem 2 (negative binomial) and 6 (Poisson). Others: infinite.
     if runs.sure_runs:
         return np.asarray(runs.sure_runs * curve + selection_curve(curve, runs.drawn, orders))
     infinite = np.full_like(orders, np.inf)
@@ -425,12 +355,8 @@ def selection_curve(curve: Floats, runs: RunLaw, orders: Floats = ORDERS) -> Flo
 
 
 def rdp_epsilon(curve: Floats, delta: float, orders: Floats = ORDERS) -> float:
-    """Return the smallest ε that any order of the curve gives at this delta.
-
-    References:
-        Canonne, Kamath, Steinke, arXiv:2004.00010, Proposition 12; and for tiny curves
-        δ <= sqrt(1 - exp(-KL)) (Bretagnolle and Huber).
-    """
+    """Return the smallest ε that any order of the curve gives at this delta."""
+    # Canonne, Kamath, Steinke, arXiv:2004.00010, Proposition 12; of tiny curves δ <= sqrt(1 - exp(-KL)).
     with np.errstate(invalid="ignore"):
         if bool((np.sqrt(-np.expm1(-curve)) <= delta).any()):
             return 0.0

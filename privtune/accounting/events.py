@@ -145,13 +145,9 @@ def check_event(name: str, value: object) -> Event:
 
 
 def flatten(event: Event) -> dict[Event, int]:
-    """Return the distinct parts that `event` composes, each with its multiplicity.
-
-    The only place where counts are multiplied and added. The value never changes: composition is
-    commutative and associative, and releases about all records are a composition. The Gaussians of
-    a `Joint` become the one that they equal; a `Joint` stays only where Laplace releases share a
-    sample with others.
-    """
+    """Return the distinct parts that an event composes, each with its multiplicity."""
+    # The only place where counts are multiplied. The Gaussians of a `Joint` become the one that they equal;
+    # a `Joint` stays only where Laplace releases share a sample with others.
     parts: dict[Event, int] = {}
     stack: list[tuple[Event, int]] = [(event, 1)]
     while stack:

@@ -23,10 +23,7 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Outcomes by their rounded losses: masses at `lowest`, `lowest + 1`, ... steps.
-
-    What shows the record lies at no place. It has its mass under P, and there is nothing left to decide.
-    """
+    """Outcomes by their rounded losses; `shown` is the P-mass of those that show the record."""
 
     lowest: int
     p: Floats
@@ -62,12 +59,7 @@ def _range(outcomes: Outcomes) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """Releases one after another: the first are fixed, each further one is one of several instances.
-
-    Args:
-        fixed: What does not hang on a choice.
-        choices: The instances that each later stage has, at least one.
-    """
+    """Releases one after another: the first are fixed, each further one is one of several instances."""
 
     fixed: Outcomes
     choices: Sequence[Sequence[Outcomes]]
@@ -180,14 +172,7 @@ _STAGES = 12  # choices at most that hang on what was released before
 
 @dataclass(frozen=True)
 class _Instances:
-    """Instances that cost much in one direction at one δ.
-
-    Args:
-        asked: The δ of the question.
-        delta: The δ at which runs are scored: in company, what happens more often counts more.
-        flip: Whether the record is added; else it is removed.
-        scores: How runs are scored.
-    """
+    """Instances that cost much in one direction at one δ."""
 
     asked: float
     delta: float
@@ -243,11 +228,8 @@ def instance_epsilon(event: Event, delta: float) -> float:
 
 
 def _best_aim(event: Event, delta: float, flip: bool, other: float) -> float:
-    """Return the largest ε found over the δ for which runs are scored and parts compared.
-
-    Which δ is best depends on what follows the choice. A few are tried, then those between the best and
-    its neighbours. A direction whose few are far below the other direction's ε is left.
-    """
+    """Return the largest ε found over the δ for which runs are scored and parts compared."""
+    # Which δ is best depends on what follows the choice: a few are tried, then those around the best.
     found = 0.0
     for scores in (Scores.RANKED, Scores.SPREAD):
         aims = list(np.geomspace(0.97, min(delta, 0.9), _COARSE))

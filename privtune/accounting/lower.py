@@ -42,15 +42,7 @@ _SUMMED = 200  # runs of a capped law whose φ, a sum over all of them, is asked
 
 
 class Instance:
-    """Attainable δ of a private selection over one direction of a base pair.
-
-    Args:
-        base: One direction of the pair of a single run.
-        runs: The law of the number of runs.
-        q: The masses of the outcomes without the record; by default what their losses say.
-        cut: Whether scores may be random: what is often is cut into outcomes of one loss, each with a
-            score of its own. Else a score hangs on the loss alone.
-    """
+    """Attainable δ of a private selection over one direction of a base pair."""
 
     def __init__(
         self, base: LossPmf, runs: RunLaw, q: Floats | None = None, *, cut: bool = True
@@ -82,22 +74,15 @@ class Instance:
         return np.argsort(key, kind="stable")
 
     def spread(self, epsilon: float) -> NDArray[np.int64]:
-        """Return the atoms from worst to best score, those of larger loss for a larger ε.
-
-        What follows a selection asks about many ε at once: an outcome pays where the rest of the losses
-        takes the sum above the ε of the question.
-        """
+        """Return the atoms from worst to best score, those of larger loss for a larger ε."""
         z = np.exp(np.minimum(_SPREAD * (epsilon - self.losses), 700.0))
         pays = self.tuner.support(z) > 0.0
         key = np.where(pays, self.tuner.best_level(z), np.minimum(self.levels, 1.0))
         return np.argsort(key, kind="stable")
 
     def shuffled(self, epsilon: float, pays: Kinds) -> NDArray[np.int64]:
-        """Return the best order, from worst to best score, if these atoms are to pay.
-
-        What pays is ranked by rising loss and what does not by falling loss, which is best for any
-        choice of what pays; how the two are shuffled is found by dynamic programming.
-        """
+        """Return the best order, from worst to best score, if these atoms are to pay."""
+        # What pays is ranked by rising loss, the rest by falling loss (README, 5).
         up, down = np.flatnonzero(pays)[::-1], np.flatnonzero(~pays)
         (up_ends, up_p, up_q), (down_ends, down_p, down_q) = self._pieces(up), self._pieces(down)
         # What has been paid depends on how much of either kind is below, not on its order.
@@ -131,18 +116,9 @@ class Instance:
         return ends, p[ends], q[ends]
 
     def tuned(self, order: NDArray[np.int64], *, rough: bool = False) -> tuple[Floats, Floats]:
-        """Return the masses of the tuned pair for one order of the atoms, on the safe side.
-
-        The infinite atom of the base has the best score of all, which only helps. Differences of φ
-        are exact for atoms of some size; with a cap they are integrals of φ'. Else φ' is convex: its
-        mean over an atom is at least its value at the middle, and at most the mean of those at both
-        ends. That is far off where atoms are wide, and then the safe side of a cost alone: what is
-        chosen from once more needs masses that are right.
-
-        Args:
-            order: The atoms from worst to best score.
-            rough: Whether the safe side of a cost is enough where the law has a cap.
-        """
+        """Return the masses of the tuned pair for one order of the atoms, on the safe side."""
+        # Differences of φ are exact for atoms of some size. Else φ' is convex: its mean over an atom is
+        # at least its value at the middle, and at most the mean of those at both ends.
         p = self.p[order] / (self.p.sum() + self.infinite)
         q = self.q[order] / self.q.sum()
         below_p = np.minimum(np.concatenate([[0.0], np.cumsum(p)]), 1.0)
@@ -277,13 +253,7 @@ class Scores(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """The masses of finitely many outcomes with the record (p) and without it (q).
-
-    Args:
-        p: With the record.
-        q: Without it.
-        error: Relative error of each mass, that of one release by default.
-    """
+    """The masses of finitely many outcomes with the record (p) and without it (q); relative error of each."""
 
     p: Floats
     q: Floats
@@ -346,10 +316,7 @@ class _Sum:
 
     @classmethod
     def of(cls, outcomes: Outcomes, size: int = _SIZE, rare: float = _RARE) -> _Sum:
-        """Name outcomes by their loss, rounded to the nearest multiple of a step.
-
-        What is rarer than `rare` counts as the largest or smallest loss of the others.
-        """
+        """Name outcomes by their loss, rounded to a multiple of a step; rare ones by the largest left."""
         finite = np.isfinite(outcomes.losses)
         losses, weights = outcomes.losses[finite], outcomes.p[finite] + 1e-300
         often = losses[np.maximum(outcomes.p, outcomes.q)[finite] > rare]
@@ -493,15 +460,8 @@ def best_of_runs(base: Outcomes, runs: RunLaw, delta: float, *, scores: Scores) 
 def worst_order(
     base: Outcomes, runs: RunLaw, delta: float, *, scores: Scores, cut: bool = True
 ) -> tuple[Instance, NDArray[np.int64]]:
-    """Return the instance of a selection, and its atoms from worst to best score at this δ.
-
-    Args:
-        base: One run.
-        runs: The law of the number of runs.
-        delta: The δ at which runs are scored.
-        scores: How.
-        cut: Whether scores may be random; else they hang on the loss alone.
-    """
+    """Return the instance of a selection, and its atoms from worst to best score at this δ."""
+    # Without `cut` scores hang on the loss alone; with it they may be random.
     named = _Sum.of(base)
     # Its losses say where to score; what it costs comes from the masses alone.
     guide = LossPmf(2.0**named.power, named.lowest, named.p, 0.0)

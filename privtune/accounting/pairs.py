@@ -107,17 +107,7 @@ def cell_masses(
 def sampled_gaussian(
     rate: float, noise_multiplier: float, step: float, direction: Direction
 ) -> LossPmf:
-    """Return the pessimistic lattice pair of one Poisson-sampled Gaussian release.
-
-    Args:
-        rate: Sampling probability, in (0, 1]; 1 is the plain Gaussian.
-        noise_multiplier: Noise over sensitivity, above 0.
-        step: Lattice step.
-        direction: Which dataset plays P.
-
-    Raises:
-        GridError: More than 2^22 cells would be needed.
-    """
+    """Return the pessimistic lattice pair of one Poisson-sampled Gaussian release."""
     low, high = loss_range(rate, noise_multiplier, direction)
     lowest, highest = -lattice_cells(-low, step), lattice_cells(high, step)
     if highest - lowest > _MAX_CELLS:
@@ -138,24 +128,8 @@ _AROUND = 1000  # terms that take as long as what is around them, at each point
 
 
 def amplified(remove: LossPmf, add: LossPmf, rate: float, step: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pair (remove, add) of a mechanism on a Poisson subset, from its own pair.
-
-    With the record removed `(P, Q)` becomes `((1-q) Q + q P, Q)`, a loss l becomes
-    `log(1 - q + q e^l)`; with it added `(Q, P)` becomes `(Q, (1-q) Q + q P)`. Every atom is moved,
-    and spread on two lattice points so that both of its masses are kept.
-
-    Args:
-        remove: Pair of the mechanism, the record removed.
-        add: The same, the record added.
-        rate: q, in (0, 1).
-        step: Lattice step of the result.
-
-    Raises:
-        GridError: More than 2^22 lattice points would be needed.
-
-    References:
-        Zhu, Dong, Wang, arXiv:2106.08567, Theorem 11.
-    """
+    """Return the pair (remove, add) of a mechanism on a Poisson subset, from its own pair."""
+    # Zhu, Dong, Wang, arXiv:2106.08567, Theorem 11: (P, Q) becomes ((1-q) Q + q P, Q), and the reverse.
     log_out = math.log1p(-rate)
     # Removed: the Q-mass where P has none gets the smallest loss, log(1-q).
     q_mass = np.exp(remove.log_masses - remove.losses)
@@ -191,14 +165,7 @@ def _on_lattice(losses: Floats, masses: Floats, step: float, infinite: float) ->
 
 
 def split_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon: float) -> float:
-    """Return `E[(q a + (1-q) b - e^ε)₊]`: the record is tuned on, or trained on, never both.
-
-    Args:
-        tuning: Pair of the tuning, the record removed: `a` is its likelihood ratio under Q₁.
-        training: Pair of the training, the record removed: `b`.
-        rate: q, the probability that the record is tuned on.
-        epsilon: Any real number.
-    """
+    """Return `E[(q a + (1-q) b - e^ε)₊]`: the record is tuned on, or trained on, never both."""
     losses = tuning.losses
     q_mass = np.exp(np.minimum(tuning.log_masses - losses, 0.0))
     lost = max(1.0 - float(q_mass.sum()), 0.0)  # Q₁-mass at a = 0
@@ -232,15 +199,8 @@ def split_reverse_delta(tuning: LossPmf, training: LossPmf, rate: float, epsilon
 def tabulate(
     tuning: tuple[LossPmf, LossPmf], training: tuple[LossPmf, LossPmf], rate: float, step: float
 ) -> tuple[LossPmf, LossPmf]:
-    """Return the dominating pair (remove, add) of variant 1 on a lattice.
-
-    Args:
-        tuning: Pair of the tuning, (remove, add).
-        training: Pair of the training, (remove, add).
-        rate: Probability that a record is tuned on.
-        step: Lattice step of the result; it gets wider, as is safe, where rare and large losses
-            would make that a lattice of millions of points.
-    """
+    """Return the dominating pair (remove, add) of variant 1 on a lattice."""
+    # Where rare large losses would take millions of points the step gets wider, as is safe.
 
     def top(first: LossPmf, second: LossPmf) -> float:
         found = max(first.epsilon(_TOP_DELTA), second.epsilon(_TOP_DELTA))
@@ -316,12 +276,10 @@ def approximate_pair(epsilon: float, delta: float, step: float) -> Pair:
 
 def laplace_pair(scale: float, step: float) -> Pair:
     """Return the pair of one Laplace release."""
-    from dp_accounting.pld.privacy_loss_mechanism import LaplacePrivacyLoss
-
-    loss = LaplacePrivacyLoss(scale)
 
     def profile(points: Floats) -> Floats:
-        return np.asarray(loss.get_delta_for_epsilon(points))
+        # Half of P has the loss 1/b; of the rest the loss falls to ε where the density is e^((ε-1/b)/2).
+        return -np.expm1(0.5 * np.minimum(points - 1.0 / scale, 0.0))
 
     return _symmetric(profile, step, 1.0 / scale)
 
@@ -382,14 +340,7 @@ def _tabulated(first: Table, second: Table) -> Pair:
 
 
 class Gains:
-    """Ratio of rearrangement to envelope of selections, learnt at one noise and used near it.
-
-    It is for searches, which try one noise after another, and gives no bound: the answer is off by
-    some 1e-4 of ε where the noise is not the one at which it was learnt.
-
-    Args:
-        learns: Whether it is learnt; else the envelope alone is taken.
-    """
+    """Ratio of rearrangement to envelope of selections, learnt at one noise and used near it; no bound."""
 
     def __init__(self, *, learns: bool = True) -> None:
         self._learns = learns
@@ -433,11 +384,8 @@ def shape(event: Event) -> tuple[str, float]:
 
 
 def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
-    """Return the profile of a selection, at each ε the lower of envelope and rearrangement.
-
-    The rearrangement is computed at some ε, on a lattice of few atoms. A profile is convex in e^ε:
-    between two of them it lies below their chord.
-    """
+    """Return the profile of a selection, at each ε the lower of envelope and rearrangement."""
+    # The rearrangement is computed at some ε; a profile is convex in e^ε: chords lie above it.
     table = tuner.profile(size)
     if isinstance(tuner, Threshold):
         return table

@@ -11,11 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import scipy as sp
 from numpy.typing import NDArray
 
 from privtune.accounting._checks import LARGEST
@@ -23,16 +21,11 @@ from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import ZCDP, Event, Gaussian, flatten
 from privtune.accounting.pairs import Direction, Gains, Pair, cell_masses, loss_range
 from privtune.accounting.pmf import (
-    MAX_SIZE,
     GridError,
     LossPmf,
-    chernoff,
     compose,
     lattice_cells,
-    log_moment,
     nothing,
-    transform,
-    variance,
 )
 from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import Tuners, entry
@@ -58,16 +51,7 @@ _MAX_CELLS = 2**22
 def composed_in_stages(
     steps: Sequence[tuple[Step, int]], step: float, direction: Direction
 ) -> list[LossPmf]:
-    """Return releases on a lattice that together dominate all these steps, each so many times.
-
-    Args:
-        steps: Rate and noise multiplier of Poisson-sampled Gaussians, and how many of each.
-        step: The lattice of the result. Each block adds about `step²/4` to the mean of the loss.
-        direction: Which dataset plays P.
-
-    Raises:
-        GridError: More than 2^22 cells would be needed.
-    """
+    """Return releases on a lattice that together dominate all these steps, each so many times."""
     gathered = [_gathered(kind, count) for kind, count in _dominated(sorted(steps))]
     lost = sum(more for _, more in gathered)
     twice = [LossPmf(step, 0, np.ones(1), lost)] if lost else []
@@ -101,11 +85,7 @@ def _blocks(steps: Sequence[tuple[Step, int]]) -> list[Sequence[tuple[Step, int]
 
 
 def _gathered(kind: Step, count: int) -> tuple[tuple[Step, int], float]:
-    """Return fewer steps at a larger rate that dominate very many, and what they lack in δ.
-
-    Raises:
-        GridError: So many are left that the rounding of each would add up.
-    """
+    """Return fewer steps at a larger rate that dominate very many, and what they lack in δ."""
     if count <= _VERY_MANY:
         return (kind, count), 0.0
     times = min(int(2.0 * _TWICE / (count * kind[0] ** 2)), count // (_VERY_MANY // 4))
@@ -116,10 +96,8 @@ def _gathered(kind: Step, count: int) -> tuple[tuple[Step, int], float]:
 
 
 def gathered(kind: Step, count: int, times: int) -> tuple[tuple[Step, int], float]:
-    """Return one step for every so many, at a rate as much larger, and the δ that is added.
-
-    In m steps the record is drawn twice with a probability of at most (m·rate)²/2.
-    """
+    """Return one step for every so many, at a rate as much larger, and the δ that is added."""
+    # In m steps the record is drawn twice with a probability of at most (m·rate)²/2.
     rate, sigma = kind
     fewer = -(-count // times)
     lost = fewer * 0.5 * (times * rate) ** 2 * (1.0 + _ULP) if times > 1 else 0.0
@@ -166,17 +144,7 @@ def _far(parts: list[tuple[LossPmf, int]], factor: int) -> LossPmf:
 def split_step(
     kind: Step, step: float, factor: int, direction: Direction
 ) -> tuple[LossPmf | None, LossPmf]:
-    """Return two releases that together dominate one step: its usual losses and its rare ones.
-
-    Args:
-        kind: Rate and noise multiplier.
-        step: The coarse lattice, of the rare losses.
-        factor: How many times finer that of the usual losses is.
-        direction: Which dataset plays P.
-
-    Returns:
-        The usual losses on the fine lattice, None where most losses are rare; the rare ones.
-    """
+    """Return two releases that together dominate one step: its usual losses, if any, and its rare ones."""
     fine = step / factor
     low, high = loss_range(*kind, direction)
     first, last = -lattice_cells(-low, step), lattice_cells(high, step)
@@ -223,10 +191,8 @@ def _spread(
     ends: tuple[Floats, Floats],
     beside: tuple[float, float, float],
 ) -> LossPmf:
-    """Put the mass of cells on lattice points at both ends, keeping P- and Q-mass, rounded up.
-
-    The P-mass beside them is that below, which goes to the first end, at no loss, and at infinity.
-    """
+    """Put the mass of cells on lattice points at both ends, keeping P- and Q-mass, rounded up."""
+    # Beside them: the P-mass below, which goes to the first end, that at no loss, and that at infinity.
     (p, q), (lower, upper), (below, zero, above) = masses, ends, beside
     tilted = np.exp(lower) * q
     raised = np.clip((p - tilted + _ULP * (p + tilted)) / -np.expm1(lower - upper), 0.0, p)
@@ -244,7 +210,6 @@ _MANY = 64  # different parts beyond which only the Rényi account is computed; 
 # composed in stages and do not count
 _CELLS = 2**17  # of a lattice, on which the losses or their sum are composed at once
 _DEVIATIONS = 24.0  # of a sum, that its lattice holds
-_MOST_CELLS, _MOST_MASSES = 2**19, 2**24  # where all is on one lattice: of a sum, of all parts
 _SHARE = 4e-3  # of ε, by which rounding may raise it on the coarsest lattice
 _JOINT = 0.01  # the same for releases that share a sample, which are composed before it is drawn
 _INNER_DELTA = 1e-6  # for which the lattice of an event inside another one is chosen
@@ -274,13 +239,9 @@ def default_step(
     near: float | None = None,
     gains: Gains | None = None,
 ) -> float:
-    """Return the lattice step at which discretisation adds less than about 1e-3 to ε.
-
-    Spreading a loss on two lattice points raises its mean by at most step²/8 and its variance by at
-    most step²/4, hence ε by about `count·step²/8·(1 + 2 log(1/δ)/ε)`: the step follows from the
-    deviation of the losses or, where rare large losses dominate it, from ε itself, of which `near`
-    is a guess; without one the Rényi account is asked. `gains` as for `event_pair`.
-    """
+    """Return the lattice step at which discretisation adds less than about 1e-3 to ε."""
+    # Spreading a loss on two points adds at most step²/8 to its mean and step²/4 to its variance, hence about
+    # count·step²/8·(1 + 2 log(1/δ)/ε) to ε, of which `near` is a guess.
     merged = _merged(parts)
     if not merged:
         return 1.0  # of nothing: any lattice will do
@@ -361,50 +322,11 @@ def _merged(parts: Mapping[Event, int]) -> dict[Event, int]:
 
 
 def event_pair(parts: Mapping[Event, int], step: float, *, gains: Gains | None = None) -> Pair:
-    """Return the dominating pair of the composition of `parts` on a lattice.
-
-    Args:
-        parts: What `flatten` returns, at least one part.
-        step: Lattice step.
-        gains: For searches alone: selections are charged by the envelope less what was gained at
-            another noise, in a tenth of the time.
-
-    Raises:
-        GridError: The pair does not fit on a lattice of reasonable size.
-    """
+    """Return the dominating pair of the composition of `parts` on a lattice; with `gains`, an estimate."""
     merged = tuple(_merged(parts).items())
     if not any(entry(part).own_lattice for part, _ in merged):
         gains = None
     return _composed_pair(merged, step, gains) if merged else Pair(nothing(step), nothing(step))
-
-
-def pairs_on_one_lattice(
-    compositions: Sequence[Mapping[Event, int]], delta: float, near: float, fineness: float
-) -> tuple[list[Pair], NDArray[np.int64]]:
-    """Return the pairs of all parts, and how often each is in each composition, a row for each.
-
-    Args:
-        compositions: What `flatten` returns; the lattice is that of the first one.
-        delta: For which the lattice is chosen.
-        near: About ε of the first one.
-        fineness: How many times finer the lattice is than it must be.
-
-    Raises:
-        GridError: The first one does not fit on one lattice.
-    """
-    merged = [_merged(composition) for composition in compositions]
-    step = _step_of(merged[0], sum(merged[0].values()), near, delta, None)
-    if _reach(merged[0], None) > _MOST_CELLS * step:
-        raise GridError("the composition does not fit on one lattice")
-    columns = list(dict.fromkeys(itertools.chain.from_iterable(merged)))
-    counts = np.array([[parts.get(part, 0) for part in columns] for parts in merged])
-    pairs, cells = [], 0
-    for part in columns:
-        pairs.append(entry(part).pair(part, step / fineness, _Pairs(None)))
-        cells += pairs[-1].remove.masses.size + pairs[-1].add.masses.size
-        if cells > _MOST_MASSES:
-            raise GridError(f"{len(columns)} parts need more than {_MOST_MASSES} lattice points")
-    return pairs, counts
 
 
 @lru_cache(maxsize=16)
@@ -466,14 +388,8 @@ class _Pairs:
 
 @lru_cache(maxsize=16)
 def _unsampled(event: Event, share: float) -> Pair:
-    """Return the (product) pair of the releases about one sample, before any sampling.
-
-    Args:
-        event: The releases: laplace or joint.
-        share: Step of the lattice of the composition over the deviation of the sampled loss; the
-            lattice of the product is a tenth of that against its own deviation, so that what is
-            read between its points adds little.
-    """
+    """Return the (product) pair of the releases about one sample, before any sampling."""
+    # A tenth of the composition's step, so that what is read between its points adds little.
     parts = flatten(event)
     step = min(max(0.1 * share, _JOINT / 8.0), _JOINT) * math.sqrt(_variance(parts, None))
     return event_pair(parts, step)
@@ -482,145 +398,3 @@ def _unsampled(event: Event, share: float) -> Pair:
 @lru_cache(maxsize=32)
 def _own(event: Event, fineness: float, gains: Gains | None) -> Pair:
     return entry(event).own_pair(event, fineness, _Pairs(gains))
-
-
-_FINENESS = 2.0  # of the lattice, which then adds about a thousandth of ε to each, alike
-_OUTSIDE = 60.0  # of the tilted whole a mass of at most exp(-60) is outside the window,
-_STILL = 30.0  # of what is left without a part at most exp(-30): it wraps around
-_STEEPEST = 2.0  # tilt times step: the saddle point of bounded losses is infinite
-_NEGLIGIBLE = 50.0  # frequencies below exp(-50) count nowhere
-_LEAST = 1e-300  # of a spectrum, of which there is a logarithm
-_MOST_NUMBERS = 2**23  # of all spectra, where they count
-_UNCLEAR = 1e-4  # of δ, that the rounding of a spectrum may take
-
-
-def epsilons_on_one_lattice(
-    compositions: Sequence[Mapping[Event, int]], delta: float, near: float
-) -> list[float]:
-    """Return ε of a whole and of what is left of it without some parts, all on one lattice.
-
-    Args:
-        compositions: What `flatten` returns: of the whole first, then of what is left, with the same
-            parts, each less often or not at all.
-        delta: In (0, 1).
-        near: About ε of the whole.
-
-    Returns:
-        One for each composition: what `event_pair` gives on that lattice, rounding apart. NaN where
-        what is left does not fit into the window of the whole, or is not known to have any ε.
-
-    Raises:
-        GridError: The whole does not fit on one lattice.
-    """
-    pairs, counts = pairs_on_one_lattice(compositions, delta, near, _FINENESS)
-    with np.errstate(all="ignore"):  # what leaves its range is NaN
-        found = _epsilons([pair.remove for pair in pairs], counts, delta)
-        if not all(pair.remove is pair.add for pair in pairs):
-            found = np.maximum(found, _epsilons([pair.add for pair in pairs], counts, delta))
-    return [float(value) for value in found]
-
-
-def _epsilons(pmfs: Sequence[LossPmf], counts: NDArray[np.int64], delta: float) -> Floats:
-    """Return ε in one direction, a row of counts for each composition, that of the whole first."""
-    if not all(pmf.masses.any() and pmf.infinite < delta for pmf in pmfs):
-        raise GridError("a part alone fails more often than δ")
-    step = pmfs[0].step
-    parts = [(pmf, int(count)) for pmf, count in zip(pmfs, counts[0], strict=True) if count]
-
-    def moment(tilt: float) -> float:
-        return log_moment(parts, tilt)
-
-    def moments(tilt: float) -> Floats:
-        return np.array([log_moment([(pmf, 1)], tilt) for pmf in pmfs])
-
-    start = math.sqrt(2.0 * _OUTSIDE / max(variance(parts), 1e-12))
-    most = _NEGLIGIBLE / step
-    _, tilt = chernoff(moment, start, -math.log(delta), _STEEPEST / step)
-    base, fixed = moments(tilt), moment(tilt)
-    top, up = chernoff(lambda more: moment(tilt + more) - fixed, start, _OUTSIDE, most)
-    bottom, down = chernoff(lambda less: moment(tilt - less) - fixed, start, _OUTSIDE, most)
-    end, first = max(lattice_cells(top, step), 1) + 1, min(-lattice_cells(bottom, step), 0)
-    size = max(end - first, *(pmf.masses.size for pmf in pmfs))
-    if size > MAX_SIZE:
-        raise GridError(f"the loss distribution needs {size} lattice points")
-    rounding = float(counts[0].astype(np.float64).sum()) * (2.0 + math.log2(size)) * 2.0**-53
-    size = int(sp.fft.next_fast_len(size, True))
-    alive, spectra = _spectra(pmfs, counts, tilt, size)
-    origins = counts @ np.array([pmf.lowest for pmf in pmfs])
-    law = _Laws(step, tilt, size, end, alive, spectra, origins, counts @ base)
-    infinite = -np.expm1(counts @ np.log1p([-pmf.infinite for pmf in pmfs]))
-    above = counts @ (moments(tilt + up) - base) - up * end * step
-    below = counts @ (moments(tilt - down) - base) + down * (end - size) * step
-    fits = (np.maximum(above, below) <= -_STILL) & (infinite < delta)
-    return np.where(fits, law.epsilons(delta - infinite, rounding), np.nan)
-
-
-def _spectra(
-    pmfs: Sequence[LossPmf], counts: NDArray[np.int64], tilt: float, size: int
-) -> tuple[NDArray[np.int64], NDArray[np.complex128]]:
-    """Return the frequencies that count in any composition, and its spectrum there in a row each."""
-    # What is left of the whole has copies of few parts less: at most `touched`, in any composition.
-    less = np.maximum(counts[0] - counts, 0)
-    touched, most = int((less > 0).sum(axis=1).max()), less.max(axis=0)
-    alive = np.arange(size // 2 + 1)
-    whole, largest = np.zeros(alive.size), np.zeros(alive.size)
-    found: list[tuple[NDArray[np.int64], NDArray[np.complexfloating]]] = []
-    for pmf, count, gone in zip(pmfs, counts[0], most, strict=True):
-        spectrum = transform(pmf, tilt, size)[0][alive]
-        logs = np.log(np.where(np.abs(spectrum) > _LEAST, spectrum, _LEAST))
-        # No part raises what the others have left of a frequency.
-        whole, largest = whole - count * logs.real, np.maximum(largest, -gone * logs.real)
-        kept = whole - touched * largest < _NEGLIGIBLE
-        alive, whole, largest = alive[kept], whole[kept], largest[kept]
-        found.append((alive, logs[kept]))
-        if sum(places.size for places, _ in found) > _MOST_NUMBERS:
-            raise GridError(f"too many frequencies of {len(pmfs)} parts count")
-    rows = [logs[np.searchsorted(places, alive)] for places, logs in found]
-    return alive, np.exp(counts @ np.stack(rows))
-
-
-@dataclass(frozen=True)
-class _Laws:
-    """Tilted laws of losses by their spectra at some frequencies, on a window that ends at `end`."""
-
-    step: float
-    tilt: float
-    size: int
-    end: int
-    alive: NDArray[np.int64]
-    spectra: NDArray[np.complex128]
-    origins: NDArray[np.int64]
-    log_scales: Floats
-
-    def above(self, first: NDArray[np.int64], more: float) -> Floats:
-        """Return Σ P(mh) e^{-more·(m - first)h} over m >= first, for each law from its own first on."""
-        rate = (self.tilt + more) * self.step
-        turn = 2.0 * math.pi / self.size
-        places = (self.alive * ((first - self.origins) % self.size)[:, None]) % self.size
-        left = (self.alive * ((self.end - first) % self.size)[:, None]) % self.size
-        sums = np.exp(1j * turn * places) * (
-            1.0 - np.exp(-rate * (self.end - first)[:, None] + 1j * turn * left)
-        )
-        sums /= -np.expm1(-rate + 1j * turn * self.alive)
-        twice = np.where((self.alive == 0) | (2 * self.alive == self.size), 1.0, 2.0)
-        total = ((self.spectra * sums).real * twice).sum(axis=1) / self.size
-        scale = self.log_scales - self.tilt * self.step * first
-        return np.asarray(np.maximum(total, 0.0) * np.exp(np.minimum(scale, 700.0)))
-
-    def epsilons(self, deltas: Floats, rounding: float) -> Floats:
-        """Return the least ε >= 0 at which the finite losses leave δ, NaN where rounding hides it."""
-
-        def is_clear(place: NDArray[np.int64]) -> NDArray[np.bool_]:
-            scale = self.log_scales - self.tilt * self.step * place
-            return np.asarray(scale + math.log(rounding) <= np.log(_UNCLEAR * deltas))
-
-        low, high = np.full(deltas.size, -1), np.full(deltas.size, self.end)
-        while int((high - low).max()) > 1:
-            middle = (low + high) // 2
-            met = self.above(middle, 0.0) - self.above(middle, 1.0) <= deltas
-            met &= is_clear(middle)
-            low, high = np.where(met, low, middle), np.where(met, middle, high)
-        # Up to `high` from the point before the profile is a line in e^ε.
-        share = (self.above(high, 0.0) - deltas) / self.above(high, 1.0)
-        found = (high + np.clip(np.log(share) / self.step, -1.0, 0.0)) * self.step
-        return np.where(is_clear(np.maximum(low, 0)), np.maximum(found, 0.0), np.nan)

@@ -32,11 +32,7 @@ class GridError(PrivTuneError):
 
 
 def lattice_cells(loss: float, step: float) -> int:
-    """Return how many steps reach up to a loss, rounded up.
-
-    Raises:
-        GridError: More than 2^23, no number, or steps of which e^step is none.
-    """
+    """Return how many steps reach up to a loss, rounded up; GridError beyond 2^23."""
     if not 0.0 < step <= _WIDEST or not abs(loss) / step <= MAX_SIZE:
         raise GridError(f"losses of {abs(loss):.3g} do not fit on a lattice of step {step:.3g}.")
     return math.ceil(loss / step)
@@ -44,14 +40,7 @@ def lattice_cells(loss: float, step: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class LossPmf:
-    """One direction of a dominating pair.
-
-    Args:
-        step: Distance of two lattice points.
-        lowest: Lattice index of the first atom.
-        masses: P-masses of consecutive lattice points, 0 or more.
-        infinite: P-mass at infinite loss.
-    """
+    """One direction of a dominating pair: P-masses of consecutive lattice points, and at infinity."""
 
     step: float
     lowest: int
@@ -119,10 +108,7 @@ class LossPmf:
         return max(value, 0.0)
 
     def coarsen(self, factor: int) -> LossPmf:
-        """Return a pessimistic pair on a lattice `factor` times as wide.
-
-        Each atom is spread on its two neighbours so that its P- and its Q-mass are kept.
-        """
+        """Return a pair on a lattice `factor` times as wide; P- and Q-mass of each atom are kept."""
         if factor <= 1:
             return self
         index = self.lowest + np.arange(self.masses.size)
@@ -148,11 +134,9 @@ class LossPmf:
 
 
 def _discounted(values: Floats, step: float) -> Floats:
-    """Return all sums `Σ_{j <= i} values[j] exp(-(i - j) step)`, of values that are 0 or more.
-
-    `scipy.signal.lfilter` does the same, and takes longer to import than the sums of a study. Within
-    a row the weights are at most exp(100) apart; from row to row the sum is carried over.
-    """
+    """Return all sums `Σ_{j <= i} values[j] exp(-(i - j) step)`, of values that are 0 or more."""
+    # `scipy.signal.lfilter` does it, too, and takes longer to import than the sums of a study. Within a row
+    # weights are at most exp(100) apart; from row to row the sum is carried over.
     width = max(min(_ROW, int(_SPAN / step)), 1)
     rows = -(-values.size // width)
     padded = np.zeros(rows * width)
@@ -170,11 +154,8 @@ def _discounted(values: Floats, step: float) -> Floats:
 
 
 def inner(left: Floats, right: Floats) -> float:
-    """Return the sum of products of two vectors, in one thread.
-
-    `@` of long vectors is BLAS', which wakes threads up for each: on a busy machine that takes a
-    hundred times as long as the sum.
-    """
+    """Return the sum of products of two vectors, in one thread."""
+    # `@` wakes BLAS' threads for each product: on a busy machine that takes a hundred times as long.
     return float((left * right).sum())
 
 
@@ -186,22 +167,8 @@ def nothing(step: float) -> LossPmf:
 def from_cells(
     step: float, lowest: int, *, mass_p: Floats, mass_q: Floats, below: float, above: float
 ) -> LossPmf:
-    """Spread the mass of lattice cells on the two ends of each, keeping P- and Q-mass.
-
-    That is the pessimistic "connect the dots" discretisation: the profile is interpolated by chords
-    in e^ε, which lie above it.
-
-    Args:
-        step: Distance of two lattice points.
-        lowest: Lattice index of the lower end of the first cell.
-        mass_p: P-mass of each cell `(step·i, step·(i+1)]`.
-        mass_q: Q-mass of each cell.
-        below: P-mass below the first lattice point; raised to it.
-        above: P-mass above the last lattice point; raised to infinity.
-
-    References:
-        Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, arXiv:2207.04380, Algorithm 1.
-    """
+    """Spread the mass of lattice cells on the two ends of each, keeping P- and Q-mass."""
+    # Doroshenko et al., arXiv:2207.04380, Algorithm 1: chords in e^ε lie above the profile.
     lower = (lowest + np.arange(mass_p.size)) * step
     with np.errstate(over="ignore", invalid="ignore"):
         tilted = np.exp(lower) * mass_q
@@ -238,21 +205,8 @@ def from_profile(
     lowest: int,
     highest: int,
 ) -> LossPmf:
-    """Return a pair that dominates a mechanism of which upper bounds on both profiles are known.
-
-    For ε >= 0 the bound is `profile(ε)`; for ε < 0 it is `1 - e^ε + e^ε reverse(-ε)`. The points
-    are made convex in `x = e^ε`, as the true profile is; slope jumps are Q-masses.
-
-    Args:
-        profile: δ(ε) of the direction that is wanted, vectorised, for ε >= 0.
-        reverse: δ(ε) of the other direction, for ε >= 0.
-        step: Distance of two lattice points.
-        lowest: First lattice index, below 0.
-        highest: Last lattice index, above 0; the bound there becomes the mass at infinity.
-
-    Raises:
-        GridError: More than 2^19 points, which would take seconds.
-    """
+    """Return a pair that dominates a mechanism of which upper bounds on both profiles are known."""
+    # For ε < 0 the bound is 1 - e^ε + e^ε reverse(-ε). Made convex in x = e^ε; slope jumps are Q-masses.
     if highest - lowest > _MAX_PROFILE:
         raise GridError(f"a profile needs {highest - lowest} lattice points.")
     up = np.arange(0.0, highest + 1) * step
@@ -307,10 +261,7 @@ def _convex(values: Floats, step: float) -> Floats:
 
 
 def _convex_across(values: Floats, zero: int, step: float) -> Floats:
-    """Make the profile convex across ε = 0, where the two halves were joined.
-
-    `values` is δ(ε) minus the profile (1 - e^ε)₊ of a pair without loss.
-    """
+    """Make the profile less (1 - e^ε)₊ convex across ε = 0, where its two halves were joined."""
     before = (values[zero] - values[zero - 1]) / -math.expm1(-step) - 1.0
     after = (values[zero + 1] - values[zero]) / math.expm1(step)
     if before <= after:
@@ -351,11 +302,8 @@ def log_moment(parts: Sequence[tuple[LossPmf, int]], tilt: float) -> float:
 def chernoff(
     moment: Callable[[float], float], start: float, tail: float, most: float
 ) -> tuple[float, float]:
-    """Return (min over θ <= most of (moment(θ) + tail)/θ, the θ), by golden section on log θ.
-
-    Where losses are bounded, θ would grow forever, until it takes all digits of what it is
-    multiplied with.
-    """
+    """Return (min over θ <= most of (moment(θ) + tail)/θ, the θ), by golden section on log θ."""
+    # Of bounded losses the best θ is infinite; it would take all digits of what it is multiplied with.
     ratio = 2.0
     best = min(start, most)
     value = (moment(best) + tail) / best
@@ -374,10 +322,8 @@ def chernoff(
 
 
 def _fitting_tilt(moment: Callable[[float], float], theta: float, top: float) -> float:
-    """Return the largest tilt up to theta under which the mass above `top` is below rounding.
-
-    Mass beyond the window wraps around into it; heavy tails bound the tilt that can be afforded.
-    """
+    """Return the largest tilt up to theta under which the mass above `top` is below rounding."""
+    # Mass beyond the window wraps around into it.
     while theta > 1e-3:
         fixed = moment(theta)
         for more in (theta, 0.3 * theta, 3.0 * theta, 0.1 * theta):
@@ -388,24 +334,10 @@ def _fitting_tilt(moment: Callable[[float], float], theta: float, top: float) ->
 
 
 def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> LossPmf:
-    """Compose independent releases by FFT.
-
-    The convolution is done three times, exponentially tilted: by 0 (accurate where P lives), by -1
-    (where Q lives) and at the saddle point of the far tail; every atom is taken from the tilt with
-    the least rounding noise there, and an allowance for that noise is added to it.
-
-    Args:
-        parts: Pairs of one direction on one lattice, each with its count, 1 or more.
-        plain: Up to so many releases double precision does; its noise is added like any other. Of
-            more, it does where that noise is negligible wherever losses so large have any
-            probability; else all is done again in extended precision.
-
-    Returns:
-        The pair of the composition, on the same lattice.
-
-    Raises:
-        GridError: The result needs more than 2^23 lattice points.
-    """
+    """Compose independent releases of one direction, each so many times, by FFT."""
+    # Done under three tilts: 0 (where P lives), -1 (where Q lives), the saddle point of the far tail. Each
+    # atom is taken from the tilt with the least rounding noise, and an allowance for it is added.
+    # Of more than `plain` releases all is done in extended precision, unless the noise is negligible.
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     step = parts[0][0].step

@@ -21,20 +21,12 @@ _MANY = 64  # sampled Gaussians from which on their curves are computed together
 
 
 def rdp_curve(event: Event) -> Floats:
-    """Return an upper bound on the Rényi divergence at each of `ORDERS`, both directions.
-
-    Raises:
-        PrivTuneError: A value came out NaN or negative; no number is reported then.
-    """
+    """Return an upper bound on the Rényi divergence at each of `ORDERS`, both directions."""
     return composed_curve(flatten(event))
 
 
 def composed_curve(parts: Mapping[Event, int]) -> Floats:
-    """Return the same for what `flatten` returns.
-
-    References:
-        Mironov, arXiv:1702.07476, Proposition 1.
-    """
+    """Return the Rényi curve of what `flatten` returns."""
     values = np.zeros_like(ORDERS)
     for curve, count in zip(_leaf_curves(list(parts)), parts.values(), strict=True):
         values += count * curve
@@ -69,15 +61,7 @@ def _tabulated(values: Floats) -> Callable[[Floats], Floats]:
 
 @lru_cache(maxsize=256)
 def confirm_composition(charged: frozenset[tuple[Event, int]], adjacency: Adjacency) -> None:
-    """Refuse to charge where autodp's composition of what is charged is not ours.
-
-    Args:
-        charged: Every event of a ledger, with what is asked for, and how often it is charged.
-        adjacency: The relation of neighbouring datasets.
-
-    Raises:
-        PrivTuneError: One of the two is wrong.
-    """
+    """Refuse to charge where autodp's composition of what is charged is not ours."""
     parts = flatten(
         under(Composed([Repeated(count, event) for event, count in charged]), adjacency)
     )

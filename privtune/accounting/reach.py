@@ -42,27 +42,7 @@ def mass_beyond_reach(
     laplace: float = LAPLACE_REACH,
     coordinates: int = _COORDINATES,
 ) -> float:
-    """Return an upper bound on the mass that noise of finite reach adds to an event's δ.
-
-    Args:
-        event: What was released.
-        gaussian: Standard deviations that Gaussian noise reaches.
-        laplace: Scales that Laplace noise reaches.
-        coordinates: Most numbers that one release holds.
-
-    Returns:
-        The mass, at most 1. Parts of which only a bound is known, or none at all, add nothing.
-
-    Raises:
-        UnknownEventError: The event, or a part of it, is of a type without an entry.
-
-    Example:
-        >>> from privtune.accounting import Gaussian
-        >>> mass_beyond_reach(Gaussian(1.0)) < 1e-200
-        True
-        >>> f"{mass_beyond_reach(Gaussian(0.5), gaussian=5.768, coordinates=1):.1e}"
-        '8.2e-05'
-    """
+    """Return an upper bound on the mass that noise of finite reach adds to an event's δ."""
     edges = _Edges(gaussian, laplace, coordinates)
 
     def mass(part: Event) -> float:

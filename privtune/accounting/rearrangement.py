@@ -41,12 +41,7 @@ class Cells:
         self.least = float(self.runs.pgf_derivative(0.0))
 
     def below(self, taken: Floats, depth: Floats) -> tuple[Floats, Floats]:
-        """Return lines above G, the P-mass of lower scores, at both ends of each cell.
-
-        Args:
-            taken: The most Q-mass that may be above, of each item.
-            depth: The P-mass that is above, of each item.
-        """
+        """Return lines above G, the P-mass of lower scores, at both ends of each cell."""
         # A tangent of the concave F, at the right end of the cell.
         right = np.minimum(self.level[1:] + taken[:, None], 1.0)
         edge = np.searchsorted(self.level, right) - 1
@@ -65,14 +60,7 @@ class Cells:
 
 
 class Items:
-    """Groups of losses at the depth of a block: how much φ' each keeps in each cell.
-
-    Args:
-        cells: The cells of levels.
-        taken: The most Q-mass that may be above, of each item.
-        depth: The P-mass that is above, of each item.
-        priced: Whether levels may have a price.
-    """
+    """Groups of losses at the depth of a block: how much φ' each keeps in each cell."""
 
     def __init__(self, cells: Cells, taken: Floats, depth: Floats, *, priced: bool) -> None:
         self.cells, self.size = cells, taken.size
@@ -96,12 +84,7 @@ class Items:
         return found
 
     def pay(self, z: Floats, price: float | None) -> Floats:
-        """Return what an outcome of each item pays at most, per unit of its P-mass.
-
-        Args:
-            z: e^(ε - loss), a row for each item.
-            price: z of the largest loss that pays the price; None where there is no price.
-        """
+        """Return what an outcome of each item pays at most, per unit of its P-mass; z is e^(ε - loss)."""
         left, right = self.top
         if price is not None:
             # Less the price, φ' is the smaller of two convex functions of F: chords lie above both.
@@ -133,11 +116,7 @@ _ROUNDS = 12
 
 
 class Ranked:
-    """Outcomes of a run, the largest loss first, in one direction of the pair.
-
-    Args:
-        tuner: The envelope bound in the same direction.
-    """
+    """Outcomes of a run, the largest loss first, in one direction of the pair."""
 
     def __init__(self, tuner: Tuner) -> None:
         self.tuner, base = tuner, tuner.base
@@ -158,15 +137,7 @@ class Ranked:
 
 
 class Blocks:
-    """The bound with one division into blocks, and one price or none; any are valid.
-
-    Args:
-        ranked: The outcomes.
-        cells: The cells of levels.
-        marks: Ends of blocks of outcomes, the first of them 0; what comes after has no depth.
-        priced: Whether levels have a price that the others cannot exceed; else those pay what the
-            envelope charges.
-    """
+    """The bound with one division into blocks, and one price or none; any are valid."""
 
     def __init__(self, ranked: Ranked, cells: Cells, marks: Indices, *, priced: bool) -> None:
         self.ranked, self.cells, self.marks, self.priced = ranked, cells, marks, priced
@@ -273,11 +244,8 @@ class Blocks:
         return self
 
     def refined(self, epsilon: float, number: int) -> Indices:
-        """Return ends of about so many blocks, small where what is paid falls with the depth.
-
-        What a depth taken at the beginning of each block adds is least with blocks in proportion to
-        the root of mass times fall.
-        """
+        """Return ends of about so many blocks, small where what is paid falls with the depth."""
+        # A depth taken at the beginning of a block adds least with blocks like the root of mass times fall.
         depth = self.ranked.depth
         paid = self._paid(*self._pays(epsilon))[:, 0]
         fall = np.maximum(-np.diff(paid, append=0.0), 0.0)
@@ -340,13 +308,7 @@ _CELLS = 512  # with more cells of levels than so many the first of these number
 
 
 class Rearranged:
-    """The bound for one direction of the base's dominating pair, for ε >= 0.
-
-    Args:
-        tuner: The envelope bound in the same direction.
-        part: Logarithm of a factor of ε within which one price and one set of blocks are used.
-        choices: Of a price, for answers at many ε.
-    """
+    """The bound for one direction of the base's dominating pair, for ε >= 0."""
 
     def __init__(self, tuner: Tuner, part: float = _PART, choices: int = _CHOICES) -> None:
         self.tuner, self.ranked = tuner, Ranked(tuner)
@@ -388,10 +350,7 @@ class Rearranged:
         return max(value, least)
 
     def deltas(self, epsilons: Floats) -> Floats:
-        """Return a bound on δ(ε) at many ε, which ascend; prices are chosen at few of them.
-
-        It may lie above the envelope, which is no part of it.
-        """
+        """Return a bound on δ(ε) at many ascending ε, with few choices of prices; the envelope is no part."""
         chosen = [
             self._place(float(e)) for e in np.linspace(epsilons[0], epsilons[-1], self._choices)
         ]

@@ -130,12 +130,7 @@ class Pairs(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """An event that runs something several times and releases one run.
-
-    Args:
-        selection: The best of K that is at least as large a release.
-        threshold: Whether it stops at a known threshold, which has a bound of its own.
-    """
+    """An event that runs something several times and releases one run."""
 
     selection: PrivateSelection
     threshold: bool
@@ -808,11 +803,7 @@ ENTRIES: dict[type[Event], Entry[Any]] = {
 
 
 def entry(event: Event) -> Entry[Any]:
-    """Return the entry of an event's type.
-
-    Raises:
-        UnknownEventError: The type has none; nothing is guessed.
-    """
+    """Return the entry of an event's type; refuse a type that has none."""
     found = ENTRIES.get(type(event))
     if found is None:
         raise UnknownEventError(f"a {event.type} event has no entry in the registry of accounts.")
@@ -820,11 +811,7 @@ def entry(event: Event) -> Entry[Any]:
 
 
 def under(event: Event, adjacency: Adjacency) -> Event:
-    """Return the event whose account, as of itself, holds for the event under an adjacency.
-
-    Raises:
-        InvalidInputError: The account of a part holds under add-remove only.
-    """
+    """Return the event whose add-remove account holds for the event under an adjacency, or refuse."""
     if adjacency is Adjacency.ADD_REMOVE:
         return event
     known = entry(event)
@@ -860,11 +847,7 @@ def training(event: Event) -> tuple[int, float] | None:
 
 
 def looks(event: Event) -> Counter[Look]:
-    """Count the looks at the data that the event of a training is made of.
-
-    Raises:
-        UnknownEventError: Something in it is no release of a training.
-    """
+    """Count the looks at the data that the event of a training is made of; refuse what is no training."""
     found = entry(event).looks(event, looks)
     if found is None:
         raise UnknownEventError(f"a {event.type} event is not a release of a training.")

@@ -347,10 +347,8 @@ _LEAST_LOG_GAMMA = -600.0
 
 @lru_cache(maxsize=1024)
 def _log_gamma(shape: float, mean: float) -> float:
-    """Return log γ of the truncated negative binomial law with this mean, by root finding.
-
-    Near shape -1 γ falls far below what `1 - γ` can hold, so the logarithm is what is kept.
-    """
+    """Return log γ of the truncated negative binomial law with this mean, by root finding."""
+    # Near shape -1 γ falls far below what 1 - γ can hold: the logarithm is what is kept.
     if mean == 1.0:
         return 0.0
     if shape == 1.0:

@@ -27,12 +27,7 @@ ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
 
 class Tuner:
-    """The envelope bound for one direction of the base's dominating pair.
-
-    Args:
-        base: One direction of the pair of a single run.
-        runs: The law of the number of runs.
-    """
+    """The envelope bound for one direction of the base's dominating pair."""
 
     def __init__(self, base: LossPmf, runs: RunLaw) -> None:
         self.base = base
@@ -60,12 +55,7 @@ class Tuner:
         return self.polygon(self._resolution)
 
     def polygon(self, resolution: float, least: float = 1e-30) -> tuple[Floats, Floats]:
-        """Return vertices (u, F) of a polygon above the ROC curve.
-
-        Args:
-            resolution: How far log φ'(F) + log φ'(u) moves along an edge, about.
-            least: Values of φ' below it are not told apart.
-        """
+        """Return vertices (u, F) of a polygon above the ROC curve."""
         level, roc = _thin(self.vertices, self.runs, resolution, least)
         return _charged(*_refine(self.runs, level, roc, resolution, least))
 
@@ -81,12 +71,9 @@ class Tuner:
 
     @cached_property
     def _hull(self) -> tuple[Floats, Floats, Floats]:
-        """Vertices (a, b) of the upper hull of the lines `a - b z`, and where they change.
-
-        On an edge of the polygon F is linear in u. There the convex function φ'(F) lies below its
-        chord and the convex function φ'(u) above its tangent, so `x φ'(F) - z φ'(u)` is at most
-        the larger of two lines in z: the ones at the ends of the edge.
-        """
+        """Vertices (a, b) of the upper hull of the lines `a - b z`, and where they change."""
+        # On an edge F is linear: φ'(F) lies below its chord, φ'(u) above its tangent, so x φ'(F) - z φ'(u)
+        # is at most the larger of two lines in z, those at the ends of the edge.
         level, roc = self.levels
         ends = self.runs.pgf_derivative(roc)
         slopes = np.column_stack([ends[:-1], ends[1:]]).ravel()
@@ -156,18 +143,10 @@ class Tuner:
 
 
 class Threshold:
-    """The bound on "run until a known threshold is passed", for one direction of the base's pair.
+    """The bound on "run until a known threshold is passed", for one direction of the base's pair."""
 
-    With p, q the probability to pass under P and Q, a run x that passes is released with density
-    `dP(x)/D(p)` against `dQ(x)/D(q)`, where `D(t) = γ + (1-γ) t`; the symbol for giving up has
-    `γ (1-p)/D(p)` against `γ (1-q)/D(q)`. Both grow as p falls, and `1 - p <= F(1 - q)`. On an edge
-    of the polygon above F all four are bounded by chords (under P) and tangents (under Q): then δ
-    is convex along the edge and largest at one of its ends.
-
-    Args:
-        base: One direction of the pair of a single run.
-        stop: γ, the probability to give up after a run that did not pass.
-    """
+    # On an edge of the polygon above F chords (under P) and tangents (under Q) bound all four densities: then
+    # δ is convex along the edge and largest at one of its ends (README, 5).
 
     def __init__(self, base: LossPmf, stop: float) -> None:
         self.base = base
@@ -236,11 +215,8 @@ class Table:
 
 
 def tangents(value: Curve, slope: Curve, points: Floats) -> tuple[Floats, Floats]:
-    """Return lines below a convex curve between neighbouring points, at their left and right ends.
-
-    The tangent at the middle is the best, but where the points are so far apart that it falls
-    below half the value at the left end.
-    """
+    """Return lines below a convex curve between neighbouring points, at their left and right ends."""
+    # The tangent at the middle is best, unless it falls below half the value at the left end.
     left, right, middle = points[:-1], points[1:], 0.5 * (points[1:] + points[:-1])
     low = value(middle) - slope(middle) * (middle - left) < 0.5 * value(left)
     at = np.where(low, left, middle)
@@ -249,15 +225,8 @@ def tangents(value: Curve, slope: Curve, points: Floats) -> tuple[Floats, Floats
 
 
 def profile_shift(backward: LossPmf, runs: NegativeBinomial) -> float:
-    """Return `min over ε₁ of (η+1) log(e^ε₁ + ((1-γ)/γ) δ_QP(ε₁))`.
-
-    The bound on the profile of a tuner with K truncated negative binomial is then
-    `δ_A(ε) <= E[K] δ_PQ(ε - shift)`.
-
-    References:
-        Koskela, Redberg, Wang, arXiv:2402.06701, Theorem on private tuning with K negative
-        binomial.
-    """
+    """Return `min over ε₁ of (η+1) log(e^ε₁ + ((1-γ)/γ) δ_QP(ε₁))`."""
+    # Koskela, Redberg, Wang, arXiv:2402.06701: δ_A(ε) <= E[K] δ_PQ(ε - shift).
     top = max(backward.epsilon(1e-15), backward.step)
     if not math.isfinite(top):
         top = float(backward.losses[-1])
@@ -338,11 +307,8 @@ def _charged(level: Floats, roc: Floats) -> tuple[Floats, Floats]:
 def _thin(
     vertices: tuple[Floats, Floats, Floats], runs: RunLaw, resolution: float, least: float
 ) -> tuple[Floats, Floats]:
-    """Return a polygon above the ROC curve with a vertex where log φ' moves by `resolution`.
-
-    Vertices across which little changes are dropped, and the two tangents at the remaining
-    neighbours are prolonged to where they meet, which keeps the polygon above the concave curve.
-    """
+    """Return a polygon above the ROC curve with a vertex where log φ' moves by `resolution`."""
+    # The two tangents at the neighbours of what is dropped, prolonged to where they meet, stay above F.
     level, roc, slope = vertices
     height = _height(runs, level, roc, least)
     kept = np.flatnonzero(np.diff(np.floor(height / resolution), prepend=-np.inf) > 0.0)

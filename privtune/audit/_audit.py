@@ -282,10 +282,8 @@ class _Terms:
     def bounds(
         self, name: str, sides: Sequence[Floats], claim: Claim, tight: float, held_out: float = 0.1
     ) -> dict[str, float]:
-        """Return a free bound, and one by profile, with its share of what may go wrong with a row.
-
-        The claim's own test may miss what is far from it: part of the share is for a held-out one.
-        """
+        """Return a free bound, and one by profile, with its share of what may go wrong with a row."""
+        # The claim's own test may miss what is far from it: part of the share is for a held-out one.
         tests = [(tight, held_out)] if held_out else [(tight - _FREE, 0.0), (_FREE, 0.1)]
         free, *by_claim = (
             lower_bound(*sides, delta=self.delta, confidence=sure, held_out=kept, claim=of).epsilon

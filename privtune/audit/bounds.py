@@ -240,16 +240,7 @@ def lower_bound(
 
 
 class _Test:
-    """How often a test said "canary" without it, ``false``, and with it, ``true``.
-
-    Args:
-        low: Runs without it.
-        high: Runs with it.
-        threshold: Above which the test says so; None of it hangs on these runs.
-        slope: At which a false positive counts; None where false positives are rare: then each rate
-            is bounded by itself, as Clopper and Pearson do.
-        risk: Of a refutation that is wrong.
-    """
+    """How often a test said "canary" without it, ``false``, and with it, ``true``."""
 
     def __init__(
         self, low: Floats, high: Floats, threshold: float, slope: float | None, risk: float
@@ -259,23 +250,16 @@ class _Test:
         self.apart = _rates(low, high, np.array([threshold]), risk / 2.0)
 
     def refutes(self, allowed: Callable[[Floats], Floats]) -> bool:
-        """Say whether so much is seen too rarely where true positives are as rare as allowed.
-
-        Args:
-            allowed: The largest true positive rates by false positive rates: concave, not falling.
-        """
+        """Say whether so much is seen too rarely where true positives are as rare as allowed."""
         if self.slope is None:
             fpr, tpr = self.apart
             return bool(tpr[0] > allowed(fpr)[0])
         return self._chance(self.slope, allowed) <= self.risk
 
     def _chance(self, slope: float, allowed: Callable[[Floats], Floats]) -> float:
-        """Return the largest chance of so much evidence.
-
-        Evidence is the true positive rate less ``slope`` times the false positive rate, so it grows
-        with the one and falls with the other: over a cell of false positive rates, the chance is at
-        most that of its lower end with the power that its upper end is allowed.
-        """
+        """Return the largest chance of so much evidence."""
+        # Evidence is the true positive rate less slope times the false one: over a cell of false rates the
+        # chance is at most that of its lower end with the power that its upper end is allowed.
         beyond = self.risk / 50.0  # that the false positive rate lies in none of the cells
         ends = stats.beta.ppf(
             [beyond / 2.0, 1.0 - beyond / 2.0],
@@ -427,12 +411,9 @@ def _one_run(total: int, guesses: int, right: int, delta: float, risk: float) ->
 def _guesses(
     claim: Claim, total: int, guesses: int, right: int, risk: float
 ) -> Callable[[float], bool]:
-    """Return whether so many right guesses contradict a claim, as a function of its noise's factor.
-
-    ``hits`` and ``misses`` carry what is left of P(at least i guesses are right), split by whether the
-    guess in question is: the trade-off curve bounds one by the other, from i = ``right`` down to 0.
-    If both together then exceed the share of guesses, the first was above ``risk``.
-    """
+    """Return whether so many right guesses contradict a claim, as a function of its noise's factor."""
+    # hits and misses: P(at least i guesses are right), split by whether the guess in question is; the
+    # trade-off curve bounds one by the other. If both exceed the share of guesses, the first exceeded `risk`.
     if not guesses:
         raise InvalidInputError("guesses", guesses, "must be at least 1")
 

@@ -36,13 +36,7 @@ _KEPT = 64  # runs of a pass whose single releases are kept, for the law of the 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What trainings of canaries gave away.
-
-    Args:
-        ratio: By training, the log-likelihood ratio of "the canary is there" over all releases.
-        model: By training, what the released model alone says: its parameter that the canary moves.
-        releases: Some releases in units of their noise, as if the canary were out.
-    """
+    """What trainings of canaries gave away."""
 
     ratio: Floats
     model: Floats
@@ -50,12 +44,10 @@ class Seen:
 
 
 class _Watched:
-    """An oracle that looks at its own answers.
+    """An oracle that looks at its own answers."""
 
-    The gradient of canary i points along coordinate i; clipped, it is as long as it may be. Its loss is
-    above every bound. The best test of a known mechanism is a threshold on the likelihood ratio
-    (Neyman and Pearson); if the mechanism is another one than was thought, it is a test all the same.
-    """
+    # The gradient of canary i points along coordinate i; clipped, it is as long as it may be. A threshold
+    # on the likelihood ratio is the best test of a known mechanism, and a test of any.
 
     def __init__(self, oracle: Any, columns: int, *, replaced: bool) -> None:
         self._oracle, self._columns, self._replaced = oracle, columns, replaced
@@ -185,12 +177,7 @@ def _loss_of(task: Task | None) -> Callable[[torch.Tensor, torch.Tensor], torch.
 
 
 def canaries(inside: Sequence[float], *, task: Task | None = None) -> TensorData:
-    """Return a dataset: a record that holds no data, and the canaries that are in.
-
-    Args:
-        inside: By canary its sign; 0 for one that is out.
-        task: Whose shapes the other record has; without it, that counts as nothing.
-    """
+    """Return a dataset: a record that holds no data, and the canaries that are in."""
     signs = torch.tensor(inside, dtype=torch.float32)
     rows = torch.diag(LONG * signs)[signs != 0.0]
     if task is None:
@@ -222,23 +209,7 @@ def train_canaries(
     noise: NoiseOptions | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Seen:
-    """Train on canaries, once for each secret, in stacks as large as the engine makes them.
-
-    Args:
-        method: What trains, its noise fixed.
-        schedule: Its clockwork; its number of records is what means are divided by.
-        candidate: Its hyperparameters.
-        secrets: 32 bytes a training.
-        data: From :func:`canaries`.
-        columns: How many canaries are watched: those there are.
-        task: Whose model is trained beside the canaries' parameters.
-        replaced: Whether the neighbour's canary points the other way; else it is not there.
-        noise: Source and treatment of the noise.
-        progress: Told of every so many trainings that are done.
-
-    Returns:
-        What was seen: arrays of one value a training, or, of one training, one value a canary.
-    """
+    """Train on canaries, once for each secret, in stacks as large as the engine makes them."""
     # A method whose noise is for so many parameters gets as many.
     idle = getattr(method, "dimension", columns) - columns if task is None else 0
     found = []
@@ -271,13 +242,7 @@ def _made(secret: bytes, candidate: Candidate, columns: int, task: Task | None, 
 
 
 def secrets_of(seed: int, purpose: str, count: int) -> list[bytes]:
-    """Return secrets of made-up rounds: an audit can be repeated, and spends nobody's privacy.
-
-    Args:
-        seed: The audit's seed.
-        purpose: What they are for; other purposes have other secrets.
-        count: How many.
-    """
+    """Return secrets of made-up rounds: an audit can be repeated, and spends nobody's privacy."""
     root = Streams(seed.to_bytes(32, "big"))
     return [root.key(f"audit/{purpose}", number) for number in range(count)]
 
@@ -302,17 +267,7 @@ def run_declared(
     inside: bool,
     progress: Callable[[int], None] = lambda _: None,
 ) -> npt.NDArray[np.float64]:
-    """Run a declared mechanism many times; return what each release says of the canary.
-
-    Args:
-        plan: The arm's plan, whose fixed hyperparameters each run is given; the others it draws.
-        training: What one training may do.
-        canary: Trains, with the canary or without it.
-        runs: How often.
-        seed: The audit's seed.
-        inside: Whether the canary is among the records.
-        progress: Told of every run that is done.
-    """
+    """Run a declared mechanism many times; return what each release says of the canary."""
     found = np.empty(runs)
     for number, secret in enumerate(secrets_of(seed, f"declared/{inside}", runs)):
         streams = Streams(secret)

@@ -66,12 +66,7 @@ class Check:
 
 
 def check_sampler(schedule: Schedule, *, seed: int) -> Iterator[Check]:
-    """Check rate, sizes and independence of Poisson samples.
-
-    Args:
-        schedule: Whose records and rate are sampled; at most 10,000 of the records.
-        seed: The audit's seed.
-    """
+    """Check rate, sizes and independence of Poisson samples."""
     records, rate = min(schedule.records, 10_000), schedule.sample_rate
     if rate >= 1.0:
         return
@@ -103,12 +98,7 @@ def check_sampler(schedule: Schedule, *, seed: int) -> Iterator[Check]:
 
 
 def check_noise(options: NoiseOptions, *, seed: int) -> Iterator[Check]:
-    """Check the law of the noise, its tails, and that nothing is drawn twice.
-
-    Args:
-        options: Source and treatment.
-        seed: The audit's seed.
-    """
+    """Check the law of the noise, its tails, and that nothing is drawn twice."""
     made = noises.NoiseSource(
         [Streams(secret) for secret in secrets_of(seed, "noise", 16)],
         torch.device("cpu"),
@@ -129,11 +119,7 @@ def check_noise(options: NoiseOptions, *, seed: int) -> Iterator[Check]:
 
 
 def check_releases(releases: Floats) -> Iterator[Check]:
-    """Check that what trainings without a canary released is noise of the planned scale.
-
-    Args:
-        releases: In units of the planned noise.
-    """
+    """Check that what trainings without a canary released is noise of the planned scale."""
     if not len(releases):
         return
     chi = float((releases**2).sum())
@@ -143,12 +129,7 @@ def check_releases(releases: Floats) -> Iterator[Check]:
 
 
 def check_runs(law: RunLaw, *, seed: int) -> Iterator[Check]:
-    """Check the law of the secret number of runs.
-
-    Args:
-        law: The plan's.
-        seed: The audit's seed.
-    """
+    """Check the law of the secret number of runs."""
     secrets = secrets_of(seed, "runs", _DRAWS)
     drawn = Counter(law.sample(Streams(s).numpy("runs", 0)) for s in secrets)
     top = law.quantile(1.0 - 20.0 / _DRAWS)
@@ -178,15 +159,8 @@ def _binned(expected: Floats, seen: npt.NDArray[np.int64]) -> tuple[Floats, Floa
 
 
 def check_rounds(plan: Plan, strategy: Strategy, *, seed: int) -> Iterator[Check]:
-    """Work through rounds in a ledger of their own: rows, seeds, results, and the choice.
-
-    Every third row's weights are not finite: such a trial is a result like any other, the worst.
-
-    Args:
-        plan: A sealed selection.
-        strategy: What made it.
-        seed: The audit's seed.
-    """
+    """Work through rounds in a ledger of their own: rows, seeds, results, and the choice."""
+    # Every third row diverges: such a trial is a result like any other, the worst.
     if plan.runs is None:
         return
     lost = wrong = 0
@@ -240,14 +214,7 @@ def _trial(number: int, score: float, plan: Plan) -> TrialResult:
 
 
 def score_pair(plan: ScorePlan, *, runs: int, seed: int, inside: bool) -> Floats:
-    """Return scores of one model with or without a validation record that counts as most.
-
-    Args:
-        plan: Metric, bound and noise.
-        runs: How many.
-        seed: The audit's seed.
-        inside: Whether the record is there.
-    """
+    """Return scores of one model with or without a validation record that counts as most."""
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import score
 

@@ -38,15 +38,7 @@ _AIMS = (1e-3, 1e-2, 0.05, 0.2)  # δ at which scores pay most: what happens oft
 
 @dataclass(frozen=True, eq=False)
 class WorstScore:
-    """A score of a training's likelihood ratio, and the ratio of what is then released.
-
-    Args:
-        ratios: Likelihood ratios of the outcomes, ascending.
-        ranks: Their scores.
-        released: Log-likelihood ratio of "the best has this outcome".
-        nothing: Likewise of "nothing was released".
-        law: The masses of what is released, "nothing" the last, from those of the outcomes.
-    """
+    """A score of a training's likelihood ratio, and the ratio of what is then released."""
 
     ratios: Floats
     ranks: Floats
@@ -55,19 +47,11 @@ class WorstScore:
     nothing: float = 0.0
 
     def score(self, ratio: Floats) -> Floats:
-        """Return the scores of trainings.
-
-        Args:
-            ratio: Their likelihood ratios.
-        """
+        """Return the scores of trainings."""
         return self.ranks[self._place(ratio)]
 
     def evidence(self, ratio: Floats) -> Floats:
-        """Return what it tells that these trainings won.
-
-        Args:
-            ratio: Their likelihood ratios; NaN where nothing was released.
-        """
+        """Return what it tells that these trainings won."""
         found = self.released[self._place(np.nan_to_num(ratio))]
         return np.where(np.isnan(ratio), self.nothing, found)
 
@@ -81,17 +65,7 @@ class WorstScore:
 
 
 def worst_score(base: Event, runs: RunLaw, *, claim: Claim, rounds: int) -> WorstScore:
-    """Return the score that an audit of so many rounds finds out most by.
-
-    Args:
-        base: What one run costs; releases of one kind after another.
-        runs: The law of the number of runs.
-        claim: What the selection is held against.
-        rounds: Rounds on each side.
-
-    Returns:
-        Of the instances tried, the one with the largest bound that is to be expected.
-    """
+    """Return the score that an audit of so many rounds finds out most by."""
     outcomes = outcomes_of(base, claim.delta)
 
     def tried() -> Iterator[tuple[WorstScore, Outcomes]]:
@@ -109,14 +83,7 @@ def worst_score(base: Event, runs: RunLaw, *, claim: Claim, rounds: int) -> Wors
 
 
 def worst_threshold(base: Event, stop: float, *, claim: Claim, rounds: int) -> WorstScore:
-    """Return the likewise best rule of which runs reach a known score: their score is 1, else 0.
-
-    Args:
-        base: What one run costs.
-        stop: Probability with which every run that fails is the last.
-        claim: What the selection is held against.
-        rounds: Rounds on each side.
-    """
+    """Return the likewise best rule of which runs reach a known score: their score is 1, else 0."""
     outcomes = outcomes_of(base, claim.delta)
     order = np.argsort(outcomes.losses)
     p, q, losses = outcomes.p[order], outcomes.q[order], outcomes.losses[order]
@@ -186,22 +153,10 @@ _FINE = 200.0  # lattice points in a standard deviation of all releases together
 
 
 class InstanceClaim(Claim):
-    """That a selection is the explicit instance: these scores, this law of runs, this noise or more.
+    """That a selection is the explicit instance: these scores, this law of runs, this noise or more."""
 
-    A profile holds for every score function; the audit's is known, and what a round then releases has
-    a law that can be computed. Noise enters by the trainings alone, whose likelihood ratio is a sum
-    over their steps: exact without sampling, else on a lattice of a two hundredth of its deviation.
-
-    Claims are searched in the order of their noise, so less noise must tell more. That is so of the best
-    of a round; of the first above a threshold it is not: with little noise nobody may reach it, on either
-    side, and "nothing" tells nothing.
-
-    Args:
-        event: What is charged.
-        delta: At which δ its ε is asked for.
-        base: What one training costs.
-        score: The audit's, of the trainings' log-likelihood ratio.
-    """
+    # Claims are searched in the order of their noise, so less noise must tell more. That holds for the
+    # best of a round, not for the first above a threshold: with little noise nobody may reach it.
 
     def __init__(self, event: Event, delta: float, *, base: Event, score: WorstScore) -> None:
         super().__init__(event, delta, Adjacency.ADD_REMOVE)
@@ -215,12 +170,7 @@ class InstanceClaim(Claim):
         return _steps(base) is not None
 
     def best_test(self, runs: int, risk: float) -> tuple[float, float]:
-        """See ``Claim``: of what is released, by its likelihood ratio.
-
-        Args:
-            runs: On each side.
-            risk: Of the test.
-        """
+        """See ``Claim``: of what is released, by its likelihood ratio."""
         p, q = (np.maximum(self._law(masses), 1e-300) for masses in self._bins(1.0))
         told = np.log(p / q)
         order = np.argsort(-told)
@@ -284,10 +234,8 @@ def _steps(base: Event) -> list[tuple[float, float, int]] | None:
 
 
 def _laws(rate: float, precision: float, factor: float, width: float) -> tuple[int, Floats]:
-    """Return the law of one step's log-likelihood ratio, as the plan has it, at other noise.
-
-    A value's mass goes to the two lattice points beside it, so that means stay what they are.
-    """
+    """Return the law of one step's log-likelihood ratio, as the plan has it, at other noise."""
+    # A value's mass goes to the two lattice points beside it, so that means stay what they are.
     deviation = factor * math.sqrt(precision)
     edges = np.linspace(
         -precision / 2 - _REACH * deviation, precision / 2 + _REACH * deviation, _CELLS
@@ -367,21 +315,8 @@ def rounds_of(
     adjacency: Adjacency,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Floats:
-    """Run rounds with or without a canary; return what each release says of it.
-
-    Numbers of runs, seeds of rows, the subset, ties and the choice are the package's own; scores are
-    the audit's.
-
-    Args:
-        plan: The arm's plan: a sealed selection.
-        strategy: What made it.
-        score: What the audit prefers.
-        rounds: How many.
-        seed: The audit's seed.
-        inside: Whether the canary is among the records.
-        adjacency: The relation of neighbours.
-        progress: Told of every so many rounds that are done.
-    """
+    """Run rounds with or without a canary; return what each release says of it."""
+    # Numbers of runs, seeds, the subset, ties and the choice are the package's own; scores are the audit's.
     search, runs = plan.search, plan.runs
     if search is None or runs is None:
         raise InvalidInputError("plan", plan.strategy, "is no sealed selection")

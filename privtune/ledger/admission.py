@@ -62,7 +62,7 @@ _MIDDLE = 10  # of the halvings of its δ among which the filter looks for what 
 
 
 def admit(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]]:
-    """Decide on a request as a whole."""
+    """Return the basis on which a budget admits a request as a whole, and the weights; else refuse."""
     budget = history.terms()
     if history.closed:
         raise BudgetClosedError(f"budget {budget.name!r} was closed for good.")
@@ -81,6 +81,7 @@ def admit(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]]:
             remaining=max(0.0, budget.epsilon - spent),
             used=filter_state(history).share,
         )
+    # A second opinion on everything charged: autodp's composition must be ours.
     charged = Counter(history.block.values()) + history.later + Counter(asked)
     confirm_composition(frozenset(charged.items()), budget.adjacency)
     return found
@@ -92,8 +93,9 @@ def fits(history: History, asked: Sequence[Event]) -> bool:
 
 
 def admission_of(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]] | None:
-    """Return the basis on which the budget holds more events and what they weigh; None if on none."""
+    """Return the basis on which a budget holds more events and what they weigh; None if on none."""
     budget = history.terms()
+    # Before the first start all is fixed before the first release: any bound says what it costs.
     if not history.frozen:
         together = (*history.block.values(), *asked)
         return (BASIS_DECLARED, []) if _holds(together, budget) else None
@@ -104,6 +106,7 @@ def admission_of(history: History, asked: Sequence[Event]) -> tuple[str, list[We
         divergence, delta = _parts(weights, room, room_delta)
         part = max(divergence, delta)
         total = filter_state(history).capacity or 0.0
+        # By divergences as long as that leaves a quarter; from there on the smaller part decides.
         if part <= 1.0 and float(room) * (1.0 - divergence) >= _LAST * total:
             return BASIS_FILTER, weights
     if room >= 0 and not history.open:
@@ -268,6 +271,7 @@ def filter_excess(history: History) -> float:
 
 def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
     """Return what everything charged costs together, whenever one looks."""
+    # Who reads at any time, and stops by what was released, learns at most this: the odometer's theorem.
     budget = history.terms()
     block = tuple(history.block.values())
     adaptive = history.frozen and budget.admission is Admission.ADAPTIVE

@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from privtune.accounting import Composed, Guarantee
-from privtune.accounting.compare import DisputedAccountError, ask_witnesses
+from privtune.accounting.compare import AUTODP, NOT_MADE, DisputedAccountError, ask_witnesses
 from privtune.ledger.admission import (
     DRIFT,
     block_epsilon,
@@ -382,16 +382,23 @@ def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
     rest = {key: value for key, value in certificate.items() if key != "digest"}
     if certificate.get("digest") != digest_of(rest):
         raise LedgerCorruptedError("the certificate's digest is not that of its content.")
-    if "witnesses" in certificate and not _same(
-        certificate["witnesses"], _witnesses_of(history), _VERSIONS
-    ):
-        raise LedgerCorruptedError(
-            "the certificate's 'witnesses' do not say what they say when they are asked again: it was "
-            "edited, or their versions differ in more than rounding."
-        )
+    warnings: tuple[str, ...] = ()
+    if "witnesses" in certificate:
+        there, computed = certificate["witnesses"], _witnesses_of(history)
+        if NOT_MADE in canonical({"there": there, "computed": computed}):
+            there, computed = _by_autodp(there), _by_autodp(computed)
+            warnings = (
+                "dp-accounting was not asked, where this was certified or here: pip install "
+                "'privtune[check]' for this independent check.",
+            )
+        if not _same(there, computed, _VERSIONS):
+            raise LedgerCorruptedError(
+                "the certificate's 'witnesses' do not say what they say when they are asked again: it "
+                "was edited, or their versions differ in more than rounding."
+            )
     found = verified(history)
     said = check_audits(certificate.get("audits", ()), history)
-    return replace(found, warnings=(*found.warnings, *said))
+    return replace(found, warnings=(*found.warnings, *warnings, *said))
 
 
 def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
@@ -507,6 +514,17 @@ def _witnesses_of(history: History) -> dict[str, Any]:
             raise DisputedAccountError(f"{name}: {found.objection}")
         said[name] = found.to_dict()
     return said
+
+
+def _by_autodp(witnesses: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what witnesses say without dp-accounting, by which more may be proved, too."""
+    return {
+        name: {
+            **{key: value for key, value in said.items() if key != "lower"},
+            "witnesses": [one for one in said["witnesses"] if one["tool"] == AUTODP],
+        }
+        for name, said in witnesses.items()
+    }
 
 
 @cache

@@ -105,7 +105,7 @@ class Log:
             with self.storage.write() as connection:
                 head = self._head(connection, name)
                 history = self._sync(connection, name, head, self._seen(name))
-                lines = decide(connection, history)
+                lines = decide(connection, history)  # under the lock: nobody else admits meanwhile
                 written = self._append(connection, history, self._clock(), lines)
             return self._take_in(history, written), tuple(entry for entry, _ in written)
 
@@ -148,7 +148,7 @@ class Log:
         """Replay what is committed now; what a failed commit would have written never was."""
         for entry, sealed in written:
             history.apply(entry, sealed)
-        if written:
+        if written:  # after the commit: a noted head never says more than the log once held
             self.storage.witness.note(history.name, history.seq, history.head)
         self._histories[history.name] = history
         return history

@@ -160,11 +160,11 @@ def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 2
     return Profile(tuple(nodes), tuple(deltas))
 
 
-def below_tabulated(
-    delta_at: Callable[[float], float], highest: float, points: int = 256
-) -> Profile:
-    """Return a profile below the tabulated one, of every fifth of its nodes: does nothing fit, it tells."""
-    grid = _grid(highest, points)[::5]
+def below_tabulated(delta_at: Callable[[float], float], highest: float) -> Profile:
+    """Return a profile below the tabulated one, of every fifth of its nodes."""
+    # At ε ≥ 0 a profile falls, so on a cell it is nowhere below its value at the cell's end; what
+    # symmetry makes of it below is nowhere below 1 − z + z·δ at the last node.
+    grid = _grid(highest, 256)[::5]
     above = [min(1.0, delta_at(point)) for point in grid]
     nodes = (0.0, *map(math.exp, grid))
     return Profile(nodes, (1.0, above[-1], *above[2:], above[-1]))
@@ -280,6 +280,7 @@ def gaussian_room(order: float, left: float) -> float:
 @lru_cache(maxsize=1024)
 def best_order(epsilon: float, delta: float) -> float:
     """Return the order at which an empty block leaves the most room for Gaussian noise."""
+    # Gaussian divergences grow in proportion to α: the largest capacity per α admits the most.
 
     # In closed form for an empty block; which order is chosen is no matter of safety.
     def room(a: float) -> float:
@@ -297,7 +298,7 @@ def lines(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
 
 @lru_cache(maxsize=256)
 def start(profile: Profile, order: float, delta: float) -> float:
-    """Return the smallest m found at which the odometer's theorem gives at most this δ; or infinity."""
+    """Return the smallest m found at which the odometer's theorem gives at most δ; or infinity."""
     low, high = 0.0, _LARGEST
     if total_delta(profile, order, 0.0, high) > delta:
         return math.inf

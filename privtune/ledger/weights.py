@@ -42,19 +42,21 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
     divergence, delta = 0.0, 0.0
     for part, count in flatten(under(event, adjacency)).items():
         known = entry(part)
+        # (ε, δ)-DP is ε-DP that fails with probability δ (Kairouz, Oh & Viswanath, arXiv 1311.0776).
         pure = known.pure(part) if known.fails(part) else None
         if pure is not None:
             divergence += count * _pure(pure[0], order)
             delta += count * pure[1]
             continue
         plain = count * _divergence(part, order)
+        # Outcomes that hardly ever happen make a Rényi bound loose or infinite: they may fail instead.
         paired = _paired(part, count, order) if slack > 0 else None
         if paired is not None and paired.delta <= slack and not paired.divergence >= plain:
             divergence += paired.divergence
             delta += paired.delta
         else:
             divergence += plain
-    if not divergence >= 0 or not delta >= 0:
+    if not divergence >= 0 or not delta >= 0:  # also NaN, which must not pass for little
         return Weight(math.inf, delta)
     return Weight(divergence * (1 + 1e-12), delta * (1 + 1e-12))
 
@@ -113,12 +115,13 @@ def _beyond(pmf: LossPmf, last: float) -> float:
 def _holds(
     points: FloatArray, deltas: FloatArray, beyond: float, variance: float, slack: float
 ) -> bool:
-    """Return whether a profile stays below that of G(v) plus a slack, everywhere and not at points only."""
+    """Return whether a profile stays below that of G(v) plus a slack everywhere."""
     mu = math.sqrt(variance)
     lower = 1 - 1e-10  # for the rounding of the Gaussian profile
     gap = deltas - lower * gaussian_delta(variance, points)
     if max(float(gap.max()), beyond) > slack:
         return False
+    # Between points, in x = e^ε, the profile lies below its chord and G(v)'s above both tangents.
     x, falls = np.exp(points), lower * sp.special.ndtr(-points / mu - mu / 2)  # its slope, negated
     width, chord = np.diff(x), np.diff(deltas)
     left = chord + falls[:-1] * width  # what the gap gains on a cell along the left tangent

@@ -47,7 +47,6 @@ class TestLedger:
         return ledger
 
     def test_a_budget_is_what_was_asked(self, ledger: Ledger) -> None:
-        """A budget comes back with its terms; a second creation with the same terms is none."""
         asked = Budget(1.0, 1e-6, name="c", adjacency=Adjacency.REPLACE_ONE, dataset="clinic")
         made = ledger.create_budget(asked)
         assert ledger.budget("c") == made == ledger.create_budget(asked)
@@ -55,18 +54,15 @@ class TestLedger:
         assert [budget.name for budget in ledger.budgets()] == ["b", "c"]
 
     def test_a_budget_never_changes(self, ledger: Ledger) -> None:
-        """The same name with other terms is refused, and says what differs."""
         with pytest.raises(BudgetExistsError, match=r"epsilon is 3\.0, not 4\.0"):
             ledger.create_budget(Budget(4.0, 1e-5, name="b"))
 
     def test_an_order_is_one_of_the_filters(self, ledger: Ledger) -> None:
-        """A chosen order is kept; one that is not tabulated is refused."""
         assert ledger.create_budget(Budget(1.0, 1e-6, name="c", order=6.3)).order == 6.3
         with pytest.raises(InvalidInputError, match=r"nearest is 6\.3"):
             ledger.create_budget(Budget(1.0, 1e-6, name="d", order=6.26))
 
     def test_unknown_names_are_errors(self, ledger: Ledger) -> None:
-        """Unknown budgets, charges and ids have an error each."""
         with pytest.raises(UnknownBudgetError):
             ledger.spent("nobody")
         with pytest.raises(UnknownChargeError):
@@ -77,7 +73,6 @@ class TestLedger:
             ledger.reserve("b", [])
 
     def test_a_charge_runs_its_course(self, ledger: Ledger) -> None:
-        """Reserved, started, settled; every field comes back, from another connection too."""
         asked = request(2.0, study="s", arm="a", note="ñ \n line", plan_digest="d" * 64)
         [made] = ledger.reserve("b", [asked])
         assert (made.id, made.state, made.event) == ("b-1", "reserved", asked.event)
@@ -94,7 +89,6 @@ class TestLedger:
         assert read.created_at <= read.started_at <= read.closed_at
 
     def test_a_plan_is_charged_once_and_for_one_event(self, ledger: Ledger) -> None:
-        """A plan asked for again is the charge that is there; nothing else goes by its digest."""
         plan, louder = request(5.0, plan_digest="p"), request(2.0, plan_digest="p")
         [made] = ledger.reserve("b", [plan])
         assert ledger.reserve("b", [plan, plan]) == (made, made)
@@ -121,7 +115,6 @@ class TestLedger:
         ],
     )
     def test_no_other_course(self, ledger: Ledger, path: list[str], step: str) -> None:
-        """Every other step is refused and changes nothing."""
         [made] = ledger.reserve("b", [request(5.0)])
         for done in path:
             getattr(ledger, done)(made.id)
@@ -131,7 +124,6 @@ class TestLedger:
         assert ledger.charges("b") == before
 
     def test_all_or_nothing(self, ledger: Ledger) -> None:
-        """Requests that do not fit together are refused together."""
         with pytest.raises(BudgetExceededError):
             ledger.reserve("b", [request(5.0), request(5.0), request(0.5)])
         assert ledger.charges("b") == ()
@@ -139,7 +131,6 @@ class TestLedger:
         assert [charge.id for charge in made] == ["b-1", "b-2"]
 
     def test_declared_charges_compose_by_the_best_bound(self, ledger: Ledger) -> None:
-        """The declared block costs its composition, and is admitted up to the last bit of it."""
         events = (Gaussian(2.5), Gaussian(2.0))
         ledger.reserve("b", [ChargeRequest(event) for event in events])
         expected = epsilon_of(Composed(events), 1e-5).epsilon
@@ -147,17 +138,14 @@ class TestLedger:
         assert ledger.remaining("b") == 3.0 - expected
 
     def test_nothing_spent(self, ledger: Ledger) -> None:
-        """An untouched budget has spent 0 and has all left."""
         assert (ledger.spent("b").epsilon, ledger.remaining("b")) == (0.0, 3.0)
 
     def test_voided_before_the_first_start_is_free(self, ledger: Ledger) -> None:
-        """Nothing was seen, so the declaration may change."""
         made = ledger.reserve("b", [request(2.5), request(5.0)])
         ledger.void(made[0].id)
         assert ledger.spent("b").epsilon == epsilon_of(Gaussian(5.0), 1e-5).epsilon
 
     def test_voided_after_the_first_start_stays_in_the_block(self, ledger: Ledger) -> None:
-        """To drop a declared charge may be a reaction to what was seen."""
         made = ledger.reserve("b", [request(2.5), request(5.0)])
         ledger.start(made[1].id)
         before = ledger.spent("b")
@@ -165,7 +153,6 @@ class TestLedger:
         assert ledger.spent("b") == before
 
     def test_a_voided_filter_charge_is_free(self, running: Ledger) -> None:
-        """A filter counts what ran."""
         largest = _largest(running)
         [made] = running.reserve("b", [largest])
         with pytest.raises(BudgetExceededError):
@@ -175,7 +162,6 @@ class TestLedger:
         assert again.id != made.id
 
     def test_a_started_charge_stays_spent(self, running: Ledger) -> None:
-        """A started charge that never settles is spent."""
         [made] = running.reserve("b", [_largest(running)])
         running.start(made.id)
         with pytest.raises(ChargeStateError):
@@ -184,7 +170,6 @@ class TestLedger:
             running.reserve("b", [request(9.0)])
 
     def test_ids_are_never_reused(self, ledger: Ledger) -> None:
-        """Whatever becomes of a charge, its id is gone."""
         seen = []
         for _ in range(4):
             [made] = ledger.reserve("b", [request(5.0)])
@@ -193,7 +178,6 @@ class TestLedger:
         assert seen == ["b-1", "b-2", "b-3", "b-4"]
 
     def test_the_filter_takes_over_after_the_first_start(self, running: Ledger) -> None:
-        """Charges say on which basis they were admitted, and stay within the budget."""
         [later] = running.reserve("b", [request(8.0)])
         assert [charge.basis for charge in running.charges("b")] == ["declared", "filter"]
         assert later.state == "reserved"
@@ -202,7 +186,6 @@ class TestLedger:
             running.reserve("b", [request(0.9)])
 
     def test_a_declared_budget_is_closed_by_its_first_start(self, ledger: Ledger) -> None:
-        """Nothing can be declared after something was seen."""
         ledger.create_budget(Budget(3.0, 1e-5, name="d", admission="declared"))  # type: ignore[arg-type]
         made = ledger.reserve("d", [request(5.0)])
         made += ledger.reserve("d", [request(5.0)])
@@ -212,14 +195,12 @@ class TestLedger:
         ledger.start(made[1].id)
 
     def test_no_event_without_a_guarantee(self, ledger: Ledger, running: Ledger) -> None:
-        """What has no guarantee is refused, before and after the first start."""
         ledger.create_budget(Budget(3.0, 1e-5, name="c"))
         for name in ("b", "c"):
             with pytest.raises(BudgetExceededError):
                 ledger.reserve(name, [ChargeRequest(NonPrivate())])
 
     def test_approximate_dp_passes_the_filter_up_to_its_share(self, running: Ledger) -> None:
-        """A tenth of δ pays for the δ of adaptive charges; more is refused."""
         running.reserve("b", [ChargeRequest(ApproximateDP(0.1, 0.9e-6))])
         with pytest.raises(BudgetExceededError):
             running.reserve("b", [ChargeRequest(ApproximateDP(0.1, 0.2e-6))])
@@ -228,7 +209,6 @@ class TestLedger:
 
     @pytest.mark.parametrize("event", [Gaussian(0.1), NonPrivate(), ApproximateDP(9.0, 1e-3)])
     def test_what_has_happened_is_recorded(self, running: Ledger, event: Event) -> None:
-        """A release that happened is in the log even if it breaks the budget; then nothing fits."""
         made = running.record("b", ChargeRequest(event, note="press release"))
         assert (made.state, made.basis) == ("settled", "recorded")
         assert running.spent("b").epsilon > 3.0
@@ -237,7 +217,6 @@ class TestLedger:
             running.reserve("b", [request(100.0)])
 
     def test_a_closed_budget_admits_nothing(self, ledger: Ledger) -> None:
-        """Closed is for good; what was admitted may still run."""
         [made] = ledger.reserve("b", [request(5.0)])
         ledger.close_budget("b")
         ledger.close_budget("b")
@@ -247,14 +226,12 @@ class TestLedger:
         ledger.settle(ledger.start(made.id).id)
 
     def test_charges_can_be_told_apart(self, ledger: Ledger) -> None:
-        """A study finds its own charges again."""
         ledger.reserve("b", [request(9.0, study="s", arm="x"), request(9.0, study="s", arm="y")])
         ledger.reserve("b", [request(9.0, study="t", arm="x")])
         assert [charge.id for charge in ledger.charges("b", study="s")] == ["b-1", "b-2"]
         assert [charge.id for charge in ledger.charges("b", study="s", arm="y")] == ["b-2"]
 
     def test_threads_share_a_ledger(self, running: Ledger) -> None:
-        """Threads of one process never overspend, and every charge is there once."""
         made: list[Charge] = []
 
         def work() -> None:

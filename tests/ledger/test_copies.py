@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sqlite3
@@ -180,17 +179,6 @@ def test_no_backup_onto_a_name_that_a_store_gives(ledger: Ledger, tmp_path: Path
     with pytest.raises(InvalidInputError, match="must not end in -wal"):
         backup(ledger.log.storage, tmp_path / f"other.db{end}")
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_no_backup_onto_the_store_itself_or_a_link_to_it(
-    ledger: Ledger, path: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "link").symlink_to(path)
-    os.link(path, tmp_path / "hard")
-    for target in (path, tmp_path / "link", tmp_path / "hard"):
-        with pytest.raises(InvalidInputError, match="must be a new file"):
-            backup(ledger.log.storage, target)
-    verify(ledger.log.storage, "b")
 
 
 def test_a_backup_that_was_killed_leaves_a_draft_that_the_doctor_shows(

@@ -45,20 +45,7 @@ _FILTER_SHARE = 0.8
 
 @dataclass
 class LedgerModel:
-    """What a ledger should say, for one budget and Gaussian releases.
-
-    Attributes:
-        epsilon: The budget's ε.
-        delta: The budget's δ.
-        order: The filter's order.
-        declared: Whether the budget is a declared one.
-        sigmas: The noise multiplier of every charge ever admitted.
-        states: Their states.
-        block: Which of them belong to the declared block.
-        late: Which of them were admitted as Gaussian.
-        started: Whether anything was ever started.
-        closed: Whether the budget was closed.
-    """
+    """What a ledger should say, for one budget and Gaussian releases."""
 
     epsilon: float
     delta: float

@@ -36,7 +36,7 @@ from privtune.ledger.engines import translated
 from privtune.ledger.places import checked_url
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url
-from privtune.study._trials import StudyTrials
+from privtune.study.trials import StudyTrials
 
 ASKED = ChargeRequest(Gaussian(9.0))
 
@@ -66,9 +66,7 @@ def test_a_wrong_url_is_refused(url: str) -> None:
 
 
 def test_a_missing_server_is_one_error() -> None:
-    with pytest.raises(LedgerConnectionError, match="connection failed"):
-        Ledger("postgresql://nobody:secret@127.0.0.1:1/x")
-    with pytest.raises(LedgerError) as caught:
+    with pytest.raises(LedgerConnectionError, match="connection failed") as caught:
         Ledger("postgresql://nobody:secret@127.0.0.1:1/x")
     assert "secret" not in str(caught.value)
 
@@ -162,18 +160,6 @@ def test_sqlite_begins_before_it_reads(sqlite_url: str) -> None:
 
 
 @pytest.mark.postgres
-def test_postgres_locks_whatever_the_server_defaults_to(postgres_url: str) -> None:
-    """REPEATABLE READ takes its snapshot before it waits for the lock, and overspends."""
-    with Ledger(postgres_url) as ledger:
-        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
-        with ledger.log.storage.write() as connection:
-            level = connection.exec_driver_sql("SHOW transaction_isolation").scalar()
-            assert level == "read committed"
-            query = sa.select(sa.text("name")).select_from(sa.text("privtune_budgets"))
-            assert "FOR UPDATE" in str(query.with_for_update().compile(connection))
-
-
-@pytest.mark.postgres
 def test_postgres_answers_whatever_the_server_defaults_to(postgres_url: str) -> None:
     """Texts would be bytes, times none, numbers short of their last digits, and a long wait cut off."""
     settings = (
@@ -193,6 +179,9 @@ def test_postgres_answers_whatever_the_server_defaults_to(postgres_url: str) -> 
         assert [result.score for result in rounds.results(charge.id)] == [score]
         with ledger.log.storage.read() as connection:
             connection.exec_driver_sql("SELECT pg_sleep(0.1)")
+            # REPEATABLE READ takes its snapshot before it waits for the lock, and overspends.
+            level = connection.exec_driver_sql("SHOW transaction_isolation").scalar()
+            assert level == "read committed"
         assert StudyTrials(ledger.log.storage, "s").of("arm") == []
         assert ledger.settle(charge.id).state == "settled"
     with Ledger(postgres_url) as ledger:
@@ -246,16 +235,6 @@ def test_a_full_disk(sqlite_path: Path) -> None:
     )
     assert "disk is full" in result.stdout, result.stderr
     intact(f"sqlite:///{sqlite_path}", charges=1 + int(result.stdout.split()[0]))
-
-
-def test_a_read_only_file(sqlite_path: Path) -> None:
-    """Reading works; writing is one clear error. (Root may write any file: so through the URL.)"""
-    with Ledger(f"sqlite:///file:{sqlite_path}?mode=ro&uri=true") as ledger:
-        assert len(ledger.charges("b")) == 1
-        with pytest.raises(LedgerReadOnlyError, match="read-only"):
-            ledger.reserve("b", [ASKED])
-        assert ledger.spent("b").epsilon > 0
-    intact(f"sqlite:///{sqlite_path}")
 
 
 def test_a_locked_database(sqlite_path: Path) -> None:
@@ -351,16 +330,6 @@ def test_one_wrong_clock_locks_nobody_out(ledger_url: str, years: int) -> None:
         [warning] = verify(ledger.log.storage, "b").warnings
     assert f"Entry {4 if years > 0 else 3} is dated before its predecessor" in warning
     intact(ledger_url, charges=3)
-
-
-def test_a_small_disagreement_of_clocks_is_nothing(ledger_url: str) -> None:
-    clock = Clock()
-    with Ledger(ledger_url, clock=clock) as ledger:
-        ledger.create_budget(Budget(3.0, 1e-5, name="b"))
-        for seconds in (0, -60, 60, -120):
-            clock.offset = timedelta(seconds=seconds)
-            ledger.reserve("b", [ASKED])
-        assert verify(ledger.log.storage, "b").warnings == ()
 
 
 def test_a_forked_child_is_told(sqlite_path: Path) -> None:

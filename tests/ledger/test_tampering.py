@@ -316,13 +316,6 @@ def test_the_chain_covers_the_results_of_rounds(ledger: Ledger) -> None:
 # Certificates.
 
 
-def test_a_certificate_checks_itself(ledger: Ledger) -> None:
-    certificate = json.loads(json.dumps(export_certificate(ledger.log.storage, "b")))
-    found = verify_certificate(certificate, head=ledger.head("b"))
-    assert found.guarantee.epsilon == ledger.spent("b").epsilon
-    assert found.charges == 4
-
-
 def test_a_certificate_keeps_times_and_transcripts_sealed(ledger: Ledger) -> None:
     """When a sealed selection started and ended tells how many trials it took."""
     text = json.dumps(export_certificate(ledger.log.storage, "b"))
@@ -421,17 +414,6 @@ def test_a_shortened_certificate_fails(ledger: Ledger, part: str) -> None:
     certificate.pop(part)
     with pytest.raises(LedgerCorruptedError):
         verify_certificate(certificate)
-
-
-def test_what_is_no_certificate() -> None:
-    with pytest.raises(LedgerCorruptedError, match="no privtune-certificate"):
-        verify_certificate({"format": "something"})
-
-
-def test_no_certificate_of_a_broken_log(ledger: Ledger) -> None:
-    edit(ledger, "DELETE FROM privtune_entries WHERE seq = 6")
-    with pytest.raises(LedgerCorruptedError):
-        export_certificate(ledger.log.storage, "b")
 
 
 def test_the_page_escapes_what_users_wrote(sqlite_url: str, tmp_path: Path) -> None:
