@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -21,9 +21,9 @@ class _InRange(nn.Module):
         return self._middle + self._half * x
 
 
-def in_range(model: nn.Module, low: float, high: float) -> nn.Module:
+def in_range(make: Callable[[], nn.Module], low: float, high: float) -> nn.Module:
     """Return a model of a regression whose outputs are in units of half a target's range."""
-    return nn.Sequential(model, _InRange(low, high))
+    return nn.Sequential(make(), _InRange(low, high))
 
 
 def linear(features: int, outputs: int) -> nn.Module:

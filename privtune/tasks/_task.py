@@ -44,10 +44,17 @@ def made_up_inputs(records: int, shape: tuple[int, ...], tokens: int | None) -> 
     return torch.randint(tokens, (records, *shape), generator=generator)
 
 
-def make_model(name: str, *arguments: Any) -> nn.Module:
-    """Build a model of ``_models`` by its name: planning loads no torch."""
-    made: nn.Module = getattr(importlib.import_module("privtune.tasks._models"), name)(*arguments)
-    return made
+@dataclass(frozen=True)
+class ModelOf:
+    """Builds a model of ``_models`` by its name: planning loads no torch. Equal ones build one model."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self) -> nn.Module:
+        home = importlib.import_module("privtune.tasks._models")
+        made: nn.Module = getattr(home, self.name)(*self.arguments)
+        return made
 
 
 def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from privtune.imports import ByName, find_extra, find_function, users_code
 from privtune.tasks._facts import TaskDataError
 from privtune.tasks._fine_tuning import from_spec
 from privtune.tasks._partition import Sizes, places, split
-from privtune.tasks._task import Task, TaskData, classification_loss, make_model, softmax_constants
+from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
 
 DATA_VARIABLE = "PRIVTUNE_DATA"
 """Environment variable with the path of MNIST; ``--data PATH`` sets it."""
@@ -91,7 +91,7 @@ def digits_mlp() -> Task:
         **_DIGITS.declared(),
         input_shape=(64,),
         load=partial(_load_digits, 64),
-        model=partial(make_model, "relu_mlp", 64),
+        model=ModelOf("relu_mlp", (64,)),
         bounds={"pixels": (0.0, _GREY)},
         check=_check_digits,
         **_IMAGES,
@@ -106,7 +106,7 @@ def digits_cnn() -> Task:
         description="two 3x3 convolutions on scikit-learn's 1,797 handwritten digits (bundled)",
         input_shape=(1, 8, 8),
         load=partial(_load_digits, 1, 8, 8),
-        model=partial(make_model, "digits_cnn"),
+        model=ModelOf("digits_cnn"),
     )
 
 
@@ -168,7 +168,7 @@ def mnist_mlp() -> Task:
         **_MNIST.declared(),
         input_shape=(784,),
         load=partial(_load_mnist, 784),
-        model=partial(make_model, "relu_mlp", 784),
+        model=ModelOf("relu_mlp", (784,)),
         bounds={"pixels": (0.0, _BYTE)},
         check=_mnist,
         **_IMAGES,
@@ -183,7 +183,7 @@ def mnist_cnn() -> Task:
         description="two convolutions of the DP-SGD literature on MNIST (--data FILE.npz, or OpenML)",
         input_shape=(1, 28, 28),
         load=partial(_load_mnist, 1, 28, 28),
-        model=partial(make_model, "mnist_cnn"),
+        model=ModelOf("mnist_cnn"),
     )
 
 
@@ -217,7 +217,7 @@ def _logistic(
         **sizes.declared(),
         input_shape=(features,),
         load=load,
-        model=partial(make_model, "linear", features, classes),
+        model=ModelOf("linear", (features, classes)),
         constants=softmax_constants(float(features), classes),
         **known,
     )

@@ -21,7 +21,7 @@ from privtune.tasks._facts import SPLITS, TaskAbsentError, TaskDataError
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, places, split_read
 from privtune.tasks._reader import BATCH, coded, column_of, heard, is_missing, open_table, texts
-from privtune.tasks._task import Task, TaskData, classification_loss, make_model, softmax_constants
+from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
 from privtune.tasks._usable import CLIPPED, Fault, RecordCheck, Tally, label_faults
 
 if TYPE_CHECKING:
@@ -353,9 +353,7 @@ def images(spec: Mapping[str, Any]) -> Task:
     if name == "small-cnn" and min(shape[1:]) < 4:
         raise InvalidInputError("task.shape", list(shape), "must be at least 4 high and wide")
     if name in networks:
-        model: Callable[[], nn.Module] = partial(
-            make_model, networks[name], pictures.shape, classes
-        )
+        model: Callable[[], nn.Module] = ModelOf(networks[name], (pictures.shape, classes))
     else:
         of = "the shape of a picture and the number of classes"
         model = own_model(name, pictures.shape, classes, built_in=tuple(networks), of=of)
@@ -480,7 +478,7 @@ def text(spec: Mapping[str, Any]) -> Task:
     )
     name, classes = str(spec.get("model", "linear")), len(found.classes or ())
     if name == "linear":
-        model: Callable[[], nn.Module] = partial(make_model, "linear", found.shape[0], classes)
+        model: Callable[[], nn.Module] = ModelOf("linear", (found.shape[0], classes))
     else:
         of = "the numbers of features and classes"
         model = own_model(name, found.shape[0], classes, built_in=("linear",), of=of)

@@ -18,7 +18,7 @@ from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_o
 from privtune.tasks._facts import TaskDataError
 from privtune.tasks._partition import by_unit, places
 from privtune.tasks._reader import Columns, Source, coded, is_missing, numbers_of, open_table, texts
-from privtune.tasks._task import Task, TaskData, classification_loss, make_model, softmax_constants
+from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
 from privtune.tasks._usable import CLIPPED, NO_NUMBER, Fault, RecordCheck, Tally, label_faults
 from privtune.tasks.described import (
     Described,
@@ -340,11 +340,11 @@ def _model(spec: Mapping[str, Any], table: Table) -> tuple[str, Callable[[], nn.
         raise InvalidInputError("task.hidden", spec["hidden"], "goes with model: mlp alone")
     build: Callable[[], nn.Module]
     if given in ("linear", "logistic"):
-        build = partial(make_model, "linear", features, outputs)
+        build = ModelOf("linear", (features, outputs))
         what = "linear regression" if table.classes is None else "logistic regression"
     elif given == "mlp":
         hidden = _hidden(spec.get("hidden", (64,)))
-        build = partial(make_model, "mlp", features, outputs, hidden)
+        build = ModelOf("mlp", (features, outputs, hidden))
         what = f"MLP {'-'.join(map(str, (features, *hidden, outputs)))}"
     else:
         what, built_in = str(given), ("linear", "logistic", "mlp")
@@ -352,11 +352,7 @@ def _model(spec: Mapping[str, Any], table: Table) -> tuple[str, Callable[[], nn.
         build = own_model(what, features, outputs, built_in=built_in, of=of)
     if table.target_range is None:
         return what, build
-    return what, partial(_in_range, build, table.target_range)
-
-
-def _in_range(build: Callable[[], nn.Module], target_range: tuple[float, float]) -> nn.Module:
-    return make_model("in_range", build(), *target_range)
+    return what, ModelOf("in_range", (build, *table.target_range))
 
 
 def _hidden(given: Any) -> tuple[int, ...]:

@@ -105,26 +105,19 @@ def records() -> pd.DataFrame:
     return pd.DataFrame({"age": age, "pressure": pressure, "ill": ill, "name": "somebody"})
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"target": "cured"}, "lacks the declared columns cured"),
-        ({"bounds": {"name": [0, 1]}}, "names name, which holds no numbers"),
-        ({"path": "nowhere"}, r"nowhere\.\w+ is not there\."),
+        ({"path": "nowhere.csv"}, r"nowhere\.csv is not there\."),
     ],
 )
 def test_a_table_that_is_not_as_declared_is_refused_before_anything_is_charged(
-    tmp_path: Path, storage_url: str, suffix: str, changes: dict, message: str
+    tmp_path: Path, storage_url: str, changes: dict, message: str
 ) -> None:
-    name = changes.get("path", "people")
-    declared = {field: value for field, value in changes.items() if field != "path"}
-    task = table(tmp_path / f"{name}.{suffix}", **declared)
-    if suffix == "csv" and "holds no numbers" in message:
-        pytest.skip("a header of a CSV file declares no types")
+    task = table(tmp_path / "people.csv", **changes)
     study = Study.create(toy_spec(task=task, epochs=1), storage_url)  # planned without its file
-    path, frame = tmp_path / f"people.{suffix}", records()
-    frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    records().to_csv(tmp_path / "people.csv", index=False)
     with pytest.raises(TaskDataError, match=message) as refused:
         study.run()
     assert "somebody" not in str(refused.value)

@@ -23,7 +23,6 @@ from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.scoring import score
 from privtune.training.methods import FixedDPSGD
-from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
 from studies.harness import train
 from tests.audit.test_audit import fixed
@@ -31,6 +30,11 @@ from tests.statistical.rounds import DELTA
 from tests.toy import blobs
 
 MOST = 4
+FIXED = {
+    "name": "a",
+    "strategy": "fixed",
+    "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+}
 
 
 def groups():
@@ -158,17 +162,12 @@ def test_a_build_clips_units(make, loss_of):
 
 def test_the_charge_is_the_same_event_at_the_units_rate(tmp_path):
     task = of_units()
-    spec = {
-        "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-        "name": "fixed",
-        "strategy": "fixed",
-    }
     study = privtune.create_study(
         "people",
         task="tests.tasks.test_units:of_units",
         storage=f"sqlite:///{tmp_path / 'p.db'}",
         budget=privtune.Budget(4.0, 1e-5, name="people", unit="person"),
-        arms=[spec],
+        arms=[FIXED],
         epochs=2,
         expected_batch_size=12,
     )
@@ -288,11 +287,6 @@ def table(path, **more):
     }  # fmt: skip
 
 
-FIXED = {
-    "name": "a",
-    "strategy": "fixed",
-    "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-}
 GROUP = {"group": "who", "max_per_group": 4, "unit": "person"}
 
 
@@ -308,27 +302,11 @@ def test_a_table_is_grouped_by_a_column(tmp_path):
     alone = get_task(table(tmp_path / "visits.csv", group="who", max_per_group=9)).load()
     rows = sum(int((getattr(alone, n).y >= 0).sum()) for n in ("train", "validation", "test"))
     assert rows == len((tmp_path / "visits.csv").read_text().splitlines()) - 2
-
-
-def test_numbers_of_a_table_are_told_by_person(tmp_path):
-    spec = table(tmp_path / "visits.csv", **GROUP, target_range=[0, 10])
-    spec = {**spec, "target": "dose", "bounds": {"age": [0, 100]}}
+    numbers = {"target": "dose", "target_range": [0, 10], "bounds": {"age": [0, 100]}}
+    spec = table(tmp_path / "visits.csv", **GROUP, **numbers)
     del spec["classes"]
-    study = privtune.create_study(
-        "doses",
-        task=spec,
-        storage=f"sqlite:///{tmp_path / 'p.db'}",
-        budget=privtune.Budget(4.0, 1e-5, name="people", unit="person"),
-        arms=[FIXED],
-        report={"metric": "mae"},
-        epochs=2,
-        expected_batch_size=24,
-    )
-    data = get_task(spec).load_checked()
-    assert {int(n) for n in data.train.y.isfinite().sum(dim=1)} == {1, 2, 3, 4}
-    [release] = study.run()
-    assert 0.0 <= release.utility["test_mae"] <= 10.0
-    study.close()
+    doses = get_task(spec).load_checked().train.y
+    assert {int(n) for n in doses.isfinite().sum(dim=1)} == {1, 2, 3, 4}
 
 
 @pytest.mark.quick
@@ -362,13 +340,7 @@ def test_a_study_of_another_unit_than_its_budget_is_refused_before_the_charge(
             task=table(tmp_path / "t.csv", **(GROUP if grouped else {})),
             storage=storage,
             budget=privtune.Budget(4.0, 1e-5, name="b", unit=unit),
-            arms=[
-                {
-                    "name": "a",
-                    "strategy": "fixed",
-                    "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-                }
-            ],
+            arms=[FIXED],
             epochs=2,
             expected_batch_size=24,
         )
@@ -432,23 +404,3 @@ def test_nobody_is_on_both_sides_of_own_records(tmp_path):
     assert "person" not in str(caught.value)
     assert study.spent().epsilon == 0.0
     study.close()
-
-
-def test_the_same_numbers_cost_the_same_and_promise_another_unit(tmp_path):
-    events = set()
-    for unit, more in (("record", {}), ("person", GROUP)):
-        study = privtune.create_study(
-            unit,
-            task=table(tmp_path / "t.csv", **more),
-            storage=f"sqlite:///{tmp_path / 'p.db'}",
-            budget=privtune.Budget(4.0, 1e-5, name=unit, unit=unit),
-            arms=[FIXED],
-            epochs=2,
-            expected_batch_size=24,
-        )
-        [plan] = study.plans
-        events.add(plan.event)
-        [release] = study.run()
-        assert arm_record(study, plan, release, budget_view(study)).tags["privtune.unit"] == unit
-        study.close()
-    assert len(events) == 1

@@ -32,69 +32,18 @@ Cell = Callable[[torch.Tensor, Tensors, Tensors], Tensors]
 
 _SMALL_CLASSES = 64  # up to here, softmax over the leading axis beats softmax over the last
 
-_LIBRARY: Any = torch.library.Library("privtune", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "stacked_conv2d(Tensor x, Tensor w, Tensor? b, int[] stride, int[] padding, int[] dilation, "
-    "int groups) -> Tensor"
-)
-_LIBRARY.define(
-    "stacked_conv2d_input(Tensor g, Tensor x, Tensor w, int[] stride, int[] padding, "
-    "int[] dilation, int groups) -> Tensor"
-)
 
-
-def _forward(  # noqa: PLR0917
-    x: torch.Tensor,
-    w: torch.Tensor,
-    b: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
+def _convolved(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, windows: Sequence[Any]
 ) -> torch.Tensor:
     """Convolve ``[K, N, C, H, W]`` with ``[K, O, C/groups, kh, kw]``, candidate by candidate."""
-    parts = [
-        torch.conv2d(
-            _channels_last(x[k]),
-            _channels_last(w[k]),
-            None if b is None else b[k],
-            stride,
-            padding,
-            dilation,
-            groups,
-        )
-        for k in range(len(x))
-    ]
-    return _joined(parts)
-
-
-def _backward_input(  # noqa: PLR0917
-    g: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> torch.Tensor:
-    """Return the gradient with respect to ``x``, candidate by candidate."""
-    parts = [
-        torch.ops.aten.convolution_backward(
-            _channels_last(g[k]),
-            _channels_last(x[k]),
-            _channels_last(w[k]),
-            None,
-            stride,
-            padding,
-            dilation,
-            False,
-            [0, 0],
-            groups,
-            [True, False, False],
-        )[0]
-        for k in range(len(g))
-    ]
-    return _joined(parts)
+    biases = [None] * len(x) if b is None else b.unbind()
+    return _joined(
+        [
+            torch.conv2d(_channels_last(images), _channels_last(weight), bias, *windows)
+            for images, weight, bias in zip(x.unbind(), w.unbind(), biases, strict=True)
+        ]
+    )
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -111,29 +60,6 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
         strides = (channels * height * width, 1, width * channels, channels)
         return x.contiguous().as_strided(x.shape, strides)
     return x.contiguous(memory_format=torch.channels_last)
-
-
-_LIBRARY.impl("stacked_conv2d", _forward, "CompositeExplicitAutograd")
-_LIBRARY.impl("stacked_conv2d_input", _backward_input, "CompositeExplicitAutograd")
-
-
-class _StackedConv2d(torch.autograd.Function):
-    """A convolution with a gradient for its input alone: weights are handled by book-keeping."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *options: Any
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, w)
-        ctx.options = options
-        y: torch.Tensor = torch.ops.privtune.stacked_conv2d(x, w, b, *options)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        gradient = torch.ops.privtune.stacked_conv2d_input(grads[0], x, w, *ctx.options)
-        return (gradient, None, None, *(None for _ in ctx.options))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -247,7 +173,7 @@ def _conv(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any], *, axes: 
             a, w, kernel = a.unsqueeze(-2), w.unsqueeze(-2), (1, *kernel)
         images = a.flatten(1, 2)
         windows = (list(stride), list(padding), list(dilation), groups)
-        y: Any = _StackedConv2d.apply(images, w, b, *windows)  # type: ignore[no-untyped-call]
+        y = _convolved(images, w, b, windows)
         y = y.view(*a.shape[:3], *y.shape[2:])
         use = ProductUse(
             str(found[0]), found[1], taps=kernel[0] * kernel[1], depth=w.shape[2], groups=groups

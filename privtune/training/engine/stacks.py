@@ -42,8 +42,8 @@ _FIXED_BYTES = 32 * 2**20  # programs, kernels and pools of the libraries, whate
 class Memory:
     """The memory model of a training."""
 
-    row_bytes: float
-    captured_bytes: float
+    row_bytes: float  # work space of a record in a step
+    captured_bytes: float  # and while its pass is captured
     state_bytes: int
     rows: int
     piece: int
@@ -89,7 +89,7 @@ def granule(schedule: Schedule, kernel: Kernel, row_bytes: float, candidates: in
 
 
 @dataclass(frozen=True)
-class Split:
+class Division:
     """How candidates are trained."""
 
     sizes: list[int]
@@ -101,9 +101,9 @@ class Split:
         return sum(sorted(self.sizes)[-self.threads :])
 
 
-def split(
+def divide(
     kernel: Kernel, memory: Memory, candidates: int, *, stack: int | None = None, cores: int = 1
-) -> Split:
+) -> Division:
     """Split candidates into stacks, and say how many stacks to train side by side, a thread for each."""
     # Record after record, and convolutions on CPU, run candidate by candidate: stacks gain nothing.
     apart = not isinstance(kernel, BatchedKernel) or kernel.convolves
@@ -121,7 +121,7 @@ def split(
     each = min(max(1, stack // threads), -(-candidates // threads))
     count = -(-candidates // each)
     count = min(candidates, -(-count // threads) * threads)  # no thread is left without at the end
-    return Split([candidates // count + (i < candidates % count) for i in range(count)], threads)
+    return Division([candidates // count + (i < candidates % count) for i in range(count)], threads)
 
 
 class _StoppedError(Exception):

@@ -21,7 +21,7 @@ from privtune.training.engine.checkpoint import Checkpoint, Keeper, Middle
 from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
 from privtune.training.engine.kernels import BatchedKernel, NotBatchableError, OneByOneKernel
 from privtune.training.engine.optimizers import OPTIMIZER, Optimized, Own
-from privtune.training.engine.stacks import OnStep, side_by_side, split
+from privtune.training.engine.stacks import OnStep, divide, side_by_side
 from privtune.training.engine.watch import registered
 from privtune.training.mechanism.clipping import sent
 from privtune.training.mechanism.data import (
@@ -62,7 +62,7 @@ class Outcome:
     """What became of a candidate. Only ``params``, ``report`` and ``module`` are functions of releases."""
 
     position: int
-    params: torch.Tensor
+    params: torch.Tensor  # final ones on the CPU, [P]: the method's average of the iterates
     report: Mapping[str, torch.Tensor]
     transcript: Transcript
     unusable: int
@@ -89,8 +89,8 @@ class Training:
     noise: NoiseOptions | None = None
     on_step: OnStep | None = None
     snapshots_at: Collection[int] = ()
-    keeper: Keeper | None = None
-    look: Callable[[int, torch.Tensor], object] | None = None
+    keeper: Keeper | None = None  # of a candidate that is trained alone
+    look: Callable[[int, torch.Tensor], object] | None = None  # likewise; what it raises ends it
 
     def of(self, made: Iterable[Made]) -> Iterator[Outcome]:
         """Train candidates; yield what became of each, in any order."""
@@ -123,7 +123,7 @@ class Training:
         return self.of_group(Group((None,), None, members))
 
     def _of_groups(self, groups: list[Group]) -> Iterator[Outcome]:
-        for group in merged(groups, self.method):
+        for group in with_narrow(groups, self.method):
             yield from self.of_group(group)
 
     def of_group(self, group: Group) -> list[Outcome]:
@@ -143,7 +143,7 @@ class Training:
         longest = stacks.longest_sample(self.schedule)
         memory = stacks.memory_model(kernel, longest=longest)
         stack, cores = check_stack(self.stack), torch.get_num_threads()
-        division = split(
+        division = divide(
             kernel,
             memory,
             len(group.members),
@@ -337,8 +337,8 @@ class Made:
 
     model: nn.Module
     secret: bytes
-    values: Mapping[str, Any]
-    optimizer: torch.optim.Optimizer | None = None
+    values: Mapping[str, Any]  # the method's hyperparameters, and its own schedule and warmup
+    optimizer: torch.optim.Optimizer | None = None  # None where the method steps by itself
     scheduler: LRScheduler | None = None
 
 
@@ -349,7 +349,7 @@ class Member:
     position: int
     made: Made
     own: Own | None = None
-    places: torch.Tensor | None = None
+    places: torch.Tensor | None = None  # of its parameters in the group's model, if that is wider
 
     @property
     def values(self) -> dict[str, Any]:
@@ -378,8 +378,8 @@ class Member:
 class Group:
     """Candidates whose passes one kernel, that of the first, computes, and whose steps one call takes."""
 
-    key: tuple[Hashable, ...]
-    program: Program | None
+    key: tuple[Hashable, ...]  # digest of the program, and what steps them
+    program: Program | None  # None where a pass cannot be told by value
     members: list[Member]
 
     @property
@@ -424,7 +424,7 @@ def put(groups: list[Group], member: Member, program: Program | None) -> int:
     return sum(p.nbytes for p in model.parameters())
 
 
-def merged(groups: list[Group], method: Method) -> list[Group]:
+def with_narrow(groups: list[Group], method: Method) -> list[Group]:
     """Let wide models take narrow ones into their stacks, where nothing looks at all weights at once."""
     if not isinstance(method, FixedDPSGD | DPAdam | AutomaticClipping):
         return groups

@@ -70,8 +70,8 @@ class Entry:
     """One use of parameters: what came out, and what to make of the gradient of that."""
 
     names: tuple[str, ...]
-    out: torch.Tensor
-    version: int
+    out: torch.Tensor  # [K, B, ...]
+    version: int  # of `out` when it was noted: a model must not write to it
     back: Callable[[torch.Tensor], list[tuple[Use, Tensors]]]
 
 
@@ -168,15 +168,22 @@ ACTIVE = _Active()
 class Watch(TorchFunctionMode):
     """Catches uses of parameters and draws while a model runs on one record."""
 
-    levels: Levels | None
-    names: Mapping[int, str] = field(default_factory=dict)
-    masks: Sequence[torch.Tensor] | None = None
-    deterministic: bool = False
-    generator: torch.Generator | None = None
-    classes: torch.Tensor | None = None
+    levels: Levels | None  # None outside of vmap, where only draws are caught
+    names: Mapping[int, str] = field(
+        default_factory=dict
+    )  # of parameters, by id of what stands for them
+    masks: Sequence[torch.Tensor] | None = (
+        None  # drawn for each place; None to note the places in `sites`
+    )
+    deterministic: bool = False  # dropout passes on, and whatever else is drawn is its mean
+    generator: torch.Generator | None = None  # draws at every place where there are no masks
+    classes: torch.Tensor | None = None  # the targets [K, B, ...], if each is a class: at least 0
     entries: list[Entry] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
-    multiplied: set[str] = field(default_factory=set)
+    multiplied: set[str] = field(
+        default_factory=set
+    )  # uncaught, and by more than element by element
+    # Transposes of parameters that are matrices, and these, by the id of the transpose.
     turned: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     _made_of: dict[int, tuple[torch.Tensor, set[str]]] = field(default_factory=dict)
     _outer: list[Watch | None] = field(default_factory=list)

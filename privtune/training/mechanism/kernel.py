@@ -59,8 +59,8 @@ class Rows:
 
     x: torch.Tensor
     y: torch.Tensor
-    sizes: Sequence[int] | npt.NDArray[np.int64]
-    mask: torch.Tensor
+    sizes: Sequence[int] | npt.NDArray[np.int64]  # how many rows of each candidate are records
+    mask: torch.Tensor  # 1 for a record; 0 for what fills up, or stands for an unusable record
     dropout: Sequence[torch.Generator]
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from privtune.training.engine import stacks
 from privtune.training.engine import train as engine
 from privtune.training.engine.compute import sums_in_float32
-from privtune.training.engine.stacks import Memory, split
+from privtune.training.engine.stacks import Memory, divide
+from privtune.training.engine.watch import traced
 from privtune.training.mechanism import clipping
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
@@ -276,7 +277,9 @@ def convolutional():
 
 def test_threads_follow_the_work_of_a_step():
     def of(mebibytes, candidates, *, model=mlp, stack=None, cores=64):
-        return split(kernel(model), memory(mebibytes), candidates, stack=stack, cores=cores).threads
+        return divide(
+            kernel(model), memory(mebibytes), candidates, stack=stack, cores=cores
+        ).threads
 
     assert of(0.01, 100) == 1  # threads would wait for the interpreter
     assert of(0.25, 16, cores=2) == 1
@@ -299,3 +302,60 @@ def test_bounds_are_kept_by_thread():
     assert clipping._columns.known
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(lambda: dict(clipping._columns.known)).result()
+
+
+def test_threads_that_end_in_any_order_see_their_own_flag() -> None:
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+    seen: dict[str, bool] = {}
+
+    def first() -> None:
+        with traced():
+            first_in.set()
+            assert second_in.wait(10)
+            seen["first"] = bool(torch.compiler.is_compiling())
+        first_out.set()
+
+    def second() -> None:
+        assert first_in.wait(10)
+        seen["before"] = bool(torch.compiler.is_compiling())
+        with traced():
+            second_in.set()
+            assert first_out.wait(10)
+            seen["second"] = bool(torch.compiler.is_compiling())
+            with traced():
+                pass
+            seen["nested"] = bool(torch.compiler.is_compiling())
+        seen["after"] = bool(torch.compiler.is_compiling())
+
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert seen == {
+        "first": True,
+        "before": False,
+        "second": True,
+        "nested": True,
+        "after": False,
+    }
+
+
+def test_an_optimizer_in_another_thread_computes_as_ever() -> None:
+    """Adam takes its steps in single precision where the flag stands."""
+
+    def trained() -> torch.Tensor:
+        weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.Adam([weight], lr=0.3)
+        for _ in range(8):
+            optimizer.zero_grad()
+            (weight**3).sum().backward()
+            optimizer.step()
+        return weight.detach()
+
+    expected, found = trained(), []
+    with traced():
+        thread = threading.Thread(target=lambda: found.append(trained()))
+        thread.start()
+        thread.join(20)
+    assert torch.equal(found[0], expected)
