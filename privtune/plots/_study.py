@@ -116,8 +116,12 @@ def plot_utility(
             }
         )
     if alone["x"]:
-        marker = {"symbol": ["circle-open", "circle", "circle"] * (len(alone["x"]) // 3)}
-        marker |= {"size": [11, 1, 1] * (len(alone["x"]) // 3), "color": "#808896"}
+        arms_alone = len(alone["x"]) // 3
+        marker = {
+            "symbol": ["circle-open", "circle", "circle"] * arms_alone,
+            "size": [11, 1, 1] * arms_alone,
+            "color": "#808896",
+        }
         line = {"color": "#808896", "dash": "dot", "width": 1}
         look: dict[str, Any] = {"mode": "lines+markers", "marker": marker, "line": line}
         figure.add_trace(go.Scatter(**alone, **look, showlegend=False))
