@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -32,29 +32,25 @@ else:
     Observer = object  # importing it takes longer than most commands
 
 
-def run_study(
-    study: Study,
-    *,
-    mlflow: bool,
-    quiet: bool,
-    executor: str | None = None,
-    jobs: int = 1,
-    device: str | None = None,
-    stack: int | Literal["auto"] | None = None,
-    non_private: bool = False,
-    anyway: bool = False,
-) -> None:
-    """Run a study with progress on the terminal and, if asked, releases to MLflow."""
+def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:
+    """Run a study with progress on the terminal and, if asked, releases to MLflow.
+
+    Args:
+        study: The study.
+        mlflow: Whether releases are logged.
+        quiet: Whether nothing is shown.
+        how: What else :meth:`privtune.study.Study.run` takes.
+    """
     from privtune.cli._tables import print_records
     from privtune.study.seal import open_stream
     from privtune.tasks._reader import ON_READ
 
-    observers: list[Observer] = []
+    observer = None
     if mlflow:
         with libraries():  # torch among them
             from privtune.tracking.mlflow import MlflowObserver
 
-        observers.append(MlflowObserver(study))
+        observer = MlflowObserver(study)
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -78,16 +74,7 @@ def run_study(
 
     heard = ON_READ.set(read)
     try:
-        study.run(
-            _Fanout([_ProgressObserver(progress), *observers]),
-            executor=executor,
-            n_jobs=jobs,
-            device=device,
-            stack=stack,
-            non_private=non_private,
-            anyway=anyway,
-            told=told,
-        )
+        study.run(_ProgressObserver(progress, observer), told=told, **how)
     finally:
         ON_READ.reset(heard)
         if progress.live.is_started:
@@ -106,10 +93,11 @@ class _OpenOnly(ProgressColumn):
 
 
 class _ProgressObserver(Observer):
-    """Shows a bar for an arm; for a sealed arm one that says nothing but that it runs."""
+    """Shows a bar for an arm, of a sealed one that it runs and no more; then tells the tracker's observer."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, then: Observer | None) -> None:
         self._progress = progress
+        self._then = then
         self._bars: dict[str, Any] = {}
 
     def arm_started(self, plan: Plan) -> None:
@@ -118,44 +106,24 @@ class _ProgressObserver(Observer):
         # With the first arm and no sooner: bars of nothing are an empty line.
         self._progress.start()
         self._bars[plan.arm] = self._progress.add_task(label, total=total, sealed=plan.is_sealed)
+        if self._then is not None:
+            self._then.arm_started(plan)
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
         self._progress.update(self._bars[plan.arm], completed=done, total=steps)
 
     def released(self, plan: Plan, release: Release) -> None:
         if plan.arm in self._bars:
-            self._progress.update(
-                self._bars[plan.arm],
-                description=f"{plan.arm}: released",
-                total=plan.training.schedule.steps,
-                completed=plan.training.schedule.steps,
-            )
+            steps, said = plan.training.schedule.steps, f"{plan.arm}: released"
+            bar = self._bars[plan.arm]
+            self._progress.update(bar, description=said, total=steps, completed=steps)
+        if self._then is not None:
+            self._then.released(plan, release)
 
     def arm_failed(self, plan: Plan) -> None:
         self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
-
-
-class _Fanout(Observer):
-    """Tells several observers."""
-
-    def __init__(self, observers: list[Any]) -> None:
-        self._observers = observers
-
-    def arm_started(self, plan: Plan) -> None:
-        for observer in self._observers:
-            observer.arm_started(plan)
-
-    def step(self, plan: Plan, done: int, steps: int) -> None:
-        for observer in self._observers:
-            observer.step(plan, done, steps)
-
-    def released(self, plan: Plan, release: Release) -> None:
-        for observer in self._observers:
-            observer.released(plan, release)
-
-    def arm_failed(self, plan: Plan) -> None:
-        for observer in self._observers:
-            observer.arm_failed(plan)
+        if self._then is not None:
+            self._then.arm_failed(plan)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from privtune.audit import AuditReport
+    from privtune.strategies import Plan
     from privtune.study import Study
 
 
@@ -43,6 +44,7 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
 ) -> None:
     """Bound the ε of a study's arms from below, on made-up records; spends nothing, touches no data."""
     from privtune.errors import InvalidInputError
+    from privtune.imports import find_function
     from privtune.study import Study, keep_audit
 
     if model not in ("probe", "task"):
@@ -52,19 +54,17 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
         if arm is not None and arm not in plans:
             raise InvalidInputError("arm", arm, f"must be one of {', '.join(plans)}")
         chosen = [arm] if arm is not None else [a for a, p in plans.items() if p.is_private]
-        reports = [
-            _one(
-                study,
-                a,
-                runs=runs,
-                confidence=confidence,
-                seed=seed,
-                whole=model == "task",
-                canary=canary,
-                quiet=as_json,
+        options: dict[str, Any] = {"runs": runs, "confidence": confidence, "seed": seed}
+        if model == "task":
+            options["task"] = study.spec.load_task()
+        if canary is not None:
+            options["canary"] = find_function(
+                "canary",
+                canary,
+                allowed="must be package.module:function",
+                must="must name a function of a trial and whether the canary is in",
             )
-            for a in chosen
-        ]
+        reports = [_audit_one(study, plans[each], options, quiet=as_json) for each in chosen]
         for report in reports if keep else ():
             keep_audit(study, report.to_dict())
     if as_json:
@@ -75,32 +75,21 @@ def audit(  # noqa: PLR0917 (the command line passes them by name)
         raise typer.Exit(1)
 
 
-def _one(
-    study: Study,
-    arm: str,
-    *,
-    runs: int,
-    confidence: float,
-    seed: int,
-    whole: bool,
-    canary: str | None,
-    quiet: bool,
-) -> AuditReport:
+def _audit_one(study: Study, plan: Plan, options: dict[str, Any], *, quiet: bool) -> AuditReport:
+    """Audit one arm with a bar for what takes long, and print what was found."""
     from rich.console import Console
     from rich.progress import Progress
 
     from privtune.audit import audit as run_audit
     from privtune.audit import estimate
-    from privtune.imports import find_function
 
-    [plan] = [plan for plan in study.plans if plan.arm == arm]
-    spec, budget = study.spec, study.spec.budget
-    strategy = next((s.to_strategy() for s in spec.arms if s.name == arm), None)
+    budget = study.spec.budget
+    strategy = next((s.to_strategy() for s in study.spec.arms if s.name == plan.arm), None)
     if not quiet:
         say(
-            f"{arm} ({plan.strategy}): {estimate(plan, runs=runs):,} trainings of "
-            f"{plan.training.schedule.steps:,} steps in expectation, seed {seed}, confidence "
-            f"{confidence:.0%}."
+            f"{plan.arm} ({plan.strategy}): {estimate(plan, runs=options['runs']):,} trainings of "
+            f"{plan.training.schedule.steps:,} steps in expectation, seed {options['seed']}, confidence "
+            f"{options['confidence']:.0%}."
         )
     with Progress(console=Console(file=sys.stderr), transient=True, disable=quiet) as bars:
         known: dict[str, TaskID] = {}
@@ -116,18 +105,7 @@ def _one(
             strategy=strategy,
             adjacency=budget.adjacency,
             published=budget.epsilon,
-            task=spec.load_task() if whole else None,
-            canary=None
-            if canary is None
-            else find_function(
-                "canary",
-                canary,
-                allowed="must be package.module:function",
-                must="must name a function of a trial and whether the canary is in",
-            ),
-            runs=runs,
-            confidence=confidence,
-            seed=seed,
+            **options,
             progress=tell,
         )
     if not quiet:

@@ -191,7 +191,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
                 mlflow=mlflow,
                 quiet=as_json,
                 executor=executor,
-                jobs=jobs,
+                n_jobs=jobs,
                 device=device,
                 stack=None if stack is None else check_stack(stack),
                 non_private=non_private,

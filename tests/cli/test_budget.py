@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from privtune.accounting import Gaussian
-from privtune.cli._app import mount
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from tests.cli.conftest import Cli
 
@@ -198,17 +196,6 @@ def test_backup(cli: Cli, budget: str, event: str, tmp_path: Path) -> None:
     assert "sealed" in cli("budget", "backup", str(tmp_path / "other.db")).out
 
 
-def test_a_name_that_no_file_can_have_is_one_sentence(cli: Cli, budget: str) -> None:
-    long = "9" * 400
-    for args in (
-        ["list", "--storage", f"sqlite:///{long}"],
-        ["backup", long],
-        ["export", "b", "--output", long],
-    ):
-        done = cli("budget", *args)
-        assert (done.code, done.err.count("\n")) == (1, 1), done
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "gaussian"}', '{"type": "unheard-of"}'])
 def test_an_event_that_is_none(cli: Cli, budget: str, tmp_path: Path, text: str) -> None:
     path = tmp_path / "event.json"
@@ -265,33 +252,6 @@ def test_an_unknown_budget(cli: Cli, url: str, args: tuple[str, ...]) -> None:
     done = cli("budget", *args, "nobody")
     assert (done.code, done.out) == (1, "")
     assert "nobody" in done.err
-
-
-def test_help_and_the_storage_option(tmp_path: Path) -> None:
-    runner = CliRunner()
-    result = runner.invoke(mount(), ["budget", "--help"])
-    for command in (
-        "create",
-        "list",
-        "show",
-        "charges",
-        "charge",
-        "void",
-        "verify",
-        "export",
-        "sign",
-        "backup",
-        "close",
-    ):
-        assert command in result.stdout
-    url = f"sqlite:///{tmp_path}/other.db"
-    made = runner.invoke(
-        mount(),
-        ["budget", "create", "z", "--epsilon", "1", "--delta", "1e-6", "--storage", url, "--json"],
-    )
-    assert made.exit_code == 0
-    assert json.loads(made.stdout)["name"] == "z"
-    assert (tmp_path / "other.db").exists()
 
 
 def test_a_certificate_that_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:

@@ -162,5 +162,7 @@ def test_usage_errors_are_exit_code_2(cli: Cli) -> None:
 
 def test_catalogues(cli: Cli) -> None:
     names = {row["name"] for row in json.loads(cli("strategies", "--json").out)}
-    assert {"fixed", "papernot-steinke", "dpsgd", "hyfreedp"} <= names
+    assert {"fixed", "papernot-steinke", "dpsgd", "hyfreedp", "subsampled-tuning"} <= names
     assert "digits-mlp" in cli("tasks").out
+    tasks = {row["name"] for row in json.loads(cli("tasks", "--json").out)}
+    assert {"digits-cnn", "mnist-mlp", "iris-logistic"} <= tasks

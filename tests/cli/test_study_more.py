@@ -84,11 +84,6 @@ def test_the_demo_goes_on_with_no_other_study(cli: Cli, tmp_path: Path) -> None:
     assert refused.err.count("\n") == 1
 
 
-def test_a_spec_may_be_called_in_capitals(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:
-    spec = Path(write(tmp_path, arms=[OPEN])).rename(tmp_path / "TOY.YAML")
-    assert cli("study", "run", str(spec), *at, "--no-mlflow").code == 0
-
-
 def test_what_is_run_may_be_named_like_a_file(
     cli: Cli, tmp_path: Path, at: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,10 +134,3 @@ def test_a_stack_is_a_number_or_auto(cli: Cli, tmp_path: Path, at: tuple[str, st
     assert "must be a whole number of at least 1, or auto" in refused.err
     assert refused.err.count("\n") == 1
     assert cli("study", "run", "toy", *at, "--no-mlflow", "--stack", "2").code == 0
-
-
-def test_tasks_and_strategies_are_all_listed(cli: Cli) -> None:
-    names = {row["name"] for row in json.loads(cli("tasks", "--json").out)}
-    assert {"digits-cnn", "mnist-mlp", "iris-logistic", "breast-cancer-logistic"} <= names
-    strategies = {row["name"] for row in json.loads(cli("strategies", "--json").out)}
-    assert {"liu-talwar", "subsampled-tuning", "everything", "linear-scaling"} <= strategies

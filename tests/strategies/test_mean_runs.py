@@ -42,12 +42,12 @@ def test_the_mean_is_the_largest_that_fits(strategy: Any) -> None:
     plan = strategy.plan(context(), epsilon=1.5)
     runs = plan.runs
     assert isinstance(plan.event, PrivateSelection | ThresholdSelection)
-    assert plan.event == strategy.whole(plan.event.event, runs)
+    assert plan.event == strategy._whole(plan.event.event, runs)
     one = epsilon(plan.event.event, 1e-5).epsilon
     assert 0.999 < one <= 1.0, "each run costs what was said"
     assert epsilon(plan.event, 1e-5).epsilon <= 1.5
     more = {**runs.to_dict(), "mean": runs.to_dict()["mean"] + 0.001}
-    above = strategy.whole(plan.event.event, run_law_from_dict(more))
+    above = strategy._whole(plan.event.event, run_law_from_dict(more))
     assert epsilon(above, 1e-5).epsilon > 1.5, "one thousandth more does not fit"
     assert plan.details["mean_runs_auto"]["training_epsilon"] == 1.0
     assert plan.details["mean_runs_auto"]["mean_runs"] == plan.runs.expected_runs
