@@ -672,7 +672,7 @@ _in(
     ),
 )
 
-_AVERAGES = "tests/training/methods/test_averages.py"
+_AVERAGES = "tests/training/methods/test_rate_schedule.py"
 
 _in(
     "training/engine/train.py",
