@@ -201,10 +201,7 @@ class Strategy(Protocol):
 
 
 def best_of(results: Sequence[TrialResult], streams: Streams) -> TrialResult:
-    """Return the result of the best score; ties are broken by independent uniform draws.
-
-    A NaN score counts as the worst: dropping the trial would make the choice depend on it.
-    """
+    """Return the result of the best score; ties are broken by independent uniform draws."""
     tie_break = streams.numpy("tie-break", 0).random(len(results))
 
     def rank(position: int) -> tuple[float, float]:

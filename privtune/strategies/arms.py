@@ -38,12 +38,7 @@ def needed_parameters(strategy: Strategy) -> tuple[str, ...]:
 
 
 def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> None:
-    """Refuse an arm whose study lacks what its strategy needs, or whose plan belies it.
-
-    Raises:
-        StrategyError: Naming what is missing.
-        InvalidInputError: If the strategy cannot run the arm's method.
-    """
+    """Refuse an arm whose study lacks what its strategy needs, or whose plan belies it."""
     needs, arm = needs_of(strategy), strategy.arm
     method = getattr(strategy, "method", None)
     if needs.methods and method not in needs.methods:
@@ -65,11 +60,7 @@ def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> Non
 
 
 def check_given(strategy: Strategy, given: Mapping[str, Any]) -> None:
-    """Refuse a candidate without the hyperparameters that its strategy computes with.
-
-    Raises:
-        StrategyError: Naming what is missing, or is no finite number.
-    """
+    """Refuse a candidate without the hyperparameters that its strategy computes with."""
     for name in needed_parameters(strategy):
         value = given.get(name)
         if is_number(value):
@@ -91,19 +82,7 @@ def check_objective(
     pruner: object | None,
     others: Iterable[str],
 ) -> None:
-    """Refuse a function of the user's own where a strategy does not cover what comes with it.
-
-    Args:
-        strategy: The strategy.
-        scored: Whether a validation split was declared.
-        sampler: The sampler that was given with the function.
-        pruner: The pruner, likewise.
-        others: Strategies that can call a function, for the message.
-
-    Raises:
-        StrategyError: If it trains by itself, has no score to choose by, or must not prune.
-        DependentSamplerError: If it needs independent candidates and the sampler gives none.
-    """
+    """Refuse a function of the user's own where a strategy does not cover what comes with it."""
     needs = needs_of(strategy)
     if needs.task:
         *some, last = others
@@ -124,11 +103,7 @@ def check_objective(
 
 
 def needs_of(strategy: Strategy) -> Needs:
-    """Return what a strategy declares; refuse one that declares nothing.
-
-    Raises:
-        StrategyError: If it does not.
-    """
+    """Return what a strategy declares; refuse one that declares nothing."""
     needs = getattr(strategy, "needs", None)
     if not isinstance(needs, Needs):
         raise StrategyError(
@@ -181,15 +156,7 @@ def factor_for(
     *,
     about: bool = False,
 ) -> float:
-    """Return the factor on all noise with which the event meets (epsilon, the context's δ).
-
-    Args:
-        event: The event.
-        context: Public facts. In a plan that is a sketch the factor is an estimate.
-        epsilon: The target.
-        tolerance: Relative accuracy of the factor.
-        about: Whether an estimate is enough, since the accountant is asked later.
-    """
+    """Return the factor on all noise with which the event meets (epsilon, the context's δ)."""
     if context.declared is not None and scale_noise(event, 2.0) == event:
         return 1.0  # a declared event that stays as it is, and scores that are free
     terms: dict[str, Any] = {
@@ -209,21 +176,7 @@ def meet(
     context: PlanningContext,
     epsilon: float,
 ) -> tuple[T, ScorePlan, Event]:
-    """Scale what is trained and how it is scored until the arm as a whole meets ``epsilon``.
-
-    A person is in one of the two splits, so each side may cost what both together may. Factors are
-    taken one after the other: the last digit of their product may lie past the target.
-
-    Args:
-        trained: What meets the training records, its noise in the right proportions.
-        event: What that costs them.
-        cost: What the arm makes of the event of one score: repeats it, or selects by it.
-        context: Public facts.
-        epsilon: Target of the arm.
-
-    Returns:
-        What is trained and how it is scored, both scaled, and the event of the arm.
-    """
+    """Scale what is trained and how it is scored until the arm as a whole meets ``epsilon``."""
     with searches_learn():
         # The accountant is asked about both sides together, so each alone may cost a little more.
         trained = trained.scaled(factor_for(event(trained), context, epsilon, about=True))
@@ -297,17 +250,7 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
 def with_report(
     plan: Plan, context: PlanningContext, *, share: float, epsilon: float
 ) -> Plan | None:
-    """Return a plan whose report costs another share of the arm's ε, all else as it is.
-
-    Args:
-        plan: The arm's plan.
-        context: Public facts.
-        share: The share, in (0, 1].
-        epsilon: What the arm costs.
-
-    Returns:
-        The plan; None where so little noise has outputs beyond the reach of the generator.
-    """
+    """Return a plan whose report costs another share of the arm's ε, all else as it is."""
     if context.report is None or plan.report is None or plan.report.event is None:
         return plan
     asked = replace(context, report=replace(context.report, epsilon_share=share))

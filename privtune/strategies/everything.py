@@ -30,7 +30,7 @@ from privtune.strategies._base import Needs, Round, StrategyError, best_of
 from privtune.strategies.arms import meet
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import budgeted
-from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
+from privtune.strategies.plan import SEALED_STEPS, Plan, SearchPlan, TrainingPlan
 from privtune.strategies.release import Ending, Outcome, TrialResult
 from privtune.strategies.searching import Drawing, Searching
 
@@ -104,8 +104,8 @@ class Everything(Drawing):
                 "intermediate score: each would be a release of its own. Prune in an objective of "
                 "your own (study.optimize), on scores that it makes public."
             )
-        self.check_parameters(context)
-        search = self.search(context, epsilon=epsilon / 4)
+        self._check_parameters(context)
+        search = self._search(context, epsilon=epsilon / 4)
 
         def cost(event: Event) -> Event:
             # A validation record meets every score, and no training.
@@ -121,14 +121,14 @@ class Everything(Drawing):
             runs=None,
             score=score,
             released=("every trial: model, hyperparameters, noised score", "the number of trials"),
-            sealed=("samples and their sizes", "un-noised gradients and losses"),
+            sealed=SEALED_STEPS,
             search=SearchPlan(search.trainings, search.points, self.trials),
             final=False,
             details={"sampler": self.sampler, "batch": self.batch},
         )
 
     def _event(self, search: SearchPlan) -> Event:
-        return Repeated(self.trials, self.trial_event(search))
+        return Repeated(self.trials, self._trial_event(search))
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Ask, train, tell; release the best and every trial."""
@@ -153,23 +153,7 @@ class Everything(Drawing):
 
 
 def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) -> BaseSampler:
-    """Make the sampler that draws a trial of a plan of ``everything``, in whatever process it runs.
-
-    Args:
-        plan: The plan.
-        streams: The arm's.
-        number: The trial, from 0.
-        space: What is searched; empty for a function that defines it while it runs. What such trials
-            are given is not known before they run, so none of a batch sees another.
-
-    Example:
-        >>> from privtune.training.mechanism.streams import Streams
-        >>> context = study.spec.planning_context()
-        >>> strategy = Everything(trials=3, sampler="random", parameters={"max_grad_norm": 1.0})
-        >>> plan = strategy.plan(context, epsilon=4.0)
-        >>> type(sampler_of(plan, Streams(bytes(32)), 0, context.space)).__name__
-        'RandomSampler'
-    """
+    """Make the sampler that draws a trial of a plan of ``everything``, in whatever process it runs."""
     name = plan.details["sampler"]
     seed = streams.seed("search", 0 if name == "grid" else number) % 2**32
     liar = plan.details["batch"] > 1 and any(True for _ in space)
@@ -272,7 +256,7 @@ class NonPrivateGrid(Searching):
         """Plan the grid. Touches no data; no ε is met, and none is asked of a budget."""
         if self.points < 1:
             raise InvalidInputError("points", self.points, "must be a whole number of at least 1")
-        self.check_parameters(context)
+        self._check_parameters(context)
         method = budgeted(context, self.method, self.options, epsilon=1.0)
         training = TrainingPlan(context.schedule, method.scaled(0.0))
         if not isinstance(training.event, NonPrivate):

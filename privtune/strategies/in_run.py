@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Needs, Round
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.plan import Plan, TrainingPlan
+from privtune.strategies.plan import SEALED_STEPS, Plan, TrainingPlan
 from privtune.strategies.release import Outcome
 from privtune.tasks._fine_tuning import PART, check_part, for_candidate
 from privtune.training.methods import METHODS
@@ -84,7 +84,7 @@ class InRun:
                 "its hyperparameters",
                 "every noisy step and what follows from it",
             ),
-            sealed=("samples and their sizes", "un-noised gradients and losses"),
+            sealed=SEALED_STEPS,
             details={"advice": advice} if advice else {},
         )
 
@@ -140,16 +140,7 @@ def budgeted(
     schedule: Schedule | None = None,
     trainable: object = None,
 ) -> Method:
-    """Return a method with its options, what it takes from the task, and the noise of a target.
-
-    Args:
-        context: Public facts.
-        name: Name of the method.
-        options: As they stand in a spec.
-        epsilon: Target of one training.
-        schedule: Of the training; the study's unless given.
-        trainable: What is trained; the task's part unless given.
-    """
+    """Return a method with its options, what it takes from the task, and the noise of a target."""
     if context.declared is not None:
         target = {"epsilon": epsilon, "delta": context.delta}
         # It stands where a method does, though nothing here trains by it.
@@ -174,17 +165,7 @@ def require_parameters(
     given: Mapping[str, Any],
     drawn: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Check that exactly the hyperparameters are given that the method leaves to the user.
-
-    Args:
-        arm: Name of the arm.
-        method: The training method.
-        given: Hyperparameters held fixed.
-        drawn: The laws that the others are drawn from.
-
-    Raises:
-        InvalidInputError: Naming what is missing, what is too much, and what cannot be trained with.
-    """
+    """Check that exactly the hyperparameters are given that the method leaves to the user."""
     needed = set(method.parameters)
     check_given(given)
     if PART in given:
@@ -214,11 +195,7 @@ def require_parameters(
 def require_suited(
     arm: str, method: type[Method], options: Mapping[str, Any], context: PlanningContext
 ) -> None:
-    """Check that a method's proven bounds are known, and that its noise is for the budget's adjacency.
-
-    Raises:
-        InvalidInputError: If the task has no such bounds, or the adjacency is another.
-    """
+    """Check that a method's proven bounds are known, and that its noise is for the budget's adjacency."""
     known = {} if context.define_by_run else context.task.constants
     if missing := [name for name in method.proven if name not in options and name not in known]:
         raise InvalidInputError(

@@ -88,17 +88,10 @@ class OptionsOfLaw:
         """
         if self.training_epsilon is not None:
             raise unused_price(self.training_epsilon)
-        return self.law_of_mean(10.0 if self.mean_runs is None else self.mean_runs)
+        return self._law(10.0 if self.mean_runs is None else self.mean_runs)
 
-    def law_of_mean(self, mean: float | str) -> RunLaw:
-        """Return the law with this mean number of runs.
-
-        Args:
-            mean: Mean number of runs, at least 1.
-
-        Raises:
-            InvalidInputError: If the options are not those of a law.
-        """
+    def _law(self, mean: float | str) -> RunLaw:
+        """Return the law with this mean number of runs."""
         if self.power is not None:
             raise InvalidInputError("power", self.power, "is taken with law: auto only")
         fields: dict[str, Any] = {"law": self.law, "mean": mean, "minimum": self.min_runs}
@@ -107,7 +100,7 @@ class OptionsOfLaw:
         return law_of_runs({name: value for name, value in fields.items() if value is not None})
 
     @property
-    def least_mean(self) -> float:
+    def _least_mean(self) -> float:
         """The smallest mean number of runs that the options allow, in thousandths."""
         if self.min_runs is None:
             return 1.0
@@ -127,34 +120,20 @@ def law_of_runs(fields: Mapping[str, Any]) -> RunLaw:
 
 
 def few_runs(law: RunLaw) -> dict[str, float]:
-    """Return how likely it is that a selection draws no candidate, one, and at most two.
-
-    Example:
-        >>> {name: round(p, 4) for name, p in few_runs(Geometric(mean=5)).items()}
-        {'none': 0.0, 'one': 0.2, 'at_most_two': 0.36}
-    """
+    """Return how likely it is that a selection draws no candidate, one, and at most two."""
     none, one = law.zero_probability, float(law.pmf(1))
     return {"none": none, "one": one, "at_most_two": law.at_most(2)}
 
 
 def say_few_runs(law: RunLaw) -> str:
-    """Return :func:`few_runs` as people read it, percentages rounded up.
-
-    Example:
-        >>> say_few_runs(Geometric(mean=3))
-        'one candidate with probability 33.4%, at most two with 55.6%'
-    """
+    """Return :func:`few_runs` as people read it, percentages rounded up."""
     found = {name: f"{math.ceil(1000 * p - 1e-6) / 10:g}%" for name, p in few_runs(law).items()}
     none = f"no candidate with probability {found['none']}, " if law.can_be_zero else ""
     return f"{none}one candidate with probability {found['one']}, at most two with {found['at_most_two']}"
 
 
 def is_wide(space: Mapping[str, Any]) -> bool:
-    """Return whether few draws from a space are likely to miss what is good in it.
-
-    That is so where it has three dimensions or more, or one that spans two powers of ten or more
-    on a logarithmic scale.
-    """
+    """Return whether few draws from a space are likely to miss what is good in it."""
 
     def spans(law: Any) -> bool:
         low, high = getattr(law, "low", None), getattr(law, "high", None)
@@ -175,19 +154,7 @@ def with_law(event: Event, law: RunLaw, other: RunLaw) -> Event:
 def price_of_minimums(
     event: Event, law: RunLaw, space: Mapping[str, Any], *, delta: float, adjacency: Adjacency
 ) -> dict[int, float]:
-    """Return what a fewest number of runs costs, for a selection that often draws one of a wide space.
-
-    Args:
-        event: What the arm costs.
-        law: Its law of the number of runs.
-        space: What candidates are drawn from.
-        delta: The budget's δ.
-        adjacency: The budget's neighbouring relation.
-
-    Returns:
-        The arm's ε by ``min_runs``, at the same noise and mean; empty where the space is not wide, or
-        one candidate at most is drawn with a probability of 10% or less.
-    """
+    """Return what a fewest number of runs costs, for a selection that often draws one of a wide space."""
     found: dict[int, float] = {}
     if law.at_most(1) <= _OFTEN or not is_wide(space):
         return found
@@ -220,20 +187,7 @@ def finding_probability(law: RunLaw) -> float:
 def choose_law(
     base: Event, *, epsilon: float, delta: float, adjacency: Adjacency, power: float
 ) -> tuple[RunLaw, list[dict[str, Any]]]:
-    """Choose the law that finds a top-10% candidate with a given probability at the least noise.
-
-    Args:
-        base: One run, with noise in the right proportions.
-        epsilon: Target of the whole selection. The choice is made at the next power of 1.25, so
-            that it does not flicker while a budget is shared.
-        delta: Target, in (0, 1).
-        adjacency: The neighbouring relation.
-        power: The probability, in (0.1, 0.99).
-
-    Returns:
-        The law, and the trade: for each law its mean and the factor on the base's noise, with the
-        composition of as many visible runs for comparison.
-    """
+    """Choose the law that finds a top-10% candidate with a given probability at the least noise."""
     if not 0.1 < power < 0.99:
         raise InvalidInputError("power", power, "must lie between 0.1 and 0.99")
     level = _BUCKET ** round(math.log(epsilon, _BUCKET))
@@ -306,22 +260,7 @@ def largest_mean(
     delta: float,
     adjacency: Adjacency,
 ) -> RunLaw | None:
-    """Return the law of the largest mean whose selection stays within a target; bisection.
-
-    Args:
-        base: One run, its noise given.
-        family: Maps a mean to a law. Means up to 1000 are tried, and up to the most runs of the law.
-        whole: Makes the event of the selection.
-        least: The smallest mean that the family has, in thousandths, at least 1.
-        epsilon: Target of the whole selection.
-        delta: Target, in (0, 1).
-        adjacency: The neighbouring relation.
-
-    Returns:
-        The law, its mean in thousandths; None if not even the smallest mean fits.
-
-    **Guarantee**: the accountant reports at most ``epsilon`` for the selection with this very law.
-    """
+    """Return the law of the largest mean whose selection stays within a target; bisection."""
 
     def fits(thousandths: int) -> bool:
         event = whole(base, family(thousandths / _GRAIN))

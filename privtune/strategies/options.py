@@ -35,18 +35,7 @@ def reject_unknown_options(
 
 
 def check_types(cls: type[Any], options: Mapping[str, Any], *, where: str) -> None:
-    """Refuse options of another type than the fields of a dataclass have.
-
-    YAML reads ``ten`` as text and ``yes`` as true: found here, nothing is planned or charged with it.
-
-    Args:
-        cls: The dataclass.
-        options: Values by the name of the field; other names are left to whoever knows them.
-        where: Whose options they are, for the message.
-
-    Raises:
-        InvalidInputError: Naming the option and what it must be.
-    """
+    """Refuse options of another type than the fields of a dataclass have."""
     hints = typing.get_type_hints(cls)
     for name, value in options.items():
         if name in hints and not _fits(value, hints[name]):
@@ -112,12 +101,7 @@ def arguments(of: Any) -> dict[str, str]:
 
 
 def options_of(cls: type[Any], *, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Return the options of a dataclass: ``name``, ``type``, ``default``, ``required``, ``what``.
-
-    Args:
-        cls: The dataclass.
-        without: Fields that are none of its options.
-    """
+    """Return the options of a dataclass: ``name``, ``type``, ``default``, ``required``, ``what``."""
     said, hints = arguments(cls), typing.get_type_hints(cls)
     rows = []
     for field in dataclasses.fields(cls):

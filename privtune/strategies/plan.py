@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,14 @@ from privtune.training.methods.declared import Declared
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.tasks.stages import TaskStage
+
+
+SEALED_STEPS = ("samples and their sizes", "un-noised gradients and losses")
+SEALED_TRIALS = (
+    "every other candidate: hyperparameters, score, model",
+    "the number of runs",
+    "times and progress of the round",
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class TrainingPlan:
             factor: Above 0.
         """
         method = self.method.scaled(factor)
-        return dataclasses.replace(self, method=method)
+        return replace(self, method=method)
 
     @property
     def event(self) -> Event:
@@ -117,13 +125,10 @@ class TrainingPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
-        """Read what :meth:`to_dict` wrote.
+        """Return the plan that :meth:`to_dict` wrote.
 
         Args:
-            data: What :meth:`to_dict` wrote.
-
-        Returns:
-            The plan.
+            data: What it wrote.
         """
         fields = dict(data["method"])
         name = fields.pop("name")
@@ -143,15 +148,11 @@ class SearchPlan:
         trials: How many trials there are; ``None`` where the number is drawn from the plan's law.
 
     Example:
-        >>> from privtune import NoiseOptions
         >>> search = study.plans[1].search
         >>> search.trials, SearchPlan.from_dict(search.to_dict()) == search  # None: drawn in secret
         (None, True)
-        >>> secure = search.with_noise(NoiseOptions.of("secure"))
-        >>> secure.training_of({"learning_rate": 0.3}).noise.source
-        'chacha20'
-        >>> search.placed({"learning_rate": 0.3}, None, 0)  # there is no list of methods to draw from
-        {'learning_rate': 0.3}
+        >>> search.training_of({"learning_rate": 0.3}) == search.trainings[0]
+        True
         >>> [training.scaled(2.0) for training in search.trainings] == list(search.scaled(2.0).trainings)
         True
     """
@@ -174,45 +175,18 @@ class SearchPlan:
                 return training
         raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
 
-    def placed(self, drawn: dict[str, Any], streams: Streams, number: int) -> dict[str, Any]:
-        """Return a candidate with its entry of a list of methods, if there is such a list.
+    def each(self, change: Callable[[TrainingPlan], TrainingPlan]) -> SearchPlan:
+        """Return the plan with every one of its trainings changed.
 
         Args:
-            drawn: What was drawn from the space.
-            streams: The round's random streams.
-            number: The candidate's number: the entry is a function of it and the streams alone.
-
-        Returns:
-            The candidate: of what was drawn, what the entry's method takes.
-        """
-        if CANDIDATE not in self.points[0]:
-            return drawn
-        which = int(streams.numpy("method", number).integers(len(self.points)))
-        takes = (*self.trainings[which].method.parameters, *SEARCHED, PART)
-        return {**{n: v for n, v in drawn.items() if n in takes}, **self.points[which]}
-
-    def with_noise(self, noise: NoiseOptions) -> SearchPlan:
-        """Return the plan with the noise of every training from this source.
-
-        Args:
-            noise: Where noise comes from, and how it is treated.
-        """
-        return dataclasses.replace(
-            self, trainings=tuple(dataclasses.replace(t, noise=noise) for t in self.trainings)
-        )
-
-    def with_rate_factor(self, factor: float) -> SearchPlan:
-        """Return the plan with every learning rate multiplied by ``factor`` in the trials.
-
-        Args:
-            factor: Above 0.
+            change: Makes the other training of one.
 
         Example:
-            >>> study.plans[1].search.with_rate_factor(0.1).trainings[0].rate_factor
+            >>> search = study.plans[1].search.each(lambda t: dataclasses.replace(t, rate_factor=0.1))
+            >>> search.trainings[0].rate_factor
             0.1
         """
-        trainings = tuple(dataclasses.replace(t, rate_factor=factor) for t in self.trainings)
-        return dataclasses.replace(self, trainings=trainings)
+        return replace(self, trainings=tuple(map(change, self.trainings)))
 
     def scaled(self, factor: float) -> SearchPlan:
         """Return the plan with every noise multiplier times ``factor``.
@@ -220,7 +194,7 @@ class SearchPlan:
         Args:
             factor: Above 0.
         """
-        return dataclasses.replace(self, trainings=tuple(t.scaled(factor) for t in self.trainings))
+        return self.each(lambda training: training.scaled(factor))
 
     @property
     def mean_gradient_evaluations(self) -> float:
@@ -238,13 +212,10 @@ class SearchPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchPlan:
-        """Read what :meth:`to_dict` wrote.
+        """Return the plan that :meth:`to_dict` wrote.
 
         Args:
-            data: What :meth:`to_dict` wrote.
-
-        Returns:
-            The plan.
+            data: What it wrote.
         """
         trainings = tuple(TrainingPlan.from_dict(d) for d in data["trainings"])
         return cls(trainings, tuple(data["points"]), data["trials"])
@@ -322,16 +293,18 @@ class Plan:
             Its hyperparameters.
         """
         drawn = {**self.params, **space.draw(streams, number)}
-        return drawn if self.search is None else self.search.placed(drawn, streams, number)
+        if self.search is None or CANDIDATE not in self.search.points[0]:
+            return drawn
+        # Of a list of methods, the entry is a function of the streams and the number, too.
+        which = int(streams.numpy("method", number).integers(len(self.search.points)))
+        takes = (*self.search.trainings[which].method.parameters, *SEARCHED, PART)
+        return {**{n: v for n, v in drawn.items() if n in takes}, **self.search.points[which]}
 
     def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
         """Return what the model of a release was trained by.
 
         Args:
             params: The release's hyperparameters; empty where there is no model.
-
-        Returns:
-            The training; the plan's own where nothing differs.
         """
         if self.final or self.search is None or not params:
             return self.training
@@ -386,11 +359,8 @@ class Plan:
         Args:
             noise: Where noise comes from, and how it is treated.
         """
-        return dataclasses.replace(
-            self,
-            training=dataclasses.replace(self.training, noise=noise),
-            search=None if self.search is None else self.search.with_noise(noise),
-        )
+        search = self.search and self.search.each(lambda t: replace(t, noise=noise))
+        return replace(self, training=replace(self.training, noise=noise), search=search)
 
     @property
     def beyond_reach(self) -> float:
@@ -416,49 +386,28 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
-        return {
-            "arm": self.arm,
-            "strategy": self.strategy,
-            "event": self.event.to_dict(),
-            "training": self.training.to_dict(),
-            "params": dict(self.params),
-            "runs": None if self.runs is None else self.runs.to_dict(),
-            "score": None if self.score is None else self.score.to_dict(),
-            "released": list(self.released),
-            "sealed": list(self.sealed),
-            "search": None if self.search is None else self.search.to_dict(),
-            "final": self.final,
-            "rate": self.rate,
-            "details": dict(self.details),
-            "report": None if self.report is None else self.report.to_dict(),
-        }
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return {name: _plain(value) for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read what :meth:`to_dict` wrote.
+        """Return the plan that :meth:`to_dict` wrote.
 
         Args:
-            data: What :meth:`to_dict` wrote.
-
-        Returns:
-            The plan.
+            data: What it wrote.
         """
-        return cls(
-            arm=data["arm"],
-            strategy=data["strategy"],
-            event=event_from_dict(data["event"]),
-            training=TrainingPlan.from_dict(data["training"]),
-            params=data["params"],
-            runs=None if data["runs"] is None else run_law_from_dict(data["runs"]),
-            score=None if data["score"] is None else ScorePlan(**data["score"]),
-            released=tuple(data["released"]),
-            sealed=tuple(data["sealed"]),
-            search=None if data["search"] is None else SearchPlan.from_dict(data["search"]),
-            final=data["final"],
-            rate=data["rate"],
-            details=data["details"],
-            report=None if data["report"] is None else ScorePlan(**data["report"]),
-        )
+        readers: Mapping[str, Callable[[Any], Any]] = {
+            "event": event_from_dict,
+            "training": TrainingPlan.from_dict,
+            "runs": run_law_from_dict,
+            "score": lambda score: ScorePlan(**score),
+            "report": lambda score: ScorePlan(**score),
+            "search": SearchPlan.from_dict,
+            "released": tuple,
+            "sealed": tuple,
+        }
+        read = {name: readers[name](data[name]) for name in readers if data[name] is not None}
+        return cls(**{**data, **read})
 
     def digest(self) -> str:
         """Return the SHA-256 of the plan's canonical JSON, kept with its charge.
@@ -473,18 +422,15 @@ class Plan:
 _NEGLIGIBLE = 1e-3  # of δ
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | Mapping):
+        return dict(value) if isinstance(value, Mapping) else list(value)
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """What a stage will do to the data: it stands beside the plans of arms, and lives as they do.
-
-    Args:
-        arm: The stage's name.
-        stage: What it releases.
-        event: What it costs; the ledger charges exactly this.
-        scale: Standard deviation of the noise on each of its sums.
-        noise: Where noise comes from.
-        public_facts: What it rests on that is declared public.
-    """
+    """What a stage will do to the data: it stands beside the plans of arms, and lives as they do."""
 
     arm: str
     stage: TaskStage
@@ -544,20 +490,7 @@ def plan_stage(
     noise: NoiseOptions,
     public_facts: Mapping[str, str],
 ) -> StagePlan:
-    """Plan a stage at its share of a study's ε, or at its own noise.
-
-    Args:
-        stage: What is released.
-        task: The task, as those before it leave it.
-        epsilon: What the whole study may cost.
-        delta: The budget's δ.
-        adjacency: The budget's neighbouring relation.
-        noise: Where noise comes from.
-        public_facts: What is declared public of the task.
-
-    Returns:
-        The plan, whose noise is the event's multiplier times the proven sensitivity.
-    """
+    """Plan a stage at its share of a study's ε, or at its own noise."""
     multiplier = stage.noise_multiplier
     if multiplier is None:
         share = epsilon * (stage.epsilon_share or 0.0)
@@ -580,16 +513,7 @@ def plan_stage(
 
 
 def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) -> dict[str, Any]:
-    """Read the data, and return what a stage releases of it: asked again, the same.
-
-    Args:
-        plan: The stage's plan; its charge has been started.
-        task: The task, with what the stages before it released.
-        streams: Of the stage's own secret.
-
-    **Guarantee**: the sums move by at most ``sensitivity`` between neighbours, and get Gaussian noise
-    of the event's multiplier times that; what is released is a function of the noised sums alone.
-    """
+    """Read the data, and return what a stage releases of it: asked again, the same."""
     sums = plan.stage.sums(task)
     values = noised(sums, scale=plan.scale, streams=streams, noise=plan.noise)
     return plan.stage.document(task, values, plan.scale)
@@ -598,17 +522,7 @@ def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) ->
 def epsilon_spent(
     training: TrainingPlan, *, delta: float, adjacency: Adjacency, points: int = 12
 ) -> list[tuple[int, float]]:
-    """Return what a training has spent after some of its steps.
-
-    Args:
-        training: The plan of one training.
-        delta: δ, in (0, 1).
-        adjacency: Neighbouring relation.
-        points: How many steps to look at, evenly spread, the last included.
-
-    Returns:
-        Pairs of a step, counted from 0, and the ε of all releases up to and including it.
-    """
+    """Return what a training has spent after some of its steps."""
     return [
         (
             step,

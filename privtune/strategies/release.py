@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 class Weights:
-    """A field that holds weights, or a function that reads them when they are first asked for.
-
-    Whoever shows what was released needs no tensor, and so need not import torch.
-    """
+    """A field that holds weights, or a function that reads them when they are first asked for."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
@@ -79,9 +79,6 @@ class ScorePlan:
 
         Args:
             factor: Above 0.
-
-        Returns:
-            The same score with other noise.
         """
         if self.noise_multiplier is None:
             return self
@@ -94,9 +91,6 @@ class ScorePlan:
 
         Args:
             score: The score: higher is better.
-
-        Returns:
-            It, or the end that it lies beyond.
 
         Example:
             >>> ScorePlan(100, 2.0).held(1.219), ScorePlan(100, 2.0, metric="loss").held(0.1)
@@ -113,9 +107,6 @@ class ScorePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data.
-
-        Returns:
-            What the fields say.
 
         Example:
             >>> sorted(ScorePlan(100, 2.0).to_dict())
@@ -169,7 +160,6 @@ class Scoring:
         bins: Bins of each class's histogram for ``auc``; 20 unless given.
         target_range: ``[low, high]`` of the targets for ``mae``, ``mse`` and ``r2``; the task's
             own unless given.
-        folds: Refused; here so that the refusal can give its reason.
 
     Raises:
         InvalidInputError: If a field is outside its domain.
@@ -190,18 +180,8 @@ class Scoring:
     k: int | None = None
     bins: int | None = None
     target_range: tuple[float, float] | None = None
-    folds: int | None = None
 
     def __post_init__(self) -> None:
-        if self.folds is not None:
-            raise InvalidInputError(
-                "scoring.folds",
-                self.folds,
-                "k-fold cross-validation looks at every record in every fold, so training and "
-                "scoring are not on disjoint records and each trial costs the composition of all "
-                "its folds",
-                "Hold out a validation split, or run k trials with the strategy 'everything'.",
-            )
         if self.mechanism not in ("gaussian", "laplace"):
             raise InvalidInputError(
                 "scoring.mechanism",
@@ -217,7 +197,7 @@ class Scoring:
             self.make()
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Scoring:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read the ``scoring`` of a spec.
 
         Args:
@@ -233,9 +213,15 @@ class Scoring:
             >>> Scoring.from_dict({"metric": "auc", "bins": 50}).bins
             50
         """
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(data) - set(known)):
-            raise InvalidInputError("scoring", unknown, f"knows {', '.join(known)}")
+        if "folds" in data:
+            raise InvalidInputError(
+                "scoring.folds",
+                data["folds"],
+                "k-fold cross-validation looks at every record in every fold, so training and "
+                "scoring are not on disjoint records and each trial costs the composition of all "
+                "its folds",
+                "Hold out a validation split, or run k trials with the strategy 'everything'.",
+            )
         if isinstance(data.get("metric"), list | tuple):
             raise InvalidInputError(
                 "scoring.metric",
@@ -243,8 +229,15 @@ class Scoring:
                 "must be one metric: one decides, and each beside it would add to its noise",
                 "To see more of what was chosen, say report: {metric: [...]}.",
             )
-        check_types(cls, data, where="scoring")
-        return cls(**data)
+        return cls._read(data, "scoring")
+
+    @classmethod
+    def _read(cls, data: Mapping[str, Any], where: str, **more: Any) -> Self:
+        known = [field.name for field in fields(cls) if field.name != "also"]
+        if unknown := sorted(set(data) - set(known)):
+            raise InvalidInputError(where, unknown, f"knows {', '.join(known)}")
+        check_types(cls, data, where=where)
+        return cls(**data, **more)
 
     @classmethod
     def of(cls, score: Score | None) -> Scoring:
@@ -262,14 +255,15 @@ class Scoring:
             return cls()
         return cls(metric=score.name, bound=score.bound, mechanism=score.mechanism)
 
+    def _each(self) -> Sequence[Scoring]:
+        """Return how each metric is scored alone."""
+        return (self,)
+
     def make(self, target_range: tuple[float, float] | None = None) -> Metric:
-        """Return the metric.
+        """Return the metric, or all of a report's metrics as one.
 
         Args:
             target_range: The range that the task declares for its targets; None for classes.
-
-        Returns:
-            The metric, with the options that are its own.
 
         Raises:
             InvalidInputError: If the range is missing, or an option is not one of the metric's.
@@ -278,6 +272,10 @@ class Scoring:
             >>> Scoring().make((0.0, 20.0)).norm("gaussian")
             20.0
         """
+        made = tuple(each._made(target_range) for each in self._each())
+        return made[0] if len(made) == 1 else Joint(metrics=made, mechanism=self.mechanism)
+
+    def _made(self, target_range: tuple[float, float] | None) -> Metric:
         name = self.metric or ("accuracy" if target_range is None else "mae")
         numbers = name in _OF_NUMBERS
         known = target_range if self.target_range is None and numbers else self.target_range
@@ -303,29 +301,8 @@ class Scoring:
         Example:
             >>> Scoring(metric="auc").check(classes=2, target_range=None)
         """
-        metric = self.make(target_range)
-        if isinstance(metric, OwnScore):
-            metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
-        # Records of one's own may declare neither: what it scores by says what its targets are.
-        numbers = (
-            metric.takes == "numbers"
-            if classes is None and target_range is None
-            else target_range is not None
-        )
-        found = [
-            other.name
-            for other in METRICS.values()
-            if other.takes == "any" or (other.takes == "numbers") == numbers
-        ]
-        if metric.name in METRICS and metric.name not in found:
-            what = "numbers in a declared range" if numbers else "classes"
-            raise InvalidInputError(
-                "scoring.metric", metric.name, f"must be of {what}: {', '.join(found)}"
-            )
-        if metric.takes == "two" and classes not in (None, 2):
-            raise InvalidInputError(
-                "scoring.metric", metric.name, f"is of two classes, and the task has {classes}"
-            )
+        for each in self._each():
+            _check(each._made(target_range), classes, target_range, rows)
 
     def check_noise(self, *, public: bool) -> None:
         """Refuse a noise mechanism where the score has no noise.
@@ -357,7 +334,7 @@ class Scoring:
         adjacency: Adjacency,
         target_range: tuple[float, float] | None = None,
     ) -> ScorePlan:
-        """Plan one score: at most (epsilon, delta), or exact on a split declared public.
+        """Return the plan of one score: at most (epsilon, delta), or exact on a public split.
 
         Args:
             records: Declared number of validation records, at least 1.
@@ -366,9 +343,6 @@ class Scoring:
             delta: In (0, 1).
             adjacency: The relation of neighbouring datasets.
             target_range: The range that the task declares for its targets; None for classes.
-
-        Returns:
-            The plan, noise included.
         """
         exact = self.exact(records=records, target_range=target_range)
         if public:
@@ -380,20 +354,30 @@ class Scoring:
         return replace(exact, noise_multiplier=noise, moved=None if moved == exact.bound else moved)
 
     def exact(self, *, records: int, target_range: tuple[float, float] | None = None) -> ScorePlan:
-        """Plan one score without noise, for a split that is public.
+        """Return the plan of one score without noise, for a split that is public.
 
         Args:
             records: Number of records.
             target_range: The range that the task declares for its targets; None for classes.
 
-        Returns:
-            The plan.
-
         Example:
             >>> Scoring().exact(records=100, target_range=(0.0, 50.0)).metric
             'mae'
         """
-        metric = self.make(target_range)
+        first, *more = (each._terms(target_range) for each in self._each())
+        name, options, bound = first
+        if more:
+            options = {**options, **_own_bound(name, bound)}
+            beside = [{"metric": n, **o, **_own_bound(n, b)} for n, o, b in more]
+            options, bound = (
+                {**options, "beside": beside},
+                self.make(target_range).norm(self.mechanism),
+            )
+        return ScorePlan(records, None, self.mechanism, name, bound, options)
+
+    def _terms(self, target_range: tuple[float, float] | None) -> tuple[str, dict[str, Any], float]:
+        """Return the name, the options and the bound of one metric."""
+        metric = self._made(target_range)
         name = metric.name if metric.name in METRICS else str(self.metric)
         options = {
             field.name: value
@@ -403,8 +387,42 @@ class Scoring:
             # A loss says its clip by its bound.
             and (field.name != "bound" or name in _OF_NUMBERS)
         }
-        bound = metric.norm(self.mechanism)
-        return ScorePlan(records, None, self.mechanism, name, bound, options)
+        return name, options, metric.norm(self.mechanism)
+
+
+def _own_bound(name: str, bound: float) -> dict[str, float]:
+    return {"bound": bound} if name in ("loss", "cost", "value") or ":" in name else {}
+
+
+def _check(
+    metric: Metric,
+    classes: int | None,
+    target_range: tuple[float, float] | None,
+    rows: int | None,
+) -> None:
+    """Refuse a metric that is not one of a task's targets."""
+    if isinstance(metric, OwnScore):
+        metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
+    # Records of one's own may declare neither: what it scores by says what its targets are.
+    numbers = (
+        metric.takes == "numbers"
+        if classes is None and target_range is None
+        else target_range is not None
+    )
+    found = [
+        other.name
+        for other in METRICS.values()
+        if other.takes == "any" or (other.takes == "numbers") == numbers
+    ]
+    if metric.name in METRICS and metric.name not in found:
+        what = "numbers in a declared range" if numbers else "classes"
+        raise InvalidInputError(
+            "scoring.metric", metric.name, f"must be of {what}: {', '.join(found)}"
+        )
+    if metric.takes == "two" and classes not in (None, 2):
+        raise InvalidInputError(
+            "scoring.metric", metric.name, f"is of two classes, and the task has {classes}"
+        )
 
 
 @dataclass(frozen=True)
@@ -425,7 +443,6 @@ class Reporting(Scoring):
         k: How many classes count for ``top_k``; 5 unless given.
         bins: Bins of each class's histogram for ``auc``; 20 unless given.
         target_range: ``[low, high]`` of the targets; the task's own unless given.
-        folds: Refused, as for trials.
         epsilon_share: What the score may cost, as a share of the arm's ε, above 0 and at most 1. Unless
             given, the largest of a grid with which the study stays within its ε while its trainings
             are planned at 99.9% of it (98% under replace-one, where a record may leave one of the
@@ -472,8 +489,10 @@ class Reporting(Scoring):
             )
         super().check_noise(public=public)
 
-    def _each(self) -> list[Scoring]:
-        """Return how each metric would be scored alone, with the options that are its own."""
+    def _each(self) -> Sequence[Scoring]:
+        """Return how each metric is scored alone, with the options that are its own."""
+        if not self.also:
+            return [self]
         options = ("bound", "k", "bins", "target_range")
         given = {name for name in options if getattr(self, name) is not None}
         known: set[str] = set()
@@ -489,50 +508,8 @@ class Reporting(Scoring):
             raise InvalidInputError("report", unused, "are options of none of its metrics")
         return found
 
-    def make(self, target_range: tuple[float, float] | None = None) -> Metric:
-        """Return the metric, or all of them as one: see ``Scoring``."""
-        if not self.also:
-            return super().make(target_range)
-        made = tuple(each.make(target_range) for each in self._each())
-        return Joint(metrics=made, mechanism=self.mechanism)
-
-    def check(
-        self,
-        *,
-        classes: int | None,
-        target_range: tuple[float, float] | None,
-        rows: int | None = None,
-    ) -> None:
-        """Refuse a metric that is not one of a task's targets: see ``Scoring``."""
-        for each in self._each() if self.also else ():
-            each.check(classes=classes, target_range=target_range, rows=rows)
-        if not self.also:
-            super().check(classes=classes, target_range=target_range, rows=rows)
-
-    def exact(self, *, records: int, target_range: tuple[float, float] | None = None) -> ScorePlan:
-        """Plan the score without noise: see ``Scoring``."""
-        if not self.also:
-            return super().exact(records=records, target_range=target_range)
-        plans = [e.exact(records=records, target_range=target_range) for e in self._each()]
-        terms = [
-            {
-                "metric": plan.metric,
-                **plan.options,
-                **(
-                    {"bound": plan.bound}
-                    if plan.metric in ("loss", "cost", "value") or ":" in plan.metric
-                    else {}
-                ),
-            }
-            for plan in plans
-        ]
-        own = {name: value for name, value in terms[0].items() if name != "metric"}
-        bound = self.make(target_range).norm(self.mechanism)
-        options = {**own, "beside": terms[1:]}
-        return ScorePlan(records, None, self.mechanism, plans[0].metric, bound, options)
-
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Reporting:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read the ``report`` of a spec.
 
         Args:
@@ -549,16 +526,12 @@ class Reporting(Scoring):
             'gaussian'
         """
         try:
-            known = [field.name for field in fields(cls) if field.name not in ("folds", "also")]
-            if unknown := sorted(set(data) - set(known)):
-                raise InvalidInputError("report", unknown, f"knows {', '.join(known)}")
-            metric = data.get("metric")
+            metric, more = data.get("metric"), {}
             if isinstance(metric, list | tuple):
                 if not metric or not all(isinstance(name, str) for name in metric):
                     raise InvalidInputError("report.metric", metric, "must be names of metrics")
-                data = {**data, "metric": metric[0], "also": tuple(metric[1:])}
-            check_types(cls, {k: v for k, v in data.items() if k != "also"}, where="report")
-            return cls(**data)
+                data, more = {**data, "metric": metric[0]}, {"also": tuple(metric[1:])}
+            return cls._read(data, "report", **more)
         except InvalidInputError as error:
             name = error.name.replace("scoring", "report", 1)
             raise InvalidInputError(name, error.value, error.allowed, error.remedy) from None

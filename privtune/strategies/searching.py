@@ -21,150 +21,164 @@ from privtune.strategies.in_run import budgeted, method_class, require_parameter
 from privtune.strategies.laws import NOTHING
 from privtune.strategies.options import check_types, reject_unknown_options
 from privtune.strategies.plan import CANDIDATE, Plan, SearchPlan, TrainingPlan
-from privtune.strategies.release import Outcome, TrialResult
+from privtune.strategies.release import Ending, Outcome, TrialResult
 from privtune.tasks._fine_tuning import PART, check_part
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
+from privtune.training.methods._base import check_choice
 from privtune.training.methods._rate_schedule import SEARCHED, check_searched
 
 CHANGING = ("noise_multiplier", "epochs", "expected_batch_size")
 """Hyperparameters that change what a candidate costs."""
 
-_SHARES = ("common", "weighted")
 
-
-def search_plan(
-    context: PlanningContext,
-    *,
-    arm: str,
-    method: str,
-    options: Mapping[str, Any],
-    guarantee: str | None,
-    epsilon: float,
-    part: str = "all",
-    final_records: int | None = None,
-) -> SearchPlan:
-    """Plan what candidates run, each training at about ``epsilon``.
+@dataclass(frozen=True, kw_only=True)
+class Searching:
+    """A search over the hyperparameters of one training method.
 
     Args:
-        context: Public facts.
-        arm: Name of the arm, for messages.
-        method: Training method.
-        options: Its options.
-        guarantee: ``common`` chooses every candidate's noise (for a grid of noise: its steps) so
-            that one training of each meets the same ε; the pointwise worst of their curves is
-            charged. ``weighted`` charges the mixture with the grid's own public weights. A
-            ``noise_multiplier`` on the grid gives proportions; all noise is scaled by one factor.
-        epsilon: Target of one training.
-        part: Which records candidates see.
-        final_records: Records of the final training, where that is another: an expected batch size
-            on the grid is its, and a candidate keeps the ratio to its own records.
-
-    Raises:
-        StrategyError: If the space changes the guarantee and ``guarantee`` does not say how.
+        arm: Name of the arm.
+        method: The training method whose hyperparameters are searched.
+        parameters: Hyperparameters held fixed; the study's space gives the others.
+        options: Further options of the method.
     """
-    names = [name for name in CHANGING if name in context.space]
-    require_suited(arm, method_class(method), options, context)
-    if guarantee is not None and guarantee not in _SHARES:
-        raise InvalidInputError("guarantee", guarantee, f"must be one of {', '.join(_SHARES)}")
-    if guarantee is not None and not names:
-        raise InvalidInputError(
-            "guarantee",
-            guarantee,
-            f"is for a space that holds one of {', '.join(CHANGING)}, which change what a candidate costs",
-            "Leave it out.",
-        )
-    if not names:
-        return SearchPlan((_training(context, method, options, epsilon, part=part, point={}),))
-    if guarantee is None:
-        raise StrategyError(
-            f"Arm {arm!r} searches {', '.join(names)}, which changes what a candidate costs. Say "
-            "guarantee: common (every candidate's noise is chosen so that all share one curve, "
-            "which is charged) or guarantee: weighted (the mixture with the grid's public weights "
-            "is charged)."
-        )
-    choices = [_choices(context, arm, name) for name in names]
-    if "noise_multiplier" in names:
-        _check_noises(choices[names.index("noise_multiplier")])
-    points = tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*choices))
-    trainings = tuple(
-        _training(
-            context,
-            method,
-            options,
-            epsilon,
-            part=part,
-            point=point,
-            final_records=final_records,
-            share=_share(point, choices, names),
-            fit=guarantee == "common",
-        )
-        for point in points
-    )
-    return SearchPlan(trainings, points)
+
+    arm: str
+    method: str = "dpsgd"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def _check_parameters(self, context: PlanningContext) -> None:
+        """Refuse hyperparameters that are missing, unknown, or given twice."""
+        if context.define_by_run:
+            return
+        if overlap := sorted(set(self.parameters) & set(context.space)):
+            raise InvalidInputError(
+                f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"
+            )
+        others = {*CHANGING, *SEARCHED, PART}
+        drawn = {name: law for name, law in context.space.items() if name not in others}
+        require_parameters(self.arm, method_class(self.method), self.parameters, drawn)
+        check_space(context.space)
+
+
+def check_space(space: Mapping[str, Any]) -> None:
+    """Refuse parts and schedules of a space that no method can be trained with."""
+    if PART in space:
+        for part in getattr(space[PART], "choices", (PART,)):
+            check_part(part)
+    for name in SEARCHED:
+        if name in space:
+            check_searched(name, space[name])
+
+
+def parts_of(strategy: object, space: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
+    """Return which parts of the task's model an arm's candidates may train; none for the task's own."""
+    given = getattr(strategy, "parameters", {})
+    if PART in given:
+        return (given[PART],)
+    return () if plan.search is None or PART not in space else tuple(space[PART].choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Searching):
+    """A search whose candidates are drawn from a space that may change what they cost.
+
+    Args:
+        guarantee: ``common`` or ``weighted``, where the space changes what a candidate costs.
+            ``common`` chooses every candidate's noise (for a grid of noise: its steps) so that one
+            training of each meets the same ε; the pointwise worst of their curves is charged.
+            ``weighted`` charges the mixture with the grid's own public weights. A
+            ``noise_multiplier`` on the grid gives proportions; all noise is scaled by one factor.
+    """
+
+    guarantee: str | None = None
+
+    def _search(
+        self,
+        context: PlanningContext,
+        *,
+        epsilon: float,
+        part: str = "all",
+        final_records: int | None = None,
+    ) -> SearchPlan:
+        """Plan what candidates run, each training at about ``epsilon`` on a part of the records.
+
+        An expected batch size on the grid is that of the final training, on ``final_records``; a
+        candidate keeps the ratio to its own records.
+        """
+        names = [name for name in CHANGING if name in context.space]
+        require_suited(self.arm, method_class(self.method), self.options, context)
+        self._check_guarantee(names)
+        if not names:
+            made = budgeted(context, self.method, self.options, epsilon=epsilon)
+            return SearchPlan((TrainingPlan(context.schedule, made, part),))
+        grid = {name: self._choices(context, name) for name in names}
+        noises = grid.get("noise_multiplier", ())
+        if not all(is_number(v) and v > 0 for v in noises):
+            raise InvalidInputError("space.noise_multiplier", noises, "must be numbers above 0")
+        points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
+        trainings = []
+        for point in points:
+            schedule = _schedule(context.schedule, point, final_records)
+            made = budgeted(context, self.method, self.options, epsilon=epsilon, schedule=schedule)
+            if noises:
+                middle = math.exp(sum(math.log(value) for value in noises) / len(noises))
+                made = made.scaled(float(point["noise_multiplier"]) / middle)
+            if noises and self.guarantee == "common":
+                most = _most_steps(made, schedule, epsilon=epsilon, delta=context.delta)
+                schedule = replace(schedule, steps=most)
+            trainings.append(TrainingPlan(schedule, made, part))
+        return SearchPlan(tuple(trainings), tuple(points))
+
+    def _check_guarantee(self, names: Sequence[str]) -> None:
+        """Refuse a space that changes the guarantee in a way that ``guarantee`` does not say."""
+        if self.guarantee is None and names:
+            raise StrategyError(
+                f"Arm {self.arm!r} searches {', '.join(names)}, which changes what a candidate costs. "
+                "Say guarantee: common (every candidate's noise is chosen so that all share one curve, "
+                "which is charged) or guarantee: weighted (the mixture with the grid's public weights "
+                "is charged)."
+            )
+        if self.guarantee is None:
+            return
+        check_choice("guarantee", self.guarantee, ("common", "weighted"))
+        if not names:
+            raise InvalidInputError(
+                "guarantee",
+                self.guarantee,
+                f"is for a space that holds one of {', '.join(CHANGING)}, which change what a "
+                "candidate costs",
+                "Leave it out.",
+            )
+        if self.guarantee == "common" and {"noise_multiplier", "epochs"} <= set(names):
+            raise StrategyError(
+                "A grid of noise_multiplier under guarantee: common chooses the number of steps "
+                "by itself. Take epochs off the grid, or say guarantee: weighted."
+            )
+
+    def _choices(self, context: PlanningContext, name: str) -> tuple[Any, ...]:
+        law = context.space.distributions[name]
+        if not isinstance(law, CategoricalDistribution) or context.space.sampler is not None:
+            raise StrategyError(
+                f"Arm {self.arm!r} draws {name} from {type(law).__name__}, but what changes a "
+                "candidate's cost must be on a finite grid with public weights. Give it as "
+                "{type: categorical, choices: [...]} and leave it out of a sampler of your own."
+            )
+        return tuple(law.choices)
+
+    def _trial_event(self, search: SearchPlan) -> Event:
+        """Return what one trial costs its training records."""
+        return search_event(search, weighted=self.guarantee == "weighted")
 
 
 def search_event(search: SearchPlan, *, weighted: bool) -> Event:
-    """Return what one trial costs its training records."""
+    """Return what one trial costs its training records: the worst of a grid, or its mixture."""
     events = [training.event for training in search.trainings]
     if len(events) == 1:
         return events[0]
     weights = (1.0 / len(events),) * len(events) if weighted else None
     return WorstOf(tuple(events), weights)
-
-
-def _choices(context: PlanningContext, arm: str, name: str) -> tuple[Any, ...]:
-    distribution = context.space.distributions[name]
-    if not isinstance(distribution, CategoricalDistribution) or context.space.sampler is not None:
-        raise StrategyError(
-            f"Arm {arm!r} draws {name} from {type(distribution).__name__}, but what changes a "
-            "candidate's cost must be on a finite grid with public weights. Give it as "
-            "{type: categorical, choices: [...]} and leave it out of a sampler of your own."
-        )
-    return tuple(distribution.choices)
-
-
-def _training(
-    context: PlanningContext,
-    method: str,
-    options: Mapping[str, Any],
-    epsilon: float,
-    *,
-    part: str,
-    point: Mapping[str, Any],
-    final_records: int | None = None,
-    share: float | None = None,
-    fit: bool = True,
-) -> TrainingPlan:
-    schedule = _schedule(context.schedule, point, final_records)
-    made = budgeted(context, method, options, epsilon=epsilon, schedule=schedule)
-    if share is not None:
-        made = made.scaled(share)
-        if fit:
-            if "epochs" in point:
-                raise StrategyError(
-                    "A grid of noise_multiplier under guarantee: common chooses the number of steps "
-                    "by itself. Take epochs off the grid, or say guarantee: weighted."
-                )
-            steps = _most_steps(made, schedule, epsilon=epsilon, delta=context.delta)
-            schedule = replace(schedule, steps=steps)
-    return TrainingPlan(schedule, made, part)
-
-
-def _share(
-    point: Mapping[str, Any], choices: list[tuple[Any, ...]], names: list[str]
-) -> float | None:
-    """Return the point's noise over the geometric mean of the grid's."""
-    if "noise_multiplier" not in names:
-        return None
-    values = [float(v) for v in choices[names.index("noise_multiplier")]]
-    middle = math.exp(sum(map(math.log, values)) / len(values))
-    return float(point["noise_multiplier"]) / middle
-
-
-def _check_noises(values: tuple[Any, ...]) -> None:
-    if not all(is_number(v) and v > 0 for v in values):
-        raise InvalidInputError("space.noise_multiplier", values, "must be numbers above 0")
 
 
 def _schedule(base: Schedule, point: Mapping[str, Any], final_records: int | None) -> Schedule:
@@ -184,7 +198,7 @@ def _schedule(base: Schedule, point: Mapping[str, Any], final_records: int | Non
 
 
 def _most_steps(method: Any, schedule: Schedule, *, epsilon: float, delta: float) -> int:
-    """Return the largest number of steps of this noise that one training's ε allows."""
+    """Return the largest number of steps of this noise that one training's ε allows, to a hundredth."""
 
     def fits(steps: int) -> bool:
         event = method.event(replace(schedule, steps=steps))
@@ -204,123 +218,6 @@ def _most_steps(method: Any, schedule: Schedule, *, epsilon: float, delta: float
     return low
 
 
-def parts_of(strategy: object, space: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
-    """Return which parts of the task's model an arm's candidates may train; none for the task's own.
-
-    Args:
-        strategy: The arm's strategy.
-        space: The study's space.
-        plan: The arm's plan.
-    """
-    given = getattr(strategy, "parameters", {})
-    if PART in given:
-        return (given[PART],)
-    return () if plan.search is None or PART not in space else tuple(space[PART].choices)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Searching:
-    """A search over the hyperparameters of one training method.
-
-    Args:
-        arm: Name of the arm.
-        method: The training method whose hyperparameters are searched.
-        parameters: Hyperparameters held fixed; the study's space gives the others.
-        options: Further options of the method.
-    """
-
-    arm: str
-    method: str = "dpsgd"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def check_parameters(self, context: PlanningContext) -> None:
-        """Refuse hyperparameters that are missing, unknown, or given twice.
-
-        Args:
-            context: Public facts: task, schedule, space, δ, scoring.
-
-        Raises:
-            InvalidInputError: Naming them.
-        """
-        if context.define_by_run:
-            return
-        if overlap := sorted(set(self.parameters) & set(context.space)):
-            raise InvalidInputError(
-                f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"
-            )
-        others = {*CHANGING, *SEARCHED, PART}
-        drawn = {name: law for name, law in context.space.items() if name not in others}
-        require_parameters(self.arm, method_class(self.method), self.parameters, drawn)
-        check_space(context.space)
-
-
-def check_space(space: Mapping[str, Any]) -> None:
-    """Refuse what no method can be trained with, of what a space says of parts and schedules.
-
-    Args:
-        space: Distributions by name.
-
-    Raises:
-        InvalidInputError: Naming it.
-    """
-    if PART in space:
-        for part in getattr(space[PART], "choices", (PART,)):
-            check_part(part)
-    for name in SEARCHED:
-        if name in space:
-            check_searched(name, space[name])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing(Searching):
-    """A search whose candidates are drawn from a space that may change what they cost.
-
-    Args:
-        guarantee: ``common`` or ``weighted``, where the space changes what a candidate costs.
-    """
-
-    guarantee: str | None = None
-
-    def search(
-        self,
-        context: PlanningContext,
-        *,
-        epsilon: float,
-        part: str = "all",
-        final_records: int | None = None,
-    ) -> SearchPlan:
-        """Plan what candidates run, each training at about ``epsilon``.
-
-        Args:
-            context: Public facts: task, schedule, space, δ, scoring.
-            epsilon: What each training may cost alone.
-            part: The records it sees: ``all``, ``subset`` or ``rest``.
-            final_records: Records of the final training, where that is another.
-
-        Returns:
-            The plan of the search.
-        """
-        return search_plan(
-            context,
-            arm=self.arm,
-            method=self.method,
-            options=self.options,
-            guarantee=self.guarantee,
-            epsilon=epsilon,
-            part=part,
-            final_records=final_records,
-        )
-
-    def trial_event(self, search: SearchPlan) -> Event:
-        """Return what one trial costs its training records.
-
-        Args:
-            search: What a candidate runs.
-        """
-        return search_event(search, weighted=self.guarantee == "weighted")
-
-
 @dataclass(frozen=True, kw_only=True)
 class IndependentDrawing(Drawing):
     """A search whose candidates are drawn independently of each other and of their scores.
@@ -333,45 +230,28 @@ class IndependentDrawing(Drawing):
     sampler: str = "random"
     pruner: str | None = None
 
-    def check(self, context: PlanningContext) -> None:
-        """Refuse what private selection does not cover, while planning.
-
-        Args:
-            context: Public facts: task, schedule, space, δ, scoring.
-
-        Raises:
-            StrategyError: If a sampler or pruner lets candidates depend on each other.
-        """
+    def _check(self, context: PlanningContext) -> None:
+        """Refuse what private selection does not cover, while planning."""
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
-        self.check_parameters(context)
+        self._check_parameters(context)
 
 
 def select_then(
     plan: Plan, trials: Round, train: Callable[[Mapping[str, Any]], TrialResult]
 ) -> Outcome:
-    """Run the sealed round, then train once more with what its best trial found.
-
-    The release has the score of that trial; it is that trial if none reached a finite score.
-    """
+    """Run the sealed round, then train once more with what its best trial found, if it has a score."""
     results = trials.select(plan)
     if not results:
         return Outcome(None, note=NOTHING)
     best = best_of(results, trials.streams)
-    if best.score == -math.inf:
+    if best.ended is Ending.PRUNED or best.score == -math.inf:
         return Outcome(best, note="No candidate reached a finite score; nothing more was trained.")
     return Outcome(replace(train(best.params), score=best.score))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """One entry of the list.
-
-    Args:
-        method: Its training method.
-        name: What it is called in releases; the method's name unless given.
-        parameters: Hyperparameters held fixed; the study's space gives the others that it needs.
-        options: Further options of the method.
-    """
+    """One entry of a list of methods; the study's space gives the hyperparameters that it lacks."""
 
     method: str
     name: str = ""
@@ -383,19 +263,14 @@ class Listed:
         """What distinguishes its candidates from those of other entries."""
         return {CANDIDATE: self.name or self.method, **self.parameters}
 
+    def drawn(self, space: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the laws of a space that its method needs besides."""
+        needed = set(method_class(self.method).parameters) - set(self.parameters)
+        return {name: space[name] for name in space if name in needed}
+
 
 def check_listed(arm: str, entries: Sequence[Mapping[str, Any]], context: PlanningContext) -> None:
-    """Refuse a list that cannot be drawn from.
-
-    Args:
-        arm: Name of the arm, for messages.
-        entries: As they stand in a spec.
-        context: Public facts.
-
-    Raises:
-        InvalidInputError: Naming the entry and what is wrong with it.
-        StrategyError: If the study has no task, or its space changes what a candidate costs.
-    """
+    """Refuse a list of methods that cannot be drawn from."""
     if context.define_by_run:
         raise StrategyError(
             f"Arm {arm!r} chooses among training methods, but a function of your own trains by the "
@@ -408,63 +283,29 @@ def check_listed(arm: str, entries: Sequence[Mapping[str, Any]], context: Planni
             "candidates out."
         )
     check_space(context.space)
-    listed = _read_all(arm, entries)
+    listed = [_read(arm, number, entry) for number, entry in enumerate(entries)]
     names = [entry.point[CANDIDATE] for entry in listed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInputError(
             f"candidates of arm {arm!r}", twice, "stand there twice: give each a name of its own"
         )
     for entry in listed:
-        _check(f"{arm}: {entry.point[CANDIDATE]}", entry, context)
-    taken = {name for entry in listed for name in _drawn(entry, context)}
+        where, method = f"{arm}: {entry.point[CANDIDATE]}", method_class(entry.method)
+        if PART in entry.parameters:
+            raise InvalidInputError(
+                f"parameters of {where!r}",
+                PART,
+                "is searched by the space, for all candidates alike",
+            )
+        require_parameters(where, method, entry.parameters, entry.drawn(context.space))
+        require_suited(where, method, entry.options, context)
+    taken = {name for entry in listed for name in entry.drawn(context.space)}
     if idle := sorted(set(context.space) - taken - {*SEARCHED, PART}):
         raise InvalidInputError(
             f"candidates of arm {arm!r}",
             names,
             f"take no {', '.join(idle)}, which the space searches: list a method that does",
         )
-
-
-def listed_plan(
-    context: PlanningContext,
-    arm: str,
-    entries: Sequence[Mapping[str, Any]],
-    *,
-    epsilon: float,
-    part: str = "all",
-) -> SearchPlan:
-    """Plan what candidates of a list that was checked run, each training at ``epsilon``.
-
-    Args:
-        context: Public facts.
-        arm: Name of the arm, for messages.
-        entries: As they stand in a spec.
-        epsilon: Target of one training.
-        part: Which records candidates see.
-    """
-    listed = _read_all(arm, entries)
-    return SearchPlan(
-        tuple(
-            TrainingPlan(
-                context.schedule,
-                budgeted(
-                    context,
-                    entry.method,
-                    entry.options,
-                    epsilon=epsilon,
-                    # Where the part is searched, no entry is of one part alone.
-                    trainable=PART if PART in context.space else entry.parameters.get(PART),
-                ),
-                part,
-            )
-            for entry in listed
-        ),
-        tuple(entry.point for entry in listed),
-    )
-
-
-def _read_all(arm: str, entries: Sequence[Mapping[str, Any]]) -> tuple[Listed, ...]:
-    return tuple(_read(arm, number, entry) for number, entry in enumerate(entries))
 
 
 def _read(arm: str, number: int, entry: object) -> Listed:
@@ -480,18 +321,15 @@ def _read(arm: str, number: int, entry: object) -> Listed:
     return Listed(**entry)
 
 
-def _drawn(entry: Listed, context: PlanningContext) -> list[str]:
-    """Return what the space gives an entry."""
-    needed = set(method_class(entry.method).parameters) - set(entry.parameters)
-    return [name for name in context.space if name in needed]
-
-
-def _check(where: str, entry: Listed, context: PlanningContext) -> None:
-    method = method_class(entry.method)
-    if PART in entry.parameters:
-        raise InvalidInputError(
-            f"parameters of {where!r}", PART, "is searched by the space, for all candidates alike"
-        )
-    drawn = {name: context.space[name] for name in _drawn(entry, context)}
-    require_parameters(where, method, entry.parameters, drawn)
-    require_suited(where, method, entry.options, context)
+def listed_plan(
+    context: PlanningContext, entries: Sequence[Mapping[str, Any]], *, epsilon: float, part: str
+) -> SearchPlan:
+    """Plan what candidates of a list that was checked run, each training at ``epsilon``."""
+    listed = [Listed(**entry) for entry in entries]
+    trainings = []
+    for entry in listed:
+        # Where the part is searched, no entry is of one part alone.
+        trained = PART if PART in context.space else entry.parameters.get(PART)
+        made = budgeted(context, entry.method, entry.options, epsilon=epsilon, trainable=trained)
+        trainings.append(TrainingPlan(context.schedule, made, part))
+    return SearchPlan(tuple(trainings), tuple(entry.point for entry in listed))

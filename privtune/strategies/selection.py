@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from privtune.accounting import Event, Parallel, PrivateSelection, RunLaw, ThresholdSelection
 from privtune.accounting import epsilon as account
+from privtune.accounting._checks import check_number
 from privtune.errors import InvalidInputError
-from privtune.numbers import is_number
 from privtune.strategies._base import Needs, Round, StrategyError, best_of
 from privtune.strategies.arms import factor_for, require_independent
 from privtune.strategies.context import PlanningContext
@@ -22,17 +22,12 @@ from privtune.strategies.laws import (
     law_of_runs,
     unused_price,
 )
-from privtune.strategies.plan import Plan, SearchPlan
+from privtune.strategies.plan import SEALED_TRIALS, Plan, SearchPlan
 from privtune.strategies.release import Outcome
 from privtune.strategies.scoring import ScorePlan
 from privtune.strategies.searching import IndependentDrawing, check_listed, listed_plan
 
 _RELEASED = ("the best model", "its hyperparameters", "its noised validation score")
-_SEALED = (
-    "every other candidate: hyperparameters, score, model",
-    "the number of runs",
-    "times and progress of the round",
-)
 
 
 class NoRunFitsError(StrategyError):
@@ -65,18 +60,10 @@ class Selection(IndependentDrawing):
 
     candidates: Sequence[Mapping[str, Any]] = ()
 
-    def check(self, context: PlanningContext) -> None:
-        """Refuse what private selection does not cover, while planning.
-
-        Args:
-            context: Public facts: task, schedule, space, δ, scoring.
-
-        Raises:
-            StrategyError: If a sampler or pruner lets candidates depend on each other.
-            InvalidInputError: If candidates are listed beside a method, or an entry is wrong.
-        """
+    def _check(self, context: PlanningContext) -> None:
+        """Refuse what private selection does not cover, while planning."""
         if not self.candidates:
-            super().check(context)
+            super()._check(context)
             return
         if said := [n for n in ("parameters", "options", "guarantee") if getattr(self, n)]:
             raise InvalidInputError(
@@ -85,7 +72,7 @@ class Selection(IndependentDrawing):
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
         check_listed(self.arm, self.candidates, context)
 
-    def search(
+    def _search(
         self,
         context: PlanningContext,
         *,
@@ -93,83 +80,45 @@ class Selection(IndependentDrawing):
         part: str = "all",
         final_records: int | None = None,
     ) -> SearchPlan:
-        """Plan what candidates run, each training at about ``epsilon``: see ``Drawing.search``."""
+        """Plan what candidates run, each training at about ``epsilon``: of a list, if there is one."""
         if self.candidates:
-            return listed_plan(context, self.arm, self.candidates, epsilon=epsilon, part=part)
-        return super().search(context, epsilon=epsilon, part=part, final_records=final_records)
+            return listed_plan(context, self.candidates, epsilon=epsilon, part=part)
+        return super()._search(context, epsilon=epsilon, part=part, final_records=final_records)
 
-    def run_event(self, search: SearchPlan, score: ScorePlan) -> Event:
-        """Return what one run costs: training and validation records are disjoint.
-
-        Args:
-            search: What a candidate runs.
-            score: How it is scored.
-        """
-        training = self.trial_event(search)
+    def _run_event(self, search: SearchPlan, score: ScorePlan) -> Event:
+        """Return what one run costs: training and validation records are disjoint."""
+        training = self._trial_event(search)
         return training if score.event is None else Parallel((training, score.event))
 
-    def whole(self, base: Event, law: RunLaw) -> Event:
-        """Return what the selection costs, all its runs together.
-
-        Args:
-            base: What one run costs.
-            law: The law of the number of runs.
-        """
+    def _whole(self, base: Event, law: RunLaw) -> Event:
+        """Return what the selection costs, all its runs together."""
         return PrivateSelection(base, law)
 
-    def plan_selection(
-        self,
-        context: PlanningContext,
-        law: RunLaw,
-        *,
-        epsilon: float,
-        details: Mapping[str, Any] | None = None,
+    def _law(self, mean: float) -> RunLaw:
+        """Return the law of the number of runs with this mean."""
+        raise NotImplementedError
+
+    def _plan_selection(
+        self, context: PlanningContext, law: RunLaw, *, epsilon: float, **details: Any
     ) -> Plan:
-        """Plan a selection of at most ``epsilon`` as a whole.
-
-        Args:
-            context: Public facts: task, schedule, space, δ, scoring.
-            law: The law of the number of runs.
-            epsilon: Target of the whole arm, above 0.
-            details: What the plan notes besides.
-
-        Returns:
-            The plan; noise of trainings and scores scaled by one factor.
-        """
+        """Plan a selection of at most ``epsilon`` as a whole."""
         # A first guess for one run at half the target fixes the ratio of training to score noise;
         # the whole is then scaled by one factor until the selection meets the target.
-        search = self.search(context, epsilon=epsilon / 2)
+        search = self._search(context, epsilon=epsilon / 2)
         score = context.plan_score(epsilon / 2)
-        scale = factor_for(self.whole(self.run_event(search, score), law), context, epsilon)
-        return self._plan(search.scaled(scale), score.scaled(scale), law, details or {})
+        scale = factor_for(self._whole(self._run_event(search, score), law), context, epsilon)
+        return self._plan(search.scaled(scale), score.scaled(scale), law, details)
 
-    def plan_largest(
+    def _plan_largest(
         self,
         context: PlanningContext,
-        family: Callable[[float], RunLaw],
+        training_epsilon: float | None,
         *,
         least: float,
-        training_epsilon: float | None,
         epsilon: float,
-        details: Mapping[str, Any] | None = None,
+        **details: Any,
     ) -> Plan:
-        """Plan a selection of as many runs in the mean as fit, each of a given price.
-
-        Args:
-            context: Public facts.
-            family: Maps a mean to the law of the number of runs.
-            least: The smallest mean that it has.
-            training_epsilon: What each run costs alone, at the context's δ.
-            epsilon: Target of the whole selection.
-            details: What the plan notes besides.
-
-        Returns:
-            The plan.
-
-        Raises:
-            InvalidInputError: If ``training_epsilon`` is missing or no finite number above 0.
-            NoRunFitsError: If not even the smallest mean fits.
-        """
+        """Plan a selection of as many runs in the mean as fit, each of a given price."""
         if training_epsilon is None:
             raise InvalidInputError(
                 "mean_runs",
@@ -177,15 +126,17 @@ class Selection(IndependentDrawing):
                 "needs training_epsilon, what each run costs alone",
                 "Give it, or the mean number of runs, to which the noise is then fitted.",
             )
-        price = check_price(training_epsilon)
-        search, score = self.search(context, epsilon=price), context.plan_score(price)
+        price = check_number("training_epsilon", training_epsilon, above=0.0)
+        search, score = self._search(context, epsilon=price), context.plan_score(price)
         terms: dict[str, Any] = {"delta": context.delta, "adjacency": context.adjacency}
-        scale = factor_for(self.run_event(search, score), context, price)
+        scale = factor_for(self._run_event(search, score), context, price)
         search, score = search.scaled(scale), score.scaled(scale)
-        base = self.run_event(search, score)
-        law = largest_mean(base, family, whole=self.whole, least=least, epsilon=epsilon, **terms)
+        base = self._run_event(search, score)
+        law = largest_mean(
+            base, self._law, whole=self._whole, least=least, epsilon=epsilon, **terms
+        )
         if law is None:
-            smallest = self.whole(base, family(least))
+            smallest = self._whole(base, self._law(least))
             fewest = "a single run" if least == 1.0 else f"{least:g} runs"
             raise NoRunFitsError(
                 f"Arm {self.arm!r}: mean_runs: auto with training_epsilon = {price:g} costs "
@@ -195,8 +146,8 @@ class Selection(IndependentDrawing):
                 smallest=smallest,
                 target=epsilon,
             )
-        noted = {"mean_runs_auto": {"training_epsilon": price, "mean_runs": law.expected_runs}}
-        return self._plan(search, score, law, {**(details or {}), **noted})
+        noted = {"training_epsilon": price, "mean_runs": law.expected_runs}
+        return self._plan(search, score, law, {**details, "mean_runs_auto": noted})
 
     def _plan(
         self, search: SearchPlan, score: ScorePlan, law: RunLaw, details: Mapping[str, Any]
@@ -204,13 +155,13 @@ class Selection(IndependentDrawing):
         return Plan(
             arm=self.arm,
             strategy=getattr(self, "name", "selection"),
-            event=self.whole(self.run_event(search, score), law),
+            event=self._whole(self._run_event(search, score), law),
             training=search.trainings[0],
             params=dict(self.parameters),
             runs=law,
             score=score,
             released=_RELEASED if score.event is not None else (*_RELEASED[:2], "its public score"),
-            sealed=_SEALED,
+            sealed=SEALED_TRIALS,
             search=search,
             final=False,
             details=details,
@@ -260,44 +211,31 @@ class PapernotSteinke(OptionsOfLaw, Selection):
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a selection of at most ``epsilon`` as a whole. Touches no data."""
-        if self.law != "auto" and self.mean_runs == "auto":
-            self.check(context)
-            return self.plan_largest(
-                context,
-                self.law_of_mean,
-                least=self.least_mean,
-                training_epsilon=self.training_epsilon,
-                epsilon=epsilon,
-            )
         if self.law != "auto":
-            law = self.run_law()
-            self.check(context)
-            return self.plan_selection(context, law, epsilon=epsilon)
+            law = None if self.mean_runs == "auto" else self.run_law()
+            self._check(context)
+            if law is not None:
+                return self._plan_selection(context, law, epsilon=epsilon)
+            price, least = self.training_epsilon, self._least_mean
+            return self._plan_largest(context, price, least=least, epsilon=epsilon)
         own = ("mean_runs", "training_epsilon", "shape", "n", "maximum", "min_runs")
         given = [name for name in own if getattr(self, name)]
         if given:
             raise InvalidInputError(
                 "law", "auto", f"chooses by itself, so leave out {', '.join(given)}"
             )
-        self.check(context)
+        self._check(context)
         power = 0.6 if self.power is None else self.power
-        search, score = self.search(context, epsilon=1.0), context.plan_score(1.0)
+        search, score = self._search(context, epsilon=1.0), context.plan_score(1.0)
         law, trade = choose_law(
-            self.run_event(search, score),
+            self._run_event(search, score),
             epsilon=epsilon,
             delta=context.delta,
             adjacency=context.adjacency,
             power=power,
         )
-        details = {"law_auto": {"power": power, "trade": trade}}
-        return self.plan_selection(context, law, epsilon=epsilon, details=details)
-
-
-def check_price(value: object) -> float:
-    """Return the price of one run, or refuse what is no finite number above 0."""
-    if not is_number(value) or value <= 0.0:
-        raise InvalidInputError("training_epsilon", value, "must be a finite number above 0")
-    return float(value)
+        auto = {"power": power, "trade": trade}
+        return self._plan_selection(context, law, epsilon=epsilon, law_auto=auto)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +270,7 @@ class LiuTalwar(Selection):
         >>> best, first = LiuTalwar(gamma=0.1), LiuTalwar(gamma=0.1, threshold=0.9)
         >>> round(best.run_law().expected_runs)  # 1 / γ
         10
-        >>> [s.whole(Gaussian(8.0), s.run_law()).type for s in (best, first)]
+        >>> [s._whole(Gaussian(8.0), s.run_law()).type for s in (best, first)]
         ['private_selection', 'threshold_selection']
     """
 
@@ -369,28 +307,22 @@ class LiuTalwar(Selection):
         bounds = {"maximum": self.maximum, "minimum": self.min_runs}
         return law_of_runs(fields | {k: v for k, v in bounds.items() if v is not None})
 
-    def whole(self, base: Event, law: RunLaw) -> Event:
+    def _whole(self, base: Event, law: RunLaw) -> Event:
         """Return what the selection costs; Algorithm 1 has a known threshold, and K is unbounded."""
         if self.threshold is None or law.cap is not None or law.sure_runs:
-            return super().whole(base, law)
+            return super()._whole(base, law)
         return ThresholdSelection(base, 1.0 / law.expected_runs)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""
         details = {} if self.threshold is None else {"threshold": self.threshold}
-        if self.mean_runs == "auto" and self.gamma is None:
-            self.check(context)
-            return self.plan_largest(
-                context,
-                self._law,
-                least=float(self.min_runs or 1),
-                training_epsilon=self.training_epsilon,
-                epsilon=epsilon,
-                details=details,
-            )
-        law = self.run_law()
-        self.check(context)
-        return self.plan_selection(context, law, epsilon=epsilon, details=details)
+        auto = self.mean_runs == "auto" and self.gamma is None
+        law = None if auto else self.run_law()
+        self._check(context)
+        if law is not None:
+            return self._plan_selection(context, law, epsilon=epsilon, **details)
+        price, least = self.training_epsilon, float(self.min_runs or 1)
+        return self._plan_largest(context, price, least=least, epsilon=epsilon, **details)
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Draw K, train K candidates, release the best, or the first that reaches the threshold."""

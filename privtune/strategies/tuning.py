@@ -29,7 +29,7 @@ from privtune.strategies.arms import (
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import budgeted
 from privtune.strategies.laws import OptionsOfLaw
-from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
+from privtune.strategies.plan import SEALED_STEPS, SEALED_TRIALS, Plan, SearchPlan, TrainingPlan
 from privtune.strategies.release import Outcome, TrialResult
 from privtune.strategies.searching import (
     CHANGING,
@@ -108,12 +108,12 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             allowed = f"must be one of auto, {', '.join(_RULES)}"
             raise InvalidInputError("extrapolation", self.extrapolation, allowed)
         law = self.run_law()
-        self.check(context)
+        self._check(context)
         records = context.schedule.records
         tuned = max(1, round(self.rate * records))
         kept = records if self.variant == 2 else max(1, records - tuned)
         subset = replace(context, schedule=replace(context.schedule, records=tuned))
-        search = self.search(subset, epsilon=epsilon / 2, part="subset", final_records=kept)
+        search = self._search(subset, epsilon=epsilon / 2, part="subset", final_records=kept)
 
         def cost(event: Event) -> Event:
             # A validation record is in no subset: it meets the selection's scores, nothing else.
@@ -123,7 +123,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         search, score, event = meet(search, event_of, cost, context=context, epsilon=epsilon)
         final = _final(search.trainings[0], kept, self.variant)
         if self.extrapolation == "scale-learning-rate":
-            search = search.with_rate_factor(tuned / kept)
+            search = search.each(lambda t: replace(t, rate_factor=tuned / kept))
         baseline = law.expected_runs * context.schedule.expected_gradient_evaluations
         return Plan(
             arm=self.arm,
@@ -152,7 +152,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         )
 
     def _event(self, search: SearchPlan, law: RunLaw) -> Event:
-        tuning = PrivateSelection(self.trial_event(search), law)
+        tuning = PrivateSelection(self._trial_event(search), law)
         # With a grid, the final training is whichever point won: the worst is charged.
         training = search_event(search, weighted=False)
         return SubsampledTuning(self.variant, self.rate, tuning, training)
@@ -227,11 +227,11 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
                 "costs, but its final training costs the same whatever wins. Leave it out."
             )
         law = self.run_law()
-        self.check(context)
-        search = self.search(context, epsilon=epsilon * self.share)
-        selection = PrivateSelection(self.trial_event(search), law)
+        self._check(context)
+        search = self._search(context, epsilon=epsilon * self.share)
+        selection = PrivateSelection(self._trial_event(search), law)
         search = search.scaled(factor_for(selection, context, epsilon * self.share))
-        final = self.search(context, epsilon=epsilon * (1.0 - self.share)).trainings[0]
+        final = self._search(context, epsilon=epsilon * (1.0 - self.share)).trainings[0]
 
         def cost(event: Event) -> Event:
             return PrivateSelection(event, law)
@@ -248,18 +248,14 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
             runs=law,
             score=score,
             released=("the final model", "its hyperparameters", "the winner's score in the search"),
-            sealed=(
-                "every other candidate: hyperparameters, score, model",
-                "the number of runs",
-                "times and progress of the round",
-            ),
+            sealed=SEALED_TRIALS,
             search=trained.search,
             details={"share": self.share},
         )
 
     def _event(self, trained: SearchThenFinal, law: RunLaw) -> Event:
         return Composed(
-            (PrivateSelection(self.trial_event(trained.search), law), trained.final.event)
+            (PrivateSelection(self._trial_event(trained.search), law), trained.final.event)
         )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
@@ -314,7 +310,7 @@ class LinearScaling(Searching):
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan both searches and the final training at ``epsilon`` together. Touches no data."""
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
-        self.check_parameters(context)
+        self._check_parameters(context)
         if list(context.space) != ["learning_rate"]:
             raise StrategyError(
                 f"Arm {self.arm!r} extrapolates the learning rate alone, but the space holds "
@@ -351,7 +347,7 @@ class LinearScaling(Searching):
             runs=None,
             score=score,
             released=("every trial of both searches", "the final model", "its hyperparameters"),
-            sealed=("samples and their sizes", "un-noised gradients and losses"),
+            sealed=SEALED_STEPS,
             search=trained.search,
             details={
                 "epsilons": [

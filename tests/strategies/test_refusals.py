@@ -71,7 +71,7 @@ def test_a_refusal_says_why_and_the_way_out(
         ({"metric": "precision"}, "must be one of accuracy, balanced_accuracy"),
         ({"mechanism": "none"}, "declared public"),
         ({"bound": float("inf")}, "finite and above 0"),
-        ({"epsilon": 1}, "knows metric, mechanism, bound, k, bins, target_range, folds"),
+        ({"epsilon": 1}, "knows metric, mechanism, bound, k, bins, target_range"),
     ],
 )
 def test_scores_that_are_neither_public_nor_noised_are_refused(scoring: dict, message: str) -> None:

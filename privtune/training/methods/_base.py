@@ -394,11 +394,7 @@ def descend(params: torch.Tensor, rate: torch.Tensor, direction: torch.Tensor) -
 
 
 def first_size(params: torch.Tensor, oracle: Oracle) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the root mean square of the first weights, shape ``[K]``, and where all of them are 0.
-
-    Where they are, it is that of what torch's layers usually begin with. First weights are public: a
-    file's, or drawn without the data.
-    """
+    """Return the root mean square of the first weights, shape ``[K]``, and where all of them are 0."""
     size = params.square().mean(dim=1).sqrt()
     return size.where(size > 0.0, oracle.usual_size), size == 0.0
 
@@ -496,11 +492,7 @@ def state_tensors(state: Any) -> dict[str, torch.Tensor]:
 
 
 def restore_state(template: T, tensors: Mapping[str, torch.Tensor]) -> T:
-    """Return a state like ``template`` that holds the tensors that :func:`state_tensors` returned.
-
-    Raises:
-        InvalidInputError: If a tensor is missing, left over, or of another shape or type.
-    """
+    """Return a state like ``template`` that holds the tensors that :func:`state_tensors` returned."""
     expected = state_tensors(template)
     if expected.keys() != tensors.keys():
         raise InvalidInputError(

@@ -39,19 +39,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RateSchedule:
-    """Factors on the learning rate: a linear warm-up, then a fall of some shape.
-
-    ``linear`` and ``cosine`` (Loshchilov & Hutter 2017, arXiv 1608.03983) fall to ``end`` over the steps
-    that are left; ``step`` multiplies by ``factor`` whenever a share ``every`` of them is done; ``decay``
-    divides by ``1 + decay * k`` in the k-th epoch of them (Koskela & Honkela 2020, equation 5.1). The fall
-    begins after a share ``start`` of the steps, never before the ``warmup`` is over.
-
-    Example:
-        >>> from privtune.training.mechanism.schedule import Schedule
-        >>> schedule = Schedule(records=1000, sample_rate=0.1, steps=5)
-        >>> RateSchedule.of({"type": "step", "warmup": 0.4, "every": 0.5}).factors(schedule)
-        (0.5, 1.0, 1.0, 1.0, 0.1)
-    """
+    """Factors on the learning rate: a linear warm-up, then a fall of some shape."""
 
     type: str = "constant"
     warmup: float = 0.0
@@ -107,28 +95,13 @@ class RateSchedule:
 
 
 def epoch_decay(epochs: float, decay: float) -> float:
-    """Return ``1 / (1 + decay * k)`` in the k-th epoch of the fall (Koskela & Honkela 2020, 5.1).
-
-    Example:
-        >>> [round(epoch_decay(epochs, 0.1), 4) for epochs in (0.0, 0.99, 1.0, 49.0)]
-        [0.9091, 0.9091, 0.8333, 0.1667]
-    """
+    """Return ``1 / (1 + decay * k)`` in the k-th epoch of the fall (Koskela & Honkela 2020, 5.1)."""
     # Sums of steps times a rate fall a little short of whole epochs.
     return 1.0 / (1.0 + decay * (1 + int(epochs + 1e-9)))
 
 
 def average_weights(average: str, steps: int) -> tuple[float, ...]:
-    """Return the weight w of the iterate x of every step: the average a becomes ``a + w (x - a)``.
-
-    ``tail`` is the mean of the last half (Rakhlin, Shamir & Sridharan 2012, arXiv 1109.5647); before it,
-    the iterate. ``ema`` has the decay and warm-up of De et al. 2022, arXiv 2204.13650.
-
-    Example:
-        >>> average_weights("tail", 5)
-        (1.0, 1.0, 1.0, 0.5, 0.3333333333333333)
-        >>> [round(weight, 3) for weight in average_weights("ema", 4)]
-        [1.0, 0.818, 0.75, 0.692]
-    """
+    """Return the weight w of the iterate x of every step: the average a becomes ``a + w (x - a)``."""
     if average == "tail":
         return tuple(1.0 / max(1, step + 1 - steps // 2) for step in range(steps))
     if average == "ema":
@@ -158,9 +131,6 @@ def _of_candidate(value: object, candidate: Mapping[str, Any]) -> RateSchedule:
 def rate_factors(
     method: object, candidate: Mapping[str, Any], schedule: Schedule
 ) -> tuple[float, ...]:
-    """Return the factor on a candidate's learning rate in every step of its training.
-
-    What the candidate says (:data:`SEARCHED`) takes the place of the method's own schedule.
-    """
+    """Return the factor on a candidate's learning rate in every step of its training."""
     own = getattr(method, "schedule", "constant")
     return _of_candidate(own, candidate).factors(schedule)

@@ -42,10 +42,7 @@ _WIDEST = 1e12  # largest rate over the first one: beyond, float32 has no square
 
 @dataclass(frozen=True, eq=False)
 class ADADPState:
-    """State of K ADADP trainings.
-
-    ``params`` holds the full step while an iteration is half done; ``origin`` is where it began.
-    """
+    """State of K ADADP trainings."""
 
     params: torch.Tensor
     origin: torch.Tensor

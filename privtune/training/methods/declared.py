@@ -13,20 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Declared:
-    """The method of a declared mechanism, as plans hold it: it has no name in specs.
-
-    Args:
-        declared: The event of one training, as canonical JSON.
-        declared_by: Who declares it.
-        calibrates: Whether plans may change its noise; else every training is the event as it was declared.
-        times_noise_multiplier: What every noise multiplier of the event is multiplied by, above 0.
-
-    Example:
-        >>> from privtune.accounting import Gaussian
-        >>> method = Declared(Gaussian(2.0).to_json(), "the lab", times_noise_multiplier=1.5)
-        >>> method.event(None)
-        Gaussian(noise_multiplier=3.0)
-    """
+    """The method of a declared mechanism, as plans hold it: it has no name in specs."""
 
     declared: str
     declared_by: str

@@ -203,10 +203,7 @@ class DoWG(_FromStart):
 
 @dataclass(frozen=True, eq=False)
 class AdamState:
-    """State of K trainings by an estimated distance; scalars have shape ``[K]``, in float64.
-
-    ``origin`` and ``largest`` are Prodigy's alone.
-    """
+    """State of K trainings by an estimated distance; scalars have shape ``[K]``, in float64."""
 
     params: torch.Tensor
     origin: torch.Tensor

@@ -71,11 +71,7 @@ _FEW = 25  # fits: with fewer, much of a training is over before the rate is whe
 
 @dataclass(frozen=True, eq=False)
 class HyFreeDPState:
-    """State of K HyFreeDP trainings; ``loss`` is the last noisy loss at the iterate.
-
-    ``past`` has the parameters at the last fits, shape ``[K, W, P]``, where the fit looks back. Before
-    the first step a rate of 0 is one that follows from the weights.
-    """
+    """State of K HyFreeDP trainings; ``loss`` is the last noisy loss at the iterate."""
 
     params: torch.Tensor
     fit: Fit
@@ -385,10 +381,7 @@ _ROOM = 1.5  # bound on a record's loss over the mean loss
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The rate that was fitted last and its public interval, each of shape ``[K]``.
-
-    ``step_rate`` is the rate to step with: robust, the geometric mean of ``fits`` fitted rates.
-    """
+    """The rate that was fitted last and its public interval, each of shape ``[K]``."""
 
     learning_rate: torch.Tensor
     lowest: torch.Tensor
@@ -426,11 +419,7 @@ def fit_robust(
     interval: int,
     moved: bool,
 ) -> Fit:
-    """Change the rate by how much farther, or less far, the way of the last steps should have gone.
-
-    The losses, ``[3, K]``, are at the way's beginning, here, and as far ahead; ``deviation`` is that of
-    their noise, which is public. Rates before the first step, not ``moved``, are in no mean.
-    """
+    """Change the rate by how much farther, or less far, the way of the last steps should have gone."""
     import torch
 
     behind, here, ahead = losses

@@ -104,20 +104,7 @@ class FullBatchDescent(Method):
 
     @classmethod
     def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-        """Return the options with the task's bounds, its number of parameters and the adjacency.
-
-        Example:
-            >>> from privtune.training.methods import PUR
-            >>> told = PUR.complete(
-            ...     {"regularisation": 0.1},
-            ...     part="all",
-            ...     constants={"lipschitz": 2.0, "smoothness": 1.0, "gap": 0.69},
-            ...     dimension=lambda: 4,
-            ...     adjacency="add-remove",
-            ... )
-            >>> told["regime"], told["strong_convexity"], told["smoothness"]
-            ('strongly-convex', 0.1, 1.1)
-        """
+        """Return the options with the task's bounds, its number of parameters and the adjacency."""
         known: dict[str, Any] = dict(facts["constants"])
         penalty = options.get("regularisation", 0.0)
         if "smoothness" in known and isinstance(penalty, int | float):

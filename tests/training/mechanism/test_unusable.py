@@ -28,10 +28,8 @@ from studies.harness import train
 from tests.training.simple import (
     SimpleDPSGD,
     blobs,
-    clipped_sum,
     cross_entropy,
     mlp,
-    per_sample_gradients,
     secrets,
 )
 
@@ -171,27 +169,6 @@ def test_several_at_once_and_records_that_fill_up() -> None:
     bad = TensorData(good.x, torch.where(places, 77, good.y))
     reference = answers("batched", mlp, good.marked(places), loss=gathered)[0]
     assert same(answers("batched", mlp, bad, loss=gathered, watched=False)[0], reference)
-
-
-def test_the_sum_is_that_of_the_other_records_alone() -> None:
-    """Against gradients by plain autograd of every other record by itself."""
-    data = numbers(16)
-    bad = changed(data, y=3)
-    model = mlp()
-    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=bad.x, y=bad.y, device=CPU)
-    oracle = Oracle(
-        Schedule(16, 1.0, 1),
-        data=bad.held_to(find_facts(lambda x, y: cross_entropy(model(x), y), *bad.like)),
-        kernel=kernel,
-        streams=[Streams(bytes(32))],
-        device=CPU,
-        physical_rows=8,
-    )
-    params = 0.3 * torch.randn(1, kernel.layout.size, generator=torch.Generator().manual_seed(2))
-    found = oracle.gradient(oracle.everything(), params, clipping=Flat(0.5), noise_multiplier=0.0)
-    others = torch.arange(16) != PLACE
-    each = per_sample_gradients(model, params[0], data.x[others], data.y[others], cross_entropy)
-    assert torch.allclose(found[0], clipped_sum(each, 0.5) / 16, rtol=1e-4, atol=1e-7)
 
 
 def moody(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
