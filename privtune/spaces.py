@@ -37,14 +37,7 @@ __all__ = [
     "Mixture",
     "Prior",
     "SearchSpace",
-    "categorical",
-    "check_hyperparameter",
-    "inside",
-    "plain",
     "require_independent_sampler",
-    "with_public_priors",
-    "with_tuples",
-    "without_numpy",
 ]
 
 _LONGEST_NAME = 500  # characters: what Optuna's storage holds, and a prefix
@@ -224,22 +217,7 @@ class Mixture:
 
 
 def with_public_priors(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return a space with the laws that ``{prior: public}`` stands for: see ``studies/priors``.
-
-    Args:
-        space: As it stands in a spec: the arguments of a law for each name.
-
-    Returns:
-        The same without ``prior``; what is stored says the law, whatever later versions ship.
-
-    Raises:
-        InvalidInputError: If there is no public prior of a name, or something else beside it.
-
-    Example:
-        >>> law = with_public_priors({"learning_rate": {"prior": "public"}})["learning_rate"]
-        >>> law["type"], sorted(law)
-        ('log_normal', ['median', 'sigma', 'type'])
-    """
+    """Return a space of a spec with the shipped laws for ``{prior: public}``: see studies/priors."""
     found = dict(space)
     asked = {n: f for n, f in space.items() if isinstance(f, Mapping) and "prior" in f}
     if asked:
@@ -259,25 +237,11 @@ def with_public_priors(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapp
 def plain(name: str, value: object) -> Any:
     """Check the value of a hyperparameter, and return it in Python's own types.
 
-    Args:
-        name: The hyperparameter.
-        value: None, a boolean, a number, a text, a scalar of NumPy's, or a tuple of such values.
-
-    Returns:
-        The same in Python's own types.
-
-    Raises:
-        InvalidInputError: If it is something else: a module, a function, a list, an enum, a dtype. What a
-            file cannot hold would be found when the first trial ends, after the charge.
-
     Example:
         >>> plain("width", np.int64(4)), plain("widths", (64, np.float32(0.5))), plain("act", "relu")
         (4, (64, 0.5), 'relu')
-        >>> plain("act", dict)
-        Traceback (most recent call last):
-            ...
-        privtune.errors.InvalidInputError: act = 'dict': must be None, a boolean, a number, a text or ...
     """
+    # What a file cannot hold would be found when the first trial ends, after the charge.
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) is tuple:
@@ -302,16 +266,7 @@ def plain(name: str, value: object) -> Any:
 
 
 def without_numpy(data: Any, done: dict[int, Any] | None = None) -> Any:
-    """Return data of a spec with Python's numbers and lists for NumPy's.
-
-    Args:
-        data: What a program, or a file, says.
-        done: What each object was turned into.
-
-    Example:
-        >>> without_numpy({"low": np.float64(0.5), "choices": np.arange(3)})
-        {'low': 0.5, 'choices': [0, 1, 2]}
-    """
+    """Return data of a spec with Python's numbers and lists for NumPy's."""
     # An object that stands in several places stays one: nested aliases of YAML would fill the memory.
     done = {} if done is None else done
     if id(data) in done:
@@ -331,18 +286,7 @@ def without_numpy(data: Any, done: dict[int, Any] | None = None) -> Any:
 
 
 def check_hyperparameter(name: object) -> str:
-    """Return the name of a hyperparameter that can be kept, released and shown.
-
-    Args:
-        name: A text of 1 to 500 characters.
-
-    Raises:
-        InvalidInputError: If it is something else.
-
-    Example:
-        >>> check_hyperparameter("learning rate")
-        'learning rate'
-    """
+    """Return the name of a hyperparameter, which can be kept, released and shown."""
     text = check_text(name, "name of a hyperparameter")
     if not 0 < len(text) <= _LONGEST_NAME:
         allowed = f"must be a text of 1 to {_LONGEST_NAME} characters"
@@ -351,19 +295,7 @@ def check_hyperparameter(name: object) -> str:
 
 
 def categorical(name: str, choices: object) -> CategoricalDistribution:
-    """Return the uniform law on some choices, each of them as :func:`plain` has it.
-
-    Args:
-        name: The hyperparameter.
-        choices: A list, a tuple, a range or an array of them.
-
-    Raises:
-        InvalidInputError: If they have no order, there are none, or one cannot be kept.
-
-    Example:
-        >>> categorical("width", np.arange(4, 7)).choices
-        (4, 5, 6)
-    """
+    """Return the uniform law on a list, tuple, range or array of choices, each as :func:`plain` has it."""
     if isinstance(choices, str | bytes) or not isinstance(choices, Sequence | np.ndarray):
         kind = type(choices).__qualname__
         raise InvalidInputError(name, kind, "must be a list, a tuple or an array of choices")
@@ -376,15 +308,7 @@ def categorical(name: str, choices: object) -> CategoricalDistribution:
 
 
 def with_tuples(value: Any) -> Any:
-    """Return the value of a hyperparameter, which is no list, from JSON, which has no tuples.
-
-    Args:
-        value: What JSON gave back.
-
-    Example:
-        >>> with_tuples([64, [32, "x"]])
-        (64, (32, 'x'))
-    """
+    """Return the value of a hyperparameter, which is no list, from JSON, which has no tuples."""
     return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
@@ -558,17 +482,7 @@ def _prior(law: BaseDistribution | Prior) -> Prior:
 
 
 def inside(distribution: BaseDistribution, value: Any) -> bool:
-    """Return whether a distribution can draw a value.
-
-    Args:
-        distribution: One of Optuna's.
-        value: A value of any type.
-
-    Example:
-        >>> from optuna.distributions import FloatDistribution
-        >>> inside(FloatDistribution(0.1, 1.0), 0.5), inside(FloatDistribution(0.1, 1.0), "x")
-        (True, False)
-    """
+    """Return whether one of Optuna's distributions can draw a value of any type."""
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (TypeError, ValueError):

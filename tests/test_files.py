@@ -19,7 +19,7 @@ from privtune.files import create_private, made_private, open_private, private_f
 from privtune.ledger import Budget, Ledger
 from privtune.ledger.storage import Storage
 from privtune.study import Study
-from privtune.study._trials import StudyTrials
+from privtune.study.trials import StudyTrials
 from tests.study.conftest import toy_spec
 
 pytestmark = pytest.mark.quick

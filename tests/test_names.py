@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 import privtune
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.ledger import Budget, Ledger
 from privtune.ledger.places import artifact_root
 from privtune.names import check_name, check_text
@@ -109,10 +109,3 @@ def test_a_delete_takes_nothing_that_the_store_does_not_know(
     assert privtune.study.study_names(storage) == ["toy"]
     assert cli("study", "delete", "--yes", "--storage", storage, "toy").code == 0
     assert snapshot(tmp_path) == before
-
-
-def test_sealed_trials_are_the_curators(storage: str) -> None:
-    Study.create(toy_spec(), storage).close()
-    with pytest.raises(PrivTuneError, match="PRIVTUNE_CURATOR=1"):
-        Study("toy", storage).sealed_trials("selection")
-    assert Study("toy", storage, curator=True).sealed_trials("selection") == []

@@ -71,3 +71,8 @@ def check_delta(value: object) -> float:
 def check_epsilon(value: object) -> float:
     """Return a target epsilon: a float, 0 or more."""
     return check_number("epsilon", value, at_least=0.0)
+
+
+def json_number(value: float) -> float | str:
+    """Return a number ready for JSON, which knows no infinity."""
+    return value if math.isfinite(value) else "inf"

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 
-from privtune.accounting._checks import check_delta, check_epsilon
+from privtune.accounting._checks import check_delta, check_epsilon, json_number
 from privtune.accounting.curves import rdp_delta, rdp_epsilon
 from privtune.accounting.events import Adjacency, Event, PrivateSelection, Repeated, flatten
 from privtune.accounting.instances import instance_epsilon
@@ -149,13 +148,9 @@ def _add_selection(bounds: Bounds, event: PrivateSelection, wanted: str, target:
         return
     # Releasing every run is a larger release.
     parts = flatten(Repeated(most, event.event))
-    if max(parts.values(), default=1) <= _MOST_STEPS and not no_pair(parts):
-        bounds.add("composition", lambda: _every_run(parts, wanted, target))
-
-
-def _every_run(parts: dict[Event, int], wanted: str, target: float) -> float | None:
-    """Return the bound by the composition of all runs, if that is no choice itself."""
-    return None if choice_of(parts) is not None else _composed(parts, wanted, target)
+    few = max(parts.values(), default=1) <= _MOST_STEPS
+    if few and choice_of(parts) is None and not no_pair(parts):
+        bounds.add("composition", lambda: _composed(parts, wanted, target))
 
 
 def _profile(event: PrivateSelection, runs: NegativeBinomial, wanted: str, target: float) -> float:
@@ -309,15 +304,7 @@ class Guarantee:
             if math.isnan(value) or value < 0.0:
                 raise PrivTuneError(f"{name} came out as {value}; no number is reported.")
         for name in ("bounds", "reasons"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-
-    def __reduce__(self) -> tuple[type[Guarantee], tuple[Any, ...]]:
-        """Travel between processes: views of mappings do not."""
-        named = (self.epsilon, self.delta, self.method, self.adjacency)
-        return Guarantee, (*named, dict(self.bounds), dict(self.reasons))
-
-    def __hash__(self) -> int:
-        return hash((self.epsilon, self.delta, self.method, self.adjacency))
+            object.__setattr__(self, name, dict(getattr(self, name)))
 
     def __str__(self) -> str:
         """One line for people; both numbers are rounded up."""
@@ -329,7 +316,7 @@ class Guarantee:
     def __repr__(self) -> str:
         return (
             f"Guarantee(epsilon={self.epsilon!r}, delta={self.delta!r}, method={self.method!r}, "
-            f"adjacency={self.adjacency.value!r}, bounds={dict(self.bounds)!r})"
+            f"adjacency={self.adjacency.value!r}, bounds={self.bounds!r})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -337,16 +324,12 @@ class Guarantee:
 
         A bound that was not computed stands among the bounds with its reason.
         """
-
-        def number(value: float) -> float | str:
-            return value if math.isfinite(value) else "inf"
-
         return {
-            "epsilon": number(self.epsilon),
-            "delta": number(self.delta),
+            "epsilon": json_number(self.epsilon),
+            "delta": json_number(self.delta),
             "method": self.method,
             "adjacency": self.adjacency.value,
-            "bounds": {**{k: number(v) for k, v in self.bounds.items()}, **self.reasons},
+            "bounds": {**{k: json_number(v) for k, v in self.bounds.items()}, **self.reasons},
         }
 
 

@@ -456,6 +456,15 @@ def _impossible(event: Event, target: float, delta: float) -> CalibrationError:
     )
 
 
+def _shares(count: int, weights: Sequence[float] | None) -> list[float]:
+    """Return the proportions of the arms' targets, checked."""
+    if not count:
+        raise InvalidInputError("arms", (), "must hold at least one arm")
+    if weights is not None and len(weights) != count:
+        raise InvalidInputError("weights", tuple(weights), "must hold one number for each arm")
+    return [check_number("weights", share, above=0.0) for share in weights or [1.0] * count]
+
+
 def share_budget(
     arms: Sequence[Callable[[float], Event]],
     *,
@@ -481,7 +490,6 @@ def share_budget(
 
     Raises:
         CalibrationError: No common target fits.
-        InvalidInputError: A value out of its range.
 
     Guarantee:
         `total.epsilon` is at most `epsilon`, as the accountant reports it.
@@ -496,13 +504,7 @@ def share_budget(
     """
     target = check_number("epsilon", epsilon, above=0.0)
     level = check_delta(delta)
-    if not arms:
-        raise InvalidInputError("arms", (), "must hold at least one arm")
-    shares = [1.0] * len(arms) if weights is None else [float(w) for w in weights]
-    if len(shares) != len(arms):
-        raise InvalidInputError("weights", tuple(shares), "must hold one number for each arm")
-    for share in shares:
-        check_number("weights", share, above=0.0)
+    shares = _shares(len(arms), weights)
     made: dict[float, tuple[Event, ...]] = {}
 
     def planned(inverse: float, by: Sequence[Callable[[float], Event]]) -> tuple[Event, ...]:

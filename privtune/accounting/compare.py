@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from privtune.accounting._checks import json_number
 from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import Adjacency, Event, NonPrivate, flatten
@@ -62,8 +63,8 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
-        known = self.epsilon is None or math.isfinite(self.epsilon)
-        return {"tool": self.tool, "epsilon": self.epsilon if known else "inf", "why": self.why}
+        known = None if self.epsilon is None else json_number(self.epsilon)
+        return {"tool": self.tool, "epsilon": known, "why": self.why}
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Comparison:
         """Return it ready for JSON."""
         return {
             "ours": self.ours.to_dict(),
-            "lower": self.lower if math.isfinite(self.lower) else "inf",
+            "lower": json_number(self.lower),
             "others": [answer.to_dict() for answer in self.others],
         }
 
@@ -302,9 +303,10 @@ class Witnessed:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
-        numbers = {"ours": self.ours, "composed_by_autodp": self.composed, "lower": self.lower}
         return {
-            **{k: v if math.isfinite(v) else "inf" for k, v in numbers.items()},
+            "ours": json_number(self.ours),
+            "composed_by_autodp": json_number(self.composed),
+            "lower": json_number(self.lower),
             "witnesses": [answer.to_dict() for answer in self.witnesses],
         }
 

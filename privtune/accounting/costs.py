@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from privtune.accounting._checks import json_number
 from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
 from privtune.accounting.calibration import calibrate, solve_decreasing
 from privtune.accounting.events import (
@@ -54,16 +55,12 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tree as JSON-ready data."""
-
-        def number(value: float | None) -> float | str | None:
-            return value if value is None or math.isfinite(value) else "inf"
-
         return {
             "text": self.text,
-            "epsilon": number(self.epsilon),
+            "epsilon": json_number(self.epsilon),
             "method": self.method,
-            "saved": number(self.saved),
-            **({} if self.lower is None else {"lower": number(self.lower)}),
+            "saved": None if self.saved is None else json_number(self.saved),
+            **({} if self.lower is None else {"lower": json_number(self.lower)}),
             "children": [child.to_dict() for child in self.children],
         }
 
@@ -134,8 +131,7 @@ class Change:
     def to_dict(self) -> dict[str, Any]:
         """Return it ready for JSON."""
         numbers = {"epsilon": self.epsilon, "difference": self.difference}
-        known = {k: v if math.isfinite(v) else "inf" for k, v in numbers.items()}
-        return {"text": self.text, **known}
+        return {"text": self.text, **{k: json_number(v) for k, v in numbers.items()}}
 
 
 @dataclass(frozen=True)

@@ -168,15 +168,8 @@ def hyfreedp_noise(
 
     Example:
         >>> noise = hyfreedp_noise(0.01, 100, interval=5, epsilon=1.0, delta=1e-5)
-        >>> noise.loss_batch, hyfreedp_event(
-        ...     0.01,
-        ...     100,
-        ...     interval=5,
-        ...     gradient_noise=noise.gradient_noise,
-        ...     loss_noise=noise.loss_noise,
-        ...     loss_batch=noise.loss_batch,
-        ... ) == noise.event
-        ('separate', True)
+        >>> noise.loss_batch, [part.count for part in noise.event.events]
+        ('separate', [100, 20])
     """
     target = check_number("epsilon", epsilon, above=0.0)
     if loss_batch not in (*_LOSS_BATCHES, "auto"):
@@ -186,24 +179,17 @@ def hyfreedp_noise(
     )
     factor = check_number("gradient_noise_factor", gradient_noise_factor, above=1.0)
     gradient_noise = factor * plain.scale
-
-    def impossible() -> CalibrationError:
-        return CalibrationError(f"no noise on the losses meets epsilon = {target:g}.")
-
-    law: dict[str, Any] = {
-        "interval": interval,
-        "gradient_noise": gradient_noise,
-        "mechanism": mechanism,
-    }
-    event = partial(hyfreedp_event, rate, steps, **law)
+    law: dict[str, Any] = {"interval": interval, "gradient_noise": gradient_noise}
+    event = partial(hyfreedp_event, rate, steps, mechanism=mechanism, **law)
+    impossible = partial(CalibrationError, f"no noise on the losses meets epsilon = {target:g}.")
 
     def cost(kind: str, loss_noise: float) -> float:
         return report(event(loss_batch=kind, loss_noise=loss_noise), delta).epsilon
 
     def rough(kind: str, loss_noise: float) -> float:
-        """Return the cost on one lattice, where that is known."""
-        made = event(loss_batch=kind, loss_noise=loss_noise)
-        found = quick_epsilon(made, delta, target, 1.0)
+        found = quick_epsilon(
+            event(loss_batch=kind, loss_noise=loss_noise), delta, target, fineness=1.0
+        )
         return cost(kind, loss_noise) if found is None else found
 
     def solve(cost_of: Callable[[float], float], tolerance: float, start: float) -> float:

@@ -20,10 +20,9 @@ from enum import Enum
 from functools import cached_property
 
 import numpy as np
-import scipy as sp
 from numpy.typing import NDArray
 
-from privtune.accounting.pmf import LossPmf
+from privtune.accounting.pmf import LossPmf, normal_masses
 from privtune.accounting.runs import RunLaw
 from privtune.accounting.selection import Tuner
 
@@ -35,7 +34,7 @@ _SCORES = 512  # that an outcome which always happens would have
 _SPREAD = 0.4  # by how much ε lies nearer to an outcome's loss
 _CUTS = 128  # of what pays and of what does not, twice
 _STARTS = (0.5, 0.2, 0.05)  # P-mass of what is to pay
-_TURNS, _ROUNDS = 5, 6
+_TURNS = 5
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _HALVINGS, _NARROW = 60, 1e-12
 _SUMMED = 200  # runs of a capped law whose φ, a sum over all of them, is asked for at every cut
@@ -153,10 +152,6 @@ class Instance:
         pieces = half * (self.runs.pgf_derivative(inside) @ _WEIGHTS)
         return np.asarray(np.add.reduceat(pieces, kept[:-1]))
 
-    def best(self, epsilon: float) -> tuple[Floats, Floats]:
-        """Return the tuned pair of the instance with the largest δ at this ε among those tried."""
-        return self.tuned(self.best_order(epsilon))
-
     def best_order(
         self, epsilon: float, count: int = 12, *, shuffle: bool = True
     ) -> NDArray[np.int64]:
@@ -191,36 +186,6 @@ class Instance:
         pays = np.zeros(p.size, dtype=np.bool_)
         pays[order] = gain > 0.0
         return float(np.maximum(gain, 0.0).sum()), order, pays
-
-    def delta(self, epsilon: float) -> float:
-        """Return the largest δ at this ε among the instances that are tried."""
-        return _delta(self.best(epsilon), epsilon)
-
-    def epsilon(self, delta: float) -> float:
-        """Return an ε at which some instance still has a δ above the target, nearly the largest."""
-        point, found = self.tuner.epsilon(delta), 0.0
-        highest = point  # the envelope is an upper bound
-        if not math.isfinite(point):
-            return 0.0
-        for _ in range(_ROUNDS):
-            pair = self.best(point)
-            low, high = 0.0, highest
-            if _delta(pair, low) <= delta:
-                break
-            while high - low > 1e-5 * max(low, 1e-3):
-                middle = 0.5 * (low + high)
-                low, high = (middle, high) if _delta(pair, middle) > delta else (low, middle)
-            # The instance that is best there costs at least as much.
-            settled = low <= found * (1.0 + 1e-4)
-            found, point = max(found, low), low
-            if settled:
-                break
-        return found
-
-
-def _delta(pair: tuple[Floats, Floats], epsilon: float) -> float:
-    p, q = pair
-    return float(np.maximum(p - math.exp(min(epsilon, 700.0)) * q, 0.0).sum())
 
 
 _SUMS = 1e-9  # of sums of masses, relative
@@ -394,16 +359,11 @@ def composition(parts: Sequence[tuple[Outcomes, int]], delta: float) -> Outcomes
 def gaussian_outcomes(sigma: float) -> Outcomes:
     """Return a Gaussian release, cut into cells."""
     edges = np.linspace(-_REACH * sigma, 1.0 + _REACH * sigma, _GRID)
-    return Outcomes(_between((edges - 1.0) / sigma), _between(edges / sigma))
-
-
-def _between(z: Floats) -> Floats:
-    """Return the normal mass of the cells between and beyond edges, precise in both tails."""
-    z = np.concatenate([[-np.inf], z, [np.inf]])
-    tail = sp.special.ndtr(-np.abs(z))
-    crossing = (z[:-1] < 0.0) & (z[1:] > 0.0)
-    same = np.abs(tail[1:] - tail[:-1])
-    return np.asarray(np.where(crossing, 1.0 - tail[1:] - tail[:-1], same))
+    p, q = (
+        normal_masses(np.concatenate([[-np.inf], z, [np.inf]]))
+        for z in ((edges - 1.0) / sigma, edges / sigma)
+    )
+    return Outcomes(p, q)
 
 
 def laplace_outcomes(scale: float) -> Outcomes:

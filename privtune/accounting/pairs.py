@@ -23,6 +23,7 @@ from privtune.accounting.pmf import (
     from_profile,
     inner,
     lattice_cells,
+    normal_masses,
 )
 from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.runs import NegativeBinomial
@@ -50,11 +51,7 @@ def loss_deviation(rate: float, noise_multiplier: float) -> float:
 
 def _loss(x: Floats, rate: float, sigma: float) -> Floats:
     shift = (2.0 * x - 1.0) / (2.0 * sigma**2)
-    if rate == 1.0:
-        return np.asarray(shift)
-    with np.errstate(over="ignore"):
-        value = np.log1p(rate * np.expm1(shift))
-    return np.asarray(np.where(shift > 600.0, shift + math.log(rate), value))
+    return np.asarray(shift) if rate == 1.0 else _mixed_loss(shift, rate)
 
 
 def _point(loss: Floats, rate: float, sigma: float) -> Floats:
@@ -67,16 +64,6 @@ def _point(loss: Floats, rate: float, sigma: float) -> Floats:
         shift = np.where(np.expm1(np.minimum(loss, 0.0)) <= -rate, -np.inf, shift)
         shift = np.where(loss > 600.0, loss - math.log(rate), shift)
     return np.asarray(sigma**2 * shift + 0.5)
-
-
-def _between(x: Floats, centre: float, sigma: float) -> Floats:
-    """Return the normal mass of consecutive intervals, precise in both tails."""
-    z = (x - centre) / sigma
-    tail = sp.special.ndtr(-np.abs(z))
-    left, right = z[:-1], z[1:]
-    crossing = (left < 0.0) & (right > 0.0)
-    same = np.abs(tail[1:] - tail[:-1])
-    return np.asarray(np.where(crossing, 1.0 - tail[1:] - tail[:-1], same))
 
 
 def loss_range(rate: float, noise_multiplier: float, direction: Direction) -> tuple[float, float]:
@@ -93,13 +80,13 @@ def cell_masses(
     sigma = noise_multiplier
     if direction is Direction.REMOVE:
         x = _point(edges, rate, sigma)
-        base, moved = _between(x, 0.0, sigma), _between(x, 1.0, sigma)
+        base, moved = normal_masses((x - 0.0) / sigma), normal_masses((x - 1.0) / sigma)
         below = _mix(rate, sp.special.ndtr(x[0] / sigma), sp.special.ndtr((x[0] - 1.0) / sigma))
         above = _mix(rate, sp.special.ndtr(-x[-1] / sigma), sp.special.ndtr((1.0 - x[-1]) / sigma))
         return (1.0 - rate) * base + rate * moved, base, below, above
     x = _point(-edges, rate, sigma)
-    base = _between(x[::-1], 0.0, sigma)[::-1]
-    moved = _between(x[::-1], 1.0, sigma)[::-1]
+    base = normal_masses((x[::-1] - 0.0) / sigma)[::-1]
+    moved = normal_masses((x[::-1] - 1.0) / sigma)[::-1]
     below, above = float(sp.special.ndtr(-x[0] / sigma)), float(sp.special.ndtr(x[-1] / sigma))
     return base, (1.0 - rate) * base + rate * moved, below, above
 
@@ -121,7 +108,6 @@ def _mix(rate: float, base: float, moved: float) -> float:
     return float((1.0 - rate) * base + rate * moved)
 
 
-Curve = Callable[[Floats], Floats]
 _TOP_DELTA = 1e-16
 _MOST_TERMS = 3e7  # of a tabulated profile, over all its points: a few seconds
 _AROUND = 1000  # terms that take as long as what is around them, at each point

@@ -159,6 +159,14 @@ def inner(left: Floats, right: Floats) -> float:
     return float((left * right).sum())
 
 
+def normal_masses(z: Floats) -> Floats:
+    """Return the normal mass between consecutive points, precise in both tails."""
+    tail = sp.special.ndtr(-np.abs(z))
+    crossing = (z[:-1] < 0.0) & (z[1:] > 0.0)
+    same = np.abs(tail[1:] - tail[:-1])
+    return np.asarray(np.where(crossing, 1.0 - tail[1:] - tail[:-1], same))
+
+
 def nothing(step: float) -> LossPmf:
     """Return the pair of a release about nothing: no loss at all."""
     return LossPmf(step, 0, np.ones(1), 0.0)

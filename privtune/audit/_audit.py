@@ -47,7 +47,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Audited:
-    """What was audited of one event, and the numbers that it stands below.
+    """One audited event: the bounds that were found, and what is reported of it.
 
     Args:
         name: What was run, in words.
@@ -209,24 +209,10 @@ def audit(
         Steinke, Nasr, Jagielski, arXiv:2305.08846; Nasr et al., arXiv:2302.07956; Mahloujifar,
         Melis, Chaudhuri, arXiv:2410.22235.
     """
-    if isinstance(plan.event, NonPrivate):
-        raise InvalidInputError("plan", plan.arm, "has no guarantee that could be audited")
-    if runs < _FEWEST:
-        raise InvalidInputError("runs", runs, f"must be at least {_FEWEST}")
-    if not 0.0 < confidence < 1.0:
-        raise InvalidInputError("confidence", confidence, "must lie strictly between 0 and 1")
-    if not 0 <= seed < 2**63:
-        raise InvalidInputError("seed", seed, "must be a whole number from 0 to 2^63 - 1")
     terms = _Terms(delta, adjacency, runs, confidence, seed, progress)
     first = plan.first_training
     declared = isinstance(first.method, Declared)
-    if declared is not (canary is not None):
-        raise InvalidInputError(
-            "canary",
-            canary,
-            "is for a declared mechanism, of which nothing else can train one",
-            "Give a function (trial, inside) that trains as the objective does, on made-up records.",
-        )
+    _check(plan, terms, canary, declared=declared)
     untouched: list[str] = []
     checks: list[Check] = []
     if canary is not None:
@@ -265,6 +251,25 @@ def audit(
         tuple(checks),
         (*untouched, "floating-point numbers below the precision of a release (docs/noise.md)"),
     )
+
+
+def _check(plan: Plan, terms: _Terms, canary: Canary | None, *, declared: bool) -> None:
+    """Refuse what cannot be audited."""
+    if isinstance(plan.event, NonPrivate):
+        raise InvalidInputError("plan", plan.arm, "has no guarantee that could be audited")
+    if terms.runs < _FEWEST:
+        raise InvalidInputError("runs", terms.runs, f"must be at least {_FEWEST}")
+    if not 0.0 < terms.confidence < 1.0:
+        raise InvalidInputError("confidence", terms.confidence, "must be between 0 and 1")
+    if not 0 <= terms.seed < 2**63:
+        raise InvalidInputError("seed", terms.seed, "must be a whole number from 0 to 2^63 - 1")
+    if declared is not (canary is not None):
+        raise InvalidInputError(
+            "canary",
+            canary,
+            "is for a declared mechanism, of which nothing else can train one",
+            "Give a function (trial, inside) that trains as the objective does, on made-up records.",
+        )
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def reduced(
     task: Task, data: TensorData
 ) -> tuple[Callable[[], torch.nn.Module], Callable[[TensorData], TensorData]]:
     """Return what is trained of a task's model, and what makes its inputs of the records."""
+    # Features are a function of their record alone, so computing them once changes no guarantee.
     if task.trainable == "head" and data.x.is_floating_point() == (task.tokens is None):
         part = _part(task.model, task.input_shape, task.tokens)
         if part is not None:

@@ -27,9 +27,7 @@ LEASE_SECONDS = 15.0
 _ATTEMPTS = 10
 _PATIENCE = 600.0  # seconds for a database that is restarted to come back
 _LONGEST_PAUSE = 1.0
-_SHORT = (
-    1.0  # seconds: rows that were leased together and took less are leased twice as many at once
-)
+_SHORT = 1.0  # seconds: rows leased together that took less are leased twice as many at once
 _MOST = 64  # rows that are leased at once at most: they are lost together
 
 T = TypeVar("T")
@@ -41,10 +39,10 @@ class Handed:
 
     lease: Lease
     score: float
-    document: Mapping[str, Any]
-    keep: Callable[[Any], None] | None = None
-    drop: Callable[[], None] | None = None
-    more: bool = False
+    document: Mapping[str, Any]  # JSON-ready, for the row itself
+    keep: Callable[[Any], None] | None = None  # stores the rest, in the transaction that accepts it
+    drop: Callable[[], None] | None = None  # deletes what was staged, of a result that came second
+    more: bool = False  # the next result is there already: both are handed in in one transaction
 
 
 def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Rounds:
@@ -54,6 +52,7 @@ def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Roun
 
 def patiently(call: Callable[[], T], *, patience: float | None = None) -> T:
     """Return what a call returns; while the database cannot be reached or is held, wait and call again."""
+    # For calls that may be made twice: whether the first reached the database is not known.
     deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     while True:
         try:

@@ -66,6 +66,7 @@ def train_trials(
     keeper: Keeper | None = None,
 ) -> list[TrialResult]:
     """Train the given trials, those that train the same part of the model as one stack; score each."""
+    # A curve of a private split is neither noised nor charged.
     if validated and not task.public_validation:
         raise PrivTuneError(
             f"The validation split of task {task.name!r} is private: its accuracy is not shown."
@@ -122,7 +123,10 @@ def train_built(
     validated: bool = False,
     look: Callable[[int, float], object] | None = None,
 ) -> Iterator[TrialResult]:
-    """Train candidates, those of equal programs as one stack; score each."""
+    """Train candidates, those of equal programs as one stack; yield results without hyperparameters.
+
+    Whatever stops the program (no memory, a mistake) is no result: it is raised, and stops the arm.
+    """
     from privtune.training.engine.train import Training
     from privtune.training.mechanism.kernel import Layout, load_params
 
@@ -135,6 +139,7 @@ def train_built(
             candidates.append(each)
             yield each
 
+    # Of a single trial on a public split: what ``look`` raises ends the trial.
     def looked(step: int, params: torch.Tensor) -> None:
         if look is not None and score is not None:
             seen = copy.deepcopy(candidates[0].model)

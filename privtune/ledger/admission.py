@@ -271,6 +271,7 @@ def filter_excess(history: History) -> float:
 
 def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
     """Return what everything charged costs together, whenever one looks."""
+    # Who reads at any time, and stops by what was released, learns at most this: the odometer's theorem.
     budget = history.terms()
     block = tuple(history.block.values())
     adaptive = history.frozen and budget.admission is Admission.ADAPTIVE

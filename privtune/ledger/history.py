@@ -49,21 +49,21 @@ class History:
     budget: Budget | None = None
     created_at: str = ""
     last_at: datetime = _LONG_AGO
-    backwards: list[int] = field(default_factory=list)
+    backwards: list[int] = field(default_factory=list)  # entries dated well before the one before
     closed: bool = False
-    frozen: bool = False
+    frozen: bool = False  # a charge was started: the declaration is closed
     charges: dict[int, Charge] = field(default_factory=dict)
-    block: dict[int, Event] = field(default_factory=dict)
-    later: Counter[Event] = field(default_factory=Counter)
-    late: Counter[Event] = field(default_factory=Counter)
-    used: Fraction = Fraction(0)
+    block: dict[int, Event] = field(default_factory=dict)  # declared, by the charge's number
+    later: Counter[Event] = field(default_factory=Counter)  # came after the first start
+    late: Counter[Event] = field(default_factory=Counter)  # of them those admitted as Gaussian
+    used: Fraction = Fraction(0)  # the divergences of the others; exact, or their order would count
     variance: Fraction = Fraction(0)
     used_delta: Fraction = Fraction(0)
-    unbounded: int = 0
-    rounds: dict[int, str] = field(default_factory=dict)
+    unbounded: int = 0  # how many have no finite divergence
+    rounds: dict[int, str] = field(default_factory=dict)  # digests of results, as they settled
     audits: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    open: set[int] = field(default_factory=set)
-    drift: dict[int, float] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)  # admitted by divergence, and not over
+    drift: dict[int, float] = field(default_factory=dict)  # by what share today's account is higher
     _events: dict[str, Event] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
 

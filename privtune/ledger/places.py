@@ -21,7 +21,6 @@ from privtune.names import check_text
 STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 """How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
 
-_ENCODE = "Percent-encode what is special in a password: @ is %40, / is %2F."
 _EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
 
 
@@ -80,8 +79,12 @@ class Witness:
 
 
 def checked_url(url: str) -> URL:
-    """Return a storage's URL with its driver."""
+    """Return a storage's URL with its driver; refuse one that names no store, without its password."""
     shown = masked_url(str(url))
+
+    def wrong(allowed: str, remedy: str = _EXAMPLES) -> InvalidInputError:
+        return InvalidInputError("storage", shown, allowed, remedy)
+
     try:
         check_text(url, "storage")
         parsed = make_url(url)
@@ -92,27 +95,28 @@ def checked_url(url: str) -> URL:
             # Reads the parameters, as a number; it warns of those of a URI where it is told of none.
             parsed.get_dialect()().create_connect_args(parsed.update_query_dict({"uri": "true"}))
     except InvalidInputError as error:
-        raise InvalidInputError("storage", shown, error.allowed, _EXAMPLES) from None
+        raise wrong(error.allowed) from None
     except (sa.exc.ArgumentError, AttributeError, ValueError):
-        raise InvalidInputError("storage", shown, "is no database URL", _EXAMPLES) from None
+        raise wrong("is no database URL") from None
     if backend == "postgresql":
         if "@" in (parsed.host or ""):
-            raise InvalidInputError("storage", shown, "has an '@' in its host", _ENCODE)
+            raise wrong(
+                "has an '@' in its host",
+                "Percent-encode what is special in a password: @ is %40, / is %2F.",
+            )
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
-        raise InvalidInputError("storage", shown, "must be SQLite or PostgreSQL", _EXAMPLES)
+        raise wrong("must be SQLite or PostgreSQL")
     path = database_path(parsed)
     if path is None or parsed.query.get("mode") == "memory":
-        allowed = "must name a file: a budget that is kept in memory is forgotten"
-        raise InvalidInputError("storage", shown, allowed, _EXAMPLES)
+        raise wrong("must name a file: a budget that is kept in memory is forgotten")
     try:
         Path(f"{path}-journal").exists()  # the longest name of SQLite's and ours beside it
         folder = path.parent.is_dir()
     except OSError as error:
-        allowed = f"names no file that can be had here ({error.strerror})"
-        raise InvalidInputError("storage", shown, allowed, _EXAMPLES) from None
+        raise wrong(f"names no file that can be had here ({error.strerror})") from None
     if not folder:
-        raise InvalidInputError("storage", shown, f"the folder {path.parent} does not exist")
+        raise wrong(f"the folder {path.parent} does not exist", "")
     return parsed
 
 

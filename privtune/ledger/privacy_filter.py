@@ -160,13 +160,11 @@ def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 2
     return Profile(tuple(nodes), tuple(deltas))
 
 
-def below_tabulated(
-    delta_at: Callable[[float], float], highest: float, points: int = 256
-) -> Profile:
+def below_tabulated(delta_at: Callable[[float], float], highest: float) -> Profile:
     """Return a profile below the tabulated one, of every fifth of its nodes."""
     # At ε ≥ 0 a profile falls, so on a cell it is nowhere below its value at the cell's end; what
     # symmetry makes of it below is nowhere below 1 − z + z·δ at the last node.
-    grid = _grid(highest, points)[::5]
+    grid = _grid(highest, 256)[::5]
     above = [min(1.0, delta_at(point)) for point in grid]
     nodes = (0.0, *map(math.exp, grid))
     return Profile(nodes, (1.0, above[-1], *above[2:], above[-1]))

@@ -29,18 +29,8 @@ _Z95 = 1.959963984540054
 
 
 def wilson_interval(rate: float, records: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of a success rate.
-
-    Args:
-        rate: Observed rate, in [0, 1].
-        records: Number of independent records it was observed on, at least 1.
-
-    Example:
-        >>> low, high = wilson_interval(0.9, 100)
-        >>> round(low, 4), round(high, 4)
-        (0.8256, 0.9448)
-    """
-    z2 = _Z95 * _Z95
+    """Return Wilson's 95% interval of a rate that was observed on so many records."""
+    z2 = _Z95 * _Z95  # Source: Wilson (1927)
     centre = (rate + z2 / (2 * records)) / (1 + z2 / records)
     half = (
         _Z95
@@ -84,35 +74,27 @@ def plot_utility(
     read = study.status() if arms is None else arms
     palette = colours([status.plan.arm for status in read])
     figure = new_figure(x=f"ε of the arm (δ = {budget.delta:g})", y=metric.replace("_", " "))
-    share = is_share(
-        metric.removeprefix("validation_").removeprefix("tuning_").removeprefix("test_")
-    )
+    scored = metric.startswith(("validation_", "tuning_"))
+    share = is_share(metric.partition("_")[2])
     digits = ".1%" if share else ".4f"
     private = [status for status in read if math.isfinite(status.guarantee.epsilon)]
-    searched: list[dict[str, Any]] = []
+    alone: dict[str, list[Any]] = {"x": [], "y": [], "hovertemplate": []}
     reached: list[dict[str, Any]] = []
     apart = 0.012 * max((status.guarantee.epsilon for status in private), default=0.0)
     for place, status in enumerate(private):
         arm, value = status.plan.arm, _value_of(status, metric)
         if value is None:
             continue
-        scored = metric.startswith(("validation_", "tuning_"))
         low, high = (value, value) if scored else _interval(status, metric, value, records)
         total = status.guarantee.epsilon
-        one = epsilon(status.plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
         if status.plan.is_sealed:
-            searched.append(
-                {
-                    "x": [one, total + place * apart],
-                    "y": [value, value],
-                    "mode": "lines+markers",
-                    "line": {"color": palette[arm], "dash": "dot", "width": 1},
-                    "marker": {"symbol": ["circle-open", "circle"], "size": [11, 1]},
-                    "showlegend": False,
-                    "hovertemplate": f"{arm}: one training alone, ε = {show_epsilon(one, 4)}"
-                    "<extra></extra>",
-                }
-            )
+            event = status.plan.training.event
+            one = epsilon(event, budget.delta, adjacency=budget.adjacency).epsilon
+            alone["x"] += [one, total + place * apart, None]  # nothing: the line ends here
+            alone["y"] += [value, value, None]
+            said = f"{arm}: one training alone, ε = {show_epsilon(one, 4)}<extra></extra>"
+            alone["hovertemplate"] += [said] * 3
+        ends = "" if scored else f" [{low:{digits}}, {high:{digits}}]"
         reached.append(
             {
                 "x": [total + place * apart],
@@ -129,34 +111,27 @@ def plot_utility(
                     "thickness": 1.5,
                     "width": 6,
                 },
-                "hovertemplate": f"{arm}<br>{value:{digits}}<br>ε = {show_epsilon(total, 4)}"
-                "<extra></extra>"
-                if scored
-                else f"{arm}<br>{value:{digits}} [{low:{digits}}, {high:{digits}}]<br>"
-                f"ε = {show_epsilon(total, 4)}<extra></extra>",
+                "hovertemplate": f"{arm}<br>{value:{digits}}{ends}<br>ε = {show_epsilon(total, 4)}"
+                "<extra></extra>",
             }
         )
+    if alone["x"]:
+        arms_alone = len(alone["x"]) // 3
+        marker = {
+            "symbol": ["circle-open", "circle", "circle"] * arms_alone,
+            "size": [11, 1, 1] * arms_alone,
+            "color": "#808896",
+        }
+        line = {"color": "#808896", "dash": "dot", "width": 1}
+        look: dict[str, Any] = {"mode": "lines+markers", "marker": marker, "line": line}
+        figure.add_trace(go.Scatter(**alone, **look, showlegend=False))
     if len(reached) > MOST_TRACES:
-        searched = [in_one([_alone(trace) for trace in searched])] if searched else []
         reached = [in_one(reached)]
-    figure.add_traces([go.Scatter(**trace) for trace in (*searched, *reached)])
+    figure.add_traces([go.Scatter(**trace) for trace in reached])
     if share:
         figure.update_yaxes(tickformat=".0%")
     figure.update_xaxes(rangemode="tozero")
     return figure
-
-
-def _alone(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hollow marker of a training alone, without the line to the whole procedure."""
-    marker = {"color": trace["line"]["color"], "symbol": "circle-open", "size": 11}
-    return {
-        "x": trace["x"][:1],
-        "y": trace["y"][:1],
-        "name": "",
-        "mode": "markers",
-        "marker": marker,
-        "hovertemplate": trace["hovertemplate"],
-    }
 
 
 def _interval(status: ArmStatus, metric: str, value: float, records: int) -> tuple[float, float]:
@@ -228,17 +203,7 @@ def plot_cost(study: Study, *, arms: Sequence[ArmStatus] | None = None) -> go.Fi
 
 
 def shares(study: Study) -> list[tuple[str, float, float]]:
-    """Return what each charge of a study's budget added, in the order of charging.
-
-    Of more than 24 charges neighbours are taken together: each part is a composition of its own.
-
-    Args:
-        study: The study; other studies' charges of the same budget are included.
-
-    Returns:
-        By charge: a label, the ε that it added to the composition of those before it, and its ε
-        alone. What is added sums to the ε of the whole; what charges cost alone does not.
-    """
+    """Return a label, the ε added and the ε alone of each charge, in the order of charging."""
     budget = study.spec.budget
     with Ledger(study.storage) as ledger:
         charges = [c for c in ledger.charges(budget.name) if c.state != "voided"]
@@ -251,6 +216,7 @@ def shares(study: Study) -> list[tuple[str, float, float]]:
         return epsilon(Composed(parts), budget.delta, adjacency=budget.adjacency).epsilon
 
     totals = [0.0, *(cost(*events[:end]) for end in ends)]
+    # What is added sums to the ε of the whole; what charges cost alone does not.
     # Bounds are not exactly monotone in what is composed; a share is never shown as negative.
     totals = list(accumulate(totals, max))
 
@@ -361,12 +327,7 @@ _FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def costs_at_other_means(study: Study, plan: Plan) -> list[tuple[float, float]]:
-    """Return (mean number of runs, ε) of a selection with the same noise and other means.
-
-    Args:
-        study: Gives δ and the adjacency.
-        plan: A plan with a law of runs.
-    """
+    """Return (mean number of runs, ε) of a selection with the same noise and other means."""
     budget = study.spec.budget
     law: Any = plan.runs
     answers = []
@@ -453,11 +414,7 @@ def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:
 
 
 def selection_plan(study: Study, arm: str | None = None) -> Plan:
-    """Return the plan of an arm that draws its number of runs.
-
-    Raises:
-        PrivTuneError: If there is none.
-    """
+    """Return the plan of an arm that draws its number of runs, or refuse."""
     for plan in study.plans:
         if plan.runs is not None and arm in (None, plan.arm):
             return plan

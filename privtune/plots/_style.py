@@ -24,12 +24,7 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 
 def in_one(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one trace for many of one kind: their points in order, each with its own colour and text.
-
-    Args:
-        traces: Arguments of Plotly's traces, with ``x``, ``y``, ``name``, ``marker`` (its ``color``) and
-            ``hovertemplate``; in what else they are given all are as the first.
-    """
+    """Return one trace for many of one kind, each point with its own colour and text."""
 
     def each(value: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
         return [value(trace) for trace in traces for _ in trace["x"]]
@@ -65,13 +60,7 @@ def new_figure(*, x: str = "", y: str = "", height: int = 340) -> go.Figure:
 
 
 def apply_style(figure: Any, *, height: int = 340, side_by_side: bool = False) -> None:
-    """Give a figure the common look.
-
-    Args:
-        figure: A Plotly figure.
-        height: In pixels.
-        side_by_side: Two panels in a row: a page may put one above the other on a narrow screen.
-    """
+    """Give a figure the common look; a narrow screen may put two panels side by side one above the other."""
     figure.update_layout(
         meta={"sideBySide": side_by_side},
         template="none",

@@ -17,7 +17,7 @@ from privtune.study.rounds import STACK, Files
 from privtune.training.engine.compute import Compute
 
 if TYPE_CHECKING:
-    from privtune.study._shown import ShownTrial
+    from privtune.study.trials import ShownTrial
     from privtune.tasks import Task, TaskData
     from privtune.training.engine.checkpoint import Keeper
     from privtune.training.engine.train import Made

@@ -373,7 +373,7 @@ def _declared_task(mechanism: Mechanism, validation_records: int, *, public: boo
 
 def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[TensorData | None, bool]:
     """Return the validation records of a declared mechanism, and whether they are public."""
-    from privtune.tasks._records import read_records
+    from privtune.tasks.own import read_records
 
     of_public = dict(public or {})
     shown = of_public.pop("validation", None)

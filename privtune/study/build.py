@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
-    from privtune.study._shown import ShownTrial
+    from privtune.study.trials import ShownTrial
     from privtune.training.engine.train import Made
 
 

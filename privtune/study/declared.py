@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from privtune.strategies import Outcome, Strategy
     from privtune.strategies._base import Round
-    from privtune.study._shown import ShownTrial
+    from privtune.study.trials import ShownTrial
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured
 

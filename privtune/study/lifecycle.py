@@ -29,13 +29,13 @@ from privtune.ledger import Charge, ChargeRequest, ChargeState, ChargeStateError
 from privtune.ledger.chain import Kind
 from privtune.strategies import Outcome, Plan, Release
 from privtune.strategies.plan import StagePlan
-from privtune.study._trials import StudyTrials
 from privtune.study.failures import WITHOUT_DATA, ArmStoppedError, StageRefusedError
 from privtune.study.observer import ArmStatus, StageStatus
 from privtune.study.release import load_release, make_release
 from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, check_there
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
+from privtune.study.trials import StudyTrials
 from privtune.tasks import declared_note
 from privtune.training.mechanism.streams import Streams
 

@@ -13,18 +13,18 @@ from privtune.errors import PrivTuneError
 from privtune.spaces import with_tuples
 from privtune.strategies import Cost, Ending, Outcome, Plan, Release, Scoring, TrialResult
 from privtune.strategies.release import split
-from privtune.study._shown import INDEX
+from privtune.study.trials import INDEX
 
 if TYPE_CHECKING:
+    import numpy as np
     from optuna.trial import FrozenTrial
     from torch import nn
 
     from privtune.strategies import ScorePlan
     from privtune.study.rows import Results
-    from privtune.tasks import Task, TaskData
+    from privtune.tasks import Task
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured
-    from privtune.training.mechanism.streams import Streams
 
 MODEL = "model.safetensors"
 """Name of the released model in its arm's folder."""
@@ -146,12 +146,7 @@ def make_release(
 
 
 def utility_of(
-    plan: Plan,
-    task: Task,
-    model: nn.Module,
-    *,
-    data: TaskData,
-    streams: Streams,
+    plan: Plan, task: Task, model: nn.Module, test: TensorData, rng: np.random.Generator
 ) -> dict[str, Measured]:
     """Return what a model reaches on the test split: public, or noised as the plan has it."""
     from privtune.execution.training import held_to_classes, scored_as
@@ -159,14 +154,14 @@ def utility_of(
 
     report = plan.report
     if report is None and task.public_test:
-        report = _exact(plan, task, data.test)
+        report = _exact(plan, task, test)
     if report is None:
         return {}
-    test = held_to_classes(data.test, task.classes)
+    test = held_to_classes(test, task.classes)
     if report.event is None:  # a public split: its true size is known
         report = replace(report, records=len(test))
     module, loss = scored_as(report, task, model.eval())
-    found = measure_each(report, module, test, rng=streams.numpy("report", 0), loss=loss)
+    found = measure_each(report, module, test, rng=rng, loss=loss)
     return {f"test_{name}": value for name, value in found.items()}
 
 
@@ -201,19 +196,6 @@ def check_end(plan: Plan, result: TrialResult) -> None:
             "Hyperparameters are numbers, texts, booleans, None or tuples of these; parameters of models "
             "are real floating-point tensors. Nothing was charged."
         ) from error
-
-
-def check_measured(plan: Plan, task: Task, model: nn.Module) -> None:
-    """Measure a model as its release will be measured, on made-up records."""
-    from privtune.execution.training import held_to_classes, made_up_records, scored_as
-    from privtune.training.mechanism.scoring import measure_each
-    from privtune.training.mechanism.streams import Streams
-
-    data = held_to_classes(replace(made_up_records(task, 2), unit=task.unit), task.classes)
-    exact = _exact(plan, task, data) if task.public_test else None
-    if terms := plan.report or exact:
-        module, loss = scored_as(terms, task, model)
-        measure_each(terms, module, data, rng=Streams(bytes(32)).numpy("score", 0), loss=loss)
 
 
 def load_release(

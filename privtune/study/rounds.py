@@ -22,9 +22,9 @@ from privtune.spaces import IndependentSampler, check_hyperparameter, plain
 from privtune.strategies import Ending, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
-from privtune.study._shown import suggested
 from privtune.study.failures import StudyInterruptedError
 from privtune.study.release import pack_result, request_of, unpack_result
+from privtune.study.trials import suggested
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from privtune.execution.table import Handed
     from privtune.ledger import Lease, Ledger, Rounds
     from privtune.spaces import SearchSpace
-    from privtune.study._shown import ShownTrial, ShownTrials
-    from privtune.study._trials import StudyTrials
     from privtune.study.rows import Results
+    from privtune.study.trials import ShownTrial, ShownTrials, StudyTrials
 
 
 STACK = 16  # candidates that are trained together

@@ -137,8 +137,10 @@ class TaskTrainer:
             return {}
         model = model_for(self.staged, plan.training_of(result.params), result.params)
         load_params(model, result.weights)
-        streams = Streams(self.life.secret(plan))  # asked again, the report has the same noise
-        return utility_of(plan, self.staged, model, data=self.data, streams=streams)
+        rng = Streams(self.life.secret(plan)).numpy(
+            "report", 0
+        )  # asked again, the noise is the same
+        return utility_of(plan, self.staged, model, self.data.test, rng)
 
     def machine(self) -> Mapping[str, str]:
         """Return the versions here, and the hardware if it is this machine's."""

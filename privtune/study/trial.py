@@ -28,7 +28,7 @@ from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     from privtune.strategies import TrainingPlan
-    from privtune.study._shown import ShownTrial
+    from privtune.study.trials import ShownTrial
 
 _NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
 

@@ -53,12 +53,7 @@ def local_uri(storage: str) -> str:
 
 
 def tracking_uri(storage: str, uri: str | None = None) -> str:
-    """Return the tracking URI in force: given, or from ``MLFLOW_TRACKING_URI``, or the local one.
-
-    Args:
-        storage: The study's storage URL.
-        uri: A tracking URI, or ``None``.
-    """
+    """Return the tracking URI in force: given, or from ``MLFLOW_TRACKING_URI``, or the local one."""
     return uri or os.environ.get("MLFLOW_TRACKING_URI") or local_uri(storage)
 
 
@@ -287,15 +282,7 @@ _BESIDE = ("-journal", "-wal", "-shm")  # what SQLite would play back into a cop
 
 
 def begin_at_copy(uri: str) -> None:
-    """Where there is no store yet, put a copy of an empty one for MLflow to open.
-
-    A kept copy that is damaged, or that others could have written, does not count; where none can be
-    made or put into place, MLflow makes its tables itself. It compares the revision of what it finds
-    with its own.
-
-    Args:
-        uri: The tracking URI; nothing is done but for a SQLite file that is not there.
-    """
+    """Where there is no SQLite store yet, put a copy of an empty one for MLflow to open."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 

@@ -43,14 +43,7 @@ def knows_view(version: str) -> bool:
 
 
 def experiment_url(base: str, experiment_id: str, *, view: bool = True, charts: bool = True) -> str:
-    """Return the address of a study's experiment in MLflow's UI, in model-training mode.
-
-    Args:
-        base: The server's address.
-        experiment_id: The experiment.
-        view: Whether to open the saved view.
-        charts: Whether to show its charts, beside the list of arms, rather than its table.
-    """
+    """Return the address of an experiment in MLflow's UI: its saved view, with charts or as a table."""
     # Any search term in the address would make MLflow ignore the saved view.
     url = f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
     if view and charts:
@@ -65,14 +58,7 @@ def saved_view(
     utility: str = "acc/test",
     ascending: bool = False,
 ) -> str:
-    """Return the value of the experiment tag :data:`VIEW_TAG`.
-
-    Args:
-        params: Released hyperparameters, for the parallel coordinates.
-        curves: Names of the step metrics of arms that are not sealed.
-        utility: The metric that arms are compared by; the best comes first.
-        ascending: Whether the least is best.
-    """
+    """Return the value of the experiment tag :data:`VIEW_TAG`; the best by ``utility`` comes first."""
     section = "privtune-budget"
     charts = _charts(section, params, curves, utility)
     columns = {f"metrics.`{utility}`": 110, **_COLUMNS}

@@ -92,12 +92,7 @@ def finite(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_csv(document: Mapping[str, Any]) -> str:
-    """Return one line an arm: what it cost and reached, its intervals, its released parameters.
-
-    Args:
-        document: The comparison as ``privtune study compare --json`` prints it. No ε at all, of an
-            arm without a guarantee, is an empty cell.
-    """
+    """Return a comparison's document as CSV, a line an arm; no ε at all is an empty cell."""
     rows = []
     for arm in document["arms"]:
         row = {name: arm[name] for name in _COLUMNS}
@@ -129,11 +124,7 @@ def _no_formula(cell: Any) -> Any:
 
 
 def to_markdown(study: Study) -> str:
-    """Return the comparison as a table of Markdown.
-
-    Args:
-        study: A study.
-    """
+    """Return the comparison as a table of Markdown."""
     title, values = utility_column(study.status())
     head = ("arm", "strategy", "ε", title, "gradient evaluations", "released parameters")
     lines = [_line(head), _line(["---"] * len(head))]

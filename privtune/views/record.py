@@ -60,14 +60,7 @@ UNWATCHED_STATE = (
 
 @dataclass(frozen=True)
 class BudgetView:
-    """The public state of a study's budget at one moment.
-
-    Args:
-        charges: Every charge of the budget, other studies' included; times stay behind.
-        spent: Their composition.
-        left: The ε left.
-        certificate: The ledger's own certificate.
-    """
+    """The public state of a study's budget at one moment; times of charges stay behind."""
 
     charges: tuple[Charge, ...]
     spent: Guarantee

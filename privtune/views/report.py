@@ -32,14 +32,7 @@ _NEIGHBOURS = {
 
 
 def render_study(study: Study) -> str:
-    """Return the page that ``privtune study compare --html`` writes.
-
-    Args:
-        study: A study; arms that have not been released are shown as planned.
-
-    Returns:
-        HTML with Plotly inside: it opens without a network.
-    """
+    """Return the report of a study: HTML with Plotly inside, which opens without a network."""
     arms, view, budget = study.status(), budget_view(study), study.spec.budget
     stages = [
         (

@@ -30,6 +30,7 @@ from privtune.accounting import (
     TruncatedNegativeBinomial,
     WorstOf,
 )
+from privtune.accounting.lower import Instance
 from privtune.accounting.pmf import from_profile
 
 
@@ -124,3 +125,9 @@ events = st.recursive(
     ),
     max_leaves=5,
 )
+
+
+def attained(instance: Instance, epsilon: float) -> float:
+    """The largest δ at this ε among the orders of a selection's outcomes that are tried."""
+    p, q = instance.tuned(instance.best_order(epsilon))
+    return float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())

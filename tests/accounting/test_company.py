@@ -11,7 +11,7 @@ from privtune.accounting.lower import Instance
 from privtune.accounting.pairs import tuner_pair, under_chords
 from privtune.accounting.rdp import gaussian_delta
 from privtune.accounting.selection import Tuner
-from tests.accounting.helpers import finite_pmf, steps
+from tests.accounting.helpers import attained, finite_pmf, steps
 
 DELTA = 1e-5
 BASE = steps(0.01, 1.0, 1000)
@@ -62,7 +62,7 @@ def test_it_is_below_the_envelope_and_above_an_instance():
     assert (found <= envelope * (1.0 + 1e-6) + 1e-12).all()
     assert (found < 0.8 * envelope).any()
     # The instance lives on the lattice of the pair, so that nothing is lost between them.
-    assert (found >= np.array([instance.delta(float(e)) for e in points]) * (1.0 - 1e-5)).all()
+    assert (found >= np.array([attained(instance, float(e)) for e in points]) * (1.0 - 1e-5)).all()
 
 
 @pytest.mark.parametrize(

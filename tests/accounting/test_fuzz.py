@@ -224,12 +224,3 @@ def test_the_instance_is_near_where_the_bound_is_tight(level):
     assert 0.99 * answer <= lower_bound(event, level) <= answer
     mixed = Composed([event, Repeated(3, Laplace(4.0)), PoissonSampled(0.1, Laplace(1.0))])
     assert 0.98 * epsilon(mixed, level).epsilon <= lower_bound(mixed, level)
-
-
-def test_the_instance_is_a_mechanism_that_dp_accounting_agrees_about():
-    from dp_accounting.pld import privacy_loss_distribution as reference
-
-    pld = reference.from_gaussian_mechanism(2.0, sampling_prob=0.05)
-    high = pld.self_compose(400).get_epsilon_for_delta(1e-5)
-    event = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
-    assert 0.998 * high <= lower_bound(event, 1e-5) <= high

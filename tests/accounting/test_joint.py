@@ -13,17 +13,12 @@ from scipy import integrate, special, stats
 from privtune.accounting import (
     Composed,
     Gaussian,
-    Geometric,
     Joint,
     Laplace,
     PoissonSampled,
-    PrivateSelection,
     Repeated,
-    calibrate,
     delta,
     epsilon,
-    explain,
-    group_privacy,
     hyfreedp_event,
     hyfreedp_noise,
     scale_noise,
@@ -185,24 +180,6 @@ def test_a_joint_about_all_records_is_its_parts():
     assert flatten(PoissonSampled(0.1, Joint([Laplace(3.0)]))) == {
         PoissonSampled(0.1, Laplace(3.0)): 1
     }
-
-
-def test_what_else_is_asked_of_an_event():
-    event = Repeated(100, mixed(0.02, 1.0, 3.0, 3.0))
-    scaled = calibrate(event, epsilon=0.8, delta=1e-5)
-    assert scaled.event == scale_noise(event, scaled.scale)
-    assert 0.999 * 0.8 <= epsilon(scaled.event, 1e-5).epsilon <= 0.8
-    text = explain(event, 1e-5).text
-    assert text == (
-        "100 × Poisson sample at rate 0.02: 3 releases of one sample = noise 1, Laplace 3, Laplace 3"
-    )
-    alone = epsilon(event, 1e-5).epsilon
-    assert group_privacy(event, 1e-5).epsilon > 2 * alone
-    tuned = epsilon(PrivateSelection(event, Geometric(5)), 1e-5)
-    assert tuned.method == "envelope"
-    assert alone < tuned.epsilon < tuned.bounds["rdp"]
-    with pytest.raises(InvalidInputError, match="group_privacy"):
-        epsilon(event, 1e-5, adjacency="replace-one")
 
 
 @given(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
-from opacus.accountants import RDPAccountant as OpacusAccountant
 from scipy import integrate
 from scipy.special import gammaln, logsumexp
 
@@ -25,7 +24,6 @@ from privtune.accounting import (
     PrivateSelection,
     Repeated,
     TruncatedNegativeBinomial,
-    WorstOf,
     epsilon,
     rdp,
 )
@@ -166,7 +164,7 @@ def reference_steps(rate, noise, count):
 
 
 SHAPES = [0.0, 0.5, 1.0, 3.0, math.inf]
-MEANS = [2.0, 10.0, 40.0, 200.0]
+MEANS = [2.0, 40.0]
 BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 8.0, 50)]
 
 
@@ -174,7 +172,7 @@ BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 8.0, 50)]
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("base", BASES)
 def test_selection_equals_repeat_and_select(shape, mean, base):
-    """Papernot and Steinke, Theorems 2 and 6, on 60 settings."""
+    """Papernot and Steinke, Theorems 2 and 6, on 30 settings."""
     runs = Poisson(mean) if math.isinf(shape) else TruncatedNegativeBinomial(shape, mean)
     curve = rdp_curve(steps(*base))
     event = dp_event.RepeatAndSelectDpEvent(reference_steps(*base), mean, shape)
@@ -184,16 +182,6 @@ def test_selection_equals_repeat_and_select(shape, mean, base):
     assert rdp_epsilon(tuned, 1e-5, WHOLE) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
     full = epsilon(PrivateSelection(steps(*base), runs), 1e-5, method="rdp").epsilon
     assert full <= dp_accounting_epsilon(event, 1e-5) * (1 + 1e-6)
-
-
-def test_named_laws_use_the_same_theorem():
-    base = steps(0.01, 1.1, 1000)
-    for law, shape in ((Geometric(40), 1.0), (Logarithmic(40), 0.0)):
-        named = epsilon(PrivateSelection(base, law), 1e-5, method="rdp").epsilon
-        general = TruncatedNegativeBinomial(shape, 40)
-        assert named == pytest.approx(
-            epsilon(PrivateSelection(base, general), 1e-5, method="rdp").epsilon, rel=1e-9
-        )
 
 
 # sigma 1.1, q 0.01, T 1000, delta 1e-5, by dp-accounting 0.6.0 with its default orders.
@@ -219,27 +207,6 @@ def test_sampled_gaussian_agrees_with_dp_accounting(base):
     ours = epsilon(steps(*base), 1e-5, method="rdp").epsilon
     assert ours <= reference * (1 + 1e-6)
     assert ours == pytest.approx(reference, rel=2e-3)
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_sampled_gaussian_is_at_most_opacus(base):
-    rate, noise, count = base
-    accountant = OpacusAccountant()
-    accountant.history = [(noise, rate, count)]
-    ours = epsilon(steps(*base), 1e-5, method="rdp").epsilon
-    assert ours <= accountant.get_epsilon(1e-5) * (1 + 1e-8)  # ours has a margin of 1e-9
-    assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
-
-
-def test_the_carrier_multiplies_and_adds():
-    """What a self-composition is charged must be what its parts are charged one by one."""
-    one = rdp_curve(ApproximateDP(0.3, 0.0))
-    np.testing.assert_allclose(rdp_curve(Repeated(7, ApproximateDP(0.3, 0.0))), 7 * one)
-    np.testing.assert_allclose(
-        rdp_curve(Composed([Gaussian(2), Laplace(3), Gaussian(2)])),
-        2 * rdp_curve(Gaussian(2)) + rdp_curve(Laplace(3)),
-    )
-    assert (rdp_curve(Composed([])) == 0).all()
 
 
 def test_sums_of_curves_are_autodps_composition():
@@ -302,13 +269,6 @@ def test_conversions_are_inverse_and_above_the_truth():
     value = rdp_epsilon(curve, 1e-5)
     assert rdp_delta(curve, value) == pytest.approx(1e-5, rel=1e-6)
     assert 4.377178 <= value <= 4.80
-
-
-def test_mixture_curve_lies_between():
-    first, second = Gaussian(1.0), Gaussian(3.0)
-    mixed = rdp_curve(WorstOf([first, second], [0.3, 0.7]))
-    assert (mixed <= rdp_curve(WorstOf([first, second])) + 1e-12).all()
-    assert (mixed >= 0.3 * rdp_curve(first) + 0.7 * rdp_curve(second) - 1e-9).all()
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.5, 2.0, 30.0])

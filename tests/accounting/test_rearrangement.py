@@ -21,7 +21,7 @@ from privtune.accounting.pld import fine_pair
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rearrangement import Blocks, Cells, Items, Rearranged
 from privtune.accounting.selection import Tuner
-from tests.accounting.helpers import steps
+from tests.accounting.helpers import attained, steps
 
 LAWS = (
     Binomial(3, 3),
@@ -216,8 +216,8 @@ def share_of_the_bound():
     ):
         pair = fine_pair(Gaussian(sigma)).remove
         pair = pair.coarsen(math.ceil(pair.masses.size / 500))
-        attained = Instance(pair, runs).delta(point)
-        shares.append(attained / Rearranged(Tuner(pair, runs)).delta(point))
+        paid = attained(Instance(pair, runs), point)
+        shares.append(paid / Rearranged(Tuner(pair, runs)).delta(point))
     return max(shares)
 
 

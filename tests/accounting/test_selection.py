@@ -33,9 +33,9 @@ from privtune.accounting import delta as dp_delta
 from privtune.accounting.curves import ORDERS, selection_curve
 from privtune.accounting.lower import Instance
 from privtune.accounting.pmf import LossPmf
-from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.selection import Threshold, Tuner
 from tests.accounting.helpers import finite_pmf, steps
+from tests.tiers import FULL
 
 TABLE = [
     ((256 / 60000, 1.0, 2340), TruncatedNegativeBinomial(1, 20), 2.987, 1.815, 1.807),
@@ -56,11 +56,6 @@ def test_the_numbers_to_meet(base, runs, rdp, ceiling, floor):
     assert 0.997 * floor <= lower_bound(event, 1e-5) <= floor + 2e-3
     if "profile" in answer.bounds:
         assert answer.epsilon < answer.bounds["profile"] < answer.bounds["rdp"]
-
-
-def test_the_profile_bound_as_published():
-    event = PrivateSelection(steps(256 / 60000, 1.0, 2340), Geometric(20))
-    assert epsilon(event, 1e-5).bounds["profile"] == pytest.approx(2.34, abs=5e-3)
 
 
 def test_the_approximate_dp_theorem_is_a_labelled_baseline():
@@ -113,7 +108,7 @@ GRID = list(
             Binomial(30, 10),
             Geometric(20, maximum=30),
         ],
-        [1e-5, 1e-8],
+        [1e-5, 1e-8] if FULL else [1e-5],
     )
 )
 
@@ -266,36 +261,6 @@ def test_sure_runs_cost_more_than_one_and_less_than_all_shown(law):
     assert found == sorted(found)
 
 
-@given(
-    st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
-    st.lists(st.floats(0.03, 1.0), min_size=3, max_size=3),
-    st.floats(0.05, 0.95),
-    st.sampled_from(
-        [
-            Geometric(9, minimum=4),
-            Binomial(3, 3.0),
-            Binomial(10, 10.0),
-            Poisson(20.0),
-            Geometric(30),
-        ]
-    ),
-)
-@settings(max_examples=12, deadline=None)
-def test_rearrangement_by_exact_enumeration(first, second, cut, runs):
-    """Every order of outcomes that may be ranked at two levels each, and every share."""
-    p, q = np.array(first) / sum(first), np.array(second) / sum(second)
-    split = np.array([cut, 1.0 - cut])
-    bound = Rearranged(Tuner(finite_pmf(p, q), runs))
-    points = (0.0, 0.2, 0.6, 1.5, 3.0, 6.0)
-    promised = np.array([bound.delta(e) for e in points])
-    for order in itertools.permutations(range(6)):
-        a, b = tuned(
-            np.outer(p, split).ravel(), np.outer(q, split).ravel(), [[i] for i in order], runs
-        )
-        exact = np.array([np.maximum(a - math.exp(e) * b, 0.0).sum() for e in points])
-        assert (exact <= promised + 1e-9).all()
-
-
 @pytest.mark.parametrize(
     ("base", "runs", "envelope", "ceiling"),
     [
@@ -334,7 +299,7 @@ def test_threshold_by_exact_enumeration(first, second, stop):
                 assert exact <= bound.delta(e) + 1e-9
 
 
-@pytest.mark.parametrize("mean", [1, 2, 5, 10, 50])
+@pytest.mark.parametrize("mean", [1, 5, 50])
 @pytest.mark.parametrize("base", [(0.05, 1.5, 200), (256 / 60000, 1.0, 2340)])
 def test_a_known_threshold_costs_less_than_the_best_of_as_many(base, mean):
     """What passes is a post-processing of the best under "passed or not", ties broken at random."""

@@ -13,7 +13,6 @@ import torch
 from privtune.errors import InvalidInputError
 from privtune.execution.training import part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
-from privtune.study.release import pack_result, unpack_result
 from privtune.training.engine.compute import Compute
 from privtune.training.engine.train import Training
 from privtune.training.mechanism import noise
@@ -223,17 +222,6 @@ def test_the_average_divides_by_the_expected_size_of_the_subset() -> None:
         return float((first - second).norm())
 
     assert moved(120) / moved(1200) == pytest.approx(10.0, rel=0.01)
-
-
-def test_a_result_survives_its_bytes() -> None:
-    (result,) = run({0: PARAMS})
-    for shapes in ({}, {"a": (3,), "b": (len(result.weights) - 3,)}):
-        again = unpack_result(pack_result(replace(result, shapes=shapes)))
-        assert torch.equal(again.weights, result.weights)
-        assert again.params == result.params
-        assert again.score == result.score
-    nothing = TrialResult(index=0, params={}, weights=torch.empty(0), score=None)
-    assert unpack_result(pack_result(nothing)).weights.numel() == 0
 
 
 def test_the_plans_noise_is_what_runs() -> None:

@@ -36,7 +36,7 @@ from privtune.ledger.engines import translated
 from privtune.ledger.places import checked_url
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url
-from privtune.study._trials import StudyTrials
+from privtune.study.trials import StudyTrials
 
 ASKED = ChargeRequest(Gaussian(9.0))
 

@@ -19,7 +19,7 @@ from privtune.files import OwnFolder
 from privtune.ledger import Budget, Ledger, LedgerBusyError
 from privtune.ledger.engines import Turn, open_session
 from privtune.ledger.storage import Storage
-from privtune.study._trials import StudyTrials
+from privtune.study.trials import StudyTrials
 
 fcntl = pytest.importorskip("fcntl")
 

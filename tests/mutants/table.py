@@ -672,7 +672,7 @@ _in(
     ),
 )
 
-_AVERAGES = "tests/training/methods/test_averages.py"
+_AVERAGES = "tests/training/methods/test_rate_schedule.py"
 
 _in(
     "training/engine/train.py",
@@ -1005,7 +1005,7 @@ _in(
     "ledger/rounds.py",
     (
         "results can be read early",
-        "            if count_open(connection, charge_id):\n                raise Round",
+        "            if _count_open(connection, charge_id):\n                raise Round",
         "            if False:\n                raise Round",
         f"{_ROUNDS}::test_no_early_look",
     ),

@@ -10,7 +10,7 @@ from tests.mutants.table import MUTANTS, ROOT, Mutant
 
 pytestmark = pytest.mark.quick
 
-CONTRACT = ROOT / "privtune" / "testing" / "ledgers.py"
+CONTRACT = ROOT / "tests" / "ledger" / "test_contract.py"
 GUARANTEE = (
     "privtune/training/mechanism/",
     "privtune/study/seal.py",

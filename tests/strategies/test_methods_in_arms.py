@@ -16,7 +16,7 @@ from privtune.study import StudySpec
 from privtune.study.spec import ArmSpec
 from privtune.training.mechanism.clipping import EqualByLayer, Flat
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.methods import METHODS, DPAdam, FixedDPSGD
+from privtune.training.methods import METHODS
 from privtune.views.record import _params
 from tests.study.conftest import toy_spec
 
@@ -93,12 +93,6 @@ def test_the_rule_of_extrapolation_goes_with_the_method_and_the_plan_says_it(
     assert said.details["extrapolation"] == "keep"
 
 
-def test_what_no_budget_pays_for_is_not_listed() -> None:
-    assert "pur-oracle" not in METHODS
-    with pytest.raises(InvalidInputError, match="must be one of"):
-        make_strategy("pur-oracle", arm="a", options={})
-
-
 def test_clipping_by_layer_is_clipping_of_the_same_sensitivity() -> None:
     norms = torch.rand((3, 2, 50), generator=torch.Generator().manual_seed(0)) * 4
     whole = torch.tensor([1.0, 2.0])
@@ -111,75 +105,8 @@ def test_clipping_by_layer_is_clipping_of_the_same_sensitivity() -> None:
     assert bool((clipped <= whole[:, None] * (1 + 1e-6)).all())
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "dp-adam"])
-def test_clipping_by_layer_is_reached_by_an_option(method: str, tmp_path: Any) -> None:
-    from privtune.study import Study
-
-    given = {"learning_rate": 0.5, "max_grad_norm": 1.0}
-    arms = [
-        {
-            "name": clipping,
-            "strategy": "fixed",
-            "method": method,
-            "parameters": given,
-            "options": {"clipping": clipping},
-        }
-        for clipping in ("flat", "by-layer")
-    ]
-    study = Study.create(toy_spec(arms=arms, seed=1, epochs=1), f"sqlite:///{tmp_path / 'p.db'}")
-    flat, layers = study.plans
-    assert flat.to_dict()["training"]["method"]["clipping"] == "flat"
-    assert layers.to_dict()["training"]["method"]["clipping"] == "by-layer"
-    assert Plan.from_dict(layers.to_dict()) == layers
-    assert flat.event == layers.event
-    one, other = study.run()
-    assert not torch.equal(one.weights, other.weights)
-    with pytest.raises(InvalidInputError, match="flat, by-layer"):
-        {"dpsgd": FixedDPSGD, "dp-adam": DPAdam}[method](1.0, clipping="layers")
-
-
 GIVEN = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 NORM = {"max_grad_norm": 1.0}
-VARIANTS: list[dict[str, Any]] = [
-    {"strategy": "fixed", "parameters": GIVEN},
-    {"strategy": "fixed", "parameters": {**GIVEN, "learning_rate": 0.6}},
-    {"strategy": "fixed", "parameters": GIVEN, "options": {"momentum": 0.9}},
-    {"strategy": "fixed", "parameters": GIVEN, "options": {"clipping": "by-layer"}},
-    {"strategy": "fixed", "parameters": GIVEN, "method": "dp-adam"},
-    {"strategy": "fixed", "parameters": GIVEN, "method": "dp-adam", "options": {"beta1": 0.8}},
-    {"strategy": "hyfreedp"},
-    {"strategy": "hyfreedp", "interval": 10},
-    {"strategy": "hyfreedp", "optimizer": "adamw"},
-    {"strategy": "hyfreedp", "loss_noise": "laplace"},
-    {"strategy": "papernot-steinke", "mean_runs": 2, "parameters": NORM},
-    {"strategy": "papernot-steinke", "mean_runs": 3, "parameters": NORM},
-    {"strategy": "papernot-steinke", "mean_runs": 2, "parameters": {"max_grad_norm": 2.0}},
-    {"strategy": "papernot-steinke", "mean_runs": 2, "law": "logarithmic", "parameters": NORM},
-    {"strategy": "subsampled-tuning", "mean_runs": 2, "variant": 1, "parameters": NORM},
-    {"strategy": "subsampled-tuning", "mean_runs": 2, "variant": 2, "parameters": NORM},
-    {"strategy": "subsampled-tuning", "mean_runs": 2, "extrapolation": "keep", "parameters": NORM},
-    {"strategy": "everything", "trials": 2, "parameters": NORM},
-    {"strategy": "everything", "trials": 3, "parameters": NORM},
-    {"strategy": "everything", "trials": 2, "sampler": "qmc", "parameters": NORM},
-]
-
-
-def test_arms_that_differ_in_an_option_differ_in_what_a_tracker_logs() -> None:
-    """As logged: without noise, which the options of a plan fix, and without what was released."""
-    logged = []
-    for number, options in enumerate(VARIANTS):
-        arm = {"name": f"arm-{number}", **options}
-        spec = toy_spec(space=RATES, arms=[arm])
-        plan = planned(spec, arm, 2.0)
-        release = SimpleNamespace(params={}, guarantee=SimpleNamespace(delta=1e-5))
-        params = _params(SimpleNamespace(spec=spec, stages=()), plan, release)
-        assert all(isinstance(value, str) and value for value in params.values())
-        logged.append({k: v for k, v in params.items() if "noise_multiplier" not in k})
-    for one, other in itertools.combinations(logged, 2):
-        assert one != other
-    # An open study has no spec to tell: the plan alone tells its method's options apart.
-    for params in logged:
-        assert any(name.startswith("method.") for name in params) or params["method"] == "dpsgd"
 
 
 SCHEDULE = Schedule.from_epochs(records=240, expected_batch_size=24, epochs=2)

@@ -18,7 +18,6 @@ from privtune.accounting import (
     Parallel,
     PrivateSelection,
     Repeated,
-    SubsampledTuning,
     epsilon,
 )
 from privtune.accounting.reach import mass_beyond_reach
@@ -40,7 +39,6 @@ from privtune.strategies import (
     selection_instead,
 )
 from privtune.strategies import SubsampledTuning as Subsampled
-from privtune.strategies.laws import choose_law, finding_probability
 from privtune.training.mechanism.schedule import NoiseOptions
 from tests.strategies.world import BOTH, RATE, context
 from tests.toy import LOADS
@@ -186,36 +184,10 @@ def test_the_oracle_has_no_guarantee() -> None:
     assert plan.score.noise_multiplier is None
 
 
-def test_law_auto_takes_the_least_noise_of_equal_power() -> None:
-    base = context()
-    event = Fixed(parameters={"learning_rate": 0.5, **CLIP}).plan(base, epsilon=1.0).event
-    law, trade = choose_law(event, epsilon=2.0, delta=1e-5, adjacency=base.adjacency, power=0.6)
-    # A fixed number of runs is whole, so it may find a little more often.
-    assert 0.6 - 1e-6 <= finding_probability(law) <= (0.62 if law.most else 0.6 + 1e-6)
-    assert {"geometric", "logarithmic", "poisson", "binomial", "fixed number of runs"} <= {
-        row["law"] for row in trade
-    }
-    chosen = [row for row in trade if row["chosen"]]
-    assert len(chosen) == 1
-    assert chosen[0]["noise"] == min(row["noise"] for row in trade[:-1])
-    assert trade[-1]["law"].startswith("everything")
-    # By hand: nine runs find one of the best tenth with probability 1 - 0.9^9 = 0.61.
-    assert trade[-1]["mean_runs"] == 9
-
-
 def test_law_auto_shows_its_trade_in_the_plan() -> None:
     plan = PapernotSteinke(law="auto", power=0.5).plan(context(), epsilon=2.0)
     assert plan.details["law_auto"]["power"] == 0.5
     assert epsilon(plan.event, 1e-5).epsilon <= 2.0
-
-
-@pytest.mark.parametrize("variant", [1, 2])
-def test_subsampled_event_agrees_with_the_ledger_format(variant: int) -> None:
-    plan = Subsampled(variant=variant, mean_runs=3, rate=0.2).plan(context(), epsilon=2.0)
-    event = plan.event.events[0]
-    assert isinstance(event, SubsampledTuning)
-    assert (event.variant, event.rate) == (variant, 0.2)
-    assert event.training == plan.training.event
 
 
 def test_where_noise_comes_from_is_part_of_the_plan() -> None:
@@ -256,12 +228,3 @@ def test_what_noise_cannot_reach_is_charged_or_refused(monkeypatch: pytest.Monke
         assert 1e-8 < mass < 1e-6
         assert plan.event.events[1] == ApproximateDP(0.0, mass)
         assert short(plan.training.event) <= mass
-
-
-def test_a_budget_that_needs_next_to_no_noise_is_refused() -> None:
-    with pytest.raises(StrategyError, match="beyond the reach"):
-        plan_arm(
-            Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0}),
-            context(),
-            epsilon=6000.0,
-        )

@@ -71,12 +71,6 @@ def test_ties_are_broken_by_the_rounds_secret_not_by_the_order() -> None:
     assert len(winners) > 2
 
 
-def test_a_round_of_failures_says_so() -> None:
-    trials = FakeRound(SPACE, score=lambda _: -math.inf)
-    outcome = PapernotSteinke().run(PapernotSteinke().plan(context(), epsilon=2.0), trials)
-    assert "no model" in outcome.note
-
-
 def test_a_known_threshold_releases_the_first_that_reaches_it_or_nothing() -> None:
     scores = [0.1, 0.6, 0.9, 0.7]
     strategy = LiuTalwar(threshold=0.5)

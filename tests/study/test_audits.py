@@ -20,8 +20,8 @@ from privtune.ledger import (
     render_certificate,
     verify_certificate,
 )
-from privtune.ledger import certificate as certificates
 from privtune.ledger.audits import AUDITS, check_audit, contradictions
+from privtune.ledger.chain import digest_of
 from privtune.ledger.schema import blobs
 from privtune.study import Study, audits_of, keep_audit
 from privtune.training.mechanism import oracle
@@ -59,7 +59,7 @@ def certificate(ran: Study) -> dict[str, Any]:
 def forged(certificate: dict[str, Any]) -> dict[str, Any]:
     """Give an edited certificate the digest of what it says now."""
     rest = {key: value for key, value in certificate.items() if key != "digest"}
-    return {**rest, "digest": certificates._digest(rest)}
+    return {**rest, "digest": digest_of(rest)}
 
 
 def test_a_certificate_carries_what_was_kept_and_verifies(certificate: dict[str, Any]) -> None:

@@ -14,13 +14,11 @@ import pytest
 
 from privtune import PrivTuneError
 from privtune.files import OwnFolder
-from privtune.ledger import Ledger
 from privtune.ledger.doctor import check_artifacts
 from privtune.ledger.places import artifact_root
 from privtune.study import Study, delete_study, study_names
 from privtune.study._study import check_studies
 from privtune.study.lifecycle import Life
-from privtune.study.rows import StoredStudy, StudyStore
 from tests.study.conftest import toy_spec
 
 ARMS = toy_spec().model_dump(mode="json")["arms"][:2]
@@ -181,7 +179,7 @@ from pathlib import Path
 from privtune.files import OwnFolder
 from privtune.study._objects import ObjectStore
 from privtune.study.rows import StoredStudy
-from privtune.study._trials import StudyTrials
+from privtune.study.trials import StudyTrials
 from privtune.study import delete_study
 owner, name = "{point}".split(".")
 owner = dict(OwnFolder=OwnFolder, ObjectStore=ObjectStore, StoredStudy=StoredStudy, StudyTrials=StudyTrials,
@@ -287,15 +285,6 @@ def test_a_result_that_comes_after_the_deletion_leaves_no_file(
         with pytest.raises(PrivTuneError, match="was deleted"):
             late.sealed(plan.arm).put("trial", b"x" * 200)
         assert not late.folder.exists()
-
-
-def test_the_store_says_which_studies_are_half_deleted(storage: str) -> None:
-    Study.create(toy_spec(arms=ARMS), storage).close()
-    with Ledger(storage) as ledger:
-        store = StudyStore(ledger.log.storage)
-        assert store.deleting() == []
-        StoredStudy(ledger.log.storage, "toy").begin_deletion()
-        assert store.deleting() == ["toy"]
 
 
 def test_the_list_says_nothing_of_what_was_forgotten(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from privtune.training.mechanism.transcript import TranscriptMismatchError
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import OWN as ARGUMENTS
-from tests.study.elsewhere import TRAIN, conditional, simple
+from tests.study.elsewhere import conditional
 from tests.study.test_optimize import make, started
 from tests.toy import blobs, curated
 
@@ -390,20 +390,3 @@ def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
     everyone = [*weights, *rows]
     assert len({tuple(r.weights.tolist()) for r in everyone}) == len(everyone)
     assert len({r.score for r in everyone}) == len(everyone)
-
-
-def test_a_label_outside_the_classes_contributes_nothing(tmp_path: Path) -> None:
-    """With seeds that are the same, the release is that of a neighbour whose record is not finite."""
-    released = []
-    for name in ("label", "input"):
-        x, y = TRAIN[0].clone(), TRAIN[1].clone()
-        if name == "label":
-            y[5] = 99
-        else:
-            x[5] = float("nan")
-        study = make(f"sqlite:///{tmp_path / name}.db", seed=11)
-        release = study.optimize(
-            simple, strategy=Fixed(), epsilon=5.0, **{**ARGUMENTS, "train": (x, y)}
-        )
-        released.append(release.weights)
-    torch.testing.assert_close(released[0], released[1])

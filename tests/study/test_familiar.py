@@ -123,17 +123,6 @@ def test_a_function_that_takes_a_familiar_argument_gets_it():
     assert take(sampler=3) == 3
 
 
-def test_a_study_is_shown_without_an_address(storage):
-    study = privtune.create_study("open", budget=BUDGET, storage=storage)
-    assert repr(study) == f"Study('open', storage={storage!r})"
-
-
-def test_the_best_is_that_of_the_only_release(ran):
-    release = ran.release("all")
-    assert ran.best_params == release.params
-    assert ran.best_value == release.score
-
-
 def test_without_one_release_the_best_is_not_known(storage):
     spec = toy_spec(arms=[dict(toy_spec().arms[0].model_dump(exclude_none=True)), SELECTION])
     study = Study.create(spec, storage)
@@ -171,4 +160,6 @@ def test_an_arm_that_pays_for_all_shows_all_and_nothing_that_is_sealed(ran, stor
         assert trial.system_attrs == {}
         # A realised time tells the sizes of samples: what is shown was made now, all of it at once.
         assert trial.datetime_start is None or trial.duration.total_seconds() < 0.1
+    assert (ran.best_params, ran.best_value) == (release.params, release.score)
     assert math.isfinite(ran.best_value)
+    assert repr(ran) == f"Study({ran.name!r}, storage={storage!r})"

@@ -53,22 +53,19 @@ def test_a_metric_is_looked_at_when_it_is_given(storage: str) -> None:
         study.optimize(one, strategy=PapernotSteinke(), score="nonsense", **OWN)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"scoring": {"metric": "macro_f1"}},
-        {"report": {"metric": "macro_f1"}},
-        {"epochs": 2},
-        {"device": "cpu"},
-        {"seed": 4},
-        {"epsilon": 3.0},
-        {"budget": privtune.Budget(7.0, 1e-5, name="given")},
-        {"task": "tests.toy:public_blobs"},
-        {"arms": [{"name": "other", "strategy": "hyfreedp"}]},
-    ],
-    ids=lambda changed: next(iter(changed)),
-)
-def test_a_study_that_exists_is_what_is_given_or_refused(storage: str, changed: Any) -> None:
+CHANGED: dict[str, Any] = {
+    "scoring": {"metric": "macro_f1"},
+    "report": {"metric": "macro_f1"},
+    "epochs": 2,
+    "seed": 4,
+    "epsilon": 3.0,
+    "budget": privtune.Budget(7.0, 1e-5, name="given"),
+    "task": "tests.toy:public_blobs",
+    "arms": [{"name": "other", "strategy": "hyfreedp"}],
+}
+
+
+def test_a_study_that_exists_is_what_is_given_or_refused(storage: str) -> None:
     whole: dict[str, Any] = {
         "budget": BUDGET,
         "task": "tests.toy:blobs",
@@ -89,8 +86,9 @@ def test_a_study_that_exists_is_what_is_given_or_refused(storage: str, changed: 
     again: dict[str, Any] = {"storage": storage, "load_if_exists": True}
     privtune.create_study("given", **whole, **again).close()
     privtune.create_study("given", budget=BUDGET, **again).close()  # nothing else is said
-    with pytest.raises(PrivTuneError, match=f"created with other {next(iter(changed))} than"):
-        privtune.create_study("given", **{**whole, **changed}, **again)
+    for name, value in CHANGED.items():
+        with pytest.raises(PrivTuneError, match=f"created with other {name} than"):
+            privtune.create_study("given", **{**whole, name: value}, **again)
 
 
 def one(trial: privtune.Trial) -> privtune.Candidate:
@@ -154,9 +152,7 @@ MISNAMED = {"learning_rate": 0.5}
     "strategy",
     [
         Fixed(parameters=MISNAMED),
-        Fixed(parameters={**MISNAMED, "rate": 0.5}),
-        PapernotSteinke(mean_runs=2, parameters=MISNAMED),
-        Everything(trials=2, parameters=MISNAMED),
+        PapernotSteinke(mean_runs=2, parameters={**MISNAMED, "rate": 0.5}),
     ],
 )
 def test_a_value_for_a_name_that_nothing_asks_for_is_refused(storage: str, strategy: Any) -> None:
@@ -169,10 +165,9 @@ def test_a_value_for_a_name_that_nothing_asks_for_is_refused(storage: str, strat
         assert not ledger.charges("given")
 
 
-@pytest.mark.parametrize("kind", "abcd")
-def test_a_value_for_a_name_of_one_branch_is_taken(storage: str, kind: str) -> None:
+def test_a_value_for_a_name_of_one_branch_is_taken(storage: str) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
-    strategy = Fixed(parameters={f"rate of {kind}": 0.5})
+    strategy = Fixed(parameters={"rate of d": 0.5})
     assert "kind" in study.optimize(branching, strategy=strategy, **OWN).params
 
 

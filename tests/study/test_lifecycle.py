@@ -20,7 +20,6 @@ import pytest
 import privtune
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger, verify
-from privtune.strategies import Outcome
 from privtune.study import Study, delete_study, study_names
 from privtune.study.lifecycle import Life
 from tests.ledger.campaigns import processes
@@ -275,7 +274,7 @@ def test_who_comes_back_after_a_deletion_writes_to_no_other_study_of_the_name(ur
         results, gone = old.sealed(plan.arm), "was deleted while this process worked for it"
         late: list[Callable[[], object]] = [
             lambda: results.put("trial-000000.safetensors", b"trained on the charge of before"),
-            lambda: old.keep(plan, Outcome(None), seconds=1.0, utility={}, machine={}),
+            lambda: old.keep(plan, {}, {"model.safetensors": b""}),
             lambda: old.record_failure(plan.arm, ValueError()),
             lambda: old.charge(plans),
             old.delete,

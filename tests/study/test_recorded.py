@@ -16,9 +16,9 @@ from privtune.ledger import Finished, Ledger, Rounds
 from privtune.spaces import SearchSpace
 from privtune.strategies import TrialResult
 from privtune.study import Study
-from privtune.study._trials import StudyTrials
 from privtune.study.rounds import STACK
 from privtune.study.rows import Results
+from privtune.study.trials import StudyTrials
 from tests.ledger.conftest import ledger_url, postgres_url, sqlite_url
 from tests.study.conftest import toy_spec
 

@@ -103,18 +103,6 @@ def test_handlers_hear_nothing_of_a_sealed_function(
     assert "open again" in their_file.getvalue()
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_optuna_says_nothing_of_a_sealed_round(
-    jobs: int, tmp_path: Path, capfd: pytest.CaptureFixture[str], their_file: io.StringIO
-) -> None:
-    arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4}
-    study = Study.create(toy_spec(arms=[arm], seed=1), f"sqlite:///{tmp_path / 'privtune.db'}")
-    study.run(n_jobs=jobs)
-    assert len(toy.curated(study).sealed_trials("selection")) > 1
-    for shown in (their_file.getvalue(), *capfd.readouterr()):
-        assert "rial" not in shown
-
-
 def test_a_function_whose_trials_are_paid_for_may_print(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from privtune.study._shown import ShownTrials
 from privtune.study.rows import Results
+from privtune.study.trials import ShownTrials
 
 RATE = FloatDistribution(1e-3, 10.0, log=True)
 KIND = CategoricalDistribution(("wide", "deep", None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -190,16 +191,16 @@ def test_a_wrong_file_spends_nothing(
     declared: dict[str, Any],
     reason: str,
 ) -> None:
-    frame = change(people())
-    task = save(frame, tmp_path, kind, **declared)
+    """A run of each of a CSV; the other readers find the same."""
+    task = save(change(people()), tmp_path, kind, **declared)
     if kind == "parquet" and "not a number" in reason:  # its header says so
+        with pytest.raises(TaskDataError, match="holds no numbers"):
+            get_task(task).check()
+    elif kind == "csv":
         with closing(study_of(task, storage)) as study:
-            with pytest.raises(TaskDataError, match="holds no numbers"):
-                study.run()
-            assert study.spent().epsilon == 0.0
-        return
-    with closing(study_of(task, storage)) as study:
-        refused(study, reason, capfd)
+            refused(study, reason, capfd)
+    else:
+        assert re.search(reason, get_task(task).check_records().reason)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,13 +221,6 @@ def test_a_right_file_runs(tmp_path: Path, storage: str, kind: str) -> None:
         study.run()
 
 
-def test_few_records_of_a_small_split_are_chance(tmp_path: Path) -> None:
-    task = save(people(), tmp_path, "csv", train=390, validation=5, test=5)
-    for key in map(str, range(40)):
-        check = get_task({**task, "key": key}).check_records()
-        assert bool(check.reason) == any(split.usable == 0 for split in check.splits)
-
-
 # Tasks of one's own.
 
 
@@ -245,14 +239,6 @@ def labels_from_1() -> Task:
     return _task(lambda x, y: (x, y + 1))
 
 
-def labels_101() -> Task:
-    return _task(lambda x, y: (x, y + 101))
-
-
-def all_nan() -> Task:
-    return _task(lambda x, y: (x * math.nan, y))
-
-
 def half_infinite() -> Task:
     return _task(lambda x, y: (torch.where(torch.arange(len(x))[:, None] % 3 > 0, math.inf, x), y))
 
@@ -261,28 +247,8 @@ def another_shape() -> Task:
     return _task(lambda x, y: (x[:, :4], y))
 
 
-def another_type() -> Task:
-    return _task(lambda x, y: (x.double(), y))
-
-
 def bytes_for_numbers() -> Task:
     return _task(lambda x, y: ((x * 10).to(torch.uint8), y))
-
-
-def column_of_labels() -> Task:
-    return _task(lambda x, y: (x, y[:, None]))
-
-
-def float_labels() -> Task:
-    return _task(lambda x, y: (x, y.float()))
-
-
-def short_labels() -> Task:
-    return _task(lambda x, y: (x, y.int()))
-
-
-def one_hot() -> Task:
-    return _task(lambda x, y: (x, torch.nn.functional.one_hot(y, 3)))
 
 
 def _numbers(change: Callable[[torch.Tensor], torch.Tensor]) -> Task:
@@ -307,16 +273,6 @@ def few() -> Task:
     return _task(lambda x, y: (x[: len(x) // 10], y[: len(y) // 10]))
 
 
-def targets_nan() -> Task:
-    return _task(
-        lambda x, y: (x, y.float() * math.nan),
-        classes=None,
-        target_range=(0.0, 2.0),
-        model=lambda: torch.nn.Linear(6, 1),
-        loss=lambda out, y: (out[:, 0] - y) ** 2,
-    )
-
-
 def failing() -> Task:
     def load() -> TaskData:
         raise ValueError(f"cannot parse {SECRET!r}")
@@ -324,33 +280,15 @@ def failing() -> Task:
     return replace(blobs(), load=load)
 
 
-def prints() -> Task:
-    task = blobs()
-
-    def load() -> TaskData:
-        print(SECRET)  # noqa: T201  (what a user's code prints)
-        return task.load()
-
-    return replace(task, load=load)
-
-
 HERE = "tests.study.test_usable"
 OWN = [
     ("labels_from_1", "labels from 3 to 3, declared 0 to 2"),
-    ("labels_101", "labels from 101 to 103, declared 0 to 2"),
-    ("all_nan", "inputs: 360 not a number"),
     ("half_infinite", "inputs: .* not a number"),
     ("another_shape", r"inputs \(4,\) of .*inputs of \(6,\)"),
-    ("another_type", "inputs .* of torch.float64"),
     ("bytes_for_numbers", "inputs .* of torch.uint8"),
-    ("column_of_labels", r"targets \(1,\) of torch.int64; targets must be of shape \(N,\)"),
-    ("float_labels", "targets .* of torch.float32; RuntimeError"),
-    ("short_labels", "targets .* of torch.int32; RuntimeError"),
-    ("one_hot", r"targets must be of shape \(N,\)"),
     ("column_of_numbers", r"targets must be of shape \(N,\)"),
     ("infinite_loss", "most losses are not finite"),
     ("few", "36 records can be used, and 360 are declared"),
-    ("targets_nan", "target: 360 not a number"),
 ]
 
 
@@ -375,16 +313,6 @@ def test_a_factory_that_fails_is_told_to_the_curator_alone(
         seen = Study(study.name, storage, curator=True)
         assert SECRET in seen.failures("one")[0]["traceback"]
         seen.close()
-    shown = capfd.readouterr()
-    assert SECRET not in shown.out + shown.err
-
-
-def test_what_a_factory_prints_stays_in_the_seal(
-    storage: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arms = [{"name": "many", "strategy": "papernot-steinke", "mean_runs": 2}]
-    with closing(study_of(f"{HERE}:prints", storage, arms=arms)) as study:
-        study.run()
     shown = capfd.readouterr()
     assert SECRET not in shown.out + shown.err
 
@@ -447,16 +375,6 @@ def test_pixels_outside_of_their_range_spend_nothing(
     found = [one for split in check.splits for one in split.findings]
     assert sum(one.records for one in found if one.column == "pixels") == 50
     assert check.reason == ""
-
-
-def test_bytes_and_floats_are_the_same_pictures(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (COUNT, 8, 8), dtype=np.uint8)
-    read = [
-        get_task(pictures(tmp_path / "p.npz", x)).load().train.x
-        for x in (pixels, pixels.astype(np.float32) / np.float32(255))
-    ]
-    assert torch.equal(*read)
-    assert float(read[0].max()) == 1.0
 
 
 def test_a_study_that_is_charged_is_not_looked_at_again(
@@ -727,11 +645,10 @@ def test_a_class_may_be_a_word_for_nothing(tmp_path: Path, storage: str, kind: s
         study.run()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_no_example(tmp_path: Path, kind: str) -> None:
+def test_nothing_is_no_example(tmp_path: Path) -> None:
     frame = people()
     frame["y"] = frame["y"].astype(object).where(np.arange(COUNT) % 2 == 0, None)
-    check = get_task(save(frame, tmp_path, kind)).check_records()
+    check = get_task(save(frame, tmp_path, "csv")).check_records()
     assert [one.words for split in check.splits for one in split.findings] == [
         f"y: {COUNT // 2} without a target"  # equal content: they share a split
     ]
@@ -823,26 +740,15 @@ def test_records_that_are_all_the_same_spend_nothing(
         refused(study, reason, capfd)
 
 
-def all_zero() -> Task:
-    return _task(lambda x, y: (x * 0, y))
-
-
 def one_class() -> Task:
     return _task(lambda x, y: (x, y * 0))
 
 
-def one_number() -> Task:
-    return _numbers(lambda y: y * 0)
-
-
-@pytest.mark.parametrize("factory", ["all_zero", "one_class", "one_number"])
 def test_data_of_a_factory_that_is_all_the_same_spends_nothing(
-    storage: str, capfd: pytest.CaptureFixture[str], factory: str
+    storage: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with closing(study_of(f"{HERE}:{factory}", storage)) as study:
-        refused(
-            study, "the (inputs|targets) of all usable|all usable records have the class '0'", capfd
-        )
+    with closing(study_of(f"{HERE}:one_class", storage)) as study:
+        refused(study, "all usable records have the class '0'", capfd)
 
 
 def test_few_kinds_of_rows_are_named_as_the_cause(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from privtune.execution import launchers
 from privtune.ledger import ChargeState, Ledger
 from privtune.study import Study, StudyNotFoundError, delete_study
 from privtune.study.lifecycle import Life
-from privtune.study.workers import _how_to_start, serve, telling
+from privtune.study.workers import _how_to_start, serve
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 
@@ -79,20 +79,6 @@ def test_a_study_that_cannot_be_loaded_here_is_skipped_and_others_are_served(
     with Ledger(storage) as ledger:
         states = {charge.study: charge.state for charge in ledger.charges("toy")}
     assert states == {"a-first": ChargeState.STARTED, "b-other": ChargeState.SETTLED}
-
-
-def test_a_spec_that_this_version_cannot_read_is_skipped(
-    storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started("a-first", storage, "tests.toy:blobs")
-    started("b-other", storage, "tests.toy:blobs")
-    with Ledger(storage) as ledger, ledger.log.storage.write() as connection:
-        statement = "UPDATE privtune_studies SET spec = '{\"of\": \"2031\"}' WHERE name = 'a-first'"
-        connection.exec_driver_sql(statement)
-    said: list[str] = []
-    assert serve(storage, idle_exit=0.0, tell=said.append) > 0
-    assert len(said) == 1
-    assert "a-first" in said[0]
 
 
 def test_what_could_not_be_loaded_is_tried_again(
@@ -264,11 +250,3 @@ def test_the_command_shows_no_password(url: str, storage: str) -> None:
         "--storage",
         storage,
     ]
-
-
-def test_nothing_is_closed_that_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", heard)
-    with telling() as tell:
-        tell("a word")
-    assert heard.getvalue() == "a word\n"

@@ -14,8 +14,6 @@ import pytest
 import torch
 
 import privtune
-from privtune.errors import InvalidInputError
-from privtune.execution.executor import Executor
 from privtune.ledger import Ledger
 from privtune.strategies import PapernotSteinke
 from privtune.study import Study
@@ -23,7 +21,7 @@ from privtune.study.failures import ArmStoppedError
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import BREAK, OWN, PATHS
+from tests.study.elsewhere import BREAK, PATHS
 from tests.tiers import PATIENCE
 
 ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
@@ -96,17 +94,6 @@ def test_a_driver_that_is_killed_comes_back_to_what_workers_did(
 
 
 @pytest.mark.slow
-def test_two_workers_share_a_round_of_a_task(storage: str, inline: privtune.Study) -> None:
-    study = Study.create(toy_spec(arms=[ARM], seed=4), storage)
-    with workers(storage, 2):
-        (release,) = study.run(executor="external")
-    (expected,) = inline.releases()
-    assert release.params == expected.params
-    assert torch.allclose(release.weights, expected.weights, atol=1e-5)
-    assert charges(storage) == 1
-
-
-@pytest.mark.slow
 def test_workers_import_what_is_given_by_its_path(storage: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"strategy": PapernotSteinke(mean_runs=3), **PATHS}
     path = "tests.study.elsewhere:conditional"
@@ -161,16 +148,3 @@ def test_a_worker_leaves_after_the_rows_that_it_was_given(storage: str) -> None:
     assert not driver.is_alive()
     assert not caught
     assert len(study.releases()) == 1
-
-
-def test_executors_are_named(storage: str) -> None:
-    assert Executor.of(None, 1) == Executor("inline", 1)
-    assert Executor.of(None, 2) == Executor("processes", 2)
-    with pytest.raises(InvalidInputError, match="inline, processes, external"):
-        Executor.of("kubernetes", 2)
-    study = privtune.create_study("s", budget=privtune.Budget(4.0, 1e-5, name="b"), storage=storage)
-    with pytest.raises(InvalidInputError, match="workers can import"):
-        study.optimize(
-            lambda trial: None, strategy=PapernotSteinke(mean_runs=3), executor="external", **OWN
-        )
-    assert charges(storage, "b") == 0

@@ -115,7 +115,7 @@ def records() -> pd.DataFrame:
 def test_a_table_that_is_not_as_declared_is_refused_before_anything_is_charged(
     tmp_path: Path, storage_url: str, changes: dict, message: str
 ) -> None:
-    task = table(tmp_path / "people.csv", **changes)
+    task = {**table(tmp_path / "people.csv"), **changes}
     study = Study.create(toy_spec(task=task, epochs=1), storage_url)  # planned without its file
     records().to_csv(tmp_path / "people.csv", index=False)
     with pytest.raises(TaskDataError, match=message) as refused:

@@ -80,6 +80,9 @@ _trap("refused", "a trial depends on the trials before it", {
     "a range that is narrowed": walk(
         [1.0, 0.9, 0.8], lambda t, v: candidate(rate=t.suggest_float("rate", 0.1, v))
     ),
+    "an attribute of the model by turns": walk(
+        [1.0, 2.0, 3.0], lambda t, v: candidate(Net(lambda net, x: v * net.body(x), body=linear(), scale=v))
+    ),
     "choices that are used up": walk(
         [[1, 2, 3], [2, 3], [3]], lambda t, v: candidate(wide(t.suggest_categorical("width", v)))
     ),

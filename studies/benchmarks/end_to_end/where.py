@@ -30,7 +30,7 @@ DOING = (
     ("training/mechanism/scoring.py", "", "scores of candidates and models"),
     ("tracking/store.py", "open_client", "opening MLflow"),
     ("tracking/", "", "writing to MLflow"),
-    ("study/_trials.py", "", "Optuna's storage"),
+    ("study/trials.py", "", "Optuna's storage"),
     ("ledger/", "", "the ledger and the studies' tables"),
     ("study/rows.py", "", "the ledger and the studies' tables"),
     ("study/lifecycle.py", "", "the ledger and the studies' tables"),

@@ -195,12 +195,11 @@ def test_one_record_moves_no_sum_by_more_than_its_sensitivity(name):
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_poisoned_record_counts_as_zero(name, poison):
+def test_a_poisoned_record_counts_as_zero(name):
     torch.manual_seed(0)
     x, y = torch.randn(50, WIDTH), torch.randint(10, (50,))
     results = []
-    for value in (0.0, poison):
+    for value in (0.0, float("nan")):
         touched = x.clone()
         touched[7] = value
         method = METHODS[name]

@@ -107,41 +107,32 @@ def test_dp_adam(seed, sigma, lr, norm, decoupled):
     check(method, candidates, literal, seeds=(seed, seed + 1))
 
 
-@few
-@given(seed=seeds, sigma=sigmas, lr=rates)
-def test_automatic_clipping(seed, sigma, lr):
-    def literal(world, candidate):
-        theta = world.start()
-        for _ in range(STEPS):
-            g = noisy_mean(
-                world,
-                world.draw(),
-                theta,
-                lambda g: g / (np.linalg.norm(g) + 0.05),
-                sigma,
-                1.0,
-            )
-            theta = theta - candidate["learning_rate"] * g
-            yield theta
-
-    method = AutomaticClipping(sigma, stabilizer=0.05)
-    check(method, [{"learning_rate": lr}] * 2, literal, seeds=(seed, seed + 1))
+BOUND = float(max(np.linalg.norm(World(0).x, axis=1)))  # |gradient| <= |x|: nothing is clipped
 
 
 @few
 @given(seed=seeds, sigma=sigmas, lr=rates)
-def test_norm_bound(seed, sigma, lr):
-    bound = max(np.linalg.norm(World(0).x, axis=1))  # |gradient| <= |x|: nothing is clipped
-
+@pytest.mark.parametrize(
+    ("make", "change", "sensitivity"),
+    [
+        (
+            lambda sigma: AutomaticClipping(sigma, stabilizer=0.05),
+            lambda g: g / (np.linalg.norm(g) + 0.05),
+            1.0,
+        ),
+        (lambda sigma: NormBound(sigma, gradient_bound=BOUND), lambda g: g, BOUND),
+    ],
+    ids=["automatic-clipping", "norm-bound"],
+)
+def test_descent_along_other_gradients(make, change, sensitivity, seed, sigma, lr):
     def literal(world, candidate):
         theta = world.start()
         for _ in range(STEPS):
-            g = noisy_mean(world, world.draw(), theta, lambda g: g, sigma, bound)
+            g = noisy_mean(world, world.draw(), theta, change, sigma, sensitivity)
             theta = theta - candidate["learning_rate"] * g
             yield theta
 
-    method = NormBound(sigma, gradient_bound=float(bound))
-    check(method, [{"learning_rate": lr}] * 2, literal, seeds=(seed, seed + 1))
+    check(make(sigma), [{"learning_rate": lr}] * 2, literal, seeds=(seed, seed + 1))
 
 
 @few

@@ -1,9 +1,8 @@
-"""Trials that are paid for and shown: asked and told in memory, stored whole once they are told.
+"""The trials of arms in Optuna's storage, for the curator, and those that are paid for and open.
 
-Optuna's storage commits at every step of a trial: when it is asked, at each suggestion, at each
-report, when it is told. A study needs one of these commits, the last. What a trial that runs was
-given stands in rows until the arm is released, so that a trial whose process died goes on with the same
-candidate: with another one, the release would tell that the first had crashed, which nobody paid for.
+Each arm is an Optuna study ``NAME/ARM``. Optuna's storage commits at every step of a trial; a study needs
+one commit, when the trial is told. What an open trial was given stands in rows until the arm is released:
+with another candidate after a crash, the release would tell of the crash, which nobody paid for.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import logging
 import math
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -24,22 +25,28 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from privtune.spaces import categorical, with_tuples
+from privtune.imports import unsearched
+from privtune.ledger.engines import translated
+from privtune.ledger.storage import Storage
+from privtune.spaces import categorical, inside, with_tuples
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
+    from privtune.spaces import SearchSpace
+    from privtune.strategies import TrialResult
     from privtune.study.rows import Results
+
 
 Kept = dict[str, tuple[Any, "BaseDistribution"]]
 
-INDEX = "privtune:index"
-"""Attribute of a trial: its number in its round."""
-
-_TUPLES = "privtune:tuples"
-"""Attribute of a stored trial: by hyperparameter, the places of the choices that are tuples."""
+INDEX = "privtune:index"  # attribute of a trial: its number in its round
+_TUPLES = "privtune:tuples"  # likewise, by hyperparameter: the places of choices that are tuples
+_OUTSIDE = "params:"
+_ASKED, _REPORTED = ".asked", ".reported"
+_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class ShownTrial:
@@ -169,10 +176,6 @@ class ShownTrials:
         self._told.add(number)
 
 
-_ASKED, _REPORTED = ".asked", ".reported"
-_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-
-
 def suggested(results: Results, number: int) -> Kept:
     """Return what a trial was suggested, by whatever process, up to now."""
     names = (f"trial-{number}{_ASKED}-{count:06d}" for count in itertools.count())
@@ -247,3 +250,114 @@ def _changed(
     trial.params, trial.distributions = params, laws
     trial.user_attrs = attributes
     return trial
+
+
+class StudyTrials:
+    """The trials of one study, in the ledger's storage: what Optuna writes takes its turn like the ledger."""
+
+    def __init__(self, storage: Storage, study: str) -> None:
+        self._home, self._study = storage, study
+
+    def record(self, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]) -> None:
+        """Record the trials of a finished round, for the curator's tools. A row is written once."""
+        with self._home.lend():
+            study = self._open(arm)
+            there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
+            study.add_trials([_finished(space, r) for r in results if r.index not in there])
+
+    def shown(self, arm: str, results: Results) -> ShownTrials:
+        """Return the trials of an arm that pays for all of them, to ask and to tell."""
+        with self._home.lend():
+            study = self._open(arm)
+        return ShownTrials(study, results, self._home.lend)
+
+    def of(self, arm: str) -> list[optuna.trial.FrozenTrial]:
+        """Return the sealed trials of an arm. For the curator alone."""
+        with self._home.lend():
+            study = self._open(arm)
+        return [from_storage(trial) for trial in study.get_trials()]
+
+    def records(self, arm: str) -> list[dict[str, Any]]:
+        """Return number, state, parameters and score of the sealed trials of an arm."""
+        return [
+            {"number": t.number, "state": t.state.name, "params": _all_params(t), "score": t.value}
+            for t in self.of(arm)
+        ]
+
+    def delete(self, arms: Sequence[str]) -> None:
+        """Delete the trials of arms."""
+        for arm in arms:
+            with self._home.lend(), suppress(KeyError):  # no trial may ever have been kept
+                optuna.delete_study(study_name=f"{self._study}/{arm}", storage=self._storage)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if "_database" in self.__dict__:
+            self._database.remove_session()
+            self._database.engine.dispose()
+
+    def _open(self, arm: str) -> optuna.Study:
+        with _quiet():
+            return optuna.create_study(
+                study_name=f"{self._study}/{arm}",
+                storage=self._storage,
+                direction="maximize",
+                load_if_exists=True,
+            )
+
+    @cached_property
+    def _database(self) -> optuna.storages.RDBStorage:
+        # Opened when trials are read or kept: a study that is only looked at needs none of it.
+        url = self._home.url.render_as_string(hide_password=False)
+        with translated(self._home.safe_url), unsearched():
+            return optuna.storages.RDBStorage(url, engine_kwargs=self._home.options_for_others)
+
+    @cached_property
+    def _storage(self) -> optuna.storages.BaseStorage:
+        # Loading a study wraps a bare storage in a new cache each time, which then reads every
+        # trial again. This one is kept: what it holds of finished trials never changes.
+        return optuna.storages.get_storage(self._database)
+
+
+def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTrial:
+    """Return a trial of a round as Optuna has trials that are over."""
+    # Parameters outside of the space become attributes: Optuna refuses laws that change from trial to trial.
+    params = {
+        key: result.params[key]
+        for key in space
+        if key in result.params and inside(space[key], result.params[key])
+    }
+    score = -math.inf if result.score is None else result.score
+    return optuna.trial.create_trial(
+        params=params,
+        distributions={key: space[key] for key in params},
+        value=-math.inf if math.isnan(score) else score,
+        user_attrs={
+            INDEX: result.index,
+            "ended": str(result.ended),
+            "unusable": result.unusable,
+            **{f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params},
+        },
+    )
+
+
+def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    """Return a recorded trial's parameters, those outside of the space included."""
+    outside = {
+        key.removeprefix(_OUTSIDE): with_tuples(value)
+        for key, value in trial.user_attrs.items()
+        if key.startswith(_OUTSIDE)
+    }
+    return {**trial.params, **outside}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna from announcing studies of its own: one for each arm is ours to know."""
+    log = logging.getLogger("optuna")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
