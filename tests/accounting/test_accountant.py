@@ -167,10 +167,9 @@ def test_order_does_not_matter_and_more_costs_more(a, b, c):
     assert forward <= sum(single) * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("level", [1e-4, 1e-7])
-def test_monotone_in_noise_rate_and_steps(level):
+def test_monotone_in_noise_rate_and_steps():
     def cost(rate, noise, count):
-        return epsilon(steps(rate, noise, count), level).epsilon
+        return epsilon(steps(rate, noise, count), 1e-7).epsilon
 
     noises = [cost(0.02, s, 300) for s in (0.6, 0.8, 1.0, 1.5, 3.0)]
     rates = [cost(q, 1.0, 300) for q in (0.002, 0.01, 0.05, 0.3, 0.99)]
@@ -204,13 +203,6 @@ def test_parallel_is_the_maximum_and_worst_of_too():
 def test_sampled_events_have_no_replace_one_account(event):
     with pytest.raises(InvalidInputError, match="group_privacy"):
         epsilon(event, 1e-5, adjacency=REPLACE)
-
-
-def test_replace_one_of_unsampled_events():
-    for event in (Gaussian(2), Laplace(2), ZCDP(0.1), PrivateSelection(Gaussian(2), Geometric(5))):
-        answer = epsilon(event, 1e-5, adjacency=REPLACE)
-        assert answer.adjacency is REPLACE
-        assert answer.epsilon == epsilon(event, 1e-5).epsilon
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 7])
@@ -260,23 +252,23 @@ def test_non_private_is_infinite_everywhere():
     assert epsilon(NonPrivate(), 1e-5).to_dict()["epsilon"] == "inf"
 
 
-@pytest.mark.parametrize("bad", [0.0, 1.0, -1e-5, math.nan, math.inf, True, "1e-5", None])
-def test_bad_deltas_are_refused(bad):
-    with pytest.raises(InvalidInputError):
-        epsilon(Gaussian(1), bad)
-
-
-def test_bad_questions_are_refused():
-    with pytest.raises(InvalidInputError):
-        delta(Gaussian(1), -1.0)
-    with pytest.raises(InvalidInputError):
-        epsilon(Gaussian(1), 1e-5, method="fft")
-    with pytest.raises(InvalidInputError):
-        epsilon(Gaussian(1), 1e-5, adjacency="swap")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        *[
+            lambda bad=bad: epsilon(Gaussian(1), bad)
+            for bad in (0.0, 1.0, -1e-5, math.nan, math.inf, True, "1e-5", None)
+        ],
+        lambda: delta(Gaussian(1), -1.0),
+        lambda: epsilon(Gaussian(1), 1e-5, method="fft"),
+        lambda: epsilon(Gaussian(1), 1e-5, adjacency="swap"),
+        lambda: Guarantee(math.nan, 1e-5, "x", REPLACE),
+        lambda: Guarantee(-0.1, 1e-5, "x", REPLACE),
+    ],
+)
+def test_bad_questions_are_refused(ask):
     with pytest.raises(PrivTuneError):
-        Guarantee(math.nan, 1e-5, "x", REPLACE)
-    with pytest.raises(PrivTuneError):
-        Guarantee(-0.1, 1e-5, "x", REPLACE)
+        ask()
 
 
 def test_methods():
@@ -284,17 +276,6 @@ def test_methods():
     assert set(epsilon(event, 1e-5, method="rdp").bounds) == {"rdp"}
     assert set(epsilon(event, 1e-5, method="pld").bounds) == {"pld"}
     assert set(epsilon(event, 1e-5).bounds) == {"rdp", "pld"}
-
-
-def test_explain_shows_every_part():
-    event = Composed([PrivateSelection(steps(0.02, 1.0, 300), Geometric(5)), Gaussian(5.0)])
-    tree = explain(event, 1e-5)
-    assert tree.epsilon == epsilon(event, 1e-5).epsilon
-    first, second = tree.children
-    assert first.epsilon == epsilon(event.events[0], 1e-5).epsilon
-    assert second.saved == pytest.approx(tree.epsilon - first.epsilon)
-    assert first.children[0].children == ()
-    assert "geometric" in first.text
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
@@ -335,14 +316,3 @@ def test_a_guarantee_in_one_line() -> None:
 def test_a_printed_number_is_an_upper_bound_and_close(value: float) -> None:
     printed = str(Guarantee(value, 0.5, "pld", REPLACE)).split("= ")[1].split(",")[0]
     assert value <= float(printed) <= value * 1.001
-
-
-def test_a_guarantee_is_read_back_from_its_repr() -> None:
-    found = Guarantee(1.5, 1e-5, "rdp", Adjacency.ADD_REMOVE, {"rdp": 1.5, "pld": 1.7})
-    assert repr(found) == (
-        "Guarantee(epsilon=1.5, delta=1e-05, method='rdp', adjacency='add-remove', "
-        "bounds={'rdp': 1.5, 'pld': 1.7})"
-    )
-    same = Guarantee(1.5, 1e-5, "rdp", Adjacency.ADD_REMOVE)
-    assert same == found
-    assert hash(same) == hash(found)

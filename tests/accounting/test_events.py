@@ -140,14 +140,6 @@ def test_bad_texts_are_refused(text):
         event_from_json(text)
 
 
-def test_events_are_frozen_values():
-    event = Composed([Gaussian(1)])
-    assert event.events == (Gaussian(1.0),)
-    with pytest.raises(AttributeError):
-        event.events = ()
-    assert len({event, Composed((Gaussian(1.0),))}) == 1
-
-
 def test_flatten_multiplies_in_one_place():
     inner = Composed([Gaussian(1), Repeated(3, Laplace(2)), NonPrivate()])
     event = Composed([Repeated(5, Repeated(2, inner)), Gaussian(1), Composed([])])
