@@ -11,22 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privtune.accounting import (
-    Adjacency,
-    ApproximateDP,
-    Composed,
-    Gaussian,
-    Geometric,
-    Laplace,
-    Logarithmic,
-    NonPrivate,
-    Poisson,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    accountant,
-    epsilon,
-)
+import privtune.accounting as dp
 from privtune.accounting.compare import (
     TOOLS,
     DisputedAccountError,
@@ -47,18 +32,18 @@ from privtune.ledger.chain import digest_of
 from tests.tiers import FULL
 
 DELTA = 1e-5
-TRAINING = Repeated(400, PoissonSampled(0.05, Gaussian(2.0)))
+TRAINING = dp.Repeated(400, dp.PoissonSampled(0.05, dp.Gaussian(2.0)))
 
 
 @pytest.mark.parametrize(
     "event",
     [
         TRAINING,
-        Gaussian(1.0),
-        Laplace(2.0),
-        Repeated(100, PoissonSampled(0.01, Laplace(1.0))),
-        PrivateSelection(TRAINING, Geometric(10.0)),
-        Repeated(100_000, PoissonSampled(1e-4, Gaussian(1.0))),
+        dp.Gaussian(1.0),
+        dp.Laplace(2.0),
+        dp.Repeated(100, dp.PoissonSampled(0.01, dp.Laplace(1.0))),
+        dp.PrivateSelection(TRAINING, dp.Geometric(10.0)),
+        dp.Repeated(100_000, dp.PoissonSampled(1e-4, dp.Gaussian(1.0))),
     ],
     ids=lambda event: event.type,
 )
@@ -71,12 +56,14 @@ def test_nobody_objects_to_a_sound_account(event):
 @pytest.mark.quick
 def test_autodp_answers_by_its_own_mechanisms():
     # autodp 0.2.3.1, ExactGaussianMechanism(2.0) on Poisson samples of rate 0.05, 400 of them.
-    assert autodp_epsilon(TRAINING, DELTA, adjacency=Adjacency.ADD_REMOVE) == pytest.approx(
+    assert autodp_epsilon(TRAINING, DELTA, adjacency=dp.Adjacency.ADD_REMOVE) == pytest.approx(
         2.4627, abs=2e-3
     )
     with pytest.raises(DisputedAccountError, match="no word for the best of several runs"):
         autodp_epsilon(
-            PrivateSelection(TRAINING, Geometric(5.0)), DELTA, adjacency=Adjacency.ADD_REMOVE
+            dp.PrivateSelection(TRAINING, dp.Geometric(5.0)),
+            DELTA,
+            adjacency=dp.Adjacency.ADD_REMOVE,
         )
 
 
@@ -94,7 +81,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def certified():
-    return exported([TRAINING, Gaussian(4.0)])
+    return exported([TRAINING, dp.Gaussian(4.0)])
 
 
 def test_a_certificate_says_what_the_witnesses_say_and_verifies(certified):
@@ -114,8 +101,8 @@ def test_a_testimony_that_was_edited_is_found(certified):
         verify_certificate({**rest, "digest": digest_of(rest)})
 
 
-LOOSE = Repeated(
-    100, PoissonSampled(0.01, Gaussian(0.514))
+LOOSE = dp.Repeated(
+    100, dp.PoissonSampled(0.01, dp.Gaussian(0.514))
 )  # autodp's bound is 1.4 times the truth
 
 
@@ -135,9 +122,9 @@ def test_honest_budgets_are_certified():
         for _ in range(5):
             rate, noise = 10.0 ** rng.uniform(-3.0, -0.7), rng.uniform(0.5, 3.0)
             kind = rng.integers(8)
-            step = Laplace(noise) if kind == 0 else Gaussian(noise)
-            event = Repeated(int(10.0 ** rng.uniform(0.5, 2.0)), PoissonSampled(rate, step))
-            events.append(PrivateSelection(event, Geometric(5.0)) if kind == 1 else event)
+            step = dp.Laplace(noise) if kind == 0 else dp.Gaussian(noise)
+            event = dp.Repeated(int(10.0 ** rng.uniform(0.5, 2.0)), dp.PoissonSampled(rate, step))
+            events.append(dp.PrivateSelection(event, dp.Geometric(5.0)) if kind == 1 else event)
         said = exported(events)["witnesses"]
         assert len(said) == 6
         for name, one in said.items():
@@ -146,15 +133,15 @@ def test_honest_budgets_are_certified():
 
 def noise_scaled(event):
     """The event as an accountant sees it that takes all noise for 1.1 times what it is."""
-    if isinstance(event, Gaussian | Laplace):
+    if isinstance(event, dp.Gaussian | dp.Laplace):
         return type(event)(1.1 * event.noise_multiplier)
     return event.rebuild([noise_scaled(child) for child in event.children()])
 
 
 def fewer(event):
     """The event as an accountant sees it that loses a tenth of every count."""
-    if isinstance(event, Repeated):
-        return Repeated(event.count - event.count // 10, event.event)
+    if isinstance(event, dp.Repeated):
+        return dp.Repeated(event.count - event.count // 10, event.event)
     return event.rebuild([fewer(child) for child in event.children()])
 
 
@@ -164,19 +151,19 @@ def fewer(event):
     [
         (LOOSE, "an explicit mechanism"),
         (LOOSE, "dp-accounting"),
-        (PrivateSelection(TRAINING, Geometric(5.0)), "an explicit mechanism"),
+        (dp.PrivateSelection(TRAINING, dp.Geometric(5.0)), "an explicit mechanism"),
     ],
     ids=["training", "by dp-accounting alone", "selection"],
 )
 def test_an_account_that_promises_too_much_is_not_certified(event, prover, mistake, monkeypatch):
     """The mistake is in our account alone; where only dp-accounting proves, in our instance, too."""
     certificate = exported([event])
-    account = accountant._answer
-    monkeypatch.setattr(accountant, "_answer", lambda e, *rest: account(mistake(e), *rest))
+    account = dp.accountant._answer
+    monkeypatch.setattr(dp.accountant, "_answer", lambda e, *rest: account(mistake(e), *rest))
     if prover == "dp-accounting":
-        instance = accountant.instance_epsilon
+        instance = dp.accountant.instance_epsilon
         monkeypatch.setattr(
-            accountant, "instance_epsilon", lambda e, delta: instance(mistake(e), delta)
+            dp.accountant, "instance_epsilon", lambda e, delta: instance(mistake(e), delta)
         )
     assert prover in ask_witnesses(event, DELTA).objection
     with pytest.raises(DisputedAccountError, match=r"clinic-1: .*Nothing is certified"):
@@ -189,8 +176,8 @@ def test_an_account_that_promises_too_much_is_not_certified(event, prover, mista
 @pytest.mark.parametrize("count", [1, 20])
 def test_what_dp_accounting_proves_is_below_the_exact_epsilon(rate, count):
     """Where the exact profile is known: one step by quadrature, Gaussians in closed form."""
-    step = Gaussian(2.0) if rate == 1.0 else PoissonSampled(rate, Gaussian(2.0))
-    proved = proved_by_dp_accounting(Repeated(count, step), DELTA)
+    step = dp.Gaussian(2.0) if rate == 1.0 else dp.PoissonSampled(rate, dp.Gaussian(2.0))
+    proved = proved_by_dp_accounting(dp.Repeated(count, step), DELTA)
     if rate == 1.0:
         mu = math.sqrt(count) / 2.0
         shift = proved / mu
@@ -203,12 +190,14 @@ def test_what_dp_accounting_proves_is_below_the_exact_epsilon(rate, count):
             (1 - rate) * without + rate * stats.norm.pdf(x, 1.0, 2.0) - math.exp(proved) * without
         )
         assert DELTA < np.trapezoid(np.maximum(gain, 0.0), x) < 1.02 * DELTA
-    assert proved_by_dp_accounting(PrivateSelection(step, Geometric(3.0)), DELTA) == 0.0
+    assert proved_by_dp_accounting(dp.PrivateSelection(step, dp.Geometric(3.0)), DELTA) == 0.0
 
 
 def test_a_coarse_base_blocks_no_honest_export():
     """A base of few outcomes: two lattices differ there by more than the bound that they stood for."""
-    event = PrivateSelection(PoissonSampled(0.2, Laplace(0.8)), Logarithmic(305.0, minimum=5))
+    event = dp.PrivateSelection(
+        dp.PoissonSampled(0.2, dp.Laplace(0.8)), dp.Logarithmic(305.0, minimum=5)
+    )
     assert ask_witnesses(event, 1e-9).objection == ""
 
 
@@ -225,7 +214,7 @@ def test_each_is_asked_for_the_same_event():
     from dp_accounting.pld import PLDAccountant
     from opacus.accountants import PRVAccountant, RDPAccountant
 
-    both = Composed([TRAINING, Repeated(100, PoissonSampled(0.02, Gaussian(1.5)))])
+    both = dp.Composed([TRAINING, dp.Repeated(100, dp.PoissonSampled(0.02, dp.Gaussian(1.5)))])
     found = answers(both)
     step = dp_event.PoissonSampledDpEvent(0.05, dp_event.GaussianDpEvent(2.0))
     other = dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(1.5))
@@ -237,7 +226,7 @@ def test_each_is_asked_for_the_same_event():
         for _ in range(100):
             theirs.step(noise_multiplier=1.5, sample_rate=0.02)
         assert found[tool].epsilon == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-6)
-    ours = epsilon(both, 1e-5).epsilon
+    ours = dp.epsilon(both, 1e-5).epsilon
     assert all(other.epsilon >= ours * 0.998 for other in found.values())
     assert found["autodp RDP"].epsilon == pytest.approx(found["Opacus RDP"].epsilon, rel=0.01)
     assert "They agree." in found["dp-accounting PLD"].why
@@ -247,12 +236,12 @@ def test_each_is_asked_for_the_same_event():
 @pytest.mark.parametrize(
     ("event", "can"),
     [
-        (Laplace(2.0), {"dp-accounting PLD", "dp-accounting RDP", "autodp RDP"}),
-        (PrivateSelection(TRAINING, Geometric(10)), {"dp-accounting RDP"}),
-        (PrivateSelection(TRAINING, Poisson(10)), {"dp-accounting RDP"}),
-        (PrivateSelection(TRAINING, Geometric(10, maximum=30)), set()),
-        (ApproximateDP(1.0, 1e-6), set()),
-        (NonPrivate(), set()),
+        (dp.Laplace(2.0), {"dp-accounting PLD", "dp-accounting RDP", "autodp RDP"}),
+        (dp.PrivateSelection(TRAINING, dp.Geometric(10)), {"dp-accounting RDP"}),
+        (dp.PrivateSelection(TRAINING, dp.Poisson(10)), {"dp-accounting RDP"}),
+        (dp.PrivateSelection(TRAINING, dp.Geometric(10, maximum=30)), set()),
+        (dp.ApproximateDP(1.0, 1e-6), set()),
+        (dp.NonPrivate(), set()),
     ],
     ids=lambda value: getattr(value, "type", None),
 )
