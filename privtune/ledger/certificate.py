@@ -110,7 +110,6 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
         >>> ledger = Ledger()
         >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
         >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
-
         >>> report = verify(ledger.log.storage, "clinic", head=ledger.head("clinic"))
         >>> report.charges, report.within_budget, report.warnings
         (1, True, ())
@@ -303,7 +302,6 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
         >>> ledger = Ledger()
         >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
         >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
-
         >>> certificate = export_certificate(ledger.log.storage, "clinic")
         >>> certificate["budget"]["terms"]["epsilon"], len(certificate["entries"])
         (3.0, 2)
@@ -350,7 +348,6 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
         >>> ledger = Ledger()
         >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
         >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
-
         >>> certificate = export_certificate(ledger.log.storage, "clinic")
         >>> ledger.close()
         >>> verify_certificate(certificate).charges
