@@ -188,20 +188,7 @@ def grid_of(space: SearchSpace, points: int = 5) -> dict[str, list[Any]]:
 
 
 def selection_instead(plan: Plan, *, delta: float, adjacency: Adjacency) -> Guarantee | None:
-    """Return what releasing the best alone would have cost at the same noise; None for a dependent sampler.
-
-    Args:
-        plan: A plan of ``everything``.
-        delta: In (0, 1).
-        adjacency: The relation of neighbouring datasets.
-
-    Example:
-        >>> context = study.spec.planning_context()
-        >>> strategy = Everything(trials=10, sampler="random", parameters={"max_grad_norm": 1.0})
-        >>> plan = strategy.plan(context, epsilon=4.0)
-        >>> selection_instead(plan, delta=1e-5, adjacency=context.adjacency).epsilon < 4.0
-        True
-    """
+    """Return what releasing the best alone had cost at the same noise; None for a dependent sampler."""
     if plan.search is None or plan.search.trials is None or plan.details.get("sampler") != "random":
         return None
     base = Repeated(1, plan.search.trainings[0].event)

@@ -85,9 +85,6 @@ class ScorePlan:
     def held(self, score: float | None) -> float | None:
         """Return a score within what its metric can be, as it is shown; choices use the score itself.
 
-        Returns:
-            The score, or the end of the range beyond which noise carried it.
-
         Args:
             score: The score: higher is better.
         """
@@ -109,17 +106,7 @@ class ScorePlan:
 def validation_metric(
     plan: ScorePlan | None, score: float | None, *, of: str = "validation"
 ) -> dict[str, float]:
-    """Return a score under the name of its metric; nothing without a finite score.
-
-    Args:
-        plan: How the trial was scored; None if it was not.
-        score: The score: higher is better, so that of a loss is its negative.
-        of: ``validation``, or ``tuning`` for a score of another model (:attr:`Plan.scored`).
-
-    Example:
-        >>> validation_metric(ScorePlan(100, 2.0, metric="loss"), -0.25)
-        {'validation_loss': 0.25}
-    """
+    """Return a score under the name of its metric; nothing without a finite score."""
     if plan is None or score is None or not math.isfinite(score):
         return {}
     value = 0.0 - score if lower_is_better(plan.metric) else score

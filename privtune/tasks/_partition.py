@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from privtune.errors import InvalidInputError
-from privtune.ledger import check_unit
+from privtune.ledger.values import check_unit
 from privtune.tasks._facts import SPLITS, TaskDataError
 from privtune.tasks._task import Task, TaskData, contents
 
