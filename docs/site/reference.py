@@ -141,8 +141,7 @@ def _events() -> str:
     parts = [
         "# Events\n\nWhat touched the data, as data: what ledgers, certificates and commands speak.\n"
     ]
-    for name in events.__all__:
-        found = getattr(events, name)
-        if inspect.isclass(found):
+    for name, found in vars(events).items():
+        if inspect.isclass(found) and found.__module__ == events.__name__ and name[0] != "_":
             parts.append(f"::: {found.__module__}.{found.__qualname__}\n")
     return "\n".join(parts)
