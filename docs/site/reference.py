@@ -141,7 +141,8 @@ def _events() -> str:
     parts = [
         "# Events\n\nWhat touched the data, as data: what ledgers, certificates and commands speak.\n"
     ]
-    for name, found in vars(events).items():
-        if inspect.isclass(found) and found.__module__ == events.__name__ and name[0] != "_":
+    for name in sorted(accounting.__all__):
+        found = getattr(accounting, name)
+        if inspect.isclass(found) and issubclass(found, events.Event) and found is not events.Event:
             parts.append(f"::: {found.__module__}.{found.__qualname__}\n")
     return "\n".join(parts)
