@@ -221,7 +221,7 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
     if any(arm.plan.is_sealed for arm in arms):
         lines.append(
             "The curator, who holds the data, can read what a selection sealed: "
-            "privtune study show --curator."
+            f"privtune study show {study.name} --curator."
         )
     lines += [f"{s.plan.arm}: {s.release.note}" for s in arms if s.release and s.release.note]
     for plan in (arm.plan for arm in arms):
