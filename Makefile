@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python -m privtune.cli demo
+	$(BIN)/python -m privtune demo
 
 # Files stay whole, so that what a file's tests share is made once. One worker a physical core.
 test: $(STAMP)

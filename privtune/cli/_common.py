@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from privtune.accounting.costs import Sensitivity
+    from privtune.study import StudySpec
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 
@@ -67,6 +68,16 @@ def patience(what: str, *, after: float = 2.0) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def planning(spec: StudySpec) -> Iterator[None]:
+    """Say on stderr what planning does if it takes long, and that a task's data is not here."""
+    if spec.task is not None and (absent := spec.load_task().look()):
+        typer.echo(absent, err=True)
+    arms = ", ".join(arm.name for arm in spec.arms)
+    with patience(f"Planning {arms}: their noise is calibrated to one target"):
+        yield
 
 
 def program() -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
@@ -21,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from privtune.cli._common import patience
+from privtune.cli._common import planning
 from privtune.imports import libraries
 
 if TYPE_CHECKING:
@@ -124,16 +121,6 @@ class _ProgressObserver(Observer):
         self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
         if self._then is not None:
             self._then.arm_failed(plan)
-
-
-@contextmanager
-def planning(spec: StudySpec) -> Iterator[None]:
-    """Say on stderr what planning does if it takes long, and that a task's data is not here."""
-    if spec.task is not None and (absent := spec.load_task().look()):
-        typer.echo(absent, err=True)
-    arms = ", ".join(arm.name for arm in spec.arms)
-    with patience(f"Planning {arms}: their noise is calibrated to one target"):
-        yield
 
 
 def made(spec: StudySpec, storage: str, *, curator: bool = False) -> tuple[Study, list[str]]:

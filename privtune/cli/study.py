@@ -16,10 +16,10 @@ from privtune.cli._common import (
     AsJson,
     Storage,
     emit_json,
+    planning,
     say,
     show_changes,
 )
-from privtune.cli._run import opened, planning
 from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
@@ -173,7 +173,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
 
     _give(data)
     with libraries():
-        from privtune.cli._run import run_study
+        from privtune.cli._run import opened, run_study
         from privtune.cli._tables import print_comparison
         from privtune.views.comparison import comparison_document
 

@@ -52,7 +52,7 @@ class Ending(StrEnum):
 
     @classmethod
     def of(cls, weights: torch.Tensor) -> Ending:
-        """Say whether a training that was not pruned has diverged.
+        """Return how a training that was not pruned ended: trained or diverged.
 
         Args:
             weights: What it trained.

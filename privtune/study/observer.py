@@ -12,13 +12,17 @@ from privtune.strategies.plan import StagePlan
 
 
 class Observer:
-    """Hears of a running study, and does nothing. A sealed arm tells it when it begins and ends alone.
+    """Hears of a running study, and does nothing: a base to inherit from.
+
+    A sealed arm tells it only when it begins and when it ends.
 
     Example:
         >>> class Bell(Observer):
         ...     def released(self, plan, release):
         ...         print(plan.arm, "is out:", release.params)
-        >>> Bell().released(study.plans[0], study.release("defaults"))
+        >>> bell, plan = Bell(), study.plans[0]
+        >>> bell.arm_started(plan); bell.step(plan, 1, 3); bell.arm_failed(plan)
+        >>> bell.released(plan, study.release("defaults"))
         defaults is out: {'learning_rate': 0.5, 'max_grad_norm': 1.0}
     """
 

@@ -42,7 +42,11 @@ _ASKED = 500  # names that are asked for in one statement
 
 
 class StudyExistsError(PrivTuneError):
-    """A study of this name exists already."""
+    """A study of this name exists already.
+
+    Args:
+        name: The study's name.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(

@@ -486,7 +486,9 @@ def _sentence(error: ValidationError, data: object) -> str:
         part = path == _path(other, data) and path not in (first["loc"], other["loc"])
         if part and words not in allowed:
             allowed += f" or {words}"
-    return f"{where}: {allowed}{but}{given}".rstrip(".")
+    # A check of the package names the field itself.
+    said = allowed if allowed.startswith(f"{where}.") else f"{where}: {allowed}"
+    return f"{said}{but}{given}".rstrip(".")
 
 
 def _path(error: ErrorDetails, data: object) -> tuple[int | str, ...]:

@@ -195,22 +195,21 @@ class HyFreeDP(Method):
         """
         from privtune.accounting import hyfreedp_noise
 
-        defaults: dict[str, Any] = {"interval": 5, "loss_batch": "auto", "loss_noise": "gaussian"}
-        if options.get("fit", "robust") == "robust":
-            defaults["schedule"] = {"type": "linear", "start": 0.7}
-        chosen: dict[str, Any] = defaults | options
-        factor, same = chosen.pop("gradient_noise_factor", 1.01), {"loss_batch": "same"}
+        chosen: dict[str, Any] = dict(options)
+        factor, batch = chosen.pop("gradient_noise_factor", 1.01), chosen.pop("loss_batch", "auto")
+        if chosen.get("fit", "robust") == "robust":
+            chosen = {"schedule": {"type": "linear", "start": 0.7}, **chosen}
         # Refuses what is no option before it takes time to solve for the noise.
-        build(cls, chosen | same, gradient_noise_multiplier=1.0, loss_noise_multiplier=1.0)
+        unit = build(cls, chosen, gradient_noise_multiplier=1.0, loss_noise_multiplier=1.0)
         noise = hyfreedp_noise(
             schedule.sample_rate,
             schedule.steps,
-            interval=chosen["interval"],
+            interval=unit.interval,
             epsilon=epsilon,
             delta=delta,
-            loss_batch=chosen["loss_batch"],
+            loss_batch=batch,
             gradient_noise_factor=factor,
-            mechanism=chosen["loss_noise"],
+            mechanism=unit.loss_noise,
         )
         return build(
             cls,
@@ -229,10 +228,8 @@ class HyFreeDP(Method):
         """
         # Three deviations of a curvature's noise over the bound of the losses: both are public.
         deviation = 6.0**0.5 * _DEVIATIONS[self.loss_noise] * self.loss_noise_multiplier
-        loud, fits = (
-            3.0 * deviation / schedule.expected_batch_size,
-            -(-schedule.steps // self.interval),
-        )
+        loud = 3.0 * deviation / schedule.expected_batch_size
+        fits = -(-schedule.steps // self.interval)
         found = []
         if loud > _LOUD:
             found.append(
@@ -276,7 +273,7 @@ class HyFreeDP(Method):
             loss_bound=given.new_full(given.shape, self.loss_bound),
             loss=given.new_full(given.shape, float("nan")),
             moments=self._inner().init(params),
-            past=params.unsqueeze(1).repeat(1, 0 if paper else places(self.interval), 1),
+            past=params.unsqueeze(1).repeat(1, 0 if paper else -(-WINDOW // self.interval), 1),
             step=0,
         )
 
@@ -288,22 +285,12 @@ class HyFreeDP(Method):
         if self.spread is None and self.fit == "robust":
             spread = spread.where(~zero, _FREE_SPREAD)
         given, around = state.fit.learning_rate, spread.sqrt()
-        moved = self._moved(state.params.shape[1], oracle.schedule)
+        moved = 1.0  # about how far a step at a rate of 1 moves a weight: with AdamW, whatever the noise
+        if self.optimizer == "sgd":
+            noise = self.gradient_noise_multiplier / oracle.schedule.expected_batch_size
+            moved = math.hypot(noise, state.params.shape[1] ** -0.5) / (1.0 - self.momentum)
         rate = given.where(given > 0.0, _LEAST * around * size / moved)
-        return replace(
-            state.fit,
-            learning_rate=rate,
-            lowest=rate / around,
-            highest=rate * around,
-            step_rate=rate,
-        )
-
-    def _moved(self, dimension: int, schedule: Schedule) -> float:
-        """Return about how far a step at a rate of 1 moves a weight: 1 with AdamW, whatever the noise."""
-        if self.optimizer == "adamw":
-            return 1.0
-        noise = self.gradient_noise_multiplier / schedule.expected_batch_size
-        return math.hypot(noise, dimension**-0.5) / (1.0 - self.momentum)
+        return Fit(rate, rate / around, rate * around, state.fit.fits, rate)
 
     def update(self, state: HyFreeDPState, oracle: Oracle) -> HyFreeDPState:
         """Take one step; on every K-th, fit the learning rate first."""
@@ -364,11 +351,8 @@ class HyFreeDP(Method):
 
     def report(self, state: HyFreeDPState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate, the loss bound and the last noisy loss."""
-        return {
-            "learning_rate": state.fit.step_rate,
-            "loss_bound": state.loss_bound,
-            "loss": state.loss,
-        }
+        own = {"loss_bound": state.loss_bound, "loss": state.loss}
+        return {"learning_rate": state.fit.step_rate, **own}
 
 
 # Steps that the robust fit looks back. The rate grows 16-fold at most in as many: what it sees lags
@@ -388,11 +372,6 @@ class Fit:
     highest: torch.Tensor
     fits: torch.Tensor
     step_rate: torch.Tensor
-
-
-def places(interval: int) -> int:
-    """Return how many earlier parameters the robust fit keeps, one a fit."""
-    return -(-WINDOW // interval)
 
 
 def fit_paper(fit: Fit, losses: torch.Tensor) -> Fit:

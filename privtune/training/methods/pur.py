@@ -220,7 +220,7 @@ class PUR(FullBatchDescent):
 
     @classmethod
     def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-        """Add the regime, where the loss is known to be convex: with a penalty it is strongly so."""
+        """Return the options with the regime, where the loss is known to be convex."""
         found = super().complete(options, **facts)
         penalty = options.get("regularisation", 0.0)
         if not facts["constants"]:
