@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import scipy.fft
 from hypothesis import strategies as st
+from scipy import special
 
 import privtune.accounting as dp
 from privtune.accounting.lower import Instance
+from privtune.accounting.pairs import Direction
 from privtune.accounting.pmf import from_profile
 
 
@@ -64,6 +66,22 @@ def counted() -> Iterator[Work]:
         polynomial = np.polynomial.polynomial
         spy(polynomial, "polyval", "summed", lambda x, c: np.size(x) * np.size(c))
         yield work
+
+
+def sampled_profile(rate, sigma, points, direction):
+    """δ of one Poisson-sampled Gaussian in closed form."""
+    values = []
+    for e in points:
+        loss = e if direction is Direction.REMOVE else -e
+        inner = math.expm1(loss) / rate
+        x = 0.5 + sigma**2 * math.log1p(inner) if inner > -1.0 else -math.inf
+        if direction is Direction.REMOVE:  # outcomes above x
+            q, moved = special.ndtr(-x / sigma), special.ndtr((1.0 - x) / sigma)
+            values.append((1 - rate) * q + rate * moved - math.exp(e) * q)
+        else:
+            q, moved = special.ndtr(x / sigma), special.ndtr((x - 1.0) / sigma)
+            values.append(q - math.exp(e) * ((1 - rate) * q + rate * moved))
+    return np.asarray(values)
 
 
 positive = st.floats(0.05, 50.0, allow_nan=False)

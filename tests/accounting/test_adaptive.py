@@ -136,9 +136,8 @@ def best_merge(epsilon, delta, generating, at, pieces=400):
     [
         (dp.Geometric(10), lambda x: 0.1 * x / (1.0 - 0.9 * x)),
         (dp.Poisson(10), lambda x: np.exp(10.0 * (x - 1.0))),
-        (dp.Geometric(3), lambda x: x / 3.0 / (1.0 - 2.0 / 3.0 * x)),
     ],
-    ids=["geometric 10", "poisson 10", "geometric 3"],
+    ids=["geometric", "poisson"],
 )
 @pytest.mark.parametrize("level", [2e-5, 1e-2])
 def test_a_base_of_few_outcomes_is_scored_nearly_as_well_as_can_be(base, law, generating, level):

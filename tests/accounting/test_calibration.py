@@ -17,6 +17,10 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from tests.accounting.helpers import counted, steps
 
 
+def solved(function, target, tolerance=1e-4, **more):
+    return solve_decreasing(function, target, tolerance, lambda: PrivTuneError("no"), **more)
+
+
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize(
     "event",
@@ -74,7 +78,7 @@ def test_root_finding_is_exact_to_tolerance_from_above(root, power):
         calls.append(x)
         return (root / x) ** power
 
-    found = solve_decreasing(function, 1.0, 1e-4, lambda: PrivTuneError("no"))
+    found = solved(function, 1.0)
     assert function(found) <= 1.0
     assert root * (1 - 1e-12) <= found <= root * (1 + 2e-4)
     assert len(calls) < 30
@@ -82,7 +86,7 @@ def test_root_finding_is_exact_to_tolerance_from_above(root, power):
 
 def test_root_finding_ends_where_nothing_meets_the_target():
     with pytest.raises(PrivTuneError, match="no"):
-        solve_decreasing(lambda _: 1.0, 1e-300, 1e-4, lambda: PrivTuneError("no"))
+        solved(lambda _: 1.0, 1e-300)
 
 
 def test_three_arms_share_one_budget():
@@ -134,7 +138,7 @@ def test_weights_give_proportions():
     ],
 )
 def test_the_answer_meets_the_target_and_a_little_less_does_not(function, target):
-    found = solve_decreasing(function, target, 1e-4, lambda: PrivTuneError("no"))
+    found = solved(function, target)
     assert function(found) <= target < function(found / (1.0 + 1.01e-4))
 
 
@@ -155,30 +159,21 @@ def test_a_band_below_the_target_is_met_by_few_points(function, most):
         calls.append(x)
         return function(x)
 
-    found = solve_decreasing(
-        counted, 1.0, 1e-3, lambda: PrivTuneError("no"), start=1.3, steep=1.0, enough=0.999
-    )
+    found = solved(counted, 1.0, 1e-3, start=1.3, steep=1.0, enough=0.999)
     assert 0.999 <= function(found) <= 1.0
     assert len(calls) <= most
 
 
 @pytest.mark.parametrize("enough", [1.0, 0.999])
 def test_a_cliff_that_ends_on_the_target_itself_is_found(enough):
-    found = solve_decreasing(
-        lambda x: 1.0 if x > 3.0 else math.nextafter(1.0, 2.0),
-        1.0,
-        1e-3,
-        lambda: PrivTuneError("no"),
-        start=0.02,
-        enough=enough,
+    found = solved(
+        lambda x: 1.0 if x > 3.0 else math.nextafter(1.0, 2.0), 1.0, 1e-3, start=0.02, enough=enough
     )
     assert found > 3.0
 
 
 def test_an_answer_between_the_last_stride_and_the_largest_is_found():
-    found = solve_decreasing(
-        lambda x: math.inf if x < 8e5 else 0.5, 1.0, 1e-3, lambda: PrivTuneError("no"), start=7e4
-    )
+    found = solved(lambda x: math.inf if x < 8e5 else 0.5, 1.0, 1e-3, start=7e4)
     assert 8e5 <= found <= 8e5 * 1.01
 
 

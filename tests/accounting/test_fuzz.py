@@ -251,8 +251,8 @@ def test_corners_of_the_domain(rate, noise, count, runs):
         assert tight.epsilon >= dp.epsilon(base, 1e-12).epsilon * (1 - 2e-3) * 0.9
 
 
-@pytest.mark.parametrize("shape", [-0.98, -0.9, -0.5, 0.0, 50.0])
-@pytest.mark.parametrize("mean", [1 + 1e-9, 5.0, 50.0, 1e4])
+@pytest.mark.parametrize("shape", [-0.98, -0.5, 0.0, 50.0])
+@pytest.mark.parametrize("mean", [1 + 1e-9, 20.0, 1e4])
 def test_every_shape_has_a_valid_selection(shape, mean):
     event = dp.PrivateSelection(steps(0.01, 1.1, 1000), dp.TruncatedNegativeBinomial(shape, mean))
     answer = dp.epsilon(event, 1e-5)

@@ -199,26 +199,17 @@ def test_laws(rate, sigma, scales):
     assert (np.diff(curve) >= -1e-9 * curve[1:] - 1e-10).all()
 
 
-@pytest.mark.parametrize("target", [1.0, 3.0])
-@pytest.mark.parametrize("kind", ["same", "separate"])
-def test_hyfreedp_noise_for_laplace_losses(target, kind):
-    answer = hyfreedp_noise(
-        0.02, 250, interval=5, epsilon=target, delta=1e-5, loss_batch=kind, mechanism="laplace"
-    )
-    assert 0.999 * target <= answer.guarantee.epsilon <= target
-    assert answer.event == hyfreedp_event(
-        0.02,
-        250,
-        interval=5,
-        gradient_noise=answer.gradient_noise,
-        loss_noise=answer.loss_noise,
-        loss_batch=kind,
-        mechanism="laplace",
-    )
+@pytest.mark.parametrize(("kind", "count"), [("same", 250), ("separate", 300)])
+def test_hyfreedp_noise_for_laplace_losses(kind, count):
+    terms = {"interval": 5, "mechanism": "laplace"}
+    answer = hyfreedp_noise(0.02, 250, epsilon=3.0, delta=1e-5, loss_batch=kind, **terms)
+    assert 0.999 * 3.0 <= answer.guarantee.epsilon <= 3.0
+    noise = {"gradient_noise": answer.gradient_noise, "loss_noise": answer.loss_noise}
+    assert answer.event == hyfreedp_event(0.02, 250, loss_batch=kind, **noise, **terms)
     looks = flatten(answer.event)
-    assert sum(looks.values()) == (250 if kind == "same" else 300)
+    assert sum(looks.values()) == count
     assert any(isinstance(look.event, Joint) for look in looks)
-    best = hyfreedp_noise(0.02, 250, interval=5, epsilon=target, delta=1e-5, mechanism="laplace")
+    best = hyfreedp_noise(0.02, 250, epsilon=3.0, delta=1e-5, **terms)
     assert best.loss_noise <= answer.loss_noise * (1 + 1e-3)
 
 
@@ -236,14 +227,8 @@ def test_loss_noise_in_the_paper_s_regime(target, same, separate):
         answer = hyfreedp_noise(0.02, 250, interval=5, epsilon=target, delta=1e-5, loss_batch=kind)
         assert answer.loss_noise == pytest.approx(expected, rel=5e-3)
         assert 0.999 * target <= answer.guarantee.epsilon <= target
-        assert answer.event == hyfreedp_event(
-            0.02,
-            250,
-            interval=5,
-            gradient_noise=answer.gradient_noise,
-            loss_noise=answer.loss_noise,
-            loss_batch=kind,
-        )
+        noise = {"gradient_noise": answer.gradient_noise, "loss_noise": answer.loss_noise}
+        assert answer.event == hyfreedp_event(0.02, 250, interval=5, loss_batch=kind, **noise)
     best = hyfreedp_noise(0.02, 250, interval=5, epsilon=target, delta=1e-5)
     assert best.loss_batch == "separate"
     assert best.loss_noise == answer.loss_noise

@@ -13,7 +13,7 @@ from privtune.accounting import pmf
 from privtune.accounting.pairs import Direction, loss_deviation, sampled_gaussian
 from privtune.accounting.pmf import LossPmf, _discounted, compose, from_profile, mixture
 from privtune.accounting.rdp import gaussian_delta
-from tests.accounting.helpers import finite_pmf
+from tests.accounting.helpers import finite_pmf, sampled_profile
 
 EPSILONS = np.linspace(-3.0, 5.0, 81)
 
@@ -118,20 +118,8 @@ def test_gaussian_composition_by_closed_form(count, noise):
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.3, 0.5), (1e-4, 0.6), (0.999, 2.0)])
 def test_one_sampled_release_by_closed_form(rate, noise, direction):
-    from scipy.stats import norm
-
     def exact(value):
-        if direction is Direction.REMOVE:
-            x = noise**2 * math.log((math.exp(value) - 1 + rate) / rate) + 0.5
-            return rate * norm.sf((x - 1) / noise) - (math.exp(value) - 1 + rate) * norm.sf(
-                x / noise
-            )
-        if math.exp(-value) <= 1 - rate:
-            return 0.0
-        x = noise**2 * math.log((math.exp(-value) - 1 + rate) / rate) + 0.5
-        left = norm.cdf(x / noise)
-        mixed = (1 - rate) * left + rate * norm.cdf((x - 1) / noise)
-        return left - math.exp(value) * mixed
+        return sampled_profile(rate, noise, [value], direction)[0]
 
     pmf = sampled_gaussian(rate, noise, 1e-2 * loss_deviation(rate, noise), direction)
     for value in np.linspace(0.0, 0.5, 6) * min(10 * rate, 1):

@@ -5,32 +5,16 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
-from scipy import special, stats
+from scipy import stats
 
 from privtune.accounting import ZCDP, Composed, Gaussian, PoissonSampled, Repeated, epsilon
 from privtune.accounting.accountant import lower_bound
 from privtune.accounting.pairs import Direction, sampled_gaussian
 from privtune.accounting.pld import composed_in_stages, gathered, split_step
 from privtune.accounting.pmf import compose
-from tests.accounting.helpers import steps
+from tests.accounting.helpers import sampled_profile, steps
 
 DELTA = 1e-5
-
-
-def exact_profile(rate, sigma, points, direction):
-    """δ of one Poisson-sampled Gaussian in closed form."""
-    values = []
-    for e in points:
-        loss = e if direction is Direction.REMOVE else -e
-        inner = math.expm1(loss) / rate
-        x = 0.5 + sigma**2 * math.log1p(inner) if inner > -1.0 else -math.inf
-        if direction is Direction.REMOVE:  # outcomes above x
-            q, moved = special.ndtr(-x / sigma), special.ndtr((1.0 - x) / sigma)
-            values.append((1 - rate) * q + rate * moved - math.exp(e) * q)
-        else:
-            q, moved = special.ndtr(x / sigma), special.ndtr((x - 1.0) / sigma)
-            values.append(q - math.exp(e) * ((1 - rate) * q + rate * moved))
-    return np.asarray(values)
 
 
 @pytest.mark.parametrize("direction", list(Direction))
@@ -42,7 +26,7 @@ def test_usual_and_rare_losses_together_dominate_one_step(rate, sigma, step, dir
     usual, rare = split_step((rate, sigma), step, 16, direction)
     both = rare if usual is None else compose([(usual.coarsen(16), 1), (rare, 1)])
     points = np.linspace(-1.5, 4.0, 221)
-    slack = both.delta(points) - exact_profile(rate, sigma, points, direction)
+    slack = both.delta(points) - sampled_profile(rate, sigma, points, direction)
     assert slack.min() > -1e-15
     assert slack[points >= 0.0].max() < 0.5 * step
     if direction is Direction.REMOVE:
@@ -56,7 +40,7 @@ def test_the_rare_losses_are_raised_by_what_usual_ones_may_take():
     assert tilted > 1.02
     both = compose([(usual.coarsen(4), 1), (rare, 1)])
     points = np.linspace(0.2, 6.0, 200)
-    exact = exact_profile(0.4, 0.6, points, Direction.REMOVE)
+    exact = sampled_profile(0.4, 0.6, points, Direction.REMOVE)
     assert (both.delta(points) >= exact * (1.0 - 1e-12)).all()
 
 

@@ -20,7 +20,7 @@ from privtune.ledger import (
     RoundStuckError,
 )
 from privtune.ledger.history import History
-from privtune.ledger.rounds import SKIPPED, Finished, OpenRound, Rounds, leased
+from privtune.ledger.rounds import SKIPPED, Finished, Lease, OpenRound, Rounds, leased
 from privtune.ledger.schema import tasks
 from tests.ledger.conftest import complete_one, lease_one, renew_one
 
@@ -50,6 +50,11 @@ def clock() -> Clock:
 @pytest.fixture
 def rounds(ledger: Ledger, clock: Clock) -> Rounds:
     return Rounds(ledger, lease_seconds=10, max_attempts=3, clock=clock)
+
+
+def leased_one(rounds: Rounds, charge_id: str, worker: str) -> Lease:
+    [lease] = rounds.lease_some(charge_id, worker, most=1)
+    return lease
 
 
 ASKED = ChargeRequest(Gaussian(4.0), study="s", arm="selection")
@@ -106,16 +111,13 @@ def test_leases_are_exclusive_until_they_expire(
     ledger: Ledger, rounds: Rounds, clock: Clock, begin: Begin
 ) -> None:
     charge_id = begin(2).charge_id
-    first, second = lease_one(rounds, charge_id, "w1"), lease_one(rounds, charge_id, "w2")
-    assert first is not None
-    assert second is not None
+    first, second = leased_one(rounds, charge_id, "w1"), leased_one(rounds, charge_id, "w2")
     assert {first.number, second.number} == {0, 1}
     assert lease_one(rounds, charge_id, "w3") is None
     clock.now += 9
     assert renew_one(rounds, first) is not None
     clock.now += 5  # the second lease is over, the first was renewed
-    taken = lease_one(rounds, charge_id, "w3")
-    assert taken is not None
+    taken = leased_one(rounds, charge_id, "w3")
     assert (taken.number, taken.attempt, taken.seed) == (second.number, 2, second.seed)
     assert renew_one(rounds, second) is None
     assert len(ledger.charges("b")) == 1
@@ -168,11 +170,9 @@ def test_whoever_comes_first_leases_its_share_and_no_more(
 
 def test_the_first_result_stays(rounds: Rounds, clock: Clock, begin: Begin) -> None:
     charge_id = begin(1).charge_id
-    slow = lease_one(rounds, charge_id, "slow")
+    slow = leased_one(rounds, charge_id, "slow")
     clock.now += 11
-    fast = lease_one(rounds, charge_id, "fast")
-    assert slow is not None
-    assert fast is not None
+    fast = leased_one(rounds, charge_id, "fast")
     assert complete_one(rounds, fast, 0.5, {"by": "fast"})
     assert not complete_one(rounds, slow, 0.9, {"by": "slow"})
     assert lease_one(rounds, charge_id, "w") is None
@@ -182,8 +182,7 @@ def test_the_first_result_stays(rounds: Rounds, clock: Clock, begin: Begin) -> N
 
 def test_no_early_look(rounds: Rounds, begin: Begin) -> None:
     charge_id = begin(2).charge_id
-    lease = lease_one(rounds, charge_id, "w")
-    assert lease is not None
+    lease = leased_one(rounds, charge_id, "w")
     complete_one(rounds, lease, 1.0, {})
     with pytest.raises(RoundNotFinishedError):
         rounds.results(charge_id)
@@ -206,8 +205,7 @@ def test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result(
     charge_id = begin(2).charge_id
     seeds = set()
     for attempt in (1, 2, 3):
-        lease = lease_one(rounds, charge_id, "w")
-        assert lease is not None
+        lease = leased_one(rounds, charge_id, "w")
         assert (lease.number, lease.attempt) == (0, attempt)
         seeds.add(lease.seed)
         clock.now += 11
@@ -216,8 +214,7 @@ def test_a_task_that_kills_its_workers_stops_the_round_and_is_no_result(
     assert rounds.open_count(charge_id) == 2
     # Whoever opens the round again has seen to it: the same task goes on with the same seed.
     rounds.open(charge_id, count=99)
-    lease = lease_one(rounds, charge_id, "w")
-    assert lease is not None
+    lease = leased_one(rounds, charge_id, "w")
     assert (lease.number, lease.attempt, {lease.seed}) == (0, 1, seeds)
     rounds.open(charge_id, count=99)
     assert renew_one(rounds, lease) is not None, "what somebody works on is left alone"
@@ -237,8 +234,7 @@ def test_seeds_are_secret_and_fixed(rounds: Rounds, begin: Begin) -> None:
     assert len(set(seeds)) == len(seeds)
     assert one.seed(0) != other.seed(0)
     assert "7" not in repr(one)
-    lease = lease_one(rounds, one.charge_id, "w")
-    assert lease is not None
+    lease = leased_one(rounds, one.charge_id, "w")
     assert lease.seed == one.seed(lease.number)
     assert lease.seed.hex() not in repr(lease)
 
@@ -309,8 +305,7 @@ def test_leases_do_not_wait_for_the_disk_and_all_else_does(
     ask = sa.text("PRAGMA synchronous" if sqlite else "SHOW synchronous_commit")
     unwaited, waited = (1, 2) if sqlite else ("off", "on")
     seen: list[object] = []
-    lease = lease_one(rounds, charge_id, "w")
-    assert lease is not None
+    lease = leased_one(rounds, charge_id, "w")
     assert complete_one(
         rounds,
         lease,
