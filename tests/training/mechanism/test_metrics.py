@@ -241,7 +241,7 @@ def test_intervals_hold_the_truth(name: str, noise: float) -> None:
         x = rng.standard_normal((records, 2)) + 0.8 * np.eye(2)[y]
         return TensorData(torch.tensor(x, dtype=torch.float32), torch.tensor(y))
 
-    truth = exact(name, *draw(200_000).take(torch.arange(200_000)))
+    truth = exact(name, *draw(50_000).take(torch.arange(50_000)))
     shown = plan_of(name, 300)
     plan = ScorePlan(300, noise, metric=name, bound=shown.bound, options=shown.options)
     held = 0
@@ -257,7 +257,7 @@ def test_intervals_hold_the_truth(name: str, noise: float) -> None:
     [*((name, "gaussian") for name in sorted(METRICS)), ("accuracy", "laplace"), ("r2", "laplace")],
 )
 def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: str) -> None:
-    """Projected, no estimate is farther from the truth: below 90% of 200 has probability below 2e-3."""
+    """Projected, no estimate is farther from the truth: fewer than 52 of 60 has probability below 3e-3."""
     y = torch.arange(30) % 2
     x = 9.0 * torch.eye(2)[y]  # all right
     if METRICS[name].takes == "numbers":
@@ -272,7 +272,7 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
         high = shown.bound
     truth = exact(name, x, y)
     held, beyond, raw = 0, 0, []
-    for number in range(200):
+    for number in range(60):
         streams = Streams(number.to_bytes(32, "big"))
         (found,) = measure_each(
             plan, Given(), TensorData(x, y), rng=streams.numpy("report")
@@ -287,9 +287,9 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
         assert low <= abs(shown_score) <= high
         assert validation_metric(plan, shown_score).popitem()[1] == found.value
     if name in ("accuracy", "top_k"):
-        assert beyond > 50  # scores that decide are as they were drawn
-        assert len(set(raw)) == 200
-    assert held >= 180 or not is_mean(name)
+        assert beyond > 15  # scores that decide are as they were drawn
+        assert len(set(raw)) == 60
+    assert held >= 52 or not is_mean(name)
 
 
 def test_an_interval_is_a_function_of_what_was_released() -> None:
