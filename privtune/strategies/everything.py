@@ -102,10 +102,8 @@ class Everything(Drawing):
         self._check_parameters(context)
         search = self._search(context, epsilon=epsilon / 4)
 
-        def cost(event: Event) -> Event:
-            # A validation record meets every score, and no training.
-            return Repeated(self.trials, event)
-
+        # A validation record meets every score, and no training.
+        cost = partial(Repeated, self.trials)
         search, score, event = meet(search, self._event, cost, context=context, epsilon=epsilon)
         return Plan(
             arm=self.arm,
