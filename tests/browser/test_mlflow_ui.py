@@ -66,17 +66,6 @@ def test_the_view_s_charts_are_drawn(browser: Browser, ui: Server, tracked: Trac
     assert "Parallel Coordinates" in browser.text
 
 
-def test_without_the_view_there_is_the_plain_page(
-    browser: Browser, ui: Server, tracked: Tracked
-) -> None:
-    experiment = tracked.experiment.experiment_id
-    browser.size(1600, 900)
-    browser.open(experiment_url(ui.url, experiment, view=False))
-    browser.wait_for("defaults", "selection", "hyfree", "3 matching runs")
-    # A key that MLflow cannot read gives a notice and the experiment's own start page.
-    browser.open(experiment_url(ui.url, experiment) + "-of-another-version").wait_for("toy")
-
-
 def test_an_arm_s_page_shows_its_note_and_artifacts(
     browser: Browser, ui: Server, tracked: Tracked
 ) -> None:

@@ -141,7 +141,6 @@ def test_the_comparison_never_shows_what_is_sealed(cli: Cli, spec: str, storage:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("study", "run", "none"), "There is no study named 'none'"),
         (("study", "create", "none.yaml"), "Cannot read none.yaml"),
         (("ui",), "Nothing has been logged"),
     ],
@@ -153,11 +152,6 @@ def test_a_mistake_is_one_sentence_and_exit_code_1(
     assert done.code == 1
     assert message in done.err
     assert "Traceback" not in done.err
-
-
-def test_usage_errors_are_exit_code_2(cli: Cli) -> None:
-    assert cli("study", "run").code == 2
-    assert cli("study", "frobnicate").code == 2
 
 
 def test_catalogues(cli: Cli) -> None:

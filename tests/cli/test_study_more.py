@@ -84,19 +84,6 @@ def test_the_demo_goes_on_with_no_other_study(cli: Cli, tmp_path: Path) -> None:
     assert refused.err.count("\n") == 1
 
 
-def test_what_is_run_may_be_named_like_a_file(
-    cli: Cli, tmp_path: Path, at: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cli("study", "create", write(tmp_path, name="odd.yaml", arms=[OPEN]), *at).code == 0
-    assert cli("study", "run", "odd.yaml", *at, "--no-mlflow").code == 0
-    missing = cli("study", "run", "none.yaml", *at)
-    assert missing.code == 1
-    assert "none.yaml" in missing.err
-    broken = tmp_path / "broken.yml"
-    broken.write_text("name: [")
-    assert cli("study", "run", str(broken), *at).err.count("\n") == 1
-
-
 def test_an_oracle_needs_its_flag(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:
     spec = write(tmp_path, arms=[OPEN, ORACLE])
     assert cli("study", "create", spec, *at).code == 0
@@ -124,13 +111,3 @@ def test_an_oracle_needs_its_flag(cli: Cli, tmp_path: Path, at: tuple[str, str])
     assert cli("study", "show", "toy", *at).code == 1
     charges = json.loads(cli("budget", "charges", "toy", *at, "--json").out)
     assert charges
-
-
-def test_a_stack_is_a_number_or_auto(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:
-    chosen = {"name": "chosen", "strategy": "papernot-steinke", "mean_runs": 2}
-    assert cli("study", "create", write(tmp_path, arms=[chosen]), *at).code == 0
-    refused = cli("study", "run", "toy", *at, "--no-mlflow", "--stack", "many")
-    assert refused.code == 1
-    assert "must be a whole number of at least 1, or auto" in refused.err
-    assert refused.err.count("\n") == 1
-    assert cli("study", "run", "toy", *at, "--no-mlflow", "--stack", "2").code == 0

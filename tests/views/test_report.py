@@ -74,24 +74,10 @@ def page(html: str) -> Page:
 def test_the_page_is_well_formed_and_needs_no_network(html: str, page: Page) -> None:
     assert not page.open
     assert page.loads == ["data:,"]
+    assert "Fixed seed 1. No guarantee holds" in page.text
     own = re.sub(r"<script>.*?</script>", "", html, flags=re.S)  # Plotly's own text has addresses
     assert not re.search(r"https?://", own)
     assert "@import" not in own
-
-
-def test_every_section_is_there(page: Page) -> None:
-    assert page.headings == [
-        "Comparison",
-        "The budget",
-        "Utility against ε",
-        "Cost",
-        "What the trainings did with their hyperparameters",
-        "The number of runs of selection",
-        "Every charge",
-        "Declared public",
-        "Privacy statement",
-        "How to check it",
-    ]
 
 
 def test_run_epsilon_and_procedure_epsilon_stand_side_by_side(page: Page, tracked: Tracked) -> None:
@@ -105,12 +91,6 @@ def test_run_epsilon_and_procedure_epsilon_stand_side_by_side(page: Page, tracke
     )
 
 
-def test_every_charge_says_why(page: Page, tracked: Tracked) -> None:
-    assert "best of K runs, K geometric" in page.text
-    for number in (1, 2, 3):
-        assert f"toy-{number} toy" in page.text
-
-
 def test_what_is_declared_public_is_the_plans_list(page: Page, tracked: Tracked) -> None:
     (facts,) = {tuple(plan.public_facts.items()) for plan in tracked.study.plans}
     assert dict(facts)["training records"] == "240, private"
@@ -119,17 +99,6 @@ def test_what_is_declared_public_is_the_plans_list(page: Page, tracked: Tracked)
     bodies = [entry["body"] for entry in tracked.study.export()["certificate"]["entries"]]
     charged = [body["public"] for body in bodies if "event" in body]
     assert charged == [dict(facts)] * 3
-
-
-def test_a_fixed_seed_is_loud(page: Page) -> None:
-    assert "Fixed seed 1. No guarantee holds" in page.text
-    assert "nothing is promised against anybody who knows it" in page.text
-
-
-def test_figures_speak(page: Page) -> None:
-    assert len(page.images) == 5
-    for image in page.images:
-        assert len(str(image["aria-label"])) > 40
 
 
 @pytest.mark.quick
