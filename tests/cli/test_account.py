@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from decimal import Decimal
 
 import pytest
@@ -22,6 +23,7 @@ from privtune.accounting import (
     lower_bound,
 )
 from privtune.accounting.costs import sensitivity
+from privtune.cli._common import patience
 from privtune.cli.account import Neighbours, app
 from privtune.errors import InvalidInputError
 from privtune.numbers import ceil_digits
@@ -162,3 +164,11 @@ def test_sensitivity():
 
 def test_the_command_line_knows_every_adjacency() -> None:
     assert [choice.value for choice in Neighbours] == [choice.value for choice in Adjacency]
+
+
+def test_what_takes_long_is_told_on_stderr_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with patience("Planning", after=0.01):
+        time.sleep(0.2)
+    with patience("Nothing", after=30.0):
+        pass
+    assert capsys.readouterr() == ("", "Planning ...\n")

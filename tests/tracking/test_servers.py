@@ -25,8 +25,10 @@ from privtune.tracking.store import TrackingUnavailableError, local_uri, trackin
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 from tests.tiers import PATIENCE, campaign
+from tests.toy import curated
 from tests.tracked import ARMS, Tracked
 from tests.tracking.servers import Server, free_port
+from tests.tracking.test_sealed import forms
 
 __all__ = ["cli"]
 
@@ -125,6 +127,39 @@ def test_processes_share_a_server(server: Server, released: Study) -> None:
     for run in runs:
         paths = {a.path for a in client.list_artifacts(run.info.run_id)}
         assert {"certificate.json", "model", "privacy"} <= paths
+
+
+def rows_of(backend: str) -> bytes:
+    """Every row of every table of a PostgreSQL database, as text."""
+    url = make_url(backend).set(drivername="postgresql").render_as_string(hide_password=False)
+    stored = b""
+    with psycopg.connect(url) as connection:
+        tables = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchall()
+        for (table,) in tables:
+            copy = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(table))
+            with connection.cursor().copy(copy) as rows:
+                stored += b"".join(bytes(row) for row in rows)
+    return stored
+
+
+def test_nothing_that_a_server_keeps_holds_a_sealed_trial(server: Server, released: Study) -> None:
+    sync_study(released, uri=server.url)
+    folder = server.log.parent
+    stored = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    if server.backend.startswith("postgresql"):
+        stored += rows_of(server.backend)
+    assert b"GET /health" in server.log.read_bytes()
+    assert b"certificate" in stored
+    winner = released.release("selection").params
+    # The scan sees what is there, the database's rows included.
+    assert any(form in stored for form in forms(winner["learning_rate"]))
+    assert b"privtune.strategy" in stored
+    for trial in curated(released).sealed_trials("selection"):
+        if trial["params"] != winner:
+            for value in (*trial["params"].values(), trial["score"]):
+                assert not any(form in stored for form in forms(value))
 
 
 def test_processes_share_a_fresh_local_store(released: Study) -> None:
