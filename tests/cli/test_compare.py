@@ -68,23 +68,12 @@ def test_every_form_of_a_comparison(cli: Cli, tmp_path: Path) -> None:
     assert cli("study", "compare", "toy", *at, "--md", "--csv").code == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("papernot-steinke", "mean_runs"),
-        ("subsampled-tuning", "extrapolation"),
-        ("hyfreedp", "loss_noise"),
-        ("dpsgd", "clipping"),
-    ],
-)
-def test_the_options_of_a_strategy(cli: Cli, name: str, option: str) -> None:
-    text = cli("strategies", name).out
-    assert option in text
-    options = {
-        row["name"]: row for row in json.loads(cli("strategies", name, "--json").out)["options"]
-    }
-    assert options[option]["what"]
-    assert options[option]["type"] != "a value"
+def test_the_options_of_a_strategy(cli: Cli) -> None:
+    assert "extrapolation" in cli("strategies", "subsampled-tuning").out
+    rows = json.loads(cli("strategies", "subsampled-tuning", "--json").out)["options"]
+    (option,) = [row for row in rows if row["name"] == "extrapolation"]
+    assert option["what"]
+    assert option["type"] != "a value"
 
 
 def test_every_option_of_every_method_and_strategy_is_described() -> None:
@@ -99,7 +88,3 @@ def test_every_option_of_every_method_and_strategy_is_described() -> None:
 def test_create_study_takes_every_field_of_a_spec_by_name() -> None:
     given = set(inspect.signature(privtune.create_study).parameters)
     assert given - {"storage", "load_if_exists"} == set(StudySpec.model_fields)
-    assert not any(
-        p.kind is p.VAR_KEYWORD
-        for p in inspect.signature(privtune.create_study).parameters.values()
-    )

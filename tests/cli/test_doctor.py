@@ -120,11 +120,6 @@ def test_settings_that_forget(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatc
     assert (state, "synchronous must be 2" in says) == ("fail", True)
 
 
-def test_the_curators_mode_is_told(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRIVTUNE_CURATOR", "1")
-    assert states(cli, 0)["curator"][0] == "warn"
-
-
 @pytest.mark.postgres
 def test_postgres(cli: Cli, url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIVTUNE_STORAGE", postgres_url)
@@ -145,9 +140,13 @@ def test_postgres(cli: Cli, url: str, postgres_url: str, monkeypatch: pytest.Mon
     assert (state, "60.0 s" in says) == ("warn", True)
 
 
-def test_a_disk_that_is_nearly_full(cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_the_curators_mode_are_told(
+    cli: Cli, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "_LITTLE", math.inf)
-    assert states(cli, 0)["disk"][0] == "warn"
+    monkeypatch.setenv("PRIVTUNE_CURATOR", "1")
+    found = states(cli, 0)
+    assert (found["disk"][0], found["curator"][0]) == ("warn", "warn")
 
 
 AT = {"RAY_ADDRESS": "10.0.0.1:6379"}

@@ -90,16 +90,6 @@ def test_the_machine_is_watched_by_mlflow_s_own_switch(
         sampler.stop()
 
 
-def test_the_first_line_of_a_note_is_the_budget(tracked: Tracked) -> None:
-    notes = [tracked.experiment.tags["mlflow.note.content"]]
-    notes += [run.data.tags["mlflow.note.content"] for run in tracked.runs.values()]
-    for note in notes:
-        first = note.splitlines()[0]
-        assert first.startswith("Privacy budget toy: ε = ")
-        assert "of 6 charged" in first
-        assert "δ = 1e-05, add-remove" in first
-
-
 def test_artifacts_of_an_arm(tracked: Tracked) -> None:
     run = tracked.runs["selection"]
 
