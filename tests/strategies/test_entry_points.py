@@ -266,7 +266,6 @@ class Mine(Method):
     ("name", "module", "message"),
     [
         ("mine", METHOD.replace("(Method)", ""), "must inherit from"),
-        ("mine", METHOD.replace("def update", "def updated"), "must have the method update"),
         ("adadp", METHOD.replace('"mine"', '"adadp"', 1), "the name is built in"),
     ],
 )

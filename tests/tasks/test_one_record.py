@@ -222,9 +222,6 @@ def test_what_is_no_regular_file_is_refused_without_opening_it(
     asked = {k: v for k, v in table("").items() if k != "path"}
     with pytest.raises(TaskDataError, match=said):
         get_task({**asked, "url": "sqlite:///p.db", "query": "SELECT * FROM p"}).check()
-    make(Path("p.yaml"))
-    with pytest.raises(SpecError, match=said):
-        StudySpec.from_file(Path("p.yaml"))
     make(Path("w.safetensors"))
     sizes = {"train": 40, "validation": 5, "test": 5}
     fine = {"type": "fine-tuning", "task": "digits-mlp", "pretrained": "w.safetensors"}

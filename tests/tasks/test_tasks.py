@@ -34,29 +34,6 @@ def test_a_bundled_task_holds_what_it_declares_in_disjoint_and_fixed_splits(name
     assert len(set(rows)) > 0.9 * len(rows)
 
 
-@pytest.fixture
-def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    rng = np.random.default_rng(0)
-    path = tmp_path / "mnist.npz"
-    np.savez(
-        path,
-        x_train=rng.integers(0, 256, (60_000, 28, 28), dtype=np.uint8),
-        y_train=rng.integers(0, 10, 60_000),
-        x_test=rng.integers(0, 256, (10_000, 28, 28), dtype=np.uint8),
-        y_test=rng.integers(0, 10, 10_000),
-    )
-    monkeypatch.setenv("PRIVTUNE_DATA", str(path))
-    return path
-
-
-def test_mnist_is_read_from_a_file(mnist: Path) -> None:
-    for name in ("mnist-mlp", "mnist-cnn", "mnist-logistic"):
-        task = get_task(name)
-        data = task.load_checked()
-        assert task.model()(data.test.x[:2]).shape == (2, 10)
-        assert float(data.train.x.max()) == 1.0
-
-
 def test_a_wrong_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "part.npz", x_train=np.zeros(3))
     monkeypatch.setenv("PRIVTUNE_DATA", str(tmp_path / "part.npz"))
