@@ -115,12 +115,7 @@ def test_a_storage_that_is_none(url: str, here: Path, cli: Cli) -> None:
     (here / "folder").mkdir()
     (here / "text.txt").write_text("no database\n" * 100)
     name = file(here, dumped())
-    for words in (
-        ("study", "create", name),
-        ("study", "list"),
-        ("budget", "list"),
-        ("worker", "toy"),
-    ):
+    for words in (("study", "create", name), ("budget", "list"), ("worker", "toy")):
         refused(cli, here, *words, "--storage", url)
     assert (here / "text.txt").read_text().startswith("no database")
 
