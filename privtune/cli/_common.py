@@ -76,7 +76,7 @@ def planning(spec: StudySpec) -> Iterator[None]:
     if spec.task is not None and (absent := spec.load_task().look()):
         typer.echo(absent, err=True)
     arms = ", ".join(arm.name for arm in spec.arms)
-    with patience(f"Planning {arms}: their noise is calibrated to one target"):
+    with patience(f"Planning {arms}: looking for the noise that meets the target ε"):
         yield
 
 

@@ -73,20 +73,26 @@ def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterato
     yield "event", formula(plan.event)
     noise, missed = plan.training.noise, plan.beyond_reach
     reach = "" if missed < 1e-30 else f"; probability {missed:.2g} of noise that cannot be drawn"
-    yield "noise", f"generator {noise.source}, floating point {noise.floating_point}{reach}"
+    yield (
+        "noise",
+        f"from the generator {noise.source!r}, in {noise.floating_point!r} floating point{reach}",
+    )
     trainings = plan.search.trainings if plan.search is not None else ()
     methods: list[Any] = [training.method for training in (plan.training, *trainings)]
     for average in sorted({method.average for method in methods}):
-        yield "average", f"{average}: {AVERAGES[average]} is scored and released"
+        yield "average", f"{average}: scored and released is {AVERAGES[average]}"
     if plan.runs is not None:
-        yield "expected runs", f"{plan.expected_runs:g}; it draws {say_few_runs(plan.runs)}"
+        yield (
+            "expected runs",
+            f"{plan.expected_runs:g}; the selection trains {say_few_runs(plan.runs)}",
+        )
     if prices := _minimums(plan, guarantee, space):
-        offers = [f"min_runs: {m} (ε = {show_epsilon(e, 4)})" for m, e in prices.items()]
+        offers = [f"{show_epsilon(e, 4)} with min_runs: {m}" for m, e in prices.items()]
         yield (
             "note",
-            "The space is wide: one candidate alone is likely to be a bad one. At the same noise and mean "
-            f"number of runs ε = {show_epsilon(guarantee.epsilon, 4)} would become: "
-            f"{' and '.join(offers)}.",
+            "The space is wide, so one candidate alone is likely to be a bad one. The option min_runs sets "
+            "the smallest number of candidates. At the same noise and mean number of runs it would raise "
+            f"ε = {show_epsilon(guarantee.epsilon, 4)} to {' and to '.join(offers)}.",
         )
     yield "gradient evaluations", f"{evaluations:,.0f} expected"
     if (whole := details.get("baseline_gradient_evaluations")) is not None:
@@ -122,7 +128,7 @@ def print_public(plans: Sequence[Plan]) -> None:
     """Print what is declared public, and for which arms."""
     facts = text.public_facts(plans)
     rows = [row for arms, known in facts for row in (("arms", arms), *known.items())]
-    show_facts("Declared public (no guarantee covers it)", rows)
+    show_facts("Declared public (the guarantee does not protect these facts)", rows)
 
 
 def examples(spec: StudySpec) -> list[dict[str, Any]]:
@@ -138,7 +144,7 @@ def examples(spec: StudySpec) -> list[dict[str, Any]]:
 def print_examples(drawn: Sequence[Mapping[str, Any]]) -> None:
     """Print example candidates."""
     # Not the table's title, which would be broken into the width of a narrow table.
-    say("Ten candidates as the space draws them (examples only)", bold=True)
+    say("Ten examples of what the space draws (the arms draw others)", bold=True)
     rows = [[show_value(value) for value in candidate.values()] for candidate in drawn]
     show_table(list(drawn[0]), rows, numeric=list(drawn[0]))
 
@@ -214,7 +220,8 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
     lines += map(text.stage_line, study.stages)
     if any(arm.plan.is_sealed for arm in arms):
         lines.append(
-            "The curator's view has what is sealed of a selection (privtune study show --curator)."
+            "The curator, who holds the data, can read what a selection sealed: "
+            "privtune study show --curator."
         )
     lines += [f"{s.plan.arm}: {s.release.note}" for s in arms if s.release and s.release.note]
     for plan in (arm.plan for arm in arms):

@@ -41,7 +41,7 @@ _BUDGET = "campaign"
 _Results: TypeAlias = "mp.queues.Queue[tuple[list[str], int, float, str]]"
 
 
-_preloaded = {"tests.ledger.campaigns", "alembic.command"}
+_preloaded = {"tests.ledger.campaigns"}
 
 
 def processes(*modules: str) -> ForkServerContext:

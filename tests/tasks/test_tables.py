@@ -233,7 +233,15 @@ def test_a_regression_is_reported_as_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"columns": {"age": {"bounds": "auto"}}}, r"must be \[low, high\]"),
         ({"columns": {"age": "standard"}}, "a release about them that nothing charges"),
+        ({"columns": {"sex": {"categories": "fm"}}}, "a list of at least 1 values"),
+        ({"columns": {"sex": {"categories": [["f"]]}}}, "words and numbers"),
+        ({"columns": {"seen": {"date": ["2020-01-01"]}}}, "dates in ISO form"),
+        ({"class_weights": [1, -1]}, "one number above 0 for each class"),
+        ({"scaler": "x"}, "a table takes"),
+        ({"classes": ["1", 1.0]}, "must differ"),
+        ({"model": "forest"}, "must be linear, logistic, mlp, or package.module:factory"),
         ({"columns": {"age": {"bounds": [0, 9], "missing": "mean"}}}, "nothing charges"),
         ({"columns": {"age": {"bounds": [0, 9], "missing": 12}}}, "within the bounds"),
         ({"columns": {"age": {"bounds": [0, 9], "fill": 3}}}, "beside bounds it takes missing"),
@@ -279,6 +287,13 @@ def test_the_header_is_held_against_the_spec(
         return
     with pytest.raises(TaskDataError, match=message):
         tabular(table(save(patients(), tmp_path, suffix), **changes)).check()
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = save(patients(), tmp_path)
+    path.write_text(path.read_text().replace("age,sex", "age,age", 1))
+    with pytest.raises(TaskDataError, match="two columns called age"):
+        tabular(table(path, columns={"age": [0, 90]})).check()
 
 
 def test_a_metric_of_classes_does_not_go_with_a_regression(tmp_path: Path) -> None:
