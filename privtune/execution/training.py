@@ -57,13 +57,10 @@ def train_trials(
     task: Task,
     data: TaskData,
     records: Any,
-    score: ScorePlan | None,
     trials: Mapping[int, Mapping[str, Any]],
     secrets: Mapping[int, bytes],
-    compute: Compute = _COMPUTE,
-    on_step: OnStep | None = None,
     validated: bool = False,
-    keeper: Keeper | None = None,
+    **how: Any,
 ) -> list[TrialResult]:
     """Train the given trials, those that train the same part of the model as one stack; score each."""
     # A curve of a private split is neither noised nor charged.
@@ -81,12 +78,9 @@ def train_trials(
             task=own,
             data=replace(data, validation=reduce(data.validation)),
             records=reduce(records),
-            score=score,
             made=((n, made_of(make, training, p, secrets[n])) for n, p in alike.items()),
-            compute=compute,
-            on_step=on_step,
-            keeper=keeper,
             validated=validated,
+            **how,
         )
         for result in found:
             done[result.index] = replace(result, params=dict(alike[result.index]))

@@ -34,10 +34,9 @@ from privtune.files import read_private
 from privtune.imports import described
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.urls import masked_url
-from privtune.study._files import TrialFiles
 from privtune.study.failures import NotLoadedError
 from privtune.study.lifecycle import Life, Stage
-from privtune.study.rounds import work_on_rows
+from privtune.study.rounds import TrialFiles, work_on_rows
 from privtune.study.rows import StudyStore
 from privtune.study.seal import open_stream
 from privtune.tasks import TaskDataError, get_task
@@ -63,14 +62,13 @@ def give_out(
     life: Life,
     plan: Plan,
     *,
-    charge_id: str,
     compute: Compute,
     tell: Callable[[str], None],
-) -> Callable[[Rounds], None]:
+) -> Callable[[Rounds, str], None]:
     """Return a function that hands an arm's rows to its executor."""
     before, names = len(life.failures(plan.arm)), (life.name, plan.arm)
 
-    def give(rounds: Rounds) -> None:
+    def give(rounds: Rounds, charge_id: str) -> None:
         def open_count() -> int:
             return patiently(partial(rounds.open_count, charge_id))
 
