@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from privtune.training.methods import Method
 
 _TIMED = 8  # candidates in the stack that a dry run times
+_STEPS = 16  # that it times
 _LONG, _FEW = 0.5, 3  # seconds that its steps may take, and how many of longer ones it times
 
 _COMPUTE = Compute()
@@ -268,16 +269,12 @@ def _accuracies(
         for step, weights in snapshots.items():
             if bool(weights.isfinite().all()):
                 load_params(model, weights)
-                found[step] = _right(model, data)
+                found[step] = accuracy(model, data)
     return found
 
 
-def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
-    """Return the fraction of records that the model classifies correctly."""
-    return _right(model_of(task, weights), data)
-
-
-def _right(model: torch.nn.Module, data: TensorData) -> float:
+def accuracy(model: torch.nn.Module, data: TensorData) -> float:
+    """Return the fraction of records that a model classifies correctly."""
     import torch
 
     with torch.no_grad():
@@ -315,8 +312,7 @@ def dry_run(
     task: Task,
     make: Callable[[bytes], Made],
     *,
-    compute: Compute = _COMPUTE,
-    steps: int = 16,
+    compute: Compute,
     reduce: Callable[[TensorData], TensorData] = lambda records: records,
     known: MutableMapping[object, float] | None = None,
     key: object = None,
@@ -330,7 +326,7 @@ def dry_run(
     rate = min(1.0, schedule.expected_batch_size / records)
     data = reduce(replace(made_up_records(task, records), unit=task.unit))
     training = plan.first_training
-    clock = [time.perf_counter()]
+    clock, steps = [time.perf_counter()], _STEPS
 
     def trained(
         method: Method, candidates: Iterable[Made], steps: int, score: ScorePlan | None

@@ -602,6 +602,7 @@ class DeclaredTrainer:
     deadline: float
     validation: TensorData | None
     score_of: Callable[..., Any] | None
+    device: str = "the function's own"
 
     def rehearse(self, plan: Plan) -> None:
         """Run the objective until it reads its plan, and refuse trials that depend on each other."""
@@ -674,12 +675,6 @@ class DeclaredTrainer:
     def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
         """Measure nothing: only the user's function knows the model."""
         return {}
-
-    def machine(self) -> Mapping[str, str]:
-        """Return the versions here; the device is the function's affair."""
-        from privtune.training.engine.compute import versions
-
-        return {**versions(), "device": "the function's own"}
 
 
 def _said(trial: DeclaredTrial) -> str:

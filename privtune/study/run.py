@@ -27,7 +27,6 @@ from privtune.strategies import (
     Plan,
     PlanningContext,
     Release,
-    Reporting,
     Scoring,
     Strategy,
 )
@@ -45,7 +44,7 @@ from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import TASK, give_out, make_files, telling
 from privtune.tasks import Score, Task, TaskDataError
 from privtune.training.engine.compute import Compute, check_device
-from privtune.training.mechanism.schedule import NoiseOptions, Schedule
+from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 
@@ -111,16 +110,19 @@ class TaskTrainer:
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""
-        own = own_sampler(self.sampler)
-        files = make_files(self.life, plan, task=self.staged, data=self.data, compute=self.compute)
-        files = replace(files, sampler=own, deadline=self.deadline)
-        if not plan.is_sealed:
-            public = plan.score is not None and plan.score.event is None
-            files = replace(
-                files,
-                on_step=lambda done, of: self.observer.step(plan, done, of),
-                prunes=self.pruner is not None and public,
-            )
+        own, public = own_sampler(self.sampler), plan.score is not None and plan.score.event is None
+        files = make_files(
+            self.life,
+            plan,
+            task=self.staged,
+            data=self.data,
+            compute=self.compute,
+            sampler=own,
+            deadline=self.deadline,
+            # Of a sealed arm nobody hears how far it is, and no pruner sees a score.
+            on_step=None if plan.is_sealed else partial(self.observer.step, plan),
+            prunes=self.pruner is not None and public and not plan.is_sealed,
+        )
         return self._strategy(plan), StudyRound(
             self.life,
             files,
@@ -161,12 +163,13 @@ class TaskTrainer:
         rng = Streams(self.life.secret(plan)).numpy("report", 0)
         return utility_of(plan, self.staged, model, self.data.test, rng)
 
-    def machine(self) -> Mapping[str, str]:
-        """Return the versions here, and the hardware if it is this machine's."""
-        from privtune.training.engine.compute import hardware, versions
+    @property
+    def device(self) -> str:
+        """The class of hardware, if it is this machine's."""
+        from privtune.training.engine.compute import hardware
 
         here = self.executor.name in {"inline", "processes"}
-        return {**versions(), "device": hardware(self.compute.device) if here else "its workers'"}
+        return hardware(self.compute.device) if here else "its workers'"
 
     def look(
         self, plans: Sequence[Plan], *, anyway: bool, told: Callable[[RecordCheck], None] | None
@@ -478,21 +481,14 @@ def _context(
                 "the records",
                 "study.optimize(..., epochs=10, expected_batch_size=64) is one way.",
             )
-    budget, report = life.ledger.budget(life.budget), life.spec.report
+    budget, spec = life.ledger.budget(life.budget), life.spec
     refuse_other_unit(task.unit or RECORD, budget.unit, "The data", budget.name)
-    return PlanningContext(
-        task=task,
-        schedule=Schedule.from_epochs(
-            records=task.train_records, epochs=epochs, expected_batch_size=expected_batch_size
-        ),
-        space=SearchSpace({}),
-        delta=budget.delta,
-        adjacency=budget.adjacency,
-        scoring=Scoring.of(task.score),
-        report=None if report is None else Reporting.from_dict(report),
-        define_by_run=True,
-        noise=NoiseOptions.of(life.spec.noise if noise is None else noise),
-    )
+    given = {
+        "epochs": epochs,
+        "expected_batch_size": expected_batch_size,
+        "noise": spec.noise if noise is None else noise,
+    }
+    return spec.model_copy(update=given).planning_context(task)
 
 
 def _with_method(strategy: Strategy, task: Task, schedule: Schedule) -> Strategy:
