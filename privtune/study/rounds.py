@@ -18,7 +18,7 @@ from optuna.exceptions import TrialPruned
 from privtune.errors import InvalidInputError
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.execution.training import OnStep, part_of, pruned, train_built, train_trials
-from privtune.ledger import SKIPPED
+from privtune.ledger.rounds import SKIPPED
 from privtune.names import check_text
 from privtune.numbers import is_number
 from privtune.spaces import IndependentSampler, check_hyperparameter, plain
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
-    from privtune.ledger import Lease, Rounds
+    from privtune.ledger.rounds import Lease, Rounds
     from privtune.spaces import SearchSpace
     from privtune.study.lifecycle import Life
     from privtune.study.rows import Results

@@ -15,7 +15,8 @@ from privtune.accounting._checks import check_number
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.imports import users_code
-from privtune.ledger import RECORD, refuse_other_unit
+from privtune.ledger import RECORD
+from privtune.ledger.values import refuse_other_unit
 from privtune.names import check_name
 from privtune.numbers import show_left
 from privtune.spaces import SearchSpace
@@ -49,7 +50,7 @@ from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:
-    from privtune.ledger import Rounds
+    from privtune.ledger.rounds import Rounds
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.tasks import TaskData

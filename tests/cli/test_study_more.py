@@ -34,7 +34,7 @@ def test_a_plan_draws_ten_examples_and_shows_trades(cli: Cli, tmp_path: Path) ->
     spec = write(tmp_path, arms=[AUTO, TUNED, ORACLE])
     done = cli("study", "plan", spec)
     assert done.code == 0, done.err
-    assert "Ten candidates as the space draws them (examples only)" in done.out
+    assert "Ten examples of what the space draws (the arms draw others)" in done.out
     assert "chosen:" in done.out
     assert "everything released (composition)" in done.out
     assert "times fewer" in done.out

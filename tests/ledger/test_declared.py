@@ -16,12 +16,12 @@ from privtune.ledger import (
     Ledger,
     LedgerCorruptedError,
     UnitMismatchError,
-    check_unit,
     export_certificate,
     render_certificate,
     verify,
     verify_certificate,
 )
+from privtune.ledger.values import check_unit
 
 pytestmark = pytest.mark.quick
 

@@ -20,7 +20,6 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import (
     Budget,
     ChargeRequest,
-    Finished,
     Ledger,
     LedgerBusyError,
     LedgerConnectionError,
@@ -28,12 +27,12 @@ from privtune.ledger import (
     LedgerError,
     LedgerFullError,
     LedgerReadOnlyError,
-    Rounds,
     verify,
 )
 from privtune.ledger.chain import Kind
 from privtune.ledger.engines import translated
 from privtune.ledger.places import checked_url
+from privtune.ledger.rounds import Finished, Rounds
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url
 from privtune.study.trials import StudyTrials

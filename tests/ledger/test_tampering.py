@@ -20,7 +20,6 @@ from privtune.ledger import (
     ChargeRequest,
     Ledger,
     LedgerCorruptedError,
-    Rounds,
     UnknownBudgetError,
     export_certificate,
     render_certificate,
@@ -29,6 +28,7 @@ from privtune.ledger import (
 )
 from privtune.ledger.chain import Entry, Kind, canonical, sealed_digest
 from privtune.ledger.log import Line, round_digest
+from privtune.ledger.rounds import Rounds
 from tests.ledger.conftest import complete_one, lease_one
 
 TRANSCRIPT = 16 * "feed"  # as long as a digest: no other hash can hold it by accident

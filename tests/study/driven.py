@@ -31,7 +31,6 @@ TRACEBACK = 99
 """How a process ends whose command ended in a traceback."""
 
 _LEASE = 1.0
-PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 OPEN = privtune.Budget(100.0, 1e-5, name="open")
 
 

@@ -119,16 +119,6 @@ def test_every_place_is_cleared_that_the_study_had(
     assert contents(tmp_path) == {}
 
 
-def test_a_folder_that_moved_is_found_where_it_is_said_to_be(
-    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran(storage).close()
-    (tmp_path / "privtune-artifacts").rename(tmp_path / "elsewhere")
-    monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "elsewhere"))
-    delete_study("toy", storage)
-    assert contents(tmp_path) == {}
-
-
 def test_an_edited_list_deletes_nothing_outside_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("somebody's")
     folder = OwnFolder(tmp_path / "own", "id")

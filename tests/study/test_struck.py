@@ -18,7 +18,7 @@ import pytest
 from privtune.study import Study
 from tests.ledger.campaigns import processes
 from tests.study import driven
-from tests.study.conftest import toy_spec
+from tests.study.conftest import PARAMETERS, toy_spec
 from tests.study.test_lifecycle import SEED, WARMED, charges, fresh, outputs
 from tests.study.test_workers import eventually
 from tests.tiers import FULL, PATIENCE
@@ -29,7 +29,7 @@ LOG = logging.getLogger("campaign")
 STRIKES = int(os.environ.get("PRIVTUNE_KILLS", "70" if FULL else "1"))
 EACH = 5  # kills in one study at most: a row that loses ten workers stops its round
 ARMS = [
-    {"name": "fixed", "strategy": "fixed", "parameters": driven.PARAMETERS},
+    {"name": "fixed", "strategy": "fixed", "parameters": PARAMETERS},
     {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
 ]
 

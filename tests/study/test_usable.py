@@ -36,12 +36,12 @@ from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
-from tests.study.conftest import toy_spec
+from tests.study.conftest import PARAMETERS, toy_spec
 from tests.toy import blobs
 
 COUNT = 400
 SECRET = "31.12.1987"  # a value of the files that may stand nowhere but in the curator's view
-ARM = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}}
+ARM = {"strategy": "fixed", "parameters": PARAMETERS}
 
 
 def people() -> pd.DataFrame:
@@ -388,14 +388,6 @@ def test_a_study_that_is_charged_is_not_looked_at_again(
         assert study.spent().epsilon > 0
 
 
-def test_anyway_charges_and_runs(tmp_path: Path, storage: str) -> None:
-    task = save(people()[:40], tmp_path, "csv")
-    with closing(study_of(task, storage)) as study:
-        study.run(anyway=True)
-        assert study.spent().epsilon > 0
-        assert study.status()[0].state == "settled"
-
-
 def test_the_command_line_tells_the_curator_alone(
     tmp_path: Path,
     storage: str,
@@ -738,17 +730,6 @@ def test_records_that_are_all_the_same_spend_nothing(
     task = save(change(people()), tmp_path, "csv", **declared)
     with closing(study_of(task, storage)) as study:
         refused(study, reason, capfd)
-
-
-def one_class() -> Task:
-    return _task(lambda x, y: (x, y * 0))
-
-
-def test_data_of_a_factory_that_is_all_the_same_spends_nothing(
-    storage: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with closing(study_of(f"{HERE}:one_class", storage)) as study:
-        refused(study, "all usable records have the class '0'", capfd)
 
 
 def test_few_kinds_of_rows_are_named_as_the_cause(tmp_path: Path) -> None:

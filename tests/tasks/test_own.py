@@ -362,8 +362,8 @@ def test_the_public_facts_say_what_was_declared_and_read() -> None:
         "training records": "200, private",
         "validation records": "60, private",
         "test records": "9, all of it public",
-        "splits": "private records by a keyed hash of their content: declared numbers of them are "
-        "expectations, the true ones are sealed",
+        "splits": "a keyed hash of a private record's content decides its split; the declared "
+        "sizes are expectations, the true sizes are sealed",
         "parts of a record": "inputs 3 (float32), target a number (int64): read from the first record, "
         "and public",
         "classes": "a, b, c, d",

@@ -216,7 +216,10 @@ def test_methods_that_adapt_say_where_a_training_is_too_short_for_it():
     assert ADADP(1.0).advice(long, lambda: 1000) == ""
     noisy = HyFreeDP.for_budget(short, epsilon=2.0, delta=1e-5).advice(short, lambda: 79)
     assert noisy.startswith("The noise of the losses is ")
-    assert "for a network, public-rate adapts nothing and is about as good." in noisy
+    assert (
+        "For a network the strategy public-rate, whose learning rate is fixed beforehand, is about as good."
+        in noisy
+    )
     assert "The rate is fitted 16 times: on a training this short" in noisy
     assert HyFreeDP.for_budget(long, epsilon=3.0, delta=1e-5).advice(long, lambda: 79) == ""
 
