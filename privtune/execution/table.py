@@ -12,14 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from privtune.ledger import (
-    Finished,
-    Lease,
-    Ledger,
-    LedgerBusyError,
-    LedgerConnectionError,
-    Rounds,
-)
+from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
+from privtune.ledger.rounds import Finished, Lease, Rounds
 
 LEASE_SECONDS = 15.0
 """How long a row stays with a worker that has died. Living workers renew three times as often."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting._checks import check_number
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
-from privtune.ledger import RECORD, refuse_other_unit
+from privtune.ledger import RECORD
+from privtune.ledger.values import refuse_other_unit
 from privtune.names import check_name
 from privtune.numbers import show_left
 from privtune.spaces import SearchSpace

@@ -21,7 +21,8 @@ from privtune.ledger.places import artifact_root, checked_url, database_path
 from privtune.ledger.schema import HEAD
 from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
-from privtune.strategies import Plan, Release, validation_metric
+from privtune.strategies import Plan, Release
+from privtune.strategies.scoring import validation_metric
 from privtune.study._familiar import answer, answers
 from privtune.study.lifecycle import Life, new_arm
 from privtune.study.observer import ArmStatus, Observer, StageStatus

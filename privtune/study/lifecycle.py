@@ -36,7 +36,7 @@ from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, check_there
 from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
 from privtune.study.trials import StudyTrials
-from privtune.tasks import declared_note
+from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.errors import InvalidInputError
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
-from privtune.ledger import SKIPPED
+from privtune.ledger.rounds import SKIPPED
 from privtune.names import check_text
 from privtune.numbers import is_number
 from privtune.spaces import IndependentSampler, check_hyperparameter, plain
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from privtune.execution.table import Handed
-    from privtune.ledger import Lease, Ledger, Rounds
+    from privtune.ledger import Ledger
+    from privtune.ledger.rounds import Lease, Rounds
     from privtune.spaces import SearchSpace
     from privtune.study.rows import Results
     from privtune.study.trials import ShownTrial, ShownTrials, StudyTrials

@@ -25,7 +25,7 @@ from privtune.tasks import TaskDataError
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
-    from privtune.ledger import Rounds
+    from privtune.ledger.rounds import Rounds
     from privtune.strategies import Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer

@@ -27,7 +27,8 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.files import read_bounded
-from privtune.ledger import RECORD, Budget, check_unit
+from privtune.ledger import RECORD, Budget
+from privtune.ledger.values import check_unit
 from privtune.names import check_name
 from privtune.spaces import SearchSpace, with_public_priors, without_numpy
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy

@@ -44,7 +44,7 @@ from privtune.tasks import TaskDataError, get_task
 from privtune.training.engine.compute import Compute, check_device
 
 if TYPE_CHECKING:
-    from privtune.ledger import Rounds
+    from privtune.ledger.rounds import Rounds
     from privtune.strategies import Plan
     from privtune.tasks import Task, TaskData
 

@@ -17,7 +17,8 @@ import privtune
 from privtune.accounting import Gaussian
 from privtune.errors import InvalidInputError
 from privtune.execution.table import make_rounds
-from privtune.ledger import Budget, ChargeRequest, ChargeStateError, Ledger, Rounds
+from privtune.ledger import Budget, ChargeRequest, ChargeStateError, Ledger
+from privtune.ledger.rounds import Rounds
 from privtune.strategies import Everything
 from privtune.study import Study, rounds
 from privtune.study.lifecycle import Life, Stage

@@ -15,7 +15,8 @@ from torch import nn
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.launchers import WorkersDiedError, WorkerStoppedError, run_in_processes
-from privtune.ledger import Ledger, LedgerConnectionError, OpenRound, RoundStuckError
+from privtune.ledger import Ledger, LedgerConnectionError, RoundStuckError
+from privtune.ledger.rounds import OpenRound
 from privtune.strategies import Everything, Fixed, PapernotSteinke, StrategyError
 from privtune.study import Study, StudyInterruptedError
 from privtune.study._objects import DamagedResultError

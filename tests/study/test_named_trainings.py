@@ -16,7 +16,7 @@ from torch import nn
 
 from privtune.accounting import Composed
 from privtune.errors import InvalidInputError
-from privtune.ledger import OpenRound
+from privtune.ledger.rounds import OpenRound
 from privtune.strategies import (
     Needs,
     Outcome,
