@@ -36,9 +36,9 @@ from privtune.strategies import (
     Strategy,
     StrategyError,
     plan_arm,
-    selection_instead,
 )
 from privtune.strategies import SubsampledTuning as Subsampled
+from privtune.strategies.everything import selection_instead
 from privtune.training.mechanism.schedule import NoiseOptions
 from tests.strategies.world import BOTH, RATE, context
 from tests.toy import LOADS

@@ -324,9 +324,9 @@ def test_trials_are_scored_by_the_model_that_was_trained(weights):
         trials={0: {"learning_rate": 1.0, "max_grad_norm": 1.0, "schedule": "linear"}},
         secrets={0: bytes(32)},
     )
-    from privtune.execution.training import accuracy
+    from privtune.execution.training import accuracy, model_of
 
-    assert result.score == pytest.approx(accuracy(task, result.weights, data.validation))
+    assert result.score == pytest.approx(accuracy(model_of(task, result.weights), data.validation))
 
 
 def test_statement_certificate_and_tracker_name_the_public_weights(weights, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from privtune.errors import PrivTuneError
-from privtune.execution.training import accuracy, train_trials
+from privtune.execution.training import accuracy, model_of, train_trials
 from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.training.engine.compute import Compute
@@ -51,7 +51,7 @@ def test_accuracy_stands_at_the_steps_of_the_epsilon_spent(public: Study, arm: s
     # The last one is that of the released model.
     task = public_blobs()
     release = public.release(arm)
-    assert reached[steps - 1] == accuracy(task, release.weights, task.load().validation)
+    assert reached[steps - 1] == accuracy(model_of(task, release.weights), task.load().validation)
     curve = release.curves["val_accuracy"]
     assert len(curve) == steps
     assert {step for step, value in enumerate(curve) if math.isfinite(value)} == set(reached)
