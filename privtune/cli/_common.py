@@ -209,7 +209,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def write_page(path: Path, page: str) -> None:
     """Write a self-contained page."""
-    from privtune.ledger import write_file
+    from privtune.ledger.page import write_file
 
     write_file(path, page)
     say(f"Wrote {path}: it opens in any browser, without a network.")

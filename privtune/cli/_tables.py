@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, program, say, show_facts, show_table
-from privtune.ledger import show_adjacency
+from privtune.ledger.values import show_adjacency
 from privtune.numbers import show_epsilon, show_left, show_seconds
 from privtune.strategies.describe import noise_of, plan_line
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
-from privtune.tasks import MECHANISM, declared_note
+from privtune.tasks import MECHANISM
+from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
 from privtune.views import text
@@ -227,7 +228,7 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
     for plan in (arm.plan for arm in arms):
         if plan.details.get("sampler") != "random":
             continue  # no candidate is drawn for itself
-        from privtune.strategies import selection_instead
+        from privtune.strategies.everything import selection_instead
 
         instead = selection_instead(plan, delta=budget.delta, adjacency=budget.adjacency)
         if instead is not None:

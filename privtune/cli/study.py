@@ -83,7 +83,7 @@ def plan(
 ) -> None:
     """Show what a study would do and cost, arm by arm. Touches no storage, and data for a curator alone."""
     from privtune.cli import _tables
-    from privtune.ledger import show_adjacency
+    from privtune.ledger.values import show_adjacency
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
     from privtune.views.comparison import finite

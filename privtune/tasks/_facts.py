@@ -30,28 +30,12 @@ class TaskChangedError(PrivTuneError):
 
 
 def declared_note(facts: Mapping[str, str]) -> str:
-    """Return the warning about what is declared of records or trainings and not enforced, or nothing.
-
-    Args:
-        facts: The public facts of a plan.
-
-    Example:
-        >>> declared_note({MECHANISM: "declared by the lab; not enforced by PrivTune"})
-        'training declared by the lab; not enforced by PrivTune'
-    """
+    """Return the warning about what is declared of records or trainings and not enforced, or nothing."""
     return "; ".join(f"{name} {facts[name]}" for name in (ROWS, MECHANISM) if name in facts)
 
 
 def rows_note(facts: Mapping[str, str]) -> str:
-    """Return the warning about a query whose rows are declared independent; else an empty text.
-
-    Args:
-        facts: The public facts of a plan.
-
-    Example:
-        >>> rows_note({"classes": "2"}), rows_note({ROWS: "declared independent"})
-        ('', 'rows of the query declared independent')
-    """
+    """Return the warning about a query whose rows are declared independent; else an empty text."""
     return f"{ROWS} {facts[ROWS]}" if ROWS in facts else ""
 
 

@@ -51,9 +51,6 @@ def fine_tuned(
             hardware has them. Norms, clipping, sums, noise and weights stay in float32, and so does
             what a record adds at most. None for what the task says.
 
-    Returns:
-        The task. Its data, and the weights, have not been read; the file's digest has.
-
     Raises:
         InvalidInputError: If there is no such file, it is a pickle, or ``trainable`` is none of these.
 

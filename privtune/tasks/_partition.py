@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from privtune.errors import InvalidInputError
-from privtune.ledger import check_unit
+from privtune.ledger.values import check_unit
 from privtune.tasks._facts import SPLITS, TaskDataError
 from privtune.tasks._task import Task, TaskData, contents
 
@@ -69,12 +69,7 @@ class Sizes:
 def places(
     x: Any, y: Any, shares: Sequence[int], *, ids: Sequence[str] | None = None, key: str = KEY
 ) -> npt.NDArray[np.int64]:
-    """Return the number of the split that each record falls into.
-
-    **Guarantee**: the place of a record is a function of its id, or of its content where there are
-    no ids, of the shares and of the key: of nothing else. Records of equal id, or equal content,
-    share a split. Over the key, a record falls into split i with probability ``shares[i] / total``.
-    """
+    """Return the number of the split that each record falls into."""
     total = sum(shares)
     secret = hashlib.blake2b(key.encode(), digest_size=32).digest()
     records: Iterable[bytes] = (
@@ -151,10 +146,7 @@ def split_read(
     groups: bool = False,
     made: Callable[[Any], Any] = lambda x: x,
 ) -> TaskData:
-    """Split batches of inputs, targets and ids (or None) as :func:`split` does: each record is held once.
-
-    There are ``most`` records at most; ``made`` makes of their inputs what is kept, of a ``shape``.
-    """
+    """Split batches of inputs, targets and ids (or None) as :func:`split` does: each record is held once."""
     import torch
 
     from privtune.training.mechanism.data import TensorData
@@ -204,10 +196,6 @@ def by_unit(
         groups: Reads, for the rows of training, validation and test in the order in which the task
             loads them, the number of each row's unit: whole numbers ``[N]``. Called when the data is.
             None where the data that the task loads says so (``TensorData.groups``).
-
-    Returns:
-        The task. Its data is padded to ``[units, most, ...]``. A unit whose rows are in several
-        splits stays in one of them: in a public one, else in the training records.
 
     Raises:
         InvalidInputError: If the task has units already, or an argument is outside its domain.
@@ -317,9 +305,6 @@ def unit_records(
         most: The most rows of a unit.
         unit: What one unit is, in a word.
         without: Units to leave out.
-
-    Returns:
-        Inputs ``[U, most, ...]``, targets ``[U, most]``; how many units there are is private.
 
     Raises:
         TaskDataError: If there is not one group, and one target, for each row.

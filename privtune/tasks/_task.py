@@ -65,14 +65,7 @@ def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.T
 
 
 def softmax_constants(square: float, classes: int, *, weight: float = 1.0) -> Mapping[str, float]:
-    """Return the constants of the cross-entropy of a linear model with a bias, from zero weights.
-
-    **Proof**: with features x of squared length s at most, 1 beside them for the bias, and p the
-    softmax, the gradient is the outer product of p - onehot(y), no longer than sqrt(2), and (x, 1), no
-    longer than sqrt(s + 1). The Hessian is the Kronecker product of diag(p) - p pᵀ, whose eigenvalues
-    are at most 1/2, and (x, 1)(x, 1)ᵀ: it is convex and (s + 1)/2-smooth. From zero weights the loss is
-    log C, and nowhere below 0. A class's weight multiplies all three.
-    """
+    """Return the constants of the cross-entropy of a linear model with a bias, from zero weights."""
     return {
         "lipschitz": weight * math.sqrt(2.0 * (square + 1.0)),
         "smoothness": weight * 0.5 * (square + 1.0),
@@ -512,11 +505,7 @@ def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> 
 
 
 def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> str:
-    """Return why model and loss cannot be trained on some real records; nothing where they can.
-
-    Made-up records have the declared shape and type. What a factory loads may have another, above all its
-    targets, and a loss that broadcasts them mixes records. One record that overflows is no reason.
-    """
+    """Return why model and loss cannot be trained on some real records; nothing where they can."""
     import torch
 
     from privtune.training.mechanism.streams import GLOBAL_GENERATOR

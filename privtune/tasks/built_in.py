@@ -312,9 +312,6 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
             returns a :class:`Task`; or the description of one: ``{type: tabular | images | text | own |
             fine-tuning, ...}``.
 
-    Returns:
-        The task; its data has not been touched.
-
     Raises:
         InvalidInputError: If there is no such task, or the factory returns something else.
 

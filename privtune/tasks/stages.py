@@ -124,15 +124,7 @@ def as_number(value: object) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Usable(TaskStage):
-    """How many records can be used, over all splits: a study of too few stops, and says so in public.
-
-    **Guarantee**: whether a record can be used is a function of that record and of public facts. So one
-    record moves the count by 1 at most, added, removed or replaced.
-
-    Args:
-        at_least: The share of the declared records below which the study stops. With a count of n and a
-            noise of deviation s it stops with probability Φ((at_least · declared - n) / s).
-    """
+    """How many records can be used, over all splits: a study of too few stops, and says so in public."""
 
     type: ClassVar[str] = "usable"
     at_least: float = 0.5
@@ -266,10 +258,7 @@ def _checked(task: TaskSpec) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(TaskStage):
-    """How often each class of the training records, or each category of the table's, occurs.
-
-    A table that says ``class_weights: paid`` gets the weights of its classes from it.
-    """
+    """How often each class of the training records, or each category of the table's, occurs."""
 
     type: ClassVar[str] = "histogram"
     column: str | None = None  # of declared categories; the target unless given
@@ -395,15 +384,7 @@ STAGES: Mapping[str, type[TaskStage]] = {
 
 
 def make_stage(data: Mapping[str, Any]) -> TaskStage:
-    """Return a stage from its fields in a spec.
-
-    Raises:
-        InvalidInputError: If the type or a field is unknown, or outside its domain.
-
-    Example:
-        >>> make_stage({"type": "dp-pca", "components": 8, "epsilon_share": 0.1}).name
-        'dp-pca'
-    """
+    """Return a stage from its fields in a spec."""
     kind = data.get("type")
     if not isinstance(kind, str) or kind not in STAGES:
         raise InvalidInputError("stages.type", kind, f"must be one of {', '.join(STAGES)}")
@@ -412,11 +393,7 @@ def make_stage(data: Mapping[str, Any]) -> TaskStage:
 
 
 def staged_task(task: Any, stages: Sequence[TaskStage]) -> Any:
-    """Check a task of a spec against its stages, and return it as it is planned with. Touches no data.
-
-    Raises:
-        InvalidInputError: If a stage has nothing to release, or what is to be paid for has no stage.
-    """
+    """Check a task of a spec against its stages, and return it as it is planned with. Touches no data."""
     if not isinstance(task, Mapping) or task.get("type") != "tabular":
         if any(not isinstance(stage, Usable) for stage in stages):
             raise InvalidInputError(

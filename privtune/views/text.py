@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from privtune.ledger import show_adjacency
+from privtune.ledger.values import show_adjacency
 from privtune.numbers import show_epsilon, show_left
-from privtune.strategies import validation_metric
-from privtune.tasks import MECHANISM, declared_note
+from privtune.strategies.scoring import validation_metric
+from privtune.tasks import MECHANISM
+from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:

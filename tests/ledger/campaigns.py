@@ -29,12 +29,12 @@ from privtune.ledger import (
     ChargeRequest,
     ChargeState,
     Ledger,
-    Rounds,
     export_certificate,
     verify,
     verify_certificate,
-    write_file,
 )
+from privtune.ledger.page import write_file
+from privtune.ledger.rounds import Rounds
 from tests.ledger.conftest import complete_one, lease_one
 
 _BUDGET = "campaign"

@@ -16,7 +16,8 @@ from fsspec import AbstractFileSystem
 from fsspec.registry import _registry
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.ledger import Ledger, Rounds
+from privtune.ledger import Ledger
+from privtune.ledger.rounds import Rounds
 from privtune.study import Study
 from privtune.study._objects import DamagedResultError, ObjectStore, check_address
 from privtune.study.lifecycle import Life

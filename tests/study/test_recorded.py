@@ -12,7 +12,8 @@ import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from privtune.execution import training
-from privtune.ledger import Finished, Ledger, Rounds
+from privtune.ledger import Ledger
+from privtune.ledger.rounds import Finished, Rounds
 from privtune.spaces import SearchSpace
 from privtune.strategies import TrialResult
 from privtune.study import Study
