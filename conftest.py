@@ -19,9 +19,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or tempfile.mkdtemp(prefix="privtune-cache-")
 os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / run)
 
-# Alembic runs these itself; they cannot be imported.
-collect_ignore_glob = ["privtune/ledger/migrations/*"]
-
 SHOWN_ON_A_STUDY = ("privtune.plots.", "privtune.study.", "privtune.strategies.", "privtune.audit.")
 
 

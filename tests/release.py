@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 NEEDED = (
     "privtune/py.typed",
     "privtune/tasks/digits-demo.yaml",
-    "privtune/ledger/migrations/env.py",
+    "privtune/views/templates/study.html",
 )
 
 

@@ -141,8 +141,8 @@ def _events() -> str:
     parts = [
         "# Events\n\nWhat touched the data, as data: what ledgers, certificates and commands speak.\n"
     ]
-    for name in events.__all__:
-        found = getattr(events, name)
-        if inspect.isclass(found):
+    for name in sorted(accounting.__all__):
+        found = getattr(accounting, name)
+        if inspect.isclass(found) and issubclass(found, events.Event) and found is not events.Event:
             parts.append(f"::: {found.__module__}.{found.__qualname__}\n")
     return "\n".join(parts)

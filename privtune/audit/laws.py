@@ -22,7 +22,8 @@ from privtune.accounting import Gaussian, RunLaw
 from privtune.audit.canaries import secrets_of
 from privtune.audit.selections import Made
 from privtune.execution.table import Handed, make_rounds, work_through
-from privtune.ledger import Budget, ChargeRequest, Lease, Ledger
+from privtune.ledger import Budget, ChargeRequest, Ledger
+from privtune.ledger.rounds import Lease
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, ScorePlan, Strategy, TrialResult
 from privtune.training.mechanism import noise as noises

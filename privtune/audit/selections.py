@@ -27,7 +27,7 @@ from privtune.audit.bounds import Claim, Floats
 from privtune.audit.canaries import canaries, hyperparameters, secrets_of, train_canaries
 from privtune.errors import InvalidInputError
 from privtune.execution.training import part_of
-from privtune.ledger import OpenRound
+from privtune.ledger.rounds import OpenRound
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, Strategy, TrainingPlan, TrialResult
 from privtune.training.mechanism.data import TensorData

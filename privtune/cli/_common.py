@@ -76,7 +76,7 @@ def planning(spec: StudySpec) -> Iterator[None]:
     if spec.task is not None and (absent := spec.load_task().look()):
         typer.echo(absent, err=True)
     arms = ", ".join(arm.name for arm in spec.arms)
-    with patience(f"Planning {arms}: their noise is calibrated to one target"):
+    with patience(f"Planning {arms}: looking for the noise that meets the target ε"):
         yield
 
 
@@ -209,7 +209,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def write_page(path: Path, page: str) -> None:
     """Write a self-contained page."""
-    from privtune.ledger import write_file
+    from privtune.ledger.page import write_file
 
     write_file(path, page)
     say(f"Wrote {path}: it opens in any browser, without a network.")

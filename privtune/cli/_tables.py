@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, program, say, show_facts, show_table
-from privtune.ledger import show_adjacency
+from privtune.ledger.values import show_adjacency
 from privtune.numbers import show_epsilon, show_left, show_seconds
 from privtune.strategies.describe import noise_of, plan_line
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
-from privtune.tasks import MECHANISM, declared_note
+from privtune.tasks import MECHANISM
+from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
 from privtune.views import text
@@ -73,20 +74,26 @@ def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterato
     yield "event", formula(plan.event)
     noise, missed = plan.training.noise, plan.beyond_reach
     reach = "" if missed < 1e-30 else f"; probability {missed:.2g} of noise that cannot be drawn"
-    yield "noise", f"generator {noise.source}, floating point {noise.floating_point}{reach}"
+    yield (
+        "noise",
+        f"from the generator {noise.source!r}, in {noise.floating_point!r} floating point{reach}",
+    )
     trainings = plan.search.trainings if plan.search is not None else ()
     methods: list[Any] = [training.method for training in (plan.training, *trainings)]
     for average in sorted({method.average for method in methods}):
-        yield "average", f"{average}: {AVERAGES[average]} is scored and released"
+        yield "average", f"{average}: scored and released is {AVERAGES[average]}"
     if plan.runs is not None:
-        yield "expected runs", f"{plan.expected_runs:g}; it draws {say_few_runs(plan.runs)}"
+        yield (
+            "expected runs",
+            f"{plan.expected_runs:g}; the selection trains {say_few_runs(plan.runs)}",
+        )
     if prices := _minimums(plan, guarantee, space):
-        offers = [f"min_runs: {m} (ε = {show_epsilon(e, 4)})" for m, e in prices.items()]
+        offers = [f"{show_epsilon(e, 4)} with min_runs: {m}" for m, e in prices.items()]
         yield (
             "note",
-            "The space is wide: one candidate alone is likely to be a bad one. At the same noise and mean "
-            f"number of runs ε = {show_epsilon(guarantee.epsilon, 4)} would become: "
-            f"{' and '.join(offers)}.",
+            "The space is wide, so one candidate alone is likely to be a bad one. The option min_runs sets "
+            "the smallest number of candidates. At the same noise and mean number of runs it would raise "
+            f"ε = {show_epsilon(guarantee.epsilon, 4)} to {' and to '.join(offers)}.",
         )
     yield "gradient evaluations", f"{evaluations:,.0f} expected"
     if (whole := details.get("baseline_gradient_evaluations")) is not None:
@@ -122,7 +129,7 @@ def print_public(plans: Sequence[Plan]) -> None:
     """Print what is declared public, and for which arms."""
     facts = text.public_facts(plans)
     rows = [row for arms, known in facts for row in (("arms", arms), *known.items())]
-    show_facts("Declared public (no guarantee covers it)", rows)
+    show_facts("Declared public (the guarantee does not protect these facts)", rows)
 
 
 def examples(spec: StudySpec) -> list[dict[str, Any]]:
@@ -138,7 +145,7 @@ def examples(spec: StudySpec) -> list[dict[str, Any]]:
 def print_examples(drawn: Sequence[Mapping[str, Any]]) -> None:
     """Print example candidates."""
     # Not the table's title, which would be broken into the width of a narrow table.
-    say("Ten candidates as the space draws them (examples only)", bold=True)
+    say("Ten examples of what the space draws (the arms draw others)", bold=True)
     rows = [[show_value(value) for value in candidate.values()] for candidate in drawn]
     show_table(list(drawn[0]), rows, numeric=list(drawn[0]))
 
@@ -214,13 +221,14 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
     lines += map(text.stage_line, study.stages)
     if any(arm.plan.is_sealed for arm in arms):
         lines.append(
-            "The curator's view has what is sealed of a selection (privtune study show --curator)."
+            "The curator, who holds the data, can read what a selection sealed: "
+            f"privtune study show {study.name} --curator."
         )
     lines += [f"{s.plan.arm}: {s.release.note}" for s in arms if s.release and s.release.note]
     for plan in (arm.plan for arm in arms):
         if plan.details.get("sampler") != "random":
             continue  # no candidate is drawn for itself
-        from privtune.strategies import selection_instead
+        from privtune.strategies.everything import selection_instead
 
         instead = selection_instead(plan, delta=budget.delta, adjacency=budget.adjacency)
         if instead is not None:

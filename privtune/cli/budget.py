@@ -114,7 +114,8 @@ def sign(
     -in KEY.pem -pubout -out PUBLIC.pem.
     """
     from privtune.files import read_private
-    from privtune.ledger import verify_certificate, write_file
+    from privtune.ledger import verify_certificate
+    from privtune.ledger.page import write_file
     from privtune.ledger.signature import private_key, sign_certificate
 
     value = read_json(certificate)
@@ -165,8 +166,8 @@ def create(
 ) -> None:
     """Create a budget. It never changes afterwards; it can be closed for good."""
     from privtune.accounting import Adjacency
-    from privtune.ledger import Admission, Budget, show_adjacency
-    from privtune.ledger.values import member
+    from privtune.ledger import Admission, Budget
+    from privtune.ledger.values import member, show_adjacency
 
     with _ledger(storage) as ledger:
         budget = ledger.create_budget(
@@ -402,7 +403,8 @@ def export(  # noqa: PLR0917 (the command line passes them by name)
     as_json: AsJson = False,
 ) -> None:
     """Write a certificate of a budget: self-contained, checkable from the file alone."""
-    from privtune.ledger import export_certificate, render_certificate, write_file
+    from privtune.ledger import export_certificate, render_certificate
+    from privtune.ledger.page import write_file
 
     with _ledger(storage) as ledger:
         certificate = export_certificate(ledger.log.storage, name, witnessed=witnesses)

@@ -83,10 +83,11 @@ def plan(
 ) -> None:
     """Show what a study would do and cost, arm by arm. Touches no storage, and data for a curator alone."""
     from privtune.cli import _tables
-    from privtune.ledger import show_adjacency
+    from privtune.ledger.values import show_adjacency
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
     from privtune.views.comparison import finite
+    from privtune.views.text import together
 
     _give(data)
     parsed = StudySpec.from_file(spec)
@@ -128,7 +129,7 @@ def plan(
     say(
         f"{'All stages and arms' if stages else 'All arms'} together: ε = "
         f"{show_epsilon(total.epsilon, 4)} at δ = {total.delta:g} "
-        f"({show_adjacency(total.adjacency, unit)}, by {total.method}); target "
+        f"({show_adjacency(total.adjacency, unit)}, {together(total)}); target "
         f"{parsed.target_epsilon:g}. "
         f"{'No data was touched.' if records is None and not own else 'Nothing was charged.'}"
     )

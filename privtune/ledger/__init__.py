@@ -32,16 +32,10 @@ if TYPE_CHECKING:
         UnknownChargeError,
     )
     from privtune.ledger.ledger import Ledger
-    from privtune.ledger.page import render_certificate, write_file
+    from privtune.ledger.page import render_certificate
     from privtune.ledger.rounds import (
-        SKIPPED,
-        Finished,
-        Lease,
-        OpenRound,
         RoundNotFinishedError,
-        Rounds,
         RoundStuckError,
-        TaskResult,
     )
     from privtune.ledger.values import (
         RECORD,
@@ -51,14 +45,10 @@ if TYPE_CHECKING:
         Charge,
         ChargeRequest,
         ChargeState,
-        check_unit,
-        refuse_other_unit,
-        show_adjacency,
     )
 
 __all__ = [
     "RECORD",
-    "SKIPPED",
     "Admission",
     "Budget",
     "BudgetClosedError",
@@ -70,8 +60,6 @@ __all__ = [
     "ChargeStateError",
     "DeclarationClosedError",
     "FilterState",
-    "Finished",
-    "Lease",
     "Ledger",
     "LedgerBusyError",
     "LedgerConnectionError",
@@ -80,24 +68,17 @@ __all__ = [
     "LedgerFullError",
     "LedgerReadOnlyError",
     "LedgerSchemaError",
-    "OpenRound",
     "RoundNotFinishedError",
     "RoundStuckError",
-    "Rounds",
-    "TaskResult",
     "UnitMismatchError",
     "UnknownBudgetError",
     "UnknownChargeError",
     "Verification",
     "backup",
-    "check_unit",
     "export_certificate",
-    "refuse_other_unit",
     "render_certificate",
-    "show_adjacency",
     "verify",
     "verify_certificate",
-    "write_file",
 ]
 
 __getattr__ = lazily(__name__, __file__)

@@ -181,10 +181,9 @@ class FilterState:
         in_force: Whether something has started, so that every further charge must pass it.
         order: Its Rényi order.
         capacity: The divergence that it may admit on top of the declared block; None for nothing.
-        used: The divergence that it has admitted; infinite after a recorded release without one.
-            What it admitted as Gaussian counts with d_α of its variance.
-        delta_capacity: The δ that it may admit for charges of approximate DP.
-        delta_used: The δ that it has admitted.
+        used: The divergence that it has admitted, d_α of the variance of Gaussian charges included;
+            infinite after a recorded release without one.
+        delta_capacity, delta_used: The δ that it may admit, and has admitted, for approximate DP.
         variance: The variance of what it has admitted as Gaussian charges.
 
     Example:

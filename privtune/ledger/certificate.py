@@ -51,14 +51,12 @@ class Verification:
 
     Attributes:
         budget: The budget's name.
-        entries: How many entries it has.
-        charges: How many charges.
+        entries, charges: How many it has.
         head: The hash of the last entry; note it elsewhere, and a cut tail can be told.
         guarantee: The composition, computed anew.
-        within_budget: Whether that is at most the budget. A log may be sound and its budget broken:
-            releases that were recorded after the fact are in it whatever they cost.
-        warnings: What the reader must know, a sentence each; the first says that the budget is
-            broken, if it is.
+        within_budget: Whether that is at most the budget: releases that were recorded after the fact are
+            in a sound log whatever they cost.
+        warnings: What the reader must know; the first says that the budget is broken, if it is.
 
     Example:
         >>> from privtune.ledger import Budget, Ledger
@@ -89,7 +87,7 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
     """Replay a budget's log from the storage: chain, states, admissions, rounds, composition.
 
     Args:
-        storage: Where the log is.
+        storage: Where the log is: ``ledger.log.storage``.
         name: The budget.
         head: A chain head noted earlier, from a certificate; the log must contain it.
 
@@ -99,22 +97,19 @@ def verify(storage: Storage, name: str, *, head: str | None = None) -> Verificat
     Raises:
         LedgerCorruptedError: Something is wrong; names the first wrong entry and says why.
 
-    **Guarantee**: an edited, removed, inserted or reordered entry is found, unless the log was
-    rewritten from there to its end by somebody who computed all the hashes anew, or cut off at its
-    end; with a head noted before, these are found too. The heads that a SQLite ledger notes in a
-    file beside the database count as noted, as long as that file is there.
+    **Guarantee**: an edited, removed, inserted or reordered entry is found, unless somebody rewrote the
+    log from there to its end with new hashes, or cut it off. With a noted head these are found, too; a
+    SQLite ledger notes heads in a file beside the database.
 
     Example:
         >>> from privtune.accounting import Gaussian
         >>> from privtune.ledger import Budget, ChargeRequest, Ledger
-        >>> ledger = Ledger()
-        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
-        >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
-
-        >>> report = verify(ledger.log.storage, "clinic", head=ledger.head("clinic"))
+        >>> with Ledger() as ledger:
+        ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        ...     charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
+        ...     report = verify(ledger.log.storage, "clinic", head=ledger.head("clinic"))
         >>> report.charges, report.within_budget, report.warnings
         (1, True, ())
-        >>> ledger.close()
     """
     history, _ = _read(storage, name, head)
     notes = []
@@ -282,32 +277,27 @@ _VERSIONS = 0.02  # by what share the numbers of two versions of a witness may d
 
 
 def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) -> dict[str, Any]:
-    """Verify a budget's log and return its certificate, ready for JSON.
+    """Verify a budget's log and return its certificate: what may be given away, ready for JSON.
 
     Args:
         storage: Where the log is: ``ledger.log.storage``.
         name: The budget's name.
-        witnessed: Whether autodp and dp-accounting are asked, for every charge and for the whole:
-            seconds, which no training should wait for.
-
-    Returns:
-        What may be given away: entries, chain, composition; no times finer than a day.
+        witnessed: Whether autodp and dp-accounting are asked about every charge, which takes seconds.
 
     Raises:
         LedgerCorruptedError: The log does not verify; nothing is certified then.
         DisputedAccountError: More is proved than our account says.
 
-    Example:
-        >>> from privtune.accounting import Gaussian
-        >>> from privtune.ledger import Budget, ChargeRequest, Ledger
-        >>> ledger = Ledger()
-        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
-        >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
+    Returns:
+        Entries, chain, composition; no times finer than a day.
 
-        >>> certificate = export_certificate(ledger.log.storage, "clinic")
+    Example:
+        >>> from privtune.ledger import Budget, Ledger
+        >>> with Ledger() as ledger:
+        ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        ...     certificate = export_certificate(ledger.log.storage, "clinic")
         >>> certificate["budget"]["terms"]["epsilon"], len(certificate["entries"])
-        (3.0, 2)
-        >>> ledger.close()
+        (3.0, 1)
     """
     history, lines = _read(storage, name)
     certificate = {
@@ -340,21 +330,16 @@ def verify_certificate(certificate: Mapping[str, Any], *, head: str | None = Non
         LedgerCorruptedError: It was edited, or never was a certificate; says where.
         DisputedAccountError: More is proved than our account says.
 
-    **Guarantee**: a file in which any value was changed fails. Who rewrites all of it, hashes
-    included, makes another certificate: that is told by its signature (``privtune.ledger.signature``),
-    by a head noted elsewhere, or by the ledger.
+    **Guarantee**: a file in which any value was changed fails. Whoever rewrites all of it, hashes
+    included, makes another certificate: its signature, a head noted elsewhere, or the ledger tells.
 
     Example:
-        >>> from privtune.accounting import Gaussian
-        >>> from privtune.ledger import Budget, ChargeRequest, Ledger
-        >>> ledger = Ledger()
-        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
-        >>> charges = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
-
-        >>> certificate = export_certificate(ledger.log.storage, "clinic")
-        >>> ledger.close()
+        >>> from privtune.ledger import Budget, Ledger
+        >>> with Ledger() as ledger:
+        ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
+        ...     certificate = export_certificate(ledger.log.storage, "clinic")
         >>> verify_certificate(certificate).charges
-        1
+        0
         >>> verify_certificate({**certificate, "exported_at": "1999-12-31"})
         Traceback (most recent call last):
             ...

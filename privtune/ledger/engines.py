@@ -169,12 +169,7 @@ def pause() -> None:
 
 
 class Turn:
-    """Whose turn it is to write to a SQLite file, among threads and processes.
-
-    SQLite's own waiting is a lottery in which somebody starves under many writers. Here all ask alike,
-    and patience counts from the last time that the turn went to another. It decides nothing: nobody
-    writes between another's statements because of SQLite's own lock.
-    """
+    """Whose turn it is to write to a SQLite file, among threads and processes."""
 
     def __init__(self, database: Path | None, patience: float, busy: str) -> None:
         self._path = None if database is None else database.with_name(f"{database.name}-turn")

@@ -130,8 +130,8 @@ class Ledger:
     """Opens, or creates, the ledger in a database.
 
     Args:
-        url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; as for the command line,
-            ``privtune.db`` in the working directory unless given.
+        url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; ``privtune.db`` in the
+            working directory unless given.
         patience: How long to wait for other processes, in seconds.
         clock: The time that is noted with every entry, for tests; else this machine's.
 
@@ -159,6 +159,9 @@ class Ledger:
         >>> [count] = ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0), note="a count")])
         >>> ledger.void(count.id).state, ledger.charge("clinic-2") == ledger.charges("clinic")[1]
         (<ChargeState.VOIDED: 'voided'>, True)
+        >>> [other] = ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0))])
+        >>> ledger.move(other.id, Kind.STARTED, work=lambda connection: True).state, ledger.parse(other.id)
+        (<ChargeState.STARTED: 'started'>, ('clinic', 3))
         >>> ledger.record("clinic", ChargeRequest(Gaussian(9.0), note="published last year")).basis
         'recorded'
         >>> ledger.close_budget("clinic")
@@ -199,13 +202,10 @@ class Ledger:
         self.log.storage.close()
 
     def create_budget(self, budget: Budget) -> Budget:
-        """Create a budget; with the same terms a second time, return the one that is there.
+        """Return a budget as stored, its order chosen: a new one, or the one that is there with these terms.
 
         Args:
             budget: The terms.
-
-        Returns:
-            The terms as stored, with the filter's order chosen.
 
         Raises:
             BudgetExistsError: A budget of that name has other terms.
@@ -268,8 +268,7 @@ class Ledger:
 
         Raises:
             BudgetExceededError: They do not fit; says what would.
-            BudgetClosedError: The budget was closed.
-            DeclarationClosedError: The budget is a declared one and has started.
+            BudgetClosedError, DeclarationClosedError: The budget admits nothing more.
             UnitMismatchError: A request counts another unit than the budget protects.
             ChargeStateError: A plan's digest is that of a charge for another event.
 
@@ -277,6 +276,7 @@ class Ledger:
         again for a plan (by its digest) returns the charge that is there: nothing is charged twice.
         """
         check_requests(requests)
+        # Outside of the lock, since what would fit takes seconds to find.
         now = self.log.current(budget)
         ask(now, numbered(now, requests)[1])
         numbers: list[int] = []
@@ -295,10 +295,9 @@ class Ledger:
         return tuple(history.charges[number] for number in numbers)
 
     def record(self, budget: str, request: ChargeRequest) -> Charge:
-        """Record a release that has happened already, whether or not the budget holds it.
+        """Return the charge of a release that has happened already, whether or not the budget holds it.
 
-        Refusing would not undo it. A budget that it exceeds admits nothing more, and says so. It
-        counts as released now: charges that are reserved already should not be a reaction to it.
+        Refusing would not undo it. A budget that it exceeds admits nothing more, and says so.
 
         Args:
             budget: The budget's name.
@@ -337,7 +336,7 @@ class Ledger:
         return self.move(charge_id, Kind.STARTED)
 
     def settle(self, charge_id: str, transcript_digest: str = "") -> Charge:
-        """Mark a started charge as settled: its releases are out, as the transcript has them.
+        """Mark a started charge as settled: its releases are out.
 
         Args:
             charge_id: The charge's id, as ``"clinic-1"``.
@@ -355,8 +354,8 @@ class Ledger:
     def void(self, charge_id: str) -> Charge:
         """Give back a charge that never started.
 
-        After the budget's first start a declared charge stays in the declared block when it is
-        voided: dropping it may be a reaction to what was seen, and then its share is not free.
+        After the budget's first start a voided charge stays in the declared block: dropping it may be a
+        reaction to what was seen.
 
         Args:
             charge_id: The charge's id, as ``"clinic-1"``.
@@ -378,10 +377,7 @@ class Ledger:
         note: str = "",
         work: Callable[[Connection], bool] | None = None,
     ) -> Charge:
-        """Append a charge's next state.
-
-        Whoever settles, the entry notes the digest of the round's results, if there is a round, and the
-        round's secret is forgotten.
+        """Append a charge's next state; a settled one's round is noted, and its secret forgotten.
 
         Args:
             charge_id: The charge.
@@ -395,14 +391,6 @@ class Ledger:
 
         Raises:
             ChargeStateError: The charge is not in the state before.
-
-        Example:
-            >>> from privtune.accounting import Gaussian
-            >>> with Ledger() as ledger:
-            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
-            ...     [charge] = ledger.reserve("clinic", [ChargeRequest(Gaussian(8.0))])
-            ...     ledger.move(charge.id, Kind.STARTED, work=lambda connection: True).state
-            <ChargeState.STARTED: 'started'>
         """
         budget, number = self.parse(charge_id)
         before = ChargeState.STARTED if kind is Kind.SETTLED else ChargeState.RESERVED
@@ -517,10 +505,6 @@ class Ledger:
 
         Raises:
             InvalidInputError: It is none.
-
-        Example:
-            >>> Ledger.parse("clinic-1")
-            ('clinic', 1)
         """
         budget, _, number = str(charge_id).rpartition("-")
         if not budget or not number.isdecimal() or len(number) > 9:

@@ -110,21 +110,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all: whoever crashes leaves the old one, or none.
-
-    Args:
-        path: The file; its folder exists.
-        text: All of it.
-
-    Raises:
-        LedgerFullError: The disk is full.
-        LedgerReadOnlyError: The folder cannot be written.
-
-    Example:
-        >>> write_file(Path("certificate.html"), "<p>ε ≤ 3</p>")
-        >>> Path("certificate.html").read_text(encoding="utf-8")
-        '<p>ε ≤ 3</p>'
-    """
+    """Write a file whole or not at all: whoever crashes leaves the old one, or none."""
     if not path.name:
         raise LedgerReadOnlyError(f"{path} is no file that can be written.")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -25,12 +25,7 @@ _EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
 
 
 class Witness:
-    """The heads of a SQLite ledger's logs, noted in a file beside the database.
-
-    Whoever copies ``privtune.db`` without its write-ahead log, or puts an old copy back, has a log that
-    is sound in itself and has forgotten charges. ``privtune.db-heads`` gets one line after each commit:
-    budget, number of the last entry, its hash. A log that lacks what it says has lost something.
-    """
+    """The heads of a SQLite ledger's logs, noted in a file beside the database."""
 
     def __init__(self, database: Path | None) -> None:
         self.path = None if database is None else database.with_name(f"{database.name}-heads")

@@ -60,39 +60,19 @@ class RoundStuckError(LedgerError):
 
 @dataclass(frozen=True)
 class OpenRound:
-    """An opened round. Sealed.
-
-    Attributes:
-        charge_id: The charge that pays for it.
-        tasks: K, the number of trials. A secret.
-        secret: What the seeds derive from. A secret.
-
-    Example:
-        >>> opened = OpenRound("clinic-1", 20, bytes(32))
-        >>> opened, opened.seed(3) == opened.seed(3), len(opened.seed(3))  # no secret is shown
-        (OpenRound(charge_id='clinic-1'), True, 32)
-        >>> opened.check_open()  # its secret is there
-    """
+    """An opened round: its charge, K, and what the seeds derive from. Sealed."""
 
     charge_id: str
-    tasks: int = field(repr=False)
+    tasks: int = field(repr=False)  # K: a secret, as are the seeds
     secret: bytes = field(repr=False)
 
     def seed(self, number: int) -> bytes:
-        """Return the 32 bytes that a task's random streams derive from; the same at every attempt.
-
-        Args:
-            number: The task, from 0.
-        """
+        """Return the 32 bytes that a task's random streams derive from; the same at every attempt."""
         self.check_open()
         return Streams(self.secret).key("trial", number)
 
     def check_open(self) -> None:
-        """Refuse a round whose charge is settled.
-
-        Raises:
-            ChargeStateError: If it is.
-        """
+        """Refuse a round whose charge is settled."""
         # Seeds of a forgotten, empty secret would be known to everybody.
         if not self.secret:
             raise ChargeStateError(f"charge {self.charge_id} is settled: its round is over.")
@@ -100,20 +80,7 @@ class OpenRound:
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to work on a task for a while. Sealed.
-
-    Attributes:
-        charge_id: The round's charge.
-        number: The task, from 0 on.
-        worker: Who holds it.
-        attempt: 1 at first, more after a takeover.
-        expires: When it ends, in Unix time of the storage's clock.
-        seed: The task's seed, the same at every attempt.
-
-    Example:
-        >>> Lease("clinic-1", 3, "worker-a", attempt=1, expires=1.8e9, seed=bytes(32)).attempt
-        1
-    """
+    """The right of a worker to one attempt at a task, until ``expires`` by the storage's clock. Sealed."""
 
     charge_id: str
     number: int
@@ -125,43 +92,18 @@ class Lease:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a worker hands in of a task. Sealed.
-
-    Attributes:
-        lease: What was worked on.
-        score: The score; NaN counts as −∞.
-        result: JSON-ready.
-        last: Whether it ends the round: later tasks that have no result are closed unrun. It must
-            be a function of the result alone.
-        keep: Stores what is too large for the row, in the same transaction; not called for a result
-            that came second.
-
-    Example:
-        >>> lease = Lease("clinic-1", 3, "worker-a", attempt=1, expires=1.8e9, seed=bytes(32))
-        >>> Finished(lease, 0.9, {}).last
-        False
-    """
+    """What a worker hands in of a task. Sealed."""
 
     lease: Lease
     score: float
     result: Mapping[str, Any]
-    last: bool = False
-    keep: Callable[[Connection], None] | None = None
+    last: bool = False  # closes later tasks unrun; must be a function of the result alone
+    keep: Callable[[Connection], None] | None = None  # stores a first result that is too large
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The one result of a task. Sealed.
-
-    Attributes:
-        number: The task.
-        score: Its score; −∞ for a trial that diverged.
-        result: What the worker stored, JSON-ready.
-
-    Example:
-        >>> max([TaskResult(0, 0.91, {}), TaskResult(1, float("-inf"), {})], key=lambda r: r.score).number
-        0
-    """
+    """The one result of a task, JSON-ready; its score is −∞ if the trial diverged. Sealed."""
 
     number: int
     score: float
@@ -169,41 +111,7 @@ class TaskResult:
 
 
 class Rounds:
-    """The rounds in a ledger's storage.
-
-    Args:
-        ledger: The ledger.
-        lease_seconds: How long a lease lasts; the same for all who work on a round.
-        max_attempts: How many workers a task may kill before its round is stuck.
-        clock: Unix time, for tests; else the storage's clock.
-
-    Example:
-        >>> from privtune.accounting import Gaussian, Geometric, PrivateSelection
-        >>> from privtune.ledger import Budget, ChargeRequest, Finished
-        >>> ledger = Ledger()
-        >>> budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
-        >>> event = PrivateSelection(Gaussian(10.0), Geometric(5.0))
-        >>> rounds = Rounds(ledger, lease_seconds=60.0)
-        >>> [charge] = ledger.reserve("clinic", [ChargeRequest(event)])
-        >>> opened = rounds.open(charge.id, count=2)  # K, drawn in secret
-        >>> rounds.open(opened.charge_id, count=7) == rounds.find(opened.charge_id) == opened
-        True
-        >>> [share] = rounds.lease_some(opened.charge_id, "worker-a", most=4, workers=2)
-        >>> [share] = rounds.renew_some([share])  # a sign of life, for all that it holds
-        >>> rounds.at_work(opened.charge_id)
-        True
-        >>> rounds.complete_some([Finished(share, 0.8, {})])
-        frozenset({0})
-        >>> while leases := rounds.lease_some(opened.charge_id, "worker-b", most=1):
-        ...     [lease] = rounds.renew_some(leases)
-        ...     first = rounds.complete_some([Finished(lease, score=0.9, result={})])
-        >>> rounds.open_count(opened.charge_id), [r.score for r in rounds.results(opened.charge_id)]
-        (0, [0.8, 0.9])
-        >>> rounds.reopen(opened.charge_id, 1, lose=lambda connection: None)  # its store lost it
-        >>> rounds.open_charges()
-        frozenset({'clinic-1'})
-        >>> ledger.close()
-    """
+    """The rounds in a ledger's storage; a clock of tests takes the place of the storage's."""
 
     def __init__(
         self,
@@ -221,22 +129,7 @@ class Rounds:
         self._rounds: dict[str, OpenRound] = {}
 
     def open(self, charge_id: str, *, count: int, secret: bytes | None = None) -> OpenRound:
-        """Start a reserved charge and insert its task rows, in one transaction.
-
-        Args:
-            charge_id: A reserved charge, or one whose round is open.
-            count: K; ignored, and that is the point, if the round is open already.
-            secret: 32 bytes that the seeds derive from, ignored likewise; None takes the operating
-                system's entropy.
-
-        Returns:
-            The round, as it was opened first. Tasks that nobody works on count no deaths any more:
-            who opens a round again has seen what happened.
-
-        Raises:
-            ChargeStateError: The charge is voided, or was started or settled without a round.
-            InvalidInputError: The count is no whole number from 0 to a million.
-        """
+        """Start a reserved charge and insert its K task rows, in one transaction, unless it is open."""
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 1_000_000:
             raise InvalidInputError("count", "sealed", "must be a whole number from 0 to 1000000")
         done: list[OpenRound] = []
@@ -244,6 +137,7 @@ class Rounds:
         def insert(connection: Connection) -> bool:
             there = find_round(connection, charge_id)
             if there is not None:
+                # Who opens a round again has seen what happened: free tasks count no deaths any more.
                 free = self._is_free(self._now(connection))
                 statement = sa.update(tasks).where(*_open(charge_id), free)
                 connection.execute(statement.values(attempts=0))
@@ -254,30 +148,7 @@ class Rounds:
         return done[-1]
 
     def propose(self, charge_id: str, numbers: Sequence[int], *, secret: bytes) -> None:
-        """Open tasks of a charge whose trials are all paid for and shown, a batch after the other.
-
-        Tasks that are there stay as they are; those whose result was lost where it was stored are
-        open again.
-
-        Args:
-            charge_id: A started charge.
-            numbers: The tasks, from 0 on; none has a result any more.
-            secret: 32 bytes that the seeds derive from; the same in every batch.
-
-        Raises:
-            ChargeStateError: The charge is not started, or is settled.
-
-        Example:
-            >>> from privtune.accounting import Gaussian
-            >>> from privtune.ledger import Budget, ChargeRequest
-            >>> with Ledger() as ledger:
-            ...     budget = ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
-            ...     [charge] = ledger.reserve("clinic", [ChargeRequest(Gaussian(10.0))])
-            ...     rounds = Rounds(ledger)
-            ...     rounds.propose(ledger.start(charge.id).id, [0, 1], secret=bytes(32))
-            ...     rounds.open_count(charge.id)
-            2
-        """
+        """Open tasks of a charge whose trials are all shown; those whose result was lost are open again."""
         if (state := self._ledger.charge(charge_id).state) is not ChargeState.STARTED:
             raise ChargeStateError(f"charge {charge_id} is {state}: only a started one has tasks.")
         with self._storage.write() as connection:
@@ -287,34 +158,14 @@ class Rounds:
             open_tasks(connection, charge_id, numbers)
 
     def find(self, charge_id: str) -> OpenRound | None:
-        """Return the round of a charge, None if it was not opened.
-
-        Args:
-            charge_id: The charge's id, as ``"clinic-1"``.
-        """
+        """Return the round of a charge, None if it was not opened."""
         with self._storage.read() as connection:
             return find_round(connection, charge_id)
 
     def lease_some(
         self, charge_id: str, worker: str, *, most: int, workers: int = 1, again: bool = False
     ) -> tuple[Lease, ...]:
-        """Lease the first tasks that nobody works on, in one transaction.
-
-        Args:
-            charge_id: The round's charge.
-            worker: Who asks: any name that no other worker has.
-            most: How many tasks at most.
-            workers: How many share the round at least. Whoever comes first must not lease all
-                tasks: it gets its share of those that are free, among these or those at work.
-            again: Whether it asked before and got no answer: it gets what it was leased then, if
-                anything, and nobody is taken to have died of that.
-
-        Returns:
-            The leases; none when every open task is leased, or none is left.
-
-        Raises:
-            RoundStuckError: If the first of the tasks has killed too many workers.
-        """
+        """Lease a worker its share of the first free tasks; ``again`` if a call had no answer."""
         opened = self._opened(charge_id)
         rows: list[Row[Any]] = []
         if again:
@@ -339,14 +190,7 @@ class Rounds:
         )
 
     def renew_some(self, leases: Sequence[Lease]) -> tuple[Lease, ...]:
-        """Prolong a worker's leases of one round in one statement.
-
-        Args:
-            leases: What it works on, at least one.
-
-        Returns:
-            The leases with their new end, but for tasks that others have taken over or finished.
-        """
+        """Return a worker's leases of one round with a new end, but for tasks that others have."""
         by_number = {lease.number: lease for lease in leases}
         charge_id, worker = leases[0].charge_id, leases[0].worker
         with self._storage.quick() as connection:
@@ -371,14 +215,7 @@ class Rounds:
         )
 
     def complete_some(self, results: Sequence[Finished]) -> frozenset[int]:
-        """Hand in results that were there at the same moment, in one transaction: all of them or none.
-
-        Args:
-            results: Of different tasks of one round.
-
-        Returns:
-            The tasks whose result was the first.
-        """
+        """Store results of a round in one transaction; return the tasks whose result was the first."""
         accepted: set[int] = set()
         with self._storage.write() as connection:
             # Rows are locked in the order in which others take them; other results need not wait.
@@ -400,53 +237,26 @@ class Rounds:
             return frozenset(f"{row.budget}-{row.charge}" for row in connection.execute(query))
 
     def reopen(self, charge_id: str, number: int, lose: Callable[[Connection], None]) -> None:
-        """Open a task again whose result was lost where it was stored: the same seed trains it anew.
-
-        What was lost is not what came out: what stores lose does not hang on it.
-
-        Args:
-            charge_id: The round's charge, which pays for the one output of the seed.
-            number: The task.
-            lose: Forgets what is left of the result, in the same transaction.
-
-        Raises:
-            ChargeStateError: The charge is settled.
-        """
+        """Open a task again whose stored result was lost; ``lose`` forgets what is left of it."""
         with self._storage.write() as connection:
             self._lock(connection, charge_id)
             lose(connection)
             open_tasks(connection, charge_id, [number])
 
     def open_count(self, charge_id: str) -> int:
-        """Return how many tasks have no result yet. Sealed, like everything here.
-
-        Args:
-            charge_id: The round's charge.
-        """
+        """Return how many tasks have no result yet. Sealed, like everything here."""
         with self._storage.read() as connection:
             return _count_open(connection, charge_id)
 
     def at_work(self, charge_id: str) -> bool:
-        """Return whether a worker holds a task of a round at this moment.
-
-        Args:
-            charge_id: The round's charge.
-        """
+        """Return whether a worker holds a task of a round at this moment."""
         with self._storage.read() as connection:
             held = sa.not_(self._is_free(self._now(connection)))
             query = sa.select(tasks.c.number).where(*_open(charge_id), held).limit(1)
             return connection.execute(query).first() is not None
 
     def results(self, charge_id: str) -> tuple[TaskResult, ...]:
-        """Return every task's result, once all are there.
-
-        Args:
-            charge_id: The round's charge.
-
-        Raises:
-            UnknownChargeError: The charge has no round.
-            RoundNotFinishedError: Some are missing: there is no early look.
-        """
+        """Return every task's result once all are there; before that none may be looked at."""
         with self._storage.read() as connection:
             if find_round(connection, charge_id) is None:
                 raise _no_round(charge_id)

@@ -21,10 +21,10 @@ from sqlalchemy import (
 )
 
 HEAD = "1"
-"""The newest migration: the schema that this program reads and writes."""
+"""The version of the schema that this program reads and writes; another one is refused."""
 
 VERSION_TABLE = "privtune_schema"
-"""Where Alembic notes the schema's version. Optuna uses Alembic's default name for its own."""
+"""The table that holds the schema's version. Optuna keeps its own in ``alembic_version``."""
 
 version = Table(
     VERSION_TABLE,
@@ -32,7 +32,6 @@ version = Table(
     Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
 )
-"""As Alembic makes it. It is no part of the schema that it counts the versions of."""
 
 metadata = MetaData()
 

@@ -310,7 +310,6 @@ def _create(storage: Storage) -> str:
         found = schema_version(connection)  # again, now that nobody else can create it
         if found is not None:
             return found
-        # Alembic would do the same, a second later.
         metadata.create_all(connection, checkfirst=False)
         version.create(connection, checkfirst=False)
         connection.execute(sa.insert(version).values(version_num=HEAD))

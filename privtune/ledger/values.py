@@ -47,27 +47,24 @@ class Budget:
     A budget never changes after its creation; it can be closed for good.
 
     Args:
-        epsilon: The ε of the whole, finite and above 0.
-        delta: The δ of the whole, strictly between 0 and 1.
+        epsilon, delta: The whole, finite and above 0; δ below 1.
         name: The budget's name in its ledger: letters, digits, ``.``, ``_`` and ``-``.
         adjacency: Which pairs of datasets are neighbours.
-        unit: What one neighbour adds, removes or replaces, in a word: ``"record"``, or ``"person"``,
-            ``"hospital"``. Charges of another unit than the budget's are refused.
+        unit: What one neighbour adds, removes or replaces: ``"record"``, ``"person"``,
+            ``"hospital"``. Charges of another unit are refused.
         dataset: The protected dataset, as a name or a free description. Never put a content hash
             here: an unsalted hash of the data is itself a disclosure.
         admission: ``"declared"``: everything is reserved before the first charge starts, and
-            nothing after. ``"adaptive"``: the same for the first block; what comes later may
-            depend on what was released, and passes a privacy filter.
+            nothing after. ``"adaptive"``: what comes later passes a privacy filter.
         order: The Rényi order of the filter, above 1; None chooses the best one for the target.
 
     Raises:
         InvalidInputError: If a term is outside its domain.
 
     Example:
-        >>> Budget(4.0, 1e-5, name="digits").admission
-        <Admission.ADAPTIVE: 'adaptive'>
-        >>> Budget(4.0, 1e-5, name="digits").to_dict()["adjacency"]
-        'add-remove'
+        >>> budget = Budget(4.0, 1e-5, name="digits")
+        >>> budget.admission, budget.to_dict()["adjacency"]
+        (<Admission.ADAPTIVE: 'adaptive'>, 'add-remove')
     """
 
     epsilon: float
@@ -113,16 +110,9 @@ class BudgetExceededError(LedgerError):
     Attributes:
         budget: The budget's terms.
         requested: ε of the request alone, at the budget's δ.
-        spent: ε of what is charged already, by the odometer.
-        remaining: ε that the odometer leaves.
+        spent, remaining: ε of what is charged already, and what is left, by the odometer.
         used: Which part of the filter's room is used, once it is in force; else None.
         fitting: What would fit, in words; may be empty.
-
-    Example:
-        >>> from privtune.ledger import Budget
-        >>> refusal = BudgetExceededError(Budget(3.0, 1e-5), requested=2.5, spent=1.0, remaining=2.0)
-        >>> str(refusal)[:59]
-        "budget 'default' (ε = 3, δ = 1e-05) does not hold this: it "
     """
 
     budget: Budget
@@ -152,14 +142,11 @@ class ChargeRequest:
 
     Args:
         event: What will touch the data. It is what is charged.
-        study: The study that asks; empty for a release made outside of a study.
-        arm: The study's arm.
-        note: One line for the reader of the log. It is part of certificates: nothing private.
+        study, arm: Who asks; empty for a release made outside of a study.
+        note: One line for the reader of the log and of certificates: nothing private.
         plan_digest: The digest of the plan that will run, so that the plan can be held against it.
-        public: What the charge's number rests on that is declared public, by name. It is part of
-            certificates, under the chain.
-        unit: What the event counts as one: what is sampled, clipped and added or removed. It must be
-            the budget's unit.
+        public: What the event rests on that is declared public, by name; part of certificates.
+        unit: What the event counts as one; it must be the budget's unit.
 
     Raises:
         InvalidInputError: If the event is none or nested too deeply, or a text cannot be stored.
@@ -198,22 +185,13 @@ class Charge:
 
     Attributes:
         id: ``"<budget>-<number>"``; never used again, whatever becomes of the charge.
-        budget: The budget's name.
-        event: What is charged.
-        study: The study that asked.
-        arm: The study's arm.
-        note: One line for the reader.
-        plan_digest: The digest of the plan.
+        budget, event, study, arm, note, plan_digest, unit: What was asked, and of which budget.
         basis: By which rule it was admitted: ``"declared"``, ``"filter"`` or ``"gaussian"`` (the
-            filter, by a divergence or as Gaussian), or ``"recorded"`` for a
-            release that had already happened when the ledger heard of it.
+            filter, by a divergence or as Gaussian), or ``"recorded"`` after the release.
         state: How far it has come.
-        created_at: When it was reserved (UTC). Start and end times tell how many trials a sealed
-            round took: they stay inside the trust boundary.
-        started_at: When it was started.
-        closed_at: When it was settled or voided.
+        created_at, started_at, closed_at: When it was reserved, started, settled or voided (UTC). They
+            tell how many trials a sealed round took: they stay inside the trust boundary.
         transcript_digest: The digest of the transcript that settled it.
-        unit: What the event counts as one.
 
     Example:
         >>> from privtune.accounting import Gaussian
@@ -257,41 +235,14 @@ _LONGEST_UNIT = 40
 
 
 def check_unit(unit: str) -> str:
-    """Return a unit of privacy that a new budget may promise.
-
-    Args:
-        unit: What one neighbour adds, removes or replaces, in a word.
-
-    Raises:
-        InvalidInputError: If it is no word that a statement could name.
-
-    Example:
-        >>> check_unit("hospital")
-        'hospital'
-    """
+    """Return a unit of privacy that a new budget may promise."""
     if not re.fullmatch(r"[^\W\d_][^\W_]*(?:[ -][^\W_]+)*", unit) or len(unit) > _LONGEST_UNIT:
         raise InvalidInputError("unit", unit, _UNIT_RULE)
     return unit
 
 
 def refuse_other_unit(unit: str, protected: str, who: str, budget: str) -> None:
-    """Refuse what counts another unit than the budget protects.
-
-    Args:
-        unit: What is sampled, clipped and charged as one.
-        protected: The budget's unit.
-        who: Who asks, as the sentence begins.
-        budget: The budget's name.
-
-    Raises:
-        UnitMismatchError: Says how both can be the same.
-
-    Example:
-        >>> refuse_other_unit("record", "person", "The arm", "clinic")
-        Traceback (most recent call last):
-            ...
-        privtune.ledger.errors.UnitMismatchError: The arm counts each record by itself, but budget ...
-    """
+    """Refuse what counts another unit than the budget protects."""
     if unit == protected:
         return
     if protected == RECORD:
@@ -311,14 +262,5 @@ def refuse_other_unit(unit: str, protected: str, who: str, budget: str) -> None:
 
 
 def show_adjacency(adjacency: str, unit: str) -> str:
-    """Return an adjacency for people: of records where nothing else is said.
-
-    Args:
-        adjacency: Which datasets are neighbours.
-        unit: What one of them has more, or other.
-
-    Example:
-        >>> show_adjacency("add-remove", "person")
-        'add-remove of one person'
-    """
+    """Return an adjacency for people: of records where nothing else is said."""
     return str(adjacency) if unit == RECORD else f"{adjacency} of one {unit}"

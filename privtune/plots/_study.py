@@ -13,9 +13,9 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import Charge, Ledger
 from privtune.numbers import show_epsilon, show_left
 from privtune.plots._style import COLOURS, MOST_TRACES, apply_style, colours, in_one, new_figure
-from privtune.strategies import validation_metric
 from privtune.strategies.laws import with_law
 from privtune.strategies.plan import epsilon_spent
+from privtune.strategies.scoring import validation_metric
 from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:

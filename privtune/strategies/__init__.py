@@ -16,13 +16,12 @@ if TYPE_CHECKING:
         Everything,
         NonPrivateError,
         NonPrivateGrid,
-        selection_instead,
     )
     from privtune.strategies.in_run import Fixed, InRun
     from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
     from privtune.strategies.registry import STRATEGIES, make_strategy, registered
     from privtune.strategies.release import Cost, Ending, Outcome, Release, TrialResult
-    from privtune.strategies.scoring import Reporting, ScorePlan, Scoring, validation_metric
+    from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
     from privtune.strategies.selection import LiuTalwar, NoRunFitsError, PapernotSteinke
     from privtune.strategies.tuning import DPHyper, LinearScaling
     from privtune.strategies.tuning import SubsampledTuningStrategy as SubsampledTuning
@@ -61,8 +60,6 @@ __all__ = [
     "make_strategy",
     "plan_arm",
     "registered",
-    "selection_instead",
-    "validation_metric",
 ]
 
 __getattr__ = lazily(__name__, __file__)

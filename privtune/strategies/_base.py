@@ -24,14 +24,12 @@ class StrategyError(PrivTuneError):
 
 
 class Round(Protocol):
-    """The trials of one arm, charged whole. Provided by the study; keeps finished trials.
+    """The trials of one arm, charged whole. The study provides it and keeps finished trials.
 
-    Asking again for trials that are done returns the same results: a round survives interruption
-    without a second charge, because every trial derives from the round's secret and its index.
+    Every trial derives from the round's secret and its index, so asking again returns the same
+    results without a second charge.
 
     Example:
-        What strategies ask of a round, each in its ``run``:
-
         >>> def selection(plan: Plan, trials: Round) -> TrialResult:
         ...     return best_of(trials.select(plan), trials.streams)
         >>> def one_training(plan: Plan, trials: Round) -> TrialResult:
@@ -60,8 +58,7 @@ class Round(Protocol):
             plan: The arm's plan; it has a law of runs.
 
         Returns:
-            Results in the order of their index. If the plan has a threshold, those up to the first
-            that reaches it; some after it may be there or not.
+            Results by index; with a threshold, at least those up to the first that reaches it.
         """
         ...
 
@@ -80,15 +77,14 @@ class Round(Protocol):
             plan: The arm's plan.
             training: What to run of it.
             params: The candidate.
-            name: What the training is known by in its round: any text. Its streams derive from all
-                that is given here, the whole name included: no two trainings share any noise.
+            name: Any text. Streams derive from all arguments, so no two trainings share noise.
             scored: Whether to score it as the plan says.
 
         Returns:
-            The trial's result; the one that is there, if the same was asked for before.
+            The result; the same call again returns the one that is there.
 
         Raises:
-            StrategyError: If another training, candidate or score was asked for under the name.
+            StrategyError: If something else was asked for under the name.
         """
         ...
 
@@ -104,7 +100,7 @@ class Round(Protocol):
 
         Args:
             plan: The arm's plan; it has a search and no law of runs.
-            trials: Candidates by number, of which no more are shown than the plan pays for.
+            trials: Candidates by number, no more than the plan pays for.
 
         Returns:
             One result a trial, in their order.
@@ -115,11 +111,11 @@ class Round(Protocol):
         ...
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
-        """Draw trial ``number`` with an Optuna sampler made for the space; it sees earlier scores.
+        """Draw trial ``number`` with an Optuna sampler that sees earlier scores.
 
         Args:
             number: The trial, from 0.
-            make: Makes the sampler.
+            make: Makes the sampler for the space.
 
         Returns:
             The candidate.
@@ -127,11 +123,11 @@ class Round(Protocol):
         ...
 
     def tell(self, number: int, result: TrialResult) -> None:
-        """Tell the sampler how trial ``number`` ended: its score, or that it was pruned.
+        """Tell the sampler the score of trial ``number``, or that it was pruned.
 
         Args:
             number: The trial, from 0.
-            result: What came of it.
+            result: Its result.
         """
         ...
 
@@ -174,7 +170,7 @@ class Strategy(Protocol):
             epsilon: Target of the whole arm, above 0.
 
         Returns:
-            The plan; its event's ε is at most ``epsilon``.
+            The plan.
 
         Raises:
             PrivTuneError: If an option does not fit, or no noise reaches the target.
@@ -184,8 +180,7 @@ class Strategy(Protocol):
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Run the plan and return what is released.
 
-        **Guarantee**: everything about the data that reaches the return value is covered by the
-        plan's event.
+        **Guarantee**: the plan's event covers everything about the data that reaches the return value.
 
         Args:
             plan: What :meth:`plan` returned, charged and started.
@@ -217,15 +212,14 @@ class Needs:
     """What a strategy needs of the study that runs it.
 
     Args:
-        task: A task that the engine trains; a function of the user's own cannot take its place.
-        score: A validation split, because it chooses by a score.
-        independent: Candidates that are drawn independently of each other and of their scores: no
-            sampler that does not declare so, no pruner. Whatever seals its trials needs it.
-        parameters: Hyperparameters that every candidate has to have, by name: the option and its
-            value with which that is so, or None if it always is.
+        task: A task, in place of a function of the user's own.
+        score: A validation split.
+        independent: Candidates drawn independently of each other and of their scores, as whatever
+            seals its trials needs: no dependent sampler, no pruner.
+        parameters: Hyperparameters of every candidate, by name: the option and its value with which
+            they are needed, or None for always.
         methods: The training methods that it can run; empty for all.
-        non_private: Somebody who says ``--non-private``: it has no guarantee and is no part of any
-            budget.
+        non_private: The flag ``--non-private``: it has no guarantee and is no part of any budget.
 
     Example:
         >>> Needs(score=True).independent

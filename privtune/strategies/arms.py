@@ -199,30 +199,23 @@ _TOO_MUCH = 0.1
 
 
 def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) -> Plan:
-    """Plan an arm, and charge what its noise cannot reach.
+    """Return the plan of an arm, in which the mass that its noise cannot reach is charged.
 
-    Noise in floating point ends somewhere (``accounting.reach``). What a record makes possible
-    beyond is added to δ where it is more than a thousandth of it: the arm is planned at the rest of
-    δ, and the mass is part of its event. Above a tenth of δ there is no plan.
+    Where that mass exceeds a thousandth of δ, it is part of the event, and the arm is planned at the
+    rest of δ; above a tenth of δ there is no plan.
 
     Args:
         strategy: How the arm chooses.
         context: Public facts.
         epsilon: Target of the whole arm.
 
-    Returns:
-        The plan, what is beyond the reach charged.
-
     Raises:
-        StrategyError: If the study lacks what the strategy needs, or more than a tenth of δ lies
-            beyond the reach.
-        PrivTuneError: If the strategy cannot plan it.
+        StrategyError: If the study lacks what the strategy needs, or too much is beyond the reach.
 
     Example:
-        >>> context = study.spec.planning_context()
-
         >>> from privtune.strategies import make_strategy
-        >>> plan = plan_arm(make_strategy("dog", arm="dog", options={}), context, epsilon=2.0)
+        >>> dog = make_strategy("dog", arm="dog", options={})
+        >>> plan = plan_arm(dog, study.spec.planning_context(), epsilon=2.0)
         >>> plan.training.method.name, plan.is_sealed, plan.beyond_reach < 1e-8
         ('dog', False, True)
     """

@@ -37,7 +37,7 @@ _PRIOR = {"learning_rate": 0.5, "max_grad_norm": 1.0}  # the studies' defaults
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Choose among fixed, in-run and selection before anything is charged, and say why.
+    """Choose among fixed, in-run and selection from public facts, before anything is charged.
 
     ====================================================  ==========================================
     the study                                             the arm
@@ -52,18 +52,15 @@ class Auto:
     the same, and no more than one's, or no such space    ``fixed``: 0.5 and 1, or as given
     ====================================================  ==========================================
 
-    No record is read for it and nothing is charged: it hangs on the task's description, the schedule
-    and the space. The plan names what was chosen, and costs and runs as that would.
+    The plan names what was chosen and why, and costs and runs as that would.
 
     Args:
         arm: Name of the arm.
         parameters: Hyperparameters of whatever is chosen; what it does not take is left out.
-        cost_limit: Gradient evaluations that the arm may take in expectation, in those of one
-            training, at least 1; None for no limit.
+        cost_limit: Expected gradient evaluations of the arm, in those of one training, at least 1.
 
     Example:
-        >>> context = study.spec.planning_context()
-        >>> plan = Auto().plan(context, epsilon=2.0)
+        >>> plan = Auto().plan(study.spec.planning_context(), epsilon=2.0)
         >>> plan.details["chosen"], plan.details["why"]
         ('adadp', 'no public weights, and d/2T = 2.5 is at least 0.25')
     """
@@ -77,11 +74,7 @@ class Auto:
     cost_limit: float | None = None
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Choose, and plan what was chosen at ``epsilon``. Touches no data.
-
-        Raises:
-            InvalidInputError: If ``cost_limit`` is below 1.
-        """
+        """Choose, and plan what was chosen at ``epsilon``. Touches no data."""
         chosen, why = self._choose(context, epsilon)
         strategy = self._made(chosen, context)
         plan = strategy.plan(context, epsilon=epsilon)

@@ -29,27 +29,26 @@ class PlanningContext:
     """What a strategy may look at when it plans: public facts only.
 
     Args:
-        task: The task, of which only the public facts are read.
+        task: The task; only its public facts are read.
         schedule: Records, rate and steps of one training.
         space: Distributions of the hyperparameters.
         delta: The budget's δ, in (0, 1).
         adjacency: The budget's neighbouring relation.
         scoring: How trials are scored.
-        report: How released models are scored on the test split; None for no more than a public
-            one gives by itself.
-        define_by_run: Whether the space is defined by the user's own training loop.
+        report: How released models are scored on the test split; None where it is not asked.
+        define_by_run: Whether the user's own training loop defines the space.
         noise: Where the noise of trainings comes from, and how it is treated.
         declared: The mechanism that each training runs, where another library trains.
-        sketch: Whether the plan is one of many that a search makes and throws away: its noise is about
-            right, and the accountant was not asked.
+        sketch: Whether a search throws the plan away: its noise is approximate then.
 
     Example:
         >>> context = study.spec.planning_context()
-
         >>> context.schedule.records, context.delta, list(context.space)
         (90, 1e-05, ['learning_rate'])
         >>> round(context.plan_score(epsilon=1.0).noise_multiplier, 2)
         3.73
+        >>> context.plan_report(2.0) is None, context.exact_score().standard_deviation
+        (True, 0.0)
     """
 
     task: Task
@@ -65,17 +64,10 @@ class PlanningContext:
     sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:
-        """Plan one score at ``epsilon``, exact on a validation split that is public.
+        """Return the plan of one score at ``epsilon``, exact on a public validation split.
 
         Args:
             epsilon: What one score may cost, above 0; unused where the split is public.
-
-        Returns:
-            The plan of a score.
-
-        Raises:
-            InvalidInputError: If a record that is replaced could leave the training records and
-                join the validation records: two charges of which one is counted.
         """
         task = self.task
         self.scoring.check_noise(public=task.public_validation)
@@ -83,20 +75,10 @@ class PlanningContext:
         return self._score(public=task.public_validation, epsilon=epsilon)
 
     def plan_report(self, epsilon: float) -> ScorePlan | None:
-        """Plan the final score of an arm on the test split; None if none is asked for.
+        """Return the plan of an arm's final score on the test split; None if none is asked for.
 
         Args:
             epsilon: What the arm costs.
-
-        Returns:
-            The plan of the score, or None.
-
-        Raises:
-            InvalidInputError: As :meth:`plan_score`.
-
-        Example:
-            >>> study.spec.planning_context().plan_report(2.0) is None  # the spec asks for none
-            True
         """
         task, report = self.task, self.report
         if report is None:
@@ -128,15 +110,7 @@ class PlanningContext:
             )
 
     def exact_score(self) -> ScorePlan:
-        """Plan one score without noise, for an arm without any guarantee.
-
-        Returns:
-            The plan of a score.
-
-        Example:
-            >>> study.spec.planning_context().exact_score().standard_deviation
-            0.0
-        """
+        """Return the plan of one score without noise, for an arm without any guarantee."""
         return self._score(public=True, epsilon=math.inf)
 
     def _score(self, *, public: bool, epsilon: float) -> ScorePlan:

@@ -12,14 +12,7 @@ from privtune.strategies.plan import CANDIDATE, Plan, TrainingPlan
 
 
 def plan_line(plan: Plan, guarantee: Guarantee) -> str:
-    """Return a plan in one line: its noise, what it costs by the two least bounds, what it trains.
-
-    Example:
-        >>> from privtune.accounting import epsilon
-        >>> plan = study.plans[0]
-        >>> plan_line(plan, epsilon(plan.event, 1e-5))
-        'noise multiplier 1.06 · ε = 4.16 (PLD; RDP 4.75) · 3 steps, expected batch 30'
-    """
+    """Return a plan in one line: its noise, what it costs by the two least bounds, what it trains."""
     noises = [f"{name.replace('_', ' ')} {value:.3g}" for name, value in noise_of(plan).items()]
     cost = "ε = ∞: NOT PRIVATE, no part of the budget"
     if plan.is_private:

@@ -49,22 +49,17 @@ _INDEPENDENT = ("random", "grid")
 class Everything(Drawing):
     """Run a fixed number of trials, charge each of them, release all of them.
 
-    Trials that are drawn before any of them has a score are trained together, or by several workers.
-
     Args:
         trials: How many; public.
         sampler: Any of Optuna's: ``tpe``, ``random``, ``gp``, ``cmaes``, ``qmc``, ``grid``. It sees
             the noised scores of earlier trials, which are paid for.
-        batch: How many trials ``tpe`` proposes before it hears of their scores, to train them together:
-            those under way count as bad ones (constant liar), but for functions of one's own, which
-            say what they are given only while they run. It costs what they cost one by one.
+        batch: How many trials ``tpe`` proposes at once, to train them together; those under way count
+            as bad ones (constant liar), but for functions of one's own.
         pruner: Refused: a task's trials report no score to prune by.
 
     Example:
-        >>> context = study.spec.planning_context()
-
         >>> strategy = Everything(trials=3, sampler="tpe", parameters={"max_grad_norm": 1.0})
-        >>> plan = strategy.plan(context, epsilon=4.0)
+        >>> plan = strategy.plan(study.spec.planning_context(), epsilon=4.0)
         >>> plan.search.trials, plan.is_sealed
         (3, False)
     """
@@ -107,10 +102,8 @@ class Everything(Drawing):
         self._check_parameters(context)
         search = self._search(context, epsilon=epsilon / 4)
 
-        def cost(event: Event) -> Event:
-            # A validation record meets every score, and no training.
-            return Repeated(self.trials, event)
-
+        # A validation record meets every score, and no training.
+        cost = partial(Repeated, self.trials)
         search, score, event = meet(search, self._event, cost, context=context, epsilon=epsilon)
         return Plan(
             arm=self.arm,
@@ -193,26 +186,7 @@ def grid_of(space: SearchSpace, points: int = 5) -> dict[str, list[Any]]:
 
 
 def selection_instead(plan: Plan, *, delta: float, adjacency: Adjacency) -> Guarantee | None:
-    """Return what private selection would have cost at the same noise, for i.i.d. candidates.
-
-    Args:
-        plan: A plan of ``everything``.
-        delta: In (0, 1).
-        adjacency: The relation of neighbouring datasets.
-
-    Returns:
-        The guarantee of releasing the best alone, of as many runs in the mean; ``None`` if the
-        plan's sampler does not draw independently.
-
-    Example:
-        >>> context = study.spec.planning_context()
-
-        >>> strategy = Everything(trials=10, sampler="random", parameters={"max_grad_norm": 1.0})
-        >>> plan = strategy.plan(context, epsilon=4.0)
-        >>> best_alone = selection_instead(plan, delta=1e-5, adjacency=context.adjacency)
-        >>> best_alone.epsilon < 4.0  # at the same noise
-        True
-    """
+    """Return what releasing the best alone had cost at the same noise; None for a dependent sampler."""
     if plan.search is None or plan.search.trials is None or plan.details.get("sampler") != "random":
         return None
     base = Repeated(1, plan.search.trainings[0].event)
@@ -231,16 +205,15 @@ class NonPrivateError(PrivTuneError):
 class NonPrivateGrid(Searching):
     """Train every point of a grid without noise, score without noise, keep the best.
 
-    Its event is ``non_private`` (ε = ∞). It is no part of any budget, and runs only where somebody
-    says ``--non-private``: on public data, or to see how far the private arms are from the best.
+    Its event is ``non_private`` (ε = ∞). It is no part of any budget and runs only with
+    ``--non-private``: on public data, or to see how far the private arms are from the best.
 
     Args:
         points: Points of each hyperparameter that is not categorical.
 
     Example:
-        >>> context = study.spec.planning_context()
-
-        >>> plan = NonPrivateGrid(points=5, parameters={"max_grad_norm": 1.0}).plan(context, epsilon=2.0)
+        >>> strategy = NonPrivateGrid(points=5, parameters={"max_grad_norm": 1.0})
+        >>> plan = strategy.plan(study.spec.planning_context(), epsilon=2.0)
         >>> plan.is_private, plan.search.trials
         (False, 5)
     """
@@ -253,7 +226,7 @@ class NonPrivateGrid(Searching):
     points: int = 5
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan the grid. Touches no data; no ε is met, and none is asked of a budget."""
+        """Plan the grid, which meets no ε and asks none of a budget. Touches no data."""
         if self.points < 1:
             raise InvalidInputError("points", self.points, "must be a whole number of at least 1")
         self._check_parameters(context)

@@ -34,10 +34,8 @@ class InRun:
         options: Further options of the method (``interval``, ``loss_batch``, ...).
 
     Example:
-        >>> context = study.spec.planning_context()
-
         >>> strategy = InRun(arm="quantile", method="quantile-clipping", parameters={"learning_rate": 0.5})
-        >>> strategy.plan(context, epsilon=2.0).released
+        >>> strategy.plan(study.spec.planning_context(), epsilon=2.0).released
         ('the model', 'its hyperparameters', 'every noisy step and what follows from it')
     """
 
@@ -104,10 +102,8 @@ class Fixed(InRun):
         options: Further options of the method.
 
     Example:
-        >>> context = study.spec.planning_context()
-
         >>> strategy = Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0})
-        >>> strategy.plan(context, epsilon=2.0).training.method.name
+        >>> strategy.plan(study.spec.planning_context(), epsilon=2.0).training.method.name
         'dpsgd'
     """
 

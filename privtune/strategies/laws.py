@@ -61,14 +61,12 @@ class OptionsOfLaw:
         law: ``geometric``, ``logarithmic``, ``truncated_negative_binomial`` (with ``shape``),
             ``poisson``, ``binomial`` (with ``n``), or ``auto``.
         mean_runs: Mean number of runs; 10 unless given; or ``auto``.
-        training_epsilon: What each run costs alone, at the study's δ; only with
-            ``mean_runs: auto``.
+        training_epsilon: What each run costs alone, at the study's δ; only with ``mean_runs: auto``.
         shape: Shape of the truncated negative binomial law, above -1; only with that law.
         n: Number of trials of the binomial law; only with that law.
         power: Only with ``law: auto``.
         maximum: Hard cap on the number of runs; part of the law, and so of the price.
-        min_runs: Fewest runs; part of the law, and so of the price. ``mean_runs`` stays the mean of
-            all runs.
+        min_runs: Fewest runs; part of the law, and so of the price.
     """
 
     law: str = "geometric"
@@ -126,7 +124,7 @@ def few_runs(law: RunLaw) -> dict[str, float]:
 
 
 def say_few_runs(law: RunLaw) -> str:
-    """Return :func:`few_runs` as people read it, percentages rounded up."""
+    """Return :func:`few_runs` in words, percentages rounded up."""
     found = {name: f"{math.ceil(1000 * p - 1e-6) / 10:g}%" for name, p in few_runs(law).items()}
     none = f"no candidate with probability {found['none']}, " if law.can_be_zero else ""
     return f"{none}one candidate with probability {found['one']}, at most two with {found['at_most_two']}"

@@ -59,8 +59,8 @@ class TrainingPlan:
         method: The method, with its noise.
         part: Which records it sees: ``all``, the ``subset`` drawn for tuning, or the ``rest``.
         noise: Where its noise comes from, and how it is treated.
-        rate_factor: What a candidate's learning rate is multiplied by in this training: m/n on a
-            subset of m records, for a candidate whose rate is meant for n.
+        rate_factor: Factor on a candidate's learning rate in this training: m/n on a subset of m of n
+            records.
 
     Example:
         >>> training = study.plans[0].training
@@ -68,6 +68,8 @@ class TrainingPlan:
         True
         >>> training.scaled(2.0).method.noise_multiplier / training.method.noise_multiplier
         2.0
+        >>> dataclasses.replace(training, rate_factor=0.1).as_trained({"learning_rate": 5.0})
+        {'learning_rate': 0.5}
     """
 
     schedule: Schedule
@@ -81,11 +83,6 @@ class TrainingPlan:
 
         Args:
             params: The candidate, as it is released.
-
-        Example:
-            >>> training = dataclasses.replace(study.plans[0].training, rate_factor=0.1)
-            >>> training.as_trained({"learning_rate": 5.0, "max_grad_norm": 1.0})
-            {'learning_rate': 0.5, 'max_grad_norm': 1.0}
         """
         rate = params.get("learning_rate")
         if self.rate_factor == 1.0 or not is_number(rate):
@@ -142,10 +139,9 @@ class SearchPlan:
     """The trials of an arm: what they may run, and how many there are.
 
     Args:
-        trainings: One; or, where candidates differ in their guarantee, one a point of the grid.
-        points: The grid's points, in the same order: values of the hyperparameters that change the
-            guarantee. One empty point where there is a single training.
-        trials: How many trials there are; ``None`` where the number is drawn from the plan's law.
+        trainings: One; or one for each point of the grid, where candidates differ in their guarantee.
+        points: The grid's points in the same order: values of what changes the guarantee.
+        trials: How many trials there are; None where the plan's law draws the number.
 
     Example:
         >>> search = study.plans[1].search
@@ -153,7 +149,7 @@ class SearchPlan:
         (None, True)
         >>> search.training_of({"learning_rate": 0.3}) == search.trainings[0]
         True
-        >>> [training.scaled(2.0) for training in search.trainings] == list(search.scaled(2.0).trainings)
+        >>> search.scaled(2.0) == search.each(lambda training: training.scaled(2.0))
         True
     """
 
@@ -180,11 +176,6 @@ class SearchPlan:
 
         Args:
             change: Makes the other training of one.
-
-        Example:
-            >>> search = study.plans[1].search.each(lambda t: dataclasses.replace(t, rate_factor=0.1))
-            >>> search.trainings[0].rate_factor
-            0.1
         """
         return replace(self, trainings=tuple(map(change, self.trainings)))
 
@@ -230,19 +221,17 @@ class Plan:
     """What one arm will do to the data, before it does anything.
 
     Args:
-        arm: Name of the arm.
-        strategy: Name of the strategy.
+        arm, strategy: Their names.
         event: What the arm costs; the ledger charges exactly this.
         training: What the released model's training runs.
         params: Hyperparameters given in advance; empty where they are drawn or adapted.
-        runs: Law of the secret number of runs; ``None`` where the number is public.
-        score: How trials are scored; ``None`` where nothing is chosen.
-        released: What leaves the trust boundary, in words.
-        sealed: What does not, in words.
-        search: The trials that hyperparameters are chosen from; ``None`` where nothing is chosen.
+        runs: Law of the secret number of runs; None where the number is public.
+        score: How trials are scored; None where nothing is chosen.
+        released, sealed: What leaves the trust boundary and what does not, in words.
+        search: The trials that hyperparameters are chosen from; None where nothing is chosen.
         final: Whether the released model is trained after the search, and not one of its trials.
-        rate: Probability that a record is in the subset that is tuned on; ``None`` without subset.
-        report: How the released model is scored on the test split; ``None`` where it is not asked.
+        rate: Probability that a record is tuned on; None without a subset.
+        report: How the released model is scored on the test split; None where it is not asked.
         details: What else there is to say about the plan, JSON-ready.
 
     Example:
@@ -282,15 +271,12 @@ class Plan:
         return facts
 
     def candidate(self, space: SearchSpace, streams: Streams, number: int) -> dict[str, Any]:
-        """Draw a candidate of a round: a function of the streams and its number alone.
+        """Return a candidate of a round: a function of the streams and its number alone.
 
         Args:
             space: What candidates are drawn from.
             streams: The round's random streams.
             number: Its number, from 0.
-
-        Returns:
-            Its hyperparameters.
         """
         drawn = {**self.params, **space.draw(streams, number)}
         if self.search is None or CANDIDATE not in self.search.points[0]:
@@ -342,10 +328,7 @@ class Plan:
 
     @property
     def scored(self) -> str:
-        """What the score of its release is of: ``validation`` of the released model, or ``tuning``.
-
-        Where the released model is trained after a search, the score is that of the search's winner.
-        """
+        """Of which its score is: ``validation`` of the released model, or ``tuning`` of the winner."""
         return "tuning" if self.final and self.search is not None else "validation"
 
     @property
@@ -410,10 +393,7 @@ class Plan:
         return cls(**{**data, **read})
 
     def digest(self) -> str:
-        """Return the SHA-256 of the plan's canonical JSON, kept with its charge.
-
-        Numbers count to nine digits: calibrations on two machines may differ in the last ones.
-        """
+        """Return the SHA-256 of the plan's canonical JSON, kept with its charge."""
         rounded = json.loads(json.dumps(self.to_dict()), parse_float=lambda x: f"{float(x):.9g}")
         text = json.dumps(rounded, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()

@@ -45,20 +45,15 @@ STRATEGIES: Registry[type[Any]] = Registry(
 
 
 def make_strategy(name: str, *, arm: str, options: Mapping[str, Any]) -> Strategy:
-    """Build a strategy from its name and the options that stand in a spec.
+    """Return the strategy of a name, with the options that stand in a spec.
 
     Args:
-        name: One of :data:`STRATEGIES`, the name of an in-run method, or a name that an installed
-            package registers.
+        name: One of :data:`STRATEGIES`, or of the in-run methods; installed packages may register more.
         arm: Name of the arm.
         options: The strategy's own options.
 
-    Returns:
-        The strategy.
-
     Raises:
-        InvalidInputError: If the name or an option is unknown.
-        EntryPointError: If an installed package registers the name, but nothing that can be used.
+        InvalidInputError: If the name or an option is unknown, or an option is missing.
 
     Example:
         >>> options = {"mean_runs": 20, "parameters": {"max_grad_norm": 1.0}}
@@ -105,10 +100,7 @@ def _named(name: str) -> type[Any]:
 
 
 def registered() -> list[Registered]:
-    """Load what installed packages register, strategies and then methods; problems included.
-
-    Returns:
-        One entry a name.
+    """Return what installed packages register, strategies and then methods; problems included.
 
     Example:
         >>> [found.name for found in registered() if found.problem]
@@ -118,18 +110,7 @@ def registered() -> list[Registered]:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return what a strategy, or an in-run method, does and can be told.
-
-    Args:
-        name: Its name in specs.
-
-    Returns:
-        ``name``, ``what``, ``parameters`` (hyperparameters that are left to the user) and
-        ``options``, JSON-ready.
-
-    Raises:
-        InvalidInputError: If there is none of the name.
-    """
+    """Return what a strategy, or an in-run method, does and can be told."""
     if not STRATEGIES.is_built_in(name) and name in METHODS:
         cls: Any = METHODS[name]
         # A plan finds the noise for the arm's target.

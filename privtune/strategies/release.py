@@ -59,8 +59,8 @@ class Ending(StrEnum):
 
         Example:
             >>> import torch
-            >>> Ending.of(torch.tensor([0.5, torch.nan]))
-            <Ending.DIVERGED: 'diverged'>
+            >>> Ending.of(torch.tensor([0.5, torch.nan])).value
+            'diverged'
         """
         return cls.TRAINED if bool(weights.isfinite().all()) else cls.DIVERGED
 
@@ -73,20 +73,19 @@ class TrialResult:
         index: Position in its round, or among the trials of a release; 0 for a training with a name.
         params: Hyperparameters of the candidate.
         weights: Trained parameters, flat, shape ``[P]``; shape ``[0]`` where there is no model.
-        score: Noised (or public) score; ``-inf`` for weights that are not finite; ``None`` unscored.
+        score: Noised (or public) score; ``-inf`` for weights that are not finite; None unscored.
         curves: By name, one value a step.
         transcript_digest: Digest of what the training released.
         ended: How it ended.
-        unusable: How often an unusable record was met. For the curator alone: it is left out of
-            whatever is released.
-        shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``;
-            empty where they are not known.
+        unusable: How often an unusable record was met; for the curator alone, never released.
+        shapes: Shapes of the parameters by name, as they lie in ``weights``; empty where not known.
         checked: What a declared training was checked against; empty where it was not.
 
     Example:
         >>> import torch
-        >>> TrialResult(index=0, params={"learning_rate": 0.5}, weights=torch.zeros(3), score=0.91).ended
-        <Ending.TRAINED: 'trained'>
+        >>> result = TrialResult(index=0, params={"learning_rate": 0.5}, weights=torch.zeros(3), score=0.91)
+        >>> result.ended, result.with_score(0.5).score
+        (<Ending.TRAINED: 'trained'>, 0.5)
     """
 
     index: int
@@ -105,10 +104,6 @@ class TrialResult:
 
         Args:
             score: The score.
-
-        Example:
-            >>> TrialResult(index=0, params={}, weights=print, score=0.91).with_score(0.5).score
-            0.5
         """
         other = copy(self)
         object.__setattr__(other, "score", score)
@@ -120,7 +115,7 @@ class Outcome:
     """What a strategy hands over for release.
 
     Args:
-        result: The released trial; ``None`` where the law drew no run at all.
+        result: The released trial; None where the law drew no run at all.
         trials: Every trial, where all of them are paid for.
         note: One sentence about the release, if it needs one.
 
@@ -136,18 +131,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an arm took.
+    """What an arm took, by its plan: what it really took tells how many runs and records there are.
 
     Args:
-        gradient_evaluations: Per-sample gradients. Always the plan's expectation: the realised
-            number is the sum of the sizes of Poisson samples, which is private.
-        wall_seconds: The plan's estimate, from made-up records: what a training really took tells how
-            many records there are, and a round how many runs. ``None`` if it is not known.
-        expected: Whether the time is the plan's estimate: of every arm that is private.
+        gradient_evaluations: Expected per-sample gradients.
+        wall_seconds: Estimated from made-up records; None if it is not known.
+        expected: Whether the time is the plan's estimate, as of every private arm.
 
     Example:
-        >>> cost = study.release("selection").cost
-        >>> cost.expected  # a measured time would tell the number of runs, and of records
+        >>> study.release("selection").cost.expected
         True
     """
 
@@ -161,18 +153,14 @@ class Release:
     """The output of one arm.
 
     Args:
-        arm: Name of the arm.
-        strategy: Name of the strategy.
+        arm, strategy: Their names.
         params: Hyperparameters of the released model.
-        weights: The released model's parameters, flat, shape ``[P]``; shape ``[0]`` where the
-            release is "nothing".
-        score: Its noised (or public) validation score, if the strategy scored, or that of the tuning's
-            winner where it was trained after a tuning (``plan.scored``); held to what the
-            metric can be.
+        weights: Its parameters, flat, shape ``[P]``; shape ``[0]`` where the release is "nothing".
+        score: Its noised (or public) validation score, or the tuning winner's (``plan.scored``), held to
+            what the metric can be; None unscored.
         curves: By name, one value a step: functions of paid-for releases only. Empty if sealed.
         guarantee: What the arm cost, and by which bound.
-        utility: Metrics of the released model on the test split, if that is declared public, or
-            noised and charged, if the study's ``report`` asks for it.
+        utility: Metrics of the released model on a public test split, or noised and charged.
         intervals: 95% intervals of these, for noise and for the drawing of the records.
         cost: What it took, or is expected to take.
         sealed: Whether the arm's trials are sealed.
@@ -190,6 +178,8 @@ class Release:
         ({'learning_rate': 0.5, 'max_grad_norm': 1.0}, False, 1e-05)
         >>> {name: tuple(values.shape) for name, values in release.state_dict().items()}
         {'weight': (3, 4), 'bias': (3,)}
+        >>> release.model.training
+        False
     """
 
     arm: str
@@ -213,14 +203,10 @@ class Release:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The released model with its weights, in evaluation mode; made anew whenever it is asked for.
+        """The released model with its weights, in evaluation mode; made anew each time.
 
         Raises:
             PrivTuneError: If the release is of no model, or what makes it is not in this process.
-
-        Example:
-            >>> study.release("defaults").model.training
-            False
         """
         if self.is_nothing:
             raise PrivTuneError(f"Arm {self.arm!r} released no model. {self.note}".rstrip())
@@ -250,11 +236,7 @@ class Release:
     def to_optuna(self) -> optuna.Study:
         """Return every trial of an arm that pays for all as a study of Optuna's, in memory.
 
-        Its tools work on it: ``optuna.visualization``, ``optuna.importance``, ``trials_dataframe``.
-
-        Returns:
-            Optuna's study, of direction ``maximize``: for each trial its hyperparameters, its score as it
-            was released, and whether it was pruned.
+        Its score is maximised. Optuna's visualization, importances and ``trials_dataframe`` work on it.
 
         Raises:
             PrivTuneError: If the arm's trials are sealed, or it has none.

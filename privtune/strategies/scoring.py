@@ -28,26 +28,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """How a trial is scored: sums over a split, divided by its declared size, and a metric of them.
-
-    They are noised if the split is private.
+    """How a trial is scored: a metric of sums over a split, noised if the split is private.
 
     Args:
-        records: Declared number of records. Scores are sums over the records there are, divided by
-            it, so their sensitivity is bound/records however many there are.
-        noise_multiplier: Noise scale over that sensitivity; ``None`` if the split is declared
-            public.
+        records: Declared number of records. Sums over the records there are, however many, are divided
+            by it, so that their sensitivity is bound/records.
+        noise_multiplier: Noise scale over that sensitivity; None if the split is declared public.
         mechanism: ``gaussian`` or ``laplace``.
         metric: Name of the metric.
         bound: The longest vector that one record adds, in the mechanism's norm.
         options: What else the metric takes, JSON-ready.
-        moved: How far a neighbour's sums can be, where that is not ``bound``: under replace-one, two
-            vectors may differ by more than one of them is long.
+        moved: How far a neighbour's sums can be, where that is not ``bound``: under replace-one.
 
     Example:
         >>> score = ScorePlan(records=1000, noise_multiplier=4.0)
         >>> score.event, score.standard_deviation, score.scaled(2.0).standard_deviation
         (Gaussian(noise_multiplier=4.0), 0.004, 0.008)
+        >>> score.held(1.219), score.to_dict()["metric"]
+        (1.0, 'accuracy')
     """
 
     records: int
@@ -85,16 +83,10 @@ class ScorePlan:
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def held(self, score: float | None) -> float | None:
-        """Return a score as it is shown: noise may carry it beyond what its metric can be.
-
-        Choices are made among the scores themselves, as those beyond an end would tie there.
+        """Return a score within what its metric can be, as it is shown; choices use the score itself.
 
         Args:
             score: The score: higher is better.
-
-        Example:
-            >>> ScorePlan(100, 2.0).held(1.219), ScorePlan(100, 2.0, metric="loss").held(0.1)
-            (1.0, 0.0)
         """
         if score is None or not math.isfinite(score):
             return score
@@ -106,12 +98,7 @@ class ScorePlan:
         return min(max(score, low), high)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready data.
-
-        Example:
-            >>> sorted(ScorePlan(100, 2.0).to_dict())
-            ['bound', 'mechanism', 'metric', 'moved', 'noise_multiplier', 'options', 'records']
-        """
+        """Return the plan as JSON-ready data."""
         options = json.loads(json.dumps(dict(self.options)))  # tuples are lists there
         return {**asdict(self), "options": options}
 
@@ -119,22 +106,7 @@ class ScorePlan:
 def validation_metric(
     plan: ScorePlan | None, score: float | None, *, of: str = "validation"
 ) -> dict[str, float]:
-    """Return a score under the name of its metric, as people read it.
-
-    Args:
-        plan: How the trial was scored; ``None`` if it was not.
-        score: The score: higher is better, so that of a loss is its negative.
-        of: ``validation``, or ``tuning`` for a score of another model than the released one:
-            :attr:`Plan.scored`.
-
-    Returns:
-        ``validation_accuracy``, ``validation_loss``, ``tuning_auc`` and so on; nothing without a
-        finite score.
-
-    Example:
-        >>> validation_metric(ScorePlan(100, 2.0, metric="loss"), -0.25)
-        {'validation_loss': 0.25}
-    """
+    """Return a score under the name of its metric; nothing without a finite score."""
     if plan is None or score is None or not math.isfinite(score):
         return {}
     value = 0.0 - score if lower_is_better(plan.metric) else score
@@ -158,20 +130,24 @@ class Scoring:
             unless given), or of an error (the width of the range, or its square, unless given).
         k: How many classes count for ``top_k``; 5 unless given.
         bins: Bins of each class's histogram for ``auc``; 20 unless given.
-        target_range: ``[low, high]`` of the targets for ``mae``, ``mse`` and ``r2``; the task's
-            own unless given.
+        target_range: ``[low, high]`` of the targets; the task's own unless given.
 
     Raises:
         InvalidInputError: If a field is outside its domain.
 
     Example:
         >>> from privtune.accounting import Adjacency
+        >>> from privtune.tasks import Score
         >>> terms = {"epsilon": 1.0, "delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
         >>> scoring = Scoring.from_dict({"metric": "loss", "bound": 4.0})
+        >>> scoring.check(classes=2, target_range=None)
+        >>> scoring.check_noise(public=False)
         >>> score = scoring.plan(records=1000, public=False, **terms)
         >>> round(score.noise_multiplier, 2), round(score.standard_deviation, 4)
         (3.73, 0.0149)
-        >>> scoring.plan(records=1000, public=True, **terms).noise_multiplier
+        >>> scoring.exact(records=1000).noise_multiplier  # none
+        >>> Scoring.of(Score("loss", bound=4.0)).make() == scoring.make()
+        True
     """
 
     metric: str | None = None
@@ -198,20 +174,13 @@ class Scoring:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read the ``scoring`` of a spec.
+        """Return the checked ``scoring`` of a spec.
 
         Args:
             data: Fields by name.
 
-        Returns:
-            The scoring, checked.
-
         Raises:
             InvalidInputError: If a field is unknown, or outside its domain.
-
-        Example:
-            >>> Scoring.from_dict({"metric": "auc", "bins": 50}).bins
-            50
         """
         if "folds" in data:
             raise InvalidInputError(
@@ -245,11 +214,6 @@ class Scoring:
 
         Args:
             score: A metric, or a function, and its bound.
-
-        Example:
-            >>> from privtune.tasks import Score
-            >>> Scoring.of(Score("loss", bound=4.0)).bound
-            4.0
         """
         if score is None:
             return cls()
@@ -264,13 +228,6 @@ class Scoring:
 
         Args:
             target_range: The range that the task declares for its targets; None for classes.
-
-        Raises:
-            InvalidInputError: If the range is missing, or an option is not one of the metric's.
-
-        Example:
-            >>> Scoring().make((0.0, 20.0)).norm("gaussian")
-            20.0
         """
         made = tuple(each._made(target_range) for each in self._each())
         return made[0] if len(made) == 1 else Joint(metrics=made, mechanism=self.mechanism)
@@ -294,12 +251,6 @@ class Scoring:
             classes: Number of classes; None where it is not known, or for a regression.
             target_range: The declared range of a regression's targets; None for classes.
             rows: Rows of one record, where records are units; None where a record is a row.
-
-        Raises:
-            InvalidInputError: Naming those that are.
-
-        Example:
-            >>> Scoring(metric="auc").check(classes=2, target_range=None)
         """
         for each in self._each():
             _check(each._made(target_range), classes, target_range, rows)
@@ -312,9 +263,6 @@ class Scoring:
 
         Raises:
             InvalidInputError: If the mechanism is not the usual one, and nothing is noised by it.
-
-        Example:
-            >>> Scoring(mechanism="laplace").check_noise(public=False)
         """
         if public and self.mechanism != "gaussian":
             raise InvalidInputError(
@@ -359,10 +307,6 @@ class Scoring:
         Args:
             records: Number of records.
             target_range: The range that the task declares for its targets; None for classes.
-
-        Example:
-            >>> Scoring().exact(records=100, target_range=(0.0, 50.0)).metric
-            'mae'
         """
         first, *more = (each._terms(target_range) for each in self._each())
         name, options, bound = first
@@ -429,24 +373,22 @@ def _check(
 class Reporting(Scoring):
     """One final score of every arm's released model, on the test split.
 
-    On a split that is declared public it is exact and free. On a private one it is noised and
-    charged, in parallel with everything else: no test record is a training or validation record. So up
-    to some share of the arm's ε it costs the trainings nothing, and that share is the default.
+    On a public split it is exact and free. On a private one it is noised, and charged in parallel with
+    everything else, so that up to some share of the arm's ε it costs the trainings nothing.
 
     Args:
         metric: As for trials: ``accuracy``, ``auc``, ``mae``, .... Unless given, ``accuracy``, or
             ``mae`` for a regression.
         mechanism: ``gaussian``, or ``laplace`` where the test split is private.
-        also: More metrics of the same release: sums side by side, each in units of its bound, so that
-            m of them have sqrt(m) times the noise of one. In a spec, ``metric: [auc, accuracy]``.
+        also: More metrics of the same release: m of them have sqrt(m) times the noise of one. In a
+            spec, ``metric: [auc, accuracy]``.
         bound: The most that one record adds, for ``loss``, ``mae``, ``mse`` and one's own.
         k: How many classes count for ``top_k``; 5 unless given.
         bins: Bins of each class's histogram for ``auc``; 20 unless given.
         target_range: ``[low, high]`` of the targets; the task's own unless given.
         epsilon_share: What the score may cost, as a share of the arm's ε, above 0 and at most 1. Unless
             given, the largest of a grid with which the study stays within its ε while its trainings
-            are planned at 99.9% of it (98% under replace-one, where a record may leave one of the
-            splits and another join the other); the plan says which.
+            are planned at 99.9% of it (98% under replace-one); the plan says which.
 
     Raises:
         InvalidInputError: If a field is outside its domain.
@@ -479,7 +421,7 @@ class Reporting(Scoring):
             )
 
     def check_noise(self, *, public: bool) -> None:
-        """Refuse options of noise where the split is public: see ``Scoring``."""
+        """Refuse options of noise where the split is public."""
         if public and self.epsilon_share is not None:
             raise InvalidInputError(
                 "report.epsilon_share",
@@ -510,21 +452,7 @@ class Reporting(Scoring):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read the ``report`` of a spec.
-
-        Args:
-            data: Fields by name.
-
-        Returns:
-            The report, checked.
-
-        Raises:
-            InvalidInputError: If a field is unknown, or outside its domain.
-
-        Example:
-            >>> Reporting.from_dict({"metric": "f1"}).mechanism
-            'gaussian'
-        """
+        """Return the checked ``report`` of a spec."""
         try:
             metric, more = data.get("metric"), {}
             if isinstance(metric, list | tuple):

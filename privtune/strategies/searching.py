@@ -86,10 +86,10 @@ class Drawing(Searching):
 
     Args:
         guarantee: ``common`` or ``weighted``, where the space changes what a candidate costs.
-            ``common`` chooses every candidate's noise (for a grid of noise: its steps) so that one
-            training of each meets the same ε; the pointwise worst of their curves is charged.
-            ``weighted`` charges the mixture with the grid's own public weights. A
-            ``noise_multiplier`` on the grid gives proportions; all noise is scaled by one factor.
+            ``common`` gives every candidate the noise (for a grid of noise: the steps) of one ε and
+            charges the pointwise worst of their curves. ``weighted`` charges the mixture with the
+            grid's own public weights. A ``noise_multiplier`` on the grid gives proportions; all noise
+            is scaled by one factor.
     """
 
     guarantee: str | None = None
@@ -102,11 +102,7 @@ class Drawing(Searching):
         part: str = "all",
         final_records: int | None = None,
     ) -> SearchPlan:
-        """Plan what candidates run, each training at about ``epsilon`` on a part of the records.
-
-        An expected batch size on the grid is that of the final training, on ``final_records``; a
-        candidate keeps the ratio to its own records.
-        """
+        """Plan what candidates run, each training at about ``epsilon`` on a part of the records."""
         names = [name for name in CHANGING if name in context.space]
         require_suited(self.arm, method_class(self.method), self.options, context)
         self._check_guarantee(names)

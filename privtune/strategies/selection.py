@@ -52,8 +52,8 @@ class Selection(IndependentDrawing):
     Args:
         candidates: What a trial may be, in place of ``method``: a list of ``{method: ...}`` with
             ``parameters``, ``options`` and a ``name`` where wanted. Each trial draws one entry,
-            uniformly, and from the space what its method needs besides. Every entry is trained at
-            the same ε; their pointwise worst is charged.
+            uniformly, and from the space what its method needs besides. All are trained at the same
+            ε; their pointwise worst is charged.
     """
 
     needs: ClassVar[Needs] = Needs(score=True, independent=True)
@@ -183,13 +183,10 @@ class PapernotSteinke(OptionsOfLaw, Selection):
         law: ``geometric`` (the default: it gives the most for its price), ``logarithmic``,
             ``truncated_negative_binomial`` (with ``shape``), ``poisson`` (K = 0 possible: the
             release is then "nothing"), ``binomial`` (with ``n``), or ``auto``: the law and mean
-            that find a top-10% candidate with probability ``power`` at the least noise, among all
-            families, binomial and a fixed number included.
+            that find a top-10% candidate with probability ``power`` at the least noise.
         mean_runs: Mean number of runs; 10 unless given. ``auto``: the largest, up to 1000 (and to
             ``n`` and ``maximum``), with which the selection stays within the arm's target while
             each run costs ``training_epsilon``.
-        training_epsilon: What each run costs alone, at the study's δ; only with
-            ``mean_runs: auto``. Without it, the noise is fitted to the mean number of runs.
         min_runs: Fewest runs: that many candidates are drawn whatever the law says. It has a price,
             which the plan shows.
         power: Only with ``law: auto``; 0.6 unless given.
@@ -198,8 +195,7 @@ class PapernotSteinke(OptionsOfLaw, Selection):
         Papernot and Steinke 2022, arXiv 2110.03620; Liu and Talwar 2019, arXiv 1811.07971.
 
     Example:
-        >>> strategy = PapernotSteinke(mean_runs=20)
-        >>> law = strategy.run_law()
+        >>> law = PapernotSteinke(mean_runs=20).run_law()
         >>> round(law.expected_runs), law.quantile(0.99)  # the secret number of candidates
         (20, 90)
     """
@@ -242,21 +238,15 @@ class PapernotSteinke(OptionsOfLaw, Selection):
 class LiuTalwar(Selection):
     """Random stopping: after every run stop with probability γ, then release the best so far.
 
-    With a known threshold the release is the first candidate whose score reaches it, or "nothing",
-    and the round ends there: later candidates are not run, and would have no part in the release.
-    That is cheaper than the best of all: 2ε in place of 3ε for a pure run. With a fewest or a most
-    number of runs it is charged as the selection under the order that knows only "reached" and
-    "not reached": given that some run reached the threshold, the first one and a uniformly drawn
-    one have the same law. How many did run stays sealed, and the plan's expectations are those of a
-    round that runs them all.
+    With a known threshold the release is the first candidate whose score reaches it, or "nothing": 2ε
+    in place of 3ε for a pure run. How many candidates did reach it stays sealed.
 
     Args:
         gamma: Probability of stopping after a run, in (0, 1]; or give ``mean_runs``.
         mean_runs: 1/γ; 10 unless either is given. ``auto``: the largest, up to 1000 (and to
             ``maximum``), with which the arm stays within its target while each run costs
             ``training_epsilon``.
-        training_epsilon: What each run costs alone, at the study's δ; only with
-            ``mean_runs: auto``.
+        training_epsilon: What each run costs alone, at the study's δ; only with ``mean_runs: auto``.
         maximum: Hard cap on the number of runs.
         min_runs: Fewest runs: stopping begins after that many. The mean is then
             ``min_runs − 1 + 1/gamma``.

@@ -52,9 +52,8 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         variant: 1 trains the final model on the records that were not tuned on, 2 on all.
         rate: Probability that a record is tuned on, in (0, 1).
         extrapolation: ``scale-learning-rate`` (for SGD: a candidate of rate η is tried on m of n
-            records at η·m/n, since the gradient is averaged over a batch that is smaller by that
-            much), ``keep`` (for Adam, whose steps do not depend on the gradient's scale), or
-            ``auto`` (the one that goes with the method). The space is that of the final training.
+            records at η·m/n), ``keep`` (for Adam, whose steps do not depend on the gradient's scale),
+            or ``auto`` (the one that goes with the method). The space is that of the final training.
         law: As for ``papernot-steinke``, of the selection on the subset.
 
     References:
@@ -115,10 +114,8 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         subset = replace(context, schedule=replace(context.schedule, records=tuned))
         search = self._search(subset, epsilon=epsilon / 2, part="subset", final_records=kept)
 
-        def cost(event: Event) -> Event:
-            # A validation record is in no subset: it meets the selection's scores, nothing else.
-            return PrivateSelection(event, law)
-
+        # A validation record is in no subset: it meets the selection's scores, nothing else.
+        cost = partial(PrivateSelection, runs=law)
         event_of = partial(self._event, law=law)
         search, score, event = meet(search, event_of, cost, context=context, epsilon=epsilon)
         final = _final(search.trainings[0], kept, self.variant)
@@ -197,10 +194,8 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
         Bu and Liu 2025, Section 5 (the baseline DP-hyper); Papernot and Steinke 2022, arXiv 2110.03620.
 
     Example:
-        >>> context = study.spec.planning_context()
-
         >>> strategy = DPHyper(mean_runs=3, parameters={"max_grad_norm": 1.0})
-        >>> plan = strategy.plan(context, epsilon=2.0)
+        >>> plan = strategy.plan(study.spec.planning_context(), epsilon=2.0)
         >>> [part.type for part in plan.event.events], plan.final
         (['composed', 'private_selection'], True)
     """
@@ -233,9 +228,7 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
         search = search.scaled(factor_for(selection, context, epsilon * self.share))
         final = self._search(context, epsilon=epsilon * (1.0 - self.share)).trainings[0]
 
-        def cost(event: Event) -> Event:
-            return PrivateSelection(event, law)
-
+        cost = partial(PrivateSelection, runs=law)
         event_of = partial(self._event, law=law)
         trained = SearchThenFinal(search, final)
         trained, score, event = meet(trained, event_of, cost, context=context, epsilon=epsilon)
@@ -277,9 +270,8 @@ class LinearScaling(Searching):
         trials: Trials of each of the two searches.
         fractions: What one trial of the first and of the second search may cost, as fractions of
             what the final training costs.
-        steps: How many steps it takes, as fractions, in (0, 1], of those of the final training. What
-            is extrapolated is the paper's r = ηT, rate times steps: a trial of T' steps runs at
-            T / T' times the rate that the space has drawn, which is that of the final training.
+        steps: Steps of each search, as fractions, in (0, 1], of those of the final training. A trial
+            of T' steps runs at T / T' times the rate drawn, for the paper extrapolates r = ηT.
         sampler: ``random``: candidates are drawn independently of earlier scores.
         pruner: Refused: it compares a trial with others.
 
@@ -287,9 +279,8 @@ class LinearScaling(Searching):
         Panda et al. 2024, arXiv 2212.04486, Algorithm 1 and Section 3 (r = ηT).
 
     Example:
-        >>> context = study.spec.planning_context()
-
-        >>> plan = LinearScaling(trials=2, parameters={"max_grad_norm": 1.0}).plan(context, epsilon=4.0)
+        >>> strategy = LinearScaling(trials=2, parameters={"max_grad_norm": 1.0})
+        >>> plan = strategy.plan(study.spec.planning_context(), epsilon=4.0)
         >>> [part.type for part in plan.event.events], plan.final
         (['composed', 'repeated'], True)
     """
@@ -333,9 +324,7 @@ class LinearScaling(Searching):
         search = SearchPlan(trainings[:2], ({"search": 0}, {"search": 1}), 2 * self.trials)
         trained = SearchThenFinal(search, trainings[2])
 
-        def cost(event: Event) -> Event:
-            return Repeated(2 * self.trials, event)
-
+        cost = partial(Repeated, 2 * self.trials)
         trained, score, event = meet(trained, self._event, cost, context=context, epsilon=epsilon)
         law = context.space["learning_rate"]
         return Plan(

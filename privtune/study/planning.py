@@ -18,7 +18,8 @@ from privtune.accounting import (
 )
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
-from privtune.ledger import RECORD, refuse_other_unit
+from privtune.ledger import RECORD
+from privtune.ledger.values import refuse_other_unit
 from privtune.strategies import (
     NoRunFitsError,
     Plan,

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
         TRAINED,
         PublicFacts,
         TaskDataError,
-        declared_note,
-        rows_note,
     )
     from privtune.tasks._fine_tuning import fine_tuned
     from privtune.tasks._partition import Sizes, by_unit, split, unit_records
@@ -41,10 +39,8 @@ __all__ = [
     "TaskDataError",
     "TensorData",
     "by_unit",
-    "declared_note",
     "fine_tuned",
     "get_task",
-    "rows_note",
     "split",
     "unit_records",
 ]

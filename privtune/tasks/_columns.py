@@ -114,10 +114,7 @@ class Paid(Column):
 
     @property
     def edges(self) -> Floats:
-        """Edges of the cells that a stage counts in: evenly within what is declared, else by powers of 2.
-
-        What lies beyond the first or the last edge is counted in the cell beside it.
-        """
+        """Edges of the cells that a stage counts in: evenly within what is declared, else by powers of 2."""
         if self.within is not None:
             return np.linspace(*self.within, _CELLS + 1)
         powers = np.exp2(np.arange(*_POWERS, dtype=float))
@@ -263,11 +260,7 @@ def moment_of(cell: Any) -> datetime.datetime | None:
 
 
 def read_columns(bounds: Any, columns: Any) -> tuple[Column, ...]:
-    """Read the ``bounds`` and ``columns`` of a table's spec.
-
-    Raises:
-        InvalidInputError: If a column is not well declared, or would be scaled by the records.
-    """
+    """Read the ``bounds`` and ``columns`` of a table's spec."""
     given: dict[str, Column] = {}
     for field, declared in (("task.bounds", bounds or {}), ("task.columns", columns or {})):
         _refuse_data(declared)

@@ -30,36 +30,20 @@ class TaskChangedError(PrivTuneError):
 
 
 def declared_note(facts: Mapping[str, str]) -> str:
-    """Return the warning about what is declared of records or trainings and not enforced, or nothing.
-
-    Args:
-        facts: The public facts of a plan.
-
-    Example:
-        >>> declared_note({MECHANISM: "declared by the lab; not enforced by PrivTune"})
-        'training declared by the lab; not enforced by PrivTune'
-    """
+    """Return the warning about what is declared of records or trainings and not enforced, or nothing."""
     return "; ".join(f"{name} {facts[name]}" for name in (ROWS, MECHANISM) if name in facts)
 
 
 def rows_note(facts: Mapping[str, str]) -> str:
-    """Return the warning about a query whose rows are declared independent; else an empty text.
-
-    Args:
-        facts: The public facts of a plan.
-
-    Example:
-        >>> rows_note({"classes": "2"}), rows_note({ROWS: "declared independent"})
-        ('', 'rows of the query declared independent')
-    """
+    """Return the warning about a query whose rows are declared independent; else an empty text."""
     return f"{ROWS} {facts[ROWS]}" if ROWS in facts else ""
 
 
-_EXPECTED = "declared numbers of them are expectations, the true ones are sealed"
+_EXPECTED = "the declared sizes are expectations, the true sizes are sealed"
 PARTITIONS: Mapping[str, str] = {
     "fixed": "given by the task: each holds exactly the declared number, which is public",
-    "content": f"private records by a keyed hash of their content: {_EXPECTED}",
-    "id": f"private records by a keyed hash of their ids: {_EXPECTED}",
+    "content": f"a keyed hash of a private record's content decides its split; {_EXPECTED}",
+    "id": f"a keyed hash of a private record's id decides its split; {_EXPECTED}",
     "given": (
         "given apart: the guarantee is for data sets that differ in one record of one of these splits, "
         "and their sizes are public; splitting one data set by position (x[:1000], train_test_split) "
@@ -68,7 +52,7 @@ PARTITIONS: Mapping[str, str] = {
 }
 """How records come into splits, in words."""
 
-_BY_UNIT = f"each unit is in one of them alone: {_EXPECTED}"
+_BY_UNIT = f"each unit is in one split alone; {_EXPECTED}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +63,11 @@ class PublicFacts:
         train_records, validation_records, test_records: Declared numbers; None where there are none.
         public_validation, public_test: Whether the split is public as a whole.
         partition: How records come into splits: ``fixed``, ``content``, ``id`` or ``given``.
-        input_shape, classes: Shape of an input, classes as a number or all names; None if not declared.
+        input_shape, classes: Shape of an input; classes as a number or all names; None if not declared.
         bounds, values: By feature the bounds that it is clipped to, or in words what it can be.
-        pretrained, trainable, precision: Weights that training starts from, its part, its numbers.
+        pretrained, trainable, precision: Weights that training starts from, the part trained, its numbers.
         target_range: For a regression, the range that targets are clipped to.
-        unit: What one record is all rows of, and how many at most; empty where it is a row.
+        unit: What one record is all rows of; empty where it is a row.
         rows_declared: Whether rows of a query are declared to come from one protected record each.
         parts: What a record holds, in words, in the place of ``input_shape``.
 

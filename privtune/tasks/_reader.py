@@ -48,14 +48,7 @@ _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$"
 
 @dataclass(frozen=True)
 class Source:
-    """A table that has been opened, but for its records.
-
-    Args:
-        columns: Names of the columns, in order; None where each record names its own.
-        words: The columns that hold no numbers, by the types that a header declares.
-        most: Counts records, or more than there are. The number is as private as they are.
-        read: Reads some columns, some records at a time.
-    """
+    """A table that has been opened, but for its records."""
 
     columns: Sequence[str] | None
     words: frozenset[str]
@@ -63,11 +56,7 @@ class Source:
     read: Callable[[Sequence[str]], Iterator[Columns]]
 
     def check(self, names: Sequence[str], place: str) -> None:
-        """Refuse a table that lacks a column, or has two of a name, by its header alone.
-
-        Raises:
-            TaskDataError: Naming them, and no other: where a header is missing, a record stands there.
-        """
+        """Refuse a table that lacks a column, or has two of a name, by its header alone."""
         if self.columns is None:
             return
         if missing := [name for name in names if name not in self.columns]:
@@ -94,12 +83,7 @@ def heard(batches: Iterable[_T], most: int, *, size: Callable[[_T], int]) -> Ite
 
 
 def open_table(path: Path) -> Source:
-    """Open a table by its ending: ``.parquet``, ``.arrow``, ``.feather``, ``.jsonl``, else CSV.
-
-    Raises:
-        TaskAbsentError: If it is not there.
-        TaskDataError: If it cannot be read; without any value of a record.
-    """
+    """Open a table by its ending: ``.parquet``, ``.arrow``, ``.feather``, ``.jsonl``, else CSV."""
     check_file(path)
     try:
         if path.suffix in (".parquet", ".arrow", ".feather"):
@@ -110,12 +94,7 @@ def open_table(path: Path) -> Source:
 
 
 def check_file(path: Path) -> None:
-    """Check that a path names a regular file, before it is opened.
-
-    Raises:
-        TaskAbsentError: If there is none.
-        TaskDataError: If it is something else: a folder, a pipe, a device.
-    """
+    """Check that a path names a regular file, before it is opened."""
     try:
         regular_file(path)
     except FileNotFoundError:
@@ -126,10 +105,7 @@ def check_file(path: Path) -> None:
 
 
 def _csv(path: Path) -> Source:
-    """Open a CSV file of one record a line, so that no record can swallow the next ones.
-
-    A cell that a short line lacks is missing; of a line that is too long nothing can be read.
-    """
+    """Open a CSV file of one record a line, so that no record can swallow the next ones."""
 
     def decoded(block: bytes) -> bytes:
         return block if block.isascii() else block.decode("utf-8", "replace").encode()
@@ -205,10 +181,7 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _json_lines(path: Path) -> Source:
-    """Open a file of one JSON object a line. A key that an object lacks is missing of that record.
-
-    Not by Arrow: one object with another type in a key would decide about all of them.
-    """
+    """Open a file of one JSON object a line. A key that an object lacks is missing of that record."""
 
     def lines() -> Iterator[str]:
         with path.open(encoding="utf-8-sig", errors="replace") as file:

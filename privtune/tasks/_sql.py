@@ -121,22 +121,7 @@ class RowError(PrivTuneError):
 
 
 def check_query(url: str, query: str) -> exp.Table:
-    """Return the table that a query reads row by row, or refuse the query. The URL says the dialect.
-
-    Raises:
-        InvalidInputError: If a part of it may look at another row, or changes from run to run.
-
-    **Guarantee**: of a base table, each row gives one record or none, by its own values alone; so adding or
-    removing a row of the table adds or removes one record.
-
-    Example:
-        >>> check_query("sqlite://", "SELECT id, lower(name) AS name FROM people WHERE age >= 18").name
-        'people'
-        >>> check_query("sqlite://", "SELECT id FROM people LIMIT 10")
-        Traceback (most recent call last):
-            ...
-        privtune.errors.InvalidInputError: task.query = 'SELECT id FROM people LIMIT 10': must ...
-    """
+    """Return the table that a query reads row by row, or refuse the query. The URL says the dialect."""
     backend = sa.make_url(_VARIABLE.sub("x", url)).get_backend_name()
     dialect = _DIALECTS.get(backend)
     if dialect is None:
@@ -214,11 +199,7 @@ def _refused(query: str, reason: str) -> InvalidInputError:
 
 
 def check_url(url: Any) -> str:
-    """Return a database's URL, or refuse it.
-
-    Raises:
-        InvalidInputError: If it is none, or holds a password: specs are stored and exported.
-    """
+    """Return a database's URL, or refuse it."""
     if not isinstance(url, str):
         raise InvalidInputError(
             "task.url", url, "must be the URL of a database, as SQLAlchemy has it"
@@ -248,11 +229,7 @@ class SqlTable:
     independent: bool = False  # its rows are declared to come from one protected record each
 
     def check_source(self) -> None:
-        """Check that the query reads a base table and its columns: a view may hide a join.
-
-        Raises:
-            TaskDataError: If it does not, or the database does not say.
-        """
+        """Check that the query reads a base table and its columns: a view may hide a join."""
         if self.independent:
             return
         table = check_query(self.url, self.query)
@@ -359,10 +336,7 @@ class SqlTable:
 
 
 def _forgiving(connection: Connection, names: Sequence[str]) -> str:
-    """Return the list of selected columns, as text where the driver could fail on a single value.
-
-    SQLite keeps text that is not UTF-8, PostgreSQL dates that Python has not.
-    """
+    """Return the list of selected columns, as text where the driver could fail on a single value."""
     if connection.dialect.name == "sqlite":
         driver: Any = connection.connection.driver_connection
         driver.text_factory = lambda text: text.decode(errors="replace")

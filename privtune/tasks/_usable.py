@@ -59,10 +59,7 @@ class Fault:
 def label_faults(
     name: str, cells: pa.Array, classes: Sequence[Any], *, without: str
 ) -> tuple[Fault, Fault]:
-    """Return two faults: labels that are missing, called ``without``, and those of no declared class.
-
-    A declared class is a label also where it is a word for nothing, such as none.
-    """
+    """Return two faults: labels that are missing, called ``without``, and those of no declared class."""
     other, missing = coded(cells, classes) < 0, is_missing(cells)
     return (
         Fault(name, without, other & missing, cells=cells),
@@ -108,10 +105,7 @@ class SplitCheck:
 
     @property
     def too_few(self) -> bool:
-        """Whether fewer than half of the declared records can be used, and not by the chance of a hash.
-
-        A split without any is too few by whatever chance: nothing can be trained or chosen on it.
-        """
+        """Whether fewer than half of the declared records can be used, and not by the chance of a hash."""
         if self.usable == 0 or 2 * self.usable >= self.declared:
             return self.usable == 0
         many = self.declared >= _MANY  # Chernoff: fewer than half of them by chance of e^-125

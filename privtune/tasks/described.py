@@ -76,19 +76,11 @@ class Described(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Check what can be checked before anything is charged, without looking at a record.
-
-        Raises:
-            TaskDataError: If it is not as declared; without any value of a record.
-        """
+        """Check what can be checked before anything is charged, without looking at a record."""
 
     @abstractmethod
     def header(self) -> None:
-        """Check what holds the records while planning, as :meth:`check` where that takes no time.
-
-        Raises:
-            TaskAbsentError: If it is not here.
-        """
+        """Check what holds the records while planning, as :meth:`check` where that takes no time."""
 
     @abstractmethod
     def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
@@ -142,11 +134,7 @@ class Described(ABC):
 def check_fields(
     what: str, spec: Mapping[str, Any], known: Sequence[str], *, needed: Sequence[str]
 ) -> None:
-    """Refuse fields that are unknown, and a spec that lacks one.
-
-    Raises:
-        InvalidInputError: Naming them.
-    """
+    """Refuse fields that are unknown, and a spec that lacks one."""
     known = ("type", "name", *known, *SPLITS, "public_test", "key")
     if unknown := sorted(map(str, set(spec) - set(known))):
         raise InvalidInputError("task", unknown, f"{what} takes {', '.join(known)}")
@@ -156,11 +144,7 @@ def check_fields(
 
 
 def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return declared sizes, the key and the classes of a spec.
-
-    Raises:
-        InvalidInputError: If a size is no number of records, or classes are not different.
-    """
+    """Return declared sizes, the key and the classes of a spec."""
     for field in SPLITS:
         value = spec[field]
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10**12:
@@ -174,11 +158,7 @@ def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_classes(given: Any) -> tuple[Any, ...]:
-    """Return the declared classes.
-
-    Raises:
-        InvalidInputError: If they are fewer than two, or not different words and numbers.
-    """
+    """Return the declared classes."""
     return values_of("task.classes", given, least=2)
 
 
@@ -193,11 +173,7 @@ def read_flag(spec: Mapping[str, Any], field: str) -> bool:
 def own_model(
     path: str, features: Any, outputs: int, *, built_in: Sequence[str], of: str
 ) -> Callable[[], nn.Module]:
-    """Return what makes a model of the user's own, of ``package.module:factory``.
-
-    Raises:
-        InvalidInputError: If it names no function of features (or the shape of a record) and outputs.
-    """
+    """Return what makes a model of the user's own, of ``package.module:factory``."""
     factory = find_function(
         "task.model",
         path,
@@ -454,10 +430,7 @@ class _Texts(Described):
 
 
 def text(spec: Mapping[str, Any]) -> Task:
-    """Return the task of texts that a spec describes, as docs/spec.md says; nothing is read.
-
-    Features are means over a frozen encoder's tokens. What it was trained on is assumed public.
-    """
+    """Return the task of texts that a spec describes, as docs/spec.md says; nothing is read."""
     needed = ("path", "classes", "encoder")
     check_fields(
         "text", spec, (*needed, "text", "label", "tokenizer", "length", "model"), needed=needed

@@ -48,15 +48,7 @@ _TWICE = 3  # first records that are read twice
 
 
 def own_task(build: Build | str | None, **given: Any) -> Task:
-    """Return the task of data, functions and facts as ``study.optimize`` takes them.
-
-    Every function, and every data, may be ``"package.module:function"``: then other processes find it,
-    too. The loss of one record is ``(model, x, y) -> [1]`` of a pair, ``(model, record)`` of a dict,
-    ``(model, *record)`` of a tuple, ``(model, x)`` of one tensor; of units it gives the loss of each row.
-
-    **Guarantee**: by ``data``, adding or removing one record moves no other. Of splits given apart, the
-    guarantee is for data sets that differ in one record of one of them.
-    """
+    """Return the task of data, functions and facts as ``study.optimize`` takes them."""
     if unknown := sorted(map(str, set(given) - set(_FIELDS))):
         raise InvalidInputError("task", unknown, f"type own takes {', '.join(_FIELDS)}")
     for field in _FUNCTIONS:
@@ -641,10 +633,7 @@ def _of_items(data: Any, field: str, pad_to: int | None) -> Any:
 
 
 def _leaves(data: Any, number: int, orders: dict[Any, list[Any]]) -> Any:
-    """Return one record as :func:`_flat` does; None if it holds nothing that can be used.
-
-    Entries of dicts of the same names come in the order of the first, which ``orders`` keeps.
-    """
+    """Return one record as :func:`_flat` does; None if it holds nothing that can be used."""
     try:
         record = data[number]
     except Exception as error:  # a record that cannot be read contributes nothing

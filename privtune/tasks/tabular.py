@@ -102,11 +102,7 @@ class Table(Described):
             self._open().check(self.columns, self.path)
 
     def load(self) -> TaskData:
-        """Read the records.
-
-        Raises:
-            PrivTuneError: If a stage has yet to release what features are made of.
-        """
+        """Read the records."""
         if self.unpaid:
             raise PrivTuneError(f"{', '.join(self.unpaid)} of the table have not been released.")
         self.check()
@@ -154,10 +150,7 @@ class Table(Described):
         ]
 
     def examine(self) -> RecordCheck:
-        """Read the records, and return how many cannot be used, and why. For the curator alone.
-
-        Where bounds are yet to be released and there is no id, nobody knows the split of a record.
-        """
+        """Read the records, and return how many cannot be used, and why. For the curator alone."""
         sizes, known = vars(self.sizes), not self.paid()
         placed = self.id is not None or known
         tally = Tally(
@@ -405,11 +398,7 @@ def _weighted(
 
 
 def _constants(spec: Mapping[str, Any], table: Table) -> Mapping[str, float]:
-    """Return what is proven of the loss of a linear model on declared features; of others nothing.
-
-    **Proof** for squared errors in half ranges: the Hessian is 2 (x, 1)(x, 1)ᵀ; at zero weights the error
-    is 1 at most. There is no bound on the gradient: it grows with the weights.
-    """
+    """Return what is proven of the loss of a linear model on declared features; of others nothing."""
     weights = spec.get("class_weights") or ()
     linear = spec.get("model", "linear") in ("linear", "logistic")
     if not linear or table.projection is not None or weights == PAID:

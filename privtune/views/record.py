@@ -18,9 +18,11 @@ from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.plots._style import colours
-from privtune.strategies import Ending, validation_metric
+from privtune.strategies import Ending
 from privtune.strategies.plan import epsilon_spent
-from privtune.tasks import PRECISION, PRETRAINED, TRAINED, declared_note
+from privtune.strategies.scoring import validation_metric
+from privtune.tasks import PRECISION, PRETRAINED, TRAINED
+from privtune.tasks._facts import declared_note
 from privtune.views.page import render
 from privtune.views.text import (
     budget_line,

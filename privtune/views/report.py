@@ -13,7 +13,8 @@ from privtune.ledger.audits import contradictions
 from privtune.numbers import ceil_to, show_epsilon, show_left, show_seconds
 from privtune.strategies.laws import say_few_runs
 from privtune.study.audits import audits_of
-from privtune.tasks import PRETRAINED, rows_note
+from privtune.tasks import PRETRAINED
+from privtune.tasks._facts import rows_note
 from privtune.views import text
 from privtune.views.page import Values, figure, render
 from privtune.views.record import budget_view, ledger_table

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from privtune.ledger import show_adjacency
+from privtune.ledger.values import show_adjacency
 from privtune.numbers import show_epsilon, show_left
-from privtune.strategies import validation_metric
-from privtune.tasks import MECHANISM, declared_note
+from privtune.strategies.scoring import validation_metric
+from privtune.tasks import MECHANISM
+from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:
@@ -64,9 +65,8 @@ def public_facts(plans: Sequence[Plan]) -> list[tuple[str, Mapping[str, str]]]:
 NOT_MEASURED = "not measured"
 """What stands for a metric that no charge paid for."""
 EXPECTED = (
-    "Gradient evaluations, and seconds of what is private, are the plan's expectations: sizes of Poisson "
-    "samples are private, and what a training really took tells them, or the secret number of a "
-    "selection's runs."
+    "Gradient evaluations, and the seconds of private arms, are the plan's expectations. The true numbers "
+    "stay sealed: they would tell the sizes of the random batches, or how many runs a selection made."
 )
 """What stands below every comparison."""
 
@@ -154,10 +154,12 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
     reports = [arm.plan.report for arm in arms if arm.plan.report is not None]
     if reports and reports[0].event is not None:
         return (
-            f"{title} is of the released model on the private test split: noised and charged, with a "
+            f"{title} is that of the released model on the private test split: noised and charged, with a "
             "95% interval for the noise and for the drawing of the records."
         )
-    return f"{title} is of the released model, on the test split, which the task declares public."
+    return (
+        f"{title} is that of the released model on the test split, which the task declares public."
+    )
 
 
 def together(spent: Guarantee) -> str:

@@ -9,34 +9,14 @@ import pytest
 import scipy.fft
 from hypothesis import strategies as st
 
-from privtune.accounting import (
-    ZCDP,
-    ApproximateDP,
-    Binomial,
-    Composed,
-    Gaussian,
-    Geometric,
-    Joint,
-    Laplace,
-    Logarithmic,
-    NonPrivate,
-    Parallel,
-    Poisson,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
-    TruncatedNegativeBinomial,
-    WorstOf,
-)
+import privtune.accounting as dp
 from privtune.accounting.lower import Instance
 from privtune.accounting.pmf import from_profile
 
 
 def steps(rate, noise, count):
     """DP-SGD: `count` Poisson-sampled Gaussian releases."""
-    return Repeated(count, PoissonSampled(rate, Gaussian(noise)))
+    return dp.Repeated(count, dp.PoissonSampled(rate, dp.Gaussian(noise)))
 
 
 def finite_pmf(p, q, step=2e-3):
@@ -88,40 +68,40 @@ def counted() -> Iterator[Work]:
 
 positive = st.floats(0.05, 50.0, allow_nan=False)
 rates = st.floats(1e-4, 1.0)
-gaussians = st.builds(Gaussian, positive)
-laplaces = st.builds(Laplace, positive)
+gaussians = st.builds(dp.Gaussian, positive)
+laplaces = st.builds(dp.Laplace, positive)
 singles = st.one_of(
     gaussians,
     laplaces,
-    st.builds(Joint, st.lists(gaussians, min_size=1, max_size=3)),
-    st.builds(Joint, st.lists(st.one_of(gaussians, laplaces), min_size=1, max_size=3)),
+    st.builds(dp.Joint, st.lists(gaussians, min_size=1, max_size=3)),
+    st.builds(dp.Joint, st.lists(st.one_of(gaussians, laplaces), min_size=1, max_size=3)),
 )
 laws = st.one_of(
-    st.builds(Geometric, st.floats(1.0, 200.0)),
-    st.builds(Logarithmic, st.floats(1.0, 200.0)),
-    st.builds(Poisson, st.floats(0.1, 50.0)),
-    st.builds(TruncatedNegativeBinomial, st.floats(-0.9, 3.0), st.floats(1.0, 200.0)),
-    st.builds(Binomial, st.just(30), st.floats(0.5, 30.0)),
-    st.builds(Geometric, st.floats(1.0, 20.0), st.integers(1, 60)),
+    st.builds(dp.Geometric, st.floats(1.0, 200.0)),
+    st.builds(dp.Logarithmic, st.floats(1.0, 200.0)),
+    st.builds(dp.Poisson, st.floats(0.1, 50.0)),
+    st.builds(dp.TruncatedNegativeBinomial, st.floats(-0.9, 3.0), st.floats(1.0, 200.0)),
+    st.builds(dp.Binomial, st.just(30), st.floats(0.5, 30.0)),
+    st.builds(dp.Geometric, st.floats(1.0, 20.0), st.integers(1, 60)),
 )
 leaves = st.one_of(
     singles,
-    st.builds(PoissonSampled, rates, singles),
-    st.builds(ZCDP, st.floats(0.0, 2.0)),
-    st.builds(ApproximateDP, st.floats(0.0, 3.0), st.floats(0.0, 1e-4)),
-    st.just(NonPrivate()),
+    st.builds(dp.PoissonSampled, rates, singles),
+    st.builds(dp.ZCDP, st.floats(0.0, 2.0)),
+    st.builds(dp.ApproximateDP, st.floats(0.0, 3.0), st.floats(0.0, 1e-4)),
+    st.just(dp.NonPrivate()),
 )
 events = st.recursive(
     leaves,
     lambda inner: st.one_of(
-        st.builds(Repeated, st.integers(1, 1000), inner),
-        st.builds(Composed, st.lists(inner, max_size=3)),
-        st.builds(WorstOf, st.lists(inner, min_size=1, max_size=3)),
-        st.builds(lambda e: WorstOf([e, e], [0.25, 0.75]), inner),
-        st.builds(Parallel, st.lists(inner, min_size=1, max_size=3)),
-        st.builds(PrivateSelection, inner, laws),
-        st.builds(ThresholdSelection, inner, st.floats(0.01, 1.0)),
-        st.builds(SubsampledTuning, st.sampled_from([1, 2]), st.floats(0.01, 0.9), inner, inner),
+        st.builds(dp.Repeated, st.integers(1, 1000), inner),
+        st.builds(dp.Composed, st.lists(inner, max_size=3)),
+        st.builds(dp.WorstOf, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(lambda e: dp.WorstOf([e, e], [0.25, 0.75]), inner),
+        st.builds(dp.Parallel, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(dp.PrivateSelection, inner, laws),
+        st.builds(dp.ThresholdSelection, inner, st.floats(0.01, 1.0)),
+        st.builds(dp.SubsampledTuning, st.sampled_from([1, 2]), st.floats(0.01, 0.9), inner, inner),
     ),
     max_leaves=5,
 )

@@ -7,34 +7,13 @@ from dp_accounting.pld import privacy_loss_distribution as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privtune.accounting import (
-    ZCDP,
-    Adjacency,
-    ApproximateDP,
-    Composed,
-    Gaussian,
-    Geometric,
-    Guarantee,
-    Joint,
-    Laplace,
-    NonPrivate,
-    Parallel,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-    WorstOf,
-    delta,
-    epsilon,
-    explain,
-    group_privacy,
-)
+import privtune.accounting as dp
 from privtune.accounting.rdp import gaussian_delta, gaussian_epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.weights import weigh
 from tests.accounting.helpers import steps
 
-REPLACE = Adjacency.REPLACE_ONE
+REPLACE = dp.Adjacency.REPLACE_ONE
 BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 5.0, 30), (0.01, 0.3, 100)]
 
 
@@ -43,24 +22,24 @@ BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 5.0, 30), (0.01, 0.3,
 def test_agrees_with_dp_accounting(base, level):
     rate, noise, count = base
     pld = reference.from_gaussian_mechanism(noise, sampling_prob=rate).self_compose(count)
-    answer = epsilon(steps(*base), level)
+    answer = dp.epsilon(steps(*base), level)
     assert answer.method == "pld"
     assert answer.epsilon == pytest.approx(pld.get_epsilon_for_delta(level), rel=2e-3)
-    back = delta(steps(*base), answer.epsilon)
+    back = dp.delta(steps(*base), answer.epsilon)
     assert back.delta == pytest.approx(level, rel=2e-2)
 
 
 def test_small_rates_need_a_fine_lattice():
     # dp-accounting's default lattice gives 0.2288; RDP gives 1.02.
-    assert epsilon(steps(1e-4, 1.0, 100_000), 1e-9).epsilon == pytest.approx(0.2180, rel=1e-3)
+    assert dp.epsilon(steps(1e-4, 1.0, 100_000), 1e-9).epsilon == pytest.approx(0.2180, rel=1e-3)
 
 
 def test_laplace_agrees_with_dp_accounting():
     pld = reference.from_laplace_mechanism(2.0).self_compose(10)
-    ours = epsilon(Repeated(10, Laplace(2.0)), 1e-5)
+    ours = dp.epsilon(dp.Repeated(10, dp.Laplace(2.0)), 1e-5)
     assert ours.bounds["pld"] == pytest.approx(pld.get_epsilon_for_delta(1e-5), rel=1e-3)
     sampled = reference.from_laplace_mechanism(1.0, sampling_prob=0.1).self_compose(100)
-    ours = epsilon(Repeated(100, PoissonSampled(0.1, Laplace(1.0))), 1e-5)
+    ours = dp.epsilon(dp.Repeated(100, dp.PoissonSampled(0.1, dp.Laplace(1.0))), 1e-5)
     assert ours.epsilon == pytest.approx(sampled.get_epsilon_for_delta(1e-5), rel=1e-3)
 
 
@@ -71,29 +50,31 @@ def test_few_laplace_releases_are_not_understated(scale, count):
         scale, pessimistic_estimate=False, value_discretization_interval=1e-4
     )
     low = pld.self_compose(count).get_epsilon_for_delta(1e-5)
-    ours = epsilon(Repeated(count, Laplace(scale)), 1e-5)
+    ours = dp.epsilon(dp.Repeated(count, dp.Laplace(scale)), 1e-5)
     assert all(bound >= low * (1 - 1e-6) for bound in ours.bounds.values())
     assert ours.epsilon <= low * 1.01
 
 
-@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("adjacency", list(dp.Adjacency))
 def test_gaussian_compositions_are_exact(adjacency):
     """μ-GDP: μ² adds, whatever the grouping (Dong, Roth, Su, Corollary 3.3)."""
-    event = Composed([Repeated(9, Gaussian(6.0)), Joint([Gaussian(3.0), Gaussian(1.5)])])
+    event = dp.Composed(
+        [dp.Repeated(9, dp.Gaussian(6.0)), dp.Joint([dp.Gaussian(3.0), dp.Gaussian(1.5)])]
+    )
     mu = math.sqrt(9 / 36 + 1 / 9 + 1 / 2.25)
-    answer = epsilon(event, 1e-6, adjacency=adjacency)
+    answer = dp.epsilon(event, 1e-6, adjacency=adjacency)
     assert answer.method == "gdp"
     assert answer.epsilon == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=1e-12)
     assert gaussian_delta(mu, answer.epsilon) <= 1e-6
     assert gaussian_delta(mu, answer.epsilon * (1 - 1e-9)) > 1e-6
-    assert delta(event, 1.0).delta == pytest.approx(gaussian_delta(mu, 1.0), rel=1e-12)
+    assert dp.delta(event, 1.0).delta == pytest.approx(gaussian_delta(mu, 1.0), rel=1e-12)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(("sigma", "value"), [(1.0, 4.377178), (2.0, 1.993), (0.5, 9.997)])
 def test_gaussian_mechanism_by_the_analytic_formula(sigma, value):
     """Balle and Wang, Theorem 8."""
-    assert epsilon(Gaussian(sigma), 1e-5).epsilon == pytest.approx(value, abs=2e-3)
+    assert dp.epsilon(dp.Gaussian(sigma), 1e-5).epsilon == pytest.approx(value, abs=2e-3)
 
 
 def test_gaussian_extremes():
@@ -107,11 +88,11 @@ def test_gaussian_extremes():
 
 @pytest.mark.quick
 def test_known_mechanisms():
-    assert epsilon(ApproximateDP(0.7, 1e-6), 1e-5).epsilon <= 0.7 * 1.001
-    assert math.isinf(epsilon(ApproximateDP(0.7, 1e-4), 1e-5).epsilon)
-    assert epsilon(Laplace(2.0), 1e-9).epsilon == pytest.approx(0.5, rel=1e-3)
+    assert dp.epsilon(dp.ApproximateDP(0.7, 1e-6), 1e-5).epsilon <= 0.7 * 1.001
+    assert math.isinf(dp.epsilon(dp.ApproximateDP(0.7, 1e-4), 1e-5).epsilon)
+    assert dp.epsilon(dp.Laplace(2.0), 1e-9).epsilon == pytest.approx(0.5, rel=1e-3)
     # A bound through zCDP is looser than the Gaussian it comes from, and not by much.
-    assert 4.377 <= epsilon(ZCDP(0.5), 1e-5).epsilon <= 4.8
+    assert 4.377 <= dp.epsilon(dp.ZCDP(0.5), 1e-5).epsilon <= 4.8
 
 
 def test_repeated_approximate_dp_by_the_optimal_composition():
@@ -128,7 +109,7 @@ def test_repeated_approximate_dp_by_the_optimal_composition():
             total += max(a - math.exp(value) * b, 0.0)
         return lost + (1 - lost) * total
 
-    ours = epsilon(Repeated(k, ApproximateDP(eps, dlt)), level).epsilon
+    ours = dp.epsilon(dp.Repeated(k, dp.ApproximateDP(eps, dlt)), level).epsilon
     assert exact(ours) <= level
     assert exact(ours * 0.998) > level
 
@@ -137,11 +118,11 @@ small = st.sampled_from(
     [
         steps(0.02, 1.0, 50),
         steps(0.3, 4.0, 10),
-        Gaussian(3.0),
-        Laplace(4.0),
-        ApproximateDP(0.2, 1e-7),
-        ZCDP(0.02),
-        PrivateSelection(steps(0.02, 2.0, 50), Geometric(5)),
+        dp.Gaussian(3.0),
+        dp.Laplace(4.0),
+        dp.ApproximateDP(0.2, 1e-7),
+        dp.ZCDP(0.02),
+        dp.PrivateSelection(steps(0.02, 2.0, 50), dp.Geometric(5)),
     ]
 )
 
@@ -150,27 +131,26 @@ small = st.sampled_from(
 @settings(max_examples=12, deadline=None)
 def test_repetition_is_composition(event, count):
     """The wheel forgets no multiplicity: n times = n copies = n copies, nested."""
-    repeated = epsilon(Repeated(count, event), 1e-5)
-    copies = epsilon(Composed([event] * count), 1e-5)
-    nested = epsilon(Composed([Composed([event]), Repeated(count - 1, event)]), 1e-5)
+    repeated = dp.epsilon(dp.Repeated(count, event), 1e-5)
+    copies = dp.epsilon(dp.Composed([event] * count), 1e-5)
+    nested = dp.epsilon(dp.Composed([dp.Composed([event]), dp.Repeated(count - 1, event)]), 1e-5)
     assert repeated.epsilon == copies.epsilon == nested.epsilon
-    assert repeated.epsilon > epsilon(event, 1e-5).epsilon * 1.05
+    assert repeated.epsilon > dp.epsilon(event, 1e-5).epsilon * 1.05
 
 
 @given(small, small, small)
 @settings(max_examples=12, deadline=None)
 def test_order_does_not_matter_and_more_costs_more(a, b, c):
-    forward = epsilon(Composed([a, b, c]), 1e-5).epsilon
-    assert forward == pytest.approx(epsilon(Composed([c, b, a]), 1e-5).epsilon, rel=1e-3)
-    assert forward >= epsilon(Composed([a, b]), 1e-5).epsilon * (1 - 1e-3)
-    single = [epsilon(e, 1e-5 / 3).epsilon for e in (a, b, c)]
+    forward = dp.epsilon(dp.Composed([a, b, c]), 1e-5).epsilon
+    assert forward == pytest.approx(dp.epsilon(dp.Composed([c, b, a]), 1e-5).epsilon, rel=1e-3)
+    assert forward >= dp.epsilon(dp.Composed([a, b]), 1e-5).epsilon * (1 - 1e-3)
+    single = [dp.epsilon(e, 1e-5 / 3).epsilon for e in (a, b, c)]
     assert forward <= sum(single) * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("level", [1e-4, 1e-7])
-def test_monotone_in_noise_rate_and_steps(level):
+def test_monotone_in_noise_rate_and_steps():
     def cost(rate, noise, count):
-        return epsilon(steps(rate, noise, count), level).epsilon
+        return dp.epsilon(steps(rate, noise, count), 1e-7).epsilon
 
     noises = [cost(0.02, s, 300) for s in (0.6, 0.8, 1.0, 1.5, 3.0)]
     rates = [cost(q, 1.0, 300) for q in (0.002, 0.01, 0.05, 0.3, 0.99)]
@@ -183,166 +163,139 @@ def test_monotone_in_noise_rate_and_steps(level):
 @pytest.mark.quick
 def test_parallel_is_the_maximum_and_worst_of_too():
     cheap, dear = steps(0.01, 2.0, 100), steps(0.02, 1.0, 400)
-    alone = epsilon(dear, 1e-5).epsilon
-    for kind in (Parallel, WorstOf):
-        assert epsilon(kind([cheap, dear]), 1e-5).epsilon == pytest.approx(alone, rel=2e-3)
-    mixed = epsilon(WorstOf([cheap, dear], [0.5, 0.5]), 1e-5).epsilon
-    assert epsilon(cheap, 1e-5).epsilon < mixed < alone
-    whole = epsilon(Composed([Parallel([cheap, dear]), dear]), 1e-5).epsilon
-    assert whole == pytest.approx(epsilon(Repeated(2, dear), 1e-5).epsilon, rel=3e-3)
+    alone = dp.epsilon(dear, 1e-5).epsilon
+    for kind in (dp.Parallel, dp.WorstOf):
+        assert dp.epsilon(kind([cheap, dear]), 1e-5).epsilon == pytest.approx(alone, rel=2e-3)
+    mixed = dp.epsilon(dp.WorstOf([cheap, dear], [0.5, 0.5]), 1e-5).epsilon
+    assert dp.epsilon(cheap, 1e-5).epsilon < mixed < alone
+    whole = dp.epsilon(dp.Composed([dp.Parallel([cheap, dear]), dear]), 1e-5).epsilon
+    assert whole == pytest.approx(dp.epsilon(dp.Repeated(2, dear), 1e-5).epsilon, rel=3e-3)
 
 
 @pytest.mark.parametrize(
     "event",
     [
         steps(0.1, 1.0, 10),
-        PrivateSelection(steps(0.1, 1.0, 10), Geometric(3)),
-        Composed([Gaussian(1), Parallel([steps(0.1, 1.0, 10)])]),
-        SubsampledTuning(1, 0.1, Gaussian(1), Gaussian(1)),
+        dp.PrivateSelection(steps(0.1, 1.0, 10), dp.Geometric(3)),
+        dp.Composed([dp.Gaussian(1), dp.Parallel([steps(0.1, 1.0, 10)])]),
+        dp.SubsampledTuning(1, 0.1, dp.Gaussian(1), dp.Gaussian(1)),
     ],
 )
 def test_sampled_events_have_no_replace_one_account(event):
     with pytest.raises(InvalidInputError, match="group_privacy"):
-        epsilon(event, 1e-5, adjacency=REPLACE)
-
-
-def test_replace_one_of_unsampled_events():
-    for event in (Gaussian(2), Laplace(2), ZCDP(0.1), PrivateSelection(Gaussian(2), Geometric(5))):
-        answer = epsilon(event, 1e-5, adjacency=REPLACE)
-        assert answer.adjacency is REPLACE
-        assert answer.epsilon == epsilon(event, 1e-5).epsilon
+        dp.epsilon(event, 1e-5, adjacency=REPLACE)
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 7])
 def test_a_replaced_record_may_move_to_another_part(kinds):
     """Two counts, one for each label: both change. The dearest two of a partition are charged."""
-    parts = [Gaussian(1.0), Gaussian(1.0), *[Gaussian(2.0 + i) for i in range(kinds)]]
+    parts = [dp.Gaussian(1.0), dp.Gaussian(1.0), *[dp.Gaussian(2.0 + i) for i in range(kinds)]]
     exact = gaussian_epsilon(math.sqrt(2.0), 1e-5)
     assert exact == pytest.approx(6.573, abs=1e-3)
-    two = epsilon(Parallel(parts[:2]), 1e-5, adjacency=REPLACE)
+    two = dp.epsilon(dp.Parallel(parts[:2]), 1e-5, adjacency=REPLACE)
     assert two.epsilon == pytest.approx(exact, rel=1e-9)
-    answer = epsilon(Parallel(parts), 1e-5, adjacency=REPLACE)
+    answer = dp.epsilon(dp.Parallel(parts), 1e-5, adjacency=REPLACE)
     assert exact <= answer.epsilon <= exact * 1.002
-    assert epsilon(Parallel(parts), 1e-5).epsilon == pytest.approx(4.377, rel=2e-3)
-    apart = epsilon(Parallel([Gaussian(1.0), Gaussian(2.0)]), 1e-5, adjacency=REPLACE)
+    assert dp.epsilon(dp.Parallel(parts), 1e-5).epsilon == pytest.approx(4.377, rel=2e-3)
+    apart = dp.epsilon(dp.Parallel([dp.Gaussian(1.0), dp.Gaussian(2.0)]), 1e-5, adjacency=REPLACE)
     assert apart.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(1.25), 1e-5), rel=1e-6)
-    one = epsilon(Parallel([Gaussian(1.0)]), 1e-5, adjacency=REPLACE)
-    assert one.epsilon == epsilon(Gaussian(1.0), 1e-5).epsilon
-    tuned = PrivateSelection(Parallel(parts[:2]), Geometric(5))
-    both = PrivateSelection(Composed(parts[:2]), Geometric(5))
-    assert epsilon(tuned, 1e-5, adjacency=REPLACE).epsilon == epsilon(both, 1e-5).epsilon
-    ledger = [weigh(e, 8.0, REPLACE) for e in (Parallel(parts[:2]), Composed(parts[:2]))]
+    one = dp.epsilon(dp.Parallel([dp.Gaussian(1.0)]), 1e-5, adjacency=REPLACE)
+    assert one.epsilon == dp.epsilon(dp.Gaussian(1.0), 1e-5).epsilon
+    tuned = dp.PrivateSelection(dp.Parallel(parts[:2]), dp.Geometric(5))
+    both = dp.PrivateSelection(dp.Composed(parts[:2]), dp.Geometric(5))
+    assert dp.epsilon(tuned, 1e-5, adjacency=REPLACE).epsilon == dp.epsilon(both, 1e-5).epsilon
+    ledger = [weigh(e, 8.0, REPLACE) for e in (dp.Parallel(parts[:2]), dp.Composed(parts[:2]))]
     assert ledger[0] == ledger[1]
 
 
 def test_group_privacy_is_explicit_and_above_the_truth():
     """Replacing a record moves a Gaussian release by twice its add-remove sensitivity."""
-    answer = group_privacy(Gaussian(4.0), 1e-5)
-    truth = epsilon(Gaussian(2.0), 1e-5).epsilon
+    answer = dp.group_privacy(dp.Gaussian(4.0), 1e-5)
+    truth = dp.epsilon(dp.Gaussian(2.0), 1e-5).epsilon
     assert answer.adjacency is REPLACE
     assert answer.method == "group privacy of gdp"
     assert truth <= answer.epsilon <= 1.1 * truth
     half = answer.epsilon / 2
     assert (1 + math.exp(half)) * gaussian_delta(0.25, half) <= 1e-5 * (1 + 1e-9)
-    assert math.isinf(group_privacy(NonPrivate(), 1e-5).epsilon)
+    assert math.isinf(dp.group_privacy(dp.NonPrivate(), 1e-5).epsilon)
 
 
 def test_non_private_is_infinite_everywhere():
     for event in (
-        NonPrivate(),
-        Composed([Gaussian(5), NonPrivate()]),
-        Parallel([Gaussian(5), NonPrivate()]),
-        PrivateSelection(NonPrivate(), Geometric(3)),
-        SubsampledTuning(2, 0.1, NonPrivate(), Gaussian(5)),
+        dp.NonPrivate(),
+        dp.Composed([dp.Gaussian(5), dp.NonPrivate()]),
+        dp.Parallel([dp.Gaussian(5), dp.NonPrivate()]),
+        dp.PrivateSelection(dp.NonPrivate(), dp.Geometric(3)),
+        dp.SubsampledTuning(2, 0.1, dp.NonPrivate(), dp.Gaussian(5)),
     ):
-        assert math.isinf(epsilon(event, 1e-5).epsilon)
-        assert delta(event, 1.0).delta == 1.0
-    assert epsilon(NonPrivate(), 1e-5).to_dict()["epsilon"] == "inf"
+        assert math.isinf(dp.epsilon(event, 1e-5).epsilon)
+        assert dp.delta(event, 1.0).delta == 1.0
+    assert dp.epsilon(dp.NonPrivate(), 1e-5).to_dict()["epsilon"] == "inf"
 
 
-@pytest.mark.parametrize("bad", [0.0, 1.0, -1e-5, math.nan, math.inf, True, "1e-5", None])
-def test_bad_deltas_are_refused(bad):
-    with pytest.raises(InvalidInputError):
-        epsilon(Gaussian(1), bad)
-
-
-def test_bad_questions_are_refused():
-    with pytest.raises(InvalidInputError):
-        delta(Gaussian(1), -1.0)
-    with pytest.raises(InvalidInputError):
-        epsilon(Gaussian(1), 1e-5, method="fft")
-    with pytest.raises(InvalidInputError):
-        epsilon(Gaussian(1), 1e-5, adjacency="swap")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        *[
+            lambda bad=bad: dp.epsilon(dp.Gaussian(1), bad)
+            for bad in (0.0, 1.0, -1e-5, math.nan, math.inf, True, "1e-5", None)
+        ],
+        lambda: dp.delta(dp.Gaussian(1), -1.0),
+        lambda: dp.epsilon(dp.Gaussian(1), 1e-5, method="fft"),
+        lambda: dp.epsilon(dp.Gaussian(1), 1e-5, adjacency="swap"),
+        lambda: dp.Guarantee(math.nan, 1e-5, "x", REPLACE),
+        lambda: dp.Guarantee(-0.1, 1e-5, "x", REPLACE),
+    ],
+)
+def test_bad_questions_are_refused(ask):
     with pytest.raises(PrivTuneError):
-        Guarantee(math.nan, 1e-5, "x", REPLACE)
-    with pytest.raises(PrivTuneError):
-        Guarantee(-0.1, 1e-5, "x", REPLACE)
+        ask()
 
 
 def test_methods():
     event = steps(0.02, 1.0, 300)
-    assert set(epsilon(event, 1e-5, method="rdp").bounds) == {"rdp"}
-    assert set(epsilon(event, 1e-5, method="pld").bounds) == {"pld"}
-    assert set(epsilon(event, 1e-5).bounds) == {"rdp", "pld"}
+    assert set(dp.epsilon(event, 1e-5, method="rdp").bounds) == {"rdp"}
+    assert set(dp.epsilon(event, 1e-5, method="pld").bounds) == {"pld"}
+    assert set(dp.epsilon(event, 1e-5).bounds) == {"rdp", "pld"}
 
 
-def test_explain_shows_every_part():
-    event = Composed([PrivateSelection(steps(0.02, 1.0, 300), Geometric(5)), Gaussian(5.0)])
-    tree = explain(event, 1e-5)
-    assert tree.epsilon == epsilon(event, 1e-5).epsilon
-    first, second = tree.children
-    assert first.epsilon == epsilon(event.events[0], 1e-5).epsilon
-    assert second.saved == pytest.approx(tree.epsilon - first.epsilon)
-    assert first.children[0].children == ()
-    assert "geometric" in first.text
-
-
-@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("adjacency", list(dp.Adjacency))
 def test_what_leaving_a_part_out_saves_is_accounted_anew(adjacency):
-    parts = [Laplace(10.0), Laplace(15.0), Gaussian(12.0), Laplace(10.0)]
-    tree = explain(Composed(parts), 1e-5, adjacency=adjacency)
+    parts = [dp.Laplace(10.0), dp.Laplace(15.0), dp.Gaussian(12.0), dp.Laplace(10.0)]
+    tree = dp.explain(dp.Composed(parts), 1e-5, adjacency=adjacency)
     assert tree.children[0] == tree.children[3]  # equal parts, equally explained
     for i, part in enumerate(tree.children):
-        rest = Composed([*parts[:i], *parts[i + 1 :]])
-        assert part.saved == tree.epsilon - epsilon(rest, 1e-5, adjacency=adjacency).epsilon
-    alone = explain(Composed(parts[:1]), 1e-5, adjacency=adjacency)
+        rest = dp.Composed([*parts[:i], *parts[i + 1 :]])
+        assert part.saved == tree.epsilon - dp.epsilon(rest, 1e-5, adjacency=adjacency).epsilon
+    alone = dp.explain(dp.Composed(parts[:1]), 1e-5, adjacency=adjacency)
     assert alone.children[0].saved == alone.epsilon
-    open_data = explain(Composed([*parts[:1], NonPrivate()]), 1e-5, adjacency=adjacency)
+    open_data = dp.explain(dp.Composed([*parts[:1], dp.NonPrivate()]), 1e-5, adjacency=adjacency)
     assert [part.saved for part in open_data.children] == [0.0, math.inf]
-    many = explain(Composed([Laplace(100.0 + i) for i in range(66)]), 1e-5, adjacency=adjacency)
+    many = dp.explain(
+        dp.Composed([dp.Laplace(100.0 + i) for i in range(66)]), 1e-5, adjacency=adjacency
+    )
     assert {part.saved for part in many.children} == {None}
 
 
 def test_few_coarse_releases_never_cost_more_than_their_sum():
     # Found by a random search: the lattice alone gave 0.7031 for 0.25 + 0.25 + 0.2.
-    event = Composed([Laplace(4.0), Laplace(4.0), ApproximateDP(0.2, 1e-7)])
-    answer = epsilon(event, 1e-5)
+    event = dp.Composed([dp.Laplace(4.0), dp.Laplace(4.0), dp.ApproximateDP(0.2, 1e-7)])
+    answer = dp.epsilon(event, 1e-5)
     assert answer.epsilon == pytest.approx(0.7, rel=1e-9)
     assert answer.method == "basic"
     # Not beyond its delta, and not where a part has no such guarantee.
-    assert "basic" not in epsilon(event, 1e-8).bounds
-    assert "basic" not in epsilon(Composed([event, Gaussian(5.0)]), 1e-5).bounds
-    assert delta(event, 0.71).delta == pytest.approx(1e-7, rel=1e-9)
+    assert "basic" not in dp.epsilon(event, 1e-8).bounds
+    assert "basic" not in dp.epsilon(dp.Composed([event, dp.Gaussian(5.0)]), 1e-5).bounds
+    assert dp.delta(event, 0.71).delta == pytest.approx(1e-7, rel=1e-9)
 
 
 def test_a_guarantee_in_one_line() -> None:
-    found = Guarantee(1.80749, 1e-5, "envelope", Adjacency.ADD_REMOVE, {"envelope": 1.80749})
+    found = dp.Guarantee(1.80749, 1e-5, "envelope", dp.Adjacency.ADD_REMOVE, {"envelope": 1.80749})
     assert str(found) == "(ε = 1.808, δ = 1e-05) under add-remove, by envelope"
-    assert str(Guarantee(math.inf, 0.0, "none", REPLACE)).startswith("(ε = inf, δ = 0) under ")
+    assert str(dp.Guarantee(math.inf, 0.0, "none", REPLACE)).startswith("(ε = inf, δ = 0) under ")
 
 
 @pytest.mark.parametrize("value", [1e-9, 0.0123401, 0.99999, 3.00004, 123.411, 98765.4, 1.1e30])
 def test_a_printed_number_is_an_upper_bound_and_close(value: float) -> None:
-    printed = str(Guarantee(value, 0.5, "pld", REPLACE)).split("= ")[1].split(",")[0]
+    printed = str(dp.Guarantee(value, 0.5, "pld", REPLACE)).split("= ")[1].split(",")[0]
     assert value <= float(printed) <= value * 1.001
-
-
-def test_a_guarantee_is_read_back_from_its_repr() -> None:
-    found = Guarantee(1.5, 1e-5, "rdp", Adjacency.ADD_REMOVE, {"rdp": 1.5, "pld": 1.7})
-    assert repr(found) == (
-        "Guarantee(epsilon=1.5, delta=1e-05, method='rdp', adjacency='add-remove', "
-        "bounds={'rdp': 1.5, 'pld': 1.7})"
-    )
-    same = Guarantee(1.5, 1e-5, "rdp", Adjacency.ADD_REMOVE)
-    assert same == found
-    assert hash(same) == hash(found)

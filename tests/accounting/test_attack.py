@@ -13,19 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from privtune.accounting import (
-    ApproximateDP,
-    Binomial,
-    Composed,
-    Gaussian,
-    Geometric,
-    Poisson,
-    PrivateSelection,
-    epsilon,
-    lower_bound,
-    pairs,
-    selection,
-)
+import privtune.accounting as dp
 from privtune.accounting.pairs import tuner_pair
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.runs import RunLaw
@@ -34,7 +22,12 @@ from tests.accounting.test_rearrangement import LAWS, small_mechanism, worst_ord
 from tests.tiers import FULL
 
 POINTS = (-1.5, -0.3, 0.0, 0.4, 1.0, 2.0, 4.0, 7.0)
-FEW = (Poisson(0.7), Binomial(2, 1.0), Binomial(2, 2), Geometric(2))  # few runs, or none
+FEW = (
+    dp.Poisson(0.7),
+    dp.Binomial(2, 1.0),
+    dp.Binomial(2, 2),
+    dp.Geometric(2),
+)  # few runs, or none
 ALL = tuple(law for pair in itertools.zip_longest(LAWS, FEW) for law in pair if law is not None)
 STOPS = (1e-3, 0.02, 0.1, 0.3, 0.7, 1.0)
 PASSING = np.array(list(itertools.product([0.0, 1.0], repeat=6)))
@@ -162,7 +155,7 @@ MUTANTS = {
     ),
     "nothing ran shows nothing": (RunLaw, "zero_probability", 0.0, "envelope"),
     "twice what Q has is taken off": (
-        selection,
+        dp.selection,
         "tangents",
         lambda value, slope, points: (2.0 * value(points[:-1]), 2.0 * value(points[1:])),
         "envelope",
@@ -175,7 +168,7 @@ MUTANTS = {
     ),
     "what shows the record is left out": (Tuner, "profile", without_infinity, "pair"),
     "chords between a few bounds, a point too low": (
-        pairs,
+        dp.pairs,
         "under_chords",
         lambda values, places, lower, step: np.append(values[1:], values[-1]),
         "pair",
@@ -201,13 +194,13 @@ def test_one_direction_for_both_is_found(monkeypatch):
 @pytest.mark.parametrize(
     ("event", "level", "most"),
     [
-        (PrivateSelection(ApproximateDP(0.5, 1e-3), Binomial(3, 3)), 1e-2, 1.8),
-        (PrivateSelection(Gaussian(2.0), Binomial(2, 2)), 1e-5, 3.2),
+        (dp.PrivateSelection(dp.ApproximateDP(0.5, 1e-3), dp.Binomial(3, 3)), 1e-2, 1.8),
+        (dp.PrivateSelection(dp.Gaussian(2.0), dp.Binomial(2, 2)), 1e-5, 3.2),
     ],
 )
 def test_what_is_ranked_lowest_for_nothing_has_a_pair(event, level, most):
     """Where φ'(0) is nearly 0 a little is paid at level 0 however large ε is: once no pair was built."""
-    whole = Composed([event, Gaussian(5.0)])
-    answer = epsilon(whole, level)
+    whole = dp.Composed([event, dp.Gaussian(5.0)])
+    answer = dp.epsilon(whole, level)
     assert answer.method == "pld"
-    assert lower_bound(whole, level) <= answer.epsilon < most
+    assert dp.lower_bound(whole, level) <= answer.epsilon < most

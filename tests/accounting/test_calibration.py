@@ -8,25 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privtune.accounting import (
-    Adjacency,
-    ApproximateDP,
-    CalibrationError,
-    Composed,
-    Gaussian,
-    Geometric,
-    Laplace,
-    NonPrivate,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-    calibrate,
-    epsilon,
-    pairs,
-    pld,
-    scale_noise,
-    share_budget,
-)
+import privtune.accounting as dp
+from privtune.accounting import epsilon
 from privtune.accounting.accountant import _answer
 from privtune.accounting.calibration import searches_learn, sketch, solve_decreasing
 from privtune.accounting.selection import Table
@@ -39,44 +22,47 @@ from tests.accounting.helpers import counted, steps
     "event",
     [
         steps(0.01, 1.0, 1000),
-        PrivateSelection(steps(0.05, 1.0, 400), Geometric(8)),
-        Composed([steps(0.05, 1.0, 100), Laplace(5.0), Gaussian(3.0)]),
-        SubsampledTuning(2, 0.2, Gaussian(1.0), Gaussian(2.0)),
+        dp.PrivateSelection(steps(0.05, 1.0, 400), dp.Geometric(8)),
+        dp.Composed([steps(0.05, 1.0, 100), dp.Laplace(5.0), dp.Gaussian(3.0)]),
+        dp.SubsampledTuning(2, 0.2, dp.Gaussian(1.0), dp.Gaussian(2.0)),
     ],
 )
 def test_ends_just_below_the_target(event, target):
-    answer = calibrate(event, epsilon=target, delta=1e-5)
-    assert answer.event == scale_noise(event, answer.scale)
+    answer = dp.calibrate(event, epsilon=target, delta=1e-5)
+    assert answer.event == dp.scale_noise(event, answer.scale)
     assert epsilon(answer.event, 1e-5) == answer.guarantee
     assert answer.guarantee.epsilon <= target
-    looser = epsilon(scale_noise(event, answer.scale * (1 - 5e-4)), 1e-5).epsilon
+    looser = epsilon(dp.scale_noise(event, answer.scale * (1 - 5e-4)), 1e-5).epsilon
     assert looser > target * (1 - 1e-3)
 
 
 def test_unsampled_gaussians_under_replace_one():
-    answer = calibrate(
-        Repeated(10, Gaussian(1.0)), epsilon=1.0, delta=1e-5, adjacency=Adjacency.REPLACE_ONE
+    answer = dp.calibrate(
+        dp.Repeated(10, dp.Gaussian(1.0)),
+        epsilon=1.0,
+        delta=1e-5,
+        adjacency=dp.Adjacency.REPLACE_ONE,
     )
-    assert answer.guarantee.adjacency is Adjacency.REPLACE_ONE
+    assert answer.guarantee.adjacency is dp.Adjacency.REPLACE_ONE
     assert 0.9995 <= answer.guarantee.epsilon <= 1.0
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        Composed([Gaussian(1.0), ApproximateDP(2.0, 0.0)]),
-        Composed([Gaussian(1.0), NonPrivate()]),
-        Composed([Gaussian(1.0), ApproximateDP(0.1, 1e-4)]),
+        dp.Composed([dp.Gaussian(1.0), dp.ApproximateDP(2.0, 0.0)]),
+        dp.Composed([dp.Gaussian(1.0), dp.NonPrivate()]),
+        dp.Composed([dp.Gaussian(1.0), dp.ApproximateDP(0.1, 1e-4)]),
     ],
 )
 def test_impossible_targets_say_why(event):
-    with pytest.raises(CalibrationError, match="cannot be reached by any noise"):
-        calibrate(event, epsilon=1.0, delta=1e-5)
+    with pytest.raises(dp.CalibrationError, match="cannot be reached by any noise"):
+        dp.calibrate(event, epsilon=1.0, delta=1e-5)
 
 
 def test_nothing_to_scale():
     with pytest.raises(InvalidInputError, match="no noise multiplier"):
-        calibrate(ApproximateDP(1, 0), epsilon=1.0, delta=1e-5)
+        dp.calibrate(dp.ApproximateDP(1, 0), epsilon=1.0, delta=1e-5)
 
 
 @given(st.floats(1e-3, 1e3), st.sampled_from([1.0, 0.3, 3.0]))
@@ -103,14 +89,14 @@ def test_three_arms_share_one_budget():
     rate, count = 64 / 1300, 400
 
     def plain(target):
-        return calibrate(steps(rate, 1.0, count), epsilon=target, delta=1e-5).event
+        return dp.calibrate(steps(rate, 1.0, count), epsilon=target, delta=1e-5).event
 
     def tuned(target):
-        event = PrivateSelection(steps(rate, 1.0, count), Geometric(8))
-        return calibrate(event, epsilon=target, delta=1e-5).event
+        event = dp.PrivateSelection(steps(rate, 1.0, count), dp.Geometric(8))
+        return dp.calibrate(event, epsilon=target, delta=1e-5).event
 
     with counted() as work:
-        shared = share_budget([plain, tuned, plain], epsilon=8.0, delta=1e-5)
+        shared = dp.share_budget([plain, tuned, plain], epsilon=8.0, delta=1e-5)
     assert work.transformed <= 2**24
     assert work.convolved <= 2**29
     assert 8.0 * (1 - 5e-3) <= shared.total.epsilon <= 8.0
@@ -119,20 +105,20 @@ def test_three_arms_share_one_budget():
     assert shared.arm_epsilons[0] > 1.3 * 8 / 3
     for answer, target in zip(shared.guarantees, shared.arm_epsilons, strict=True):
         assert target * (1 - 1e-3) <= answer.epsilon <= target
-    assert shared.total == epsilon(Composed(shared.events), 1e-5)
+    assert shared.total == epsilon(dp.Composed(shared.events), 1e-5)
 
 
 def test_weights_give_proportions():
     def arm(target):
-        return calibrate(Gaussian(1.0), epsilon=target, delta=1e-5).event
+        return dp.calibrate(dp.Gaussian(1.0), epsilon=target, delta=1e-5).event
 
-    shared = share_budget([arm, arm], epsilon=2.0, delta=1e-5, weights=[1.0, 3.0])
+    shared = dp.share_budget([arm, arm], epsilon=2.0, delta=1e-5, weights=[1.0, 3.0])
     assert shared.arm_epsilons[1] == pytest.approx(3 * shared.arm_epsilons[0])
     assert shared.total.epsilon <= 2.0
     with pytest.raises(InvalidInputError):
-        share_budget([arm], epsilon=2.0, delta=1e-5, weights=[1.0, 1.0])
+        dp.share_budget([arm], epsilon=2.0, delta=1e-5, weights=[1.0, 1.0])
     with pytest.raises(InvalidInputError):
-        share_budget([], epsilon=2.0, delta=1e-5)
+        dp.share_budget([], epsilon=2.0, delta=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +187,7 @@ def test_a_search_for_another_target_begins_where_the_last_ended():
 
     def asked(*targets):
         with counted() as work:
-            found = [calibrate(event, epsilon=target, delta=1e-5).scale for target in targets]
+            found = [dp.calibrate(event, epsilon=target, delta=1e-5).scale for target in targets]
         return found, work.transformed
 
     (cold, _), twice = asked(2.0, 2.2)
@@ -209,41 +195,41 @@ def test_a_search_for_another_target_begins_where_the_last_ended():
         (warm, other), after = asked(2.0, 2.2)
     assert warm == cold
     assert after < 0.9 * twice
-    answer = epsilon(scale_noise(event, other), 1e-5).epsilon
+    answer = epsilon(dp.scale_noise(event, other), 1e-5).epsilon
     assert 2.2 * (1 - 3e-4) <= answer <= 2.2
 
 
 TRAINING = steps(0.06, 1.2, 300)
 TUNED = [
-    SubsampledTuning(variant, 0.1, PrivateSelection(TRAINING, Geometric(10)), TRAINING)
+    dp.SubsampledTuning(variant, 0.1, dp.PrivateSelection(TRAINING, dp.Geometric(10)), TRAINING)
     for variant in (1, 2)
 ]
 
 
 def planned(target, event, find):
-    return scale_noise(event, find(event, epsilon=target, delta=1e-5))
+    return dp.scale_noise(event, find(event, epsilon=target, delta=1e-5))
 
 
 def shared(total=5.0):
     """Share a budget among two arms that tune on a subset, beside a selection."""
 
     def exact(event, *, epsilon, delta):
-        return calibrate(event, epsilon=epsilon, delta=delta).scale
+        return dp.calibrate(event, epsilon=epsilon, delta=delta).scale
 
-    events = [*TUNED, PrivateSelection(TRAINING, Geometric(10))]
+    events = [*TUNED, dp.PrivateSelection(TRAINING, dp.Geometric(10))]
     arms = [partial(planned, event=event, find=exact) for event in events]
     sketches = [partial(planned, event=event, find=sketch) for event in events]
-    return share_budget(arms, epsilon=total, delta=1e-5, sketches=sketches)
+    return dp.share_budget(arms, epsilon=total, delta=1e-5, sketches=sketches)
 
 
 def forget_all():
-    for function in (_answer, pld._own, pld._composed_pair, pld.tuners):
+    for function in (_answer, dp.pld._own, dp.pld._composed_pair, dp.pld.tuners):
         function.cache_clear()
 
 
 def test_a_search_builds_few_of_the_finest_pairs(monkeypatch):
-    built, real = [], pairs._lowest
-    monkeypatch.setattr(pairs, "_lowest", lambda t, size: built.append(t) or real(t, size))
+    built, real = [], dp.pairs._lowest
+    monkeypatch.setattr(dp.pairs, "_lowest", lambda t, size: built.append(t) or real(t, size))
     forget_all()
     found = shared()
     assert 5.0 * (1 - 1e-3) <= found.total.epsilon <= 5.0
@@ -258,12 +244,12 @@ def test_what_a_search_learnt_decides_no_answer(monkeypatch, promised):
         table = tuner.profile(size)
         return Table(table.step, np.minimum(promised * table.values, 1.0))
 
-    monkeypatch.setattr(pairs.Gains, "_table", wrong)
+    monkeypatch.setattr(dp.pairs.Gains, "_table", wrong)
     forget_all()
-    found = calibrate(TUNED[1], epsilon=2.0, delta=1e-5)
+    found = dp.calibrate(TUNED[1], epsilon=2.0, delta=1e-5)
     both = shared() if promised else None
     monkeypatch.undo()
     forget_all()
     assert epsilon(found.event, 1e-5).epsilon == found.guarantee.epsilon <= 2.0
     if both is not None:
-        assert epsilon(Composed(both.events), 1e-5).epsilon == both.total.epsilon <= 5.0
+        assert epsilon(dp.Composed(both.events), 1e-5).epsilon == both.total.epsilon <= 5.0

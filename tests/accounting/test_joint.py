@@ -1,4 +1,4 @@
-"""Gaussian and Laplace releases about one Poisson sample, against quadrature and dp-accounting."""
+"""Gaussian and Laplace releases about one Poisson sample, against quadrature and dp-accounting; HyFreeDP."""
 
 import itertools
 import math
@@ -20,6 +20,7 @@ from privtune.accounting import (
     delta,
     epsilon,
     hyfreedp_event,
+    hyfreedp_loss_steps,
     hyfreedp_noise,
     scale_noise,
 )
@@ -36,11 +37,7 @@ def mixed(rate, sigma, *scales):
 
 
 def exact_delta(rate, sigma, scale, eps, *, removed):
-    """δ of one step with one Laplace release: the Gaussian in closed form, the Laplace by pieces.
-
-    At Laplace outcome y the loss exceeds its threshold from a Gaussian outcome x on, which is
-    solved for; what is left is an integral over y.
-    """
+    """δ of one step with one Laplace release: the Gaussian in closed form, the Laplace by pieces."""
 
     def inner(y):
         factor = math.exp((abs(y) - abs(y - 1)) / scale)
@@ -228,3 +225,72 @@ def test_hyfreedp_noise_for_laplace_losses(target, kind):
 def test_an_unknown_mechanism_is_refused():
     with pytest.raises(InvalidInputError, match="gaussian or laplace"):
         hyfreedp_event(0.1, 7, interval=2, gradient_noise=1.0, loss_noise=2.0, mechanism="cauchy")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("target", "same", "separate"), [(1.0, 8.28, 5.45), (3.0, 5.06, 1.88), (8.0, 3.53, 1.19)]
+)
+def test_loss_noise_in_the_paper_s_regime(target, same, separate):
+    for kind, expected in (("same", same), ("separate", separate)):
+        answer = hyfreedp_noise(0.02, 250, interval=5, epsilon=target, delta=1e-5, loss_batch=kind)
+        assert answer.loss_noise == pytest.approx(expected, rel=5e-3)
+        assert 0.999 * target <= answer.guarantee.epsilon <= target
+        assert answer.event == hyfreedp_event(
+            0.02,
+            250,
+            interval=5,
+            gradient_noise=answer.gradient_noise,
+            loss_noise=answer.loss_noise,
+            loss_batch=kind,
+        )
+    best = hyfreedp_noise(0.02, 250, interval=5, epsilon=target, delta=1e-5)
+    assert best.loss_batch == "separate"
+    assert best.loss_noise == answer.loss_noise
+
+
+def paper_composition(rate, count, interval, gradient_noise, loss_noise):
+    """Equation 9 of the paper: 3T/K losses as if each had a sample of its own."""
+    return Composed(
+        [
+            Repeated(count, PoissonSampled(rate, Gaussian(gradient_noise))),
+            Repeated(3 * count // interval, PoissonSampled(rate, Gaussian(loss_noise))),
+        ]
+    )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("rate", "count", "interval", "claim", "truth"),
+    [(0.02, 250, 5, 3.0, 4.75), (0.02, 250, 5, 8.0, 16.6), (0.01, 500, 10, 3.0, 8.53)],
+)
+def test_the_paper_s_composition_understates(rate, count, interval, claim, truth):
+    """Solve σ_l as the paper does, then account for one sample per step."""
+    from privtune.accounting.calibration import calibrate, solve_decreasing
+
+    plain = calibrate(
+        Repeated(count, PoissonSampled(rate, Gaussian(1.0))), epsilon=claim, delta=1e-5
+    ).scale
+    noise = 1.01 * plain
+    loss = solve_decreasing(
+        lambda x: epsilon(paper_composition(rate, count, interval, noise, x), 1e-5).epsilon,
+        claim,
+        1e-4,
+        lambda: InvalidInputError("x", 0, "impossible"),
+    )
+    joint = hyfreedp_event(rate, count, interval=interval, gradient_noise=noise, loss_noise=loss)
+    assert epsilon(joint, 1e-5).epsilon == pytest.approx(truth, rel=2e-2)
+
+
+@pytest.mark.quick
+def test_which_steps_release_losses():
+    assert hyfreedp_loss_steps(250, 5) == 50
+    assert hyfreedp_loss_steps(11, 5) == 3
+    assert hyfreedp_loss_steps(4, 5) == 1
+    every = hyfreedp_event(0.1, 7, interval=1, gradient_noise=1.0, loss_noise=2.0)
+    assert isinstance(every, Repeated)
+    assert every.count == 7
+    with pytest.raises(InvalidInputError):
+        hyfreedp_event(0.1, 7, interval=0, gradient_noise=1.0, loss_noise=2.0)
+    with pytest.raises(InvalidInputError):
+        hyfreedp_noise(0.1, 7, interval=2, epsilon=1.0, delta=1e-5, loss_batch="both")

@@ -50,18 +50,6 @@ def test_composition_by_enumeration():
     np.testing.assert_allclose(ours, exact, atol=3e-3)
 
 
-def test_composition_by_direct_convolution():
-    pmf = finite_pmf([0.6, 0.3, 0.1], [0.3, 0.4, 0.3], step=0.05)
-    direct = pmf.masses
-    for _ in range(5):
-        direct = np.convolve(direct, pmf.masses)
-    ours = compose([(pmf, 6)])
-    start = ours.lowest - 6 * pmf.lowest
-    expected = direct[start : start + ours.masses.size]
-    assert (ours.masses >= expected * (1 - 1e-9) - 1e-18).all()
-    np.testing.assert_allclose(ours.masses, expected, rtol=1e-6, atol=1e-15)
-
-
 @given(st.floats(1e-3, 0.02), st.floats(0.5, 20.0), st.integers(2, 8))
 @example(0.003464101615137755, 5.0, 3)  # once lost the atom at the largest loss, 5% of all mass
 @settings(max_examples=40, deadline=None)

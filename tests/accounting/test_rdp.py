@@ -10,23 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import integrate
 from scipy.special import gammaln, logsumexp
 
-from privtune.accounting import (
-    ZCDP,
-    Adjacency,
-    ApproximateDP,
-    Composed,
-    Gaussian,
-    Geometric,
-    Laplace,
-    Logarithmic,
-    Poisson,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    TruncatedNegativeBinomial,
-    epsilon,
-    rdp,
-)
+import privtune.accounting as dp
 from privtune.accounting.curves import (
     ORDERS,
     rdp_delta,
@@ -116,17 +100,6 @@ def test_many_curves_at_once_are_the_curves_one_by_one():
     np.testing.assert_allclose(together[300], ORDERS / 8.0)
 
 
-def test_a_thousand_different_charges_are_their_sum():
-    """Counts are kept, other kinds of parts are not lost, equal parts are merged."""
-    rng = np.random.default_rng(8)
-    charges = [steps(q, s, 1 + i % 5) for i, (q, s) in enumerate(rng.uniform(0.1, 0.9, (200, 2)))]
-    whole = rdp_curve(Composed([*charges, Laplace(3.0), *charges[:20], Repeated(3, Gaussian(9.0))]))
-    expected = rdp_curve(Laplace(3.0)) + 3 * rdp_curve(Gaussian(9.0))
-    for i, charge in enumerate(charges):
-        expected = expected + rdp_curve(charge) * (2 if i < 20 else 1)
-    np.testing.assert_allclose(whole, expected, rtol=1e-11)
-
-
 @pytest.mark.parametrize(("rate", "scale"), [(1.0, 1.0), (0.1, 0.5), (0.3, 3.0)])
 def test_sampled_laplace_by_quadrature(rate, scale):
     def log_q(x):
@@ -138,7 +111,7 @@ def test_sampled_laplace_by_quadrature(rate, scale):
             return other
         return np.logaddexp(math.log1p(-rate) + log_q(x), math.log(rate) + other)
 
-    curve = rdp_curve(PoissonSampled(rate, Laplace(scale)))
+    curve = rdp_curve(dp.PoissonSampled(rate, dp.Laplace(scale)))
     for order in (1.5, 2.0, 5.0, 20.0):
         index = int(np.argmin(np.abs(ORDERS - order)))
 
@@ -173,14 +146,14 @@ BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 8.0, 50)]
 @pytest.mark.parametrize("base", BASES)
 def test_selection_equals_repeat_and_select(shape, mean, base):
     """Papernot and Steinke, Theorems 2 and 6, on 30 settings."""
-    runs = Poisson(mean) if math.isinf(shape) else TruncatedNegativeBinomial(shape, mean)
+    runs = dp.Poisson(mean) if math.isinf(shape) else dp.TruncatedNegativeBinomial(shape, mean)
     curve = rdp_curve(steps(*base))
     event = dp_event.RepeatAndSelectDpEvent(reference_steps(*base), mean, shape)
     accountant = RdpAccountant(orders=WHOLE)
     accountant.compose(event)
     tuned = selection_curve(curve[np.isin(ORDERS, WHOLE)], runs, WHOLE)
     assert rdp_epsilon(tuned, 1e-5, WHOLE) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
-    full = epsilon(PrivateSelection(steps(*base), runs), 1e-5, method="rdp").epsilon
+    full = dp.epsilon(dp.PrivateSelection(steps(*base), runs), 1e-5, method="rdp").epsilon
     assert full <= dp_accounting_epsilon(event, 1e-5) * (1 + 1e-6)
 
 
@@ -188,74 +161,73 @@ def test_selection_equals_repeat_and_select(shape, mean, base):
 @pytest.mark.parametrize(
     ("law", "value"),
     [
-        (Logarithmic(10), 2.92),
-        (Geometric(10), 3.43),
-        (Poisson(10), 3.64),
-        (Logarithmic(100), 3.55),
-        (Geometric(100), 4.40),
-        (Poisson(100), 13.57),
+        (dp.Logarithmic(10), 2.92),
+        (dp.Geometric(10), 3.43),
+        (dp.Poisson(10), 3.64),
+        (dp.Logarithmic(100), 3.55),
+        (dp.Geometric(100), 4.40),
+        (dp.Poisson(100), 13.57),
     ],
 )
 def test_published_selection_values(law, value):
-    event = PrivateSelection(steps(0.01, 1.1, 1000), law)
-    assert epsilon(event, 1e-5, method="rdp").epsilon == pytest.approx(value, abs=0.02)
+    event = dp.PrivateSelection(steps(0.01, 1.1, 1000), law)
+    assert dp.epsilon(event, 1e-5, method="rdp").epsilon == pytest.approx(value, abs=0.02)
 
 
 @pytest.mark.parametrize("base", [*BASES, (0.01, 0.3, 100), (1e-4, 1.0, 100_000)])
 def test_sampled_gaussian_agrees_with_dp_accounting(base):
     reference = dp_accounting_epsilon(reference_steps(*base), 1e-5)
-    ours = epsilon(steps(*base), 1e-5, method="rdp").epsilon
+    ours = dp.epsilon(steps(*base), 1e-5, method="rdp").epsilon
     assert ours <= reference * (1 + 1e-6)
     assert ours == pytest.approx(reference, rel=2e-3)
 
 
 def test_sums_of_curves_are_autodps_composition():
     counts = {
-        PoissonSampled(0.01, Gaussian(1.1)): 1000,
-        Laplace(2.0): 3,
-        Gaussian(4.0): 1,
-        PrivateSelection(Repeated(10, Gaussian(9.0)), Geometric(mean=5)): 2,
+        dp.PoissonSampled(0.01, dp.Gaussian(1.1)): 1000,
+        dp.Laplace(2.0): 3,
+        dp.Gaussian(4.0): 1,
+        dp.PrivateSelection(dp.Repeated(10, dp.Gaussian(9.0)), dp.Geometric(mean=5)): 2,
     }
-    ours = rdp_curve(Composed([Repeated(count, event) for event, count in counts.items()]))
+    ours = rdp_curve(dp.Composed([dp.Repeated(count, event) for event, count in counts.items()]))
     np.testing.assert_allclose(ours, composed_by_autodp(counts), rtol=1e-12)
-    confirm_composition(frozenset(counts.items()), Adjacency.ADD_REMOVE)
+    confirm_composition(frozenset(counts.items()), dp.Adjacency.ADD_REMOVE)
 
 
 def test_nothing_is_charged_where_autodp_composes_otherwise(monkeypatch, tmp_path):
     """A witness that never objects proves nothing: a term is lost on either side."""
     from privtune.ledger import Budget, ChargeRequest, Ledger
 
-    whole = rdp.composed_curve
+    whole = dp.rdp.composed_curve
     confirm_composition.cache_clear()
     with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.create_budget(Budget(8.0, 1e-5, name="b"))
-        monkeypatch.setattr(rdp, "composed_curve", lambda parts: whole(parts) * (1 - 1e-6))
+        monkeypatch.setattr(dp.rdp, "composed_curve", lambda parts: whole(parts) * (1 - 1e-6))
         with pytest.raises(PrivTuneError, match="autodp composes"):
-            ledger.reserve("b", [ChargeRequest(Gaussian(4.5))])
+            ledger.reserve("b", [ChargeRequest(dp.Gaussian(4.5))])
         assert ledger.charges("b") == ()
-        monkeypatch.setattr(rdp, "composed_curve", whole)
-        ledger.reserve("b", [ChargeRequest(Gaussian(4.5))])
+        monkeypatch.setattr(dp.rdp, "composed_curve", whole)
+        ledger.reserve("b", [ChargeRequest(dp.Gaussian(4.5))])
 
 
 def test_orders_below_two_are_used():
     # autodp replaces orders below 2 by order 2: 214 where 32 is right.
-    assert epsilon(steps(0.01, 0.3, 100), 1e-5, method="rdp").epsilon < 33
+    assert dp.epsilon(steps(0.01, 0.3, 100), 1e-5, method="rdp").epsilon < 33
 
 
 def test_a_negative_or_undefined_divergence_is_an_error(monkeypatch):
-    from privtune.accounting import rdp
 
     for bad in (-1e-3, math.nan):
         wrong = np.full(ORDERS.size, bad)
-        monkeypatch.setattr(ENTRIES[Gaussian], "curve", lambda _e, _of, wrong=wrong: wrong)
-        rdp._leaf_curve.cache_clear()
+        monkeypatch.setattr(ENTRIES[dp.Gaussian], "curve", lambda _e, _of, wrong=wrong: wrong)
+        dp.rdp._leaf_curve.cache_clear()
         with pytest.raises(PrivTuneError, match="no number is reported"):
-            rdp_curve(Gaussian(1.2345))
-    rdp._leaf_curve.cache_clear()
+            rdp_curve(dp.Gaussian(1.2345))
+    dp.rdp._leaf_curve.cache_clear()
 
 
 def test_pure_dp_curve_is_that_of_randomised_response():
-    curve = rdp_curve(ApproximateDP(1.0, 0.0))
+    curve = rdp_curve(dp.ApproximateDP(1.0, 0.0))
     p = math.e / (1 + math.e)
     for i in (0, 40, 100):
         a = ORDERS[i]
@@ -265,7 +237,7 @@ def test_pure_dp_curve_is_that_of_randomised_response():
 
 
 def test_conversions_are_inverse_and_above_the_truth():
-    curve = rdp_curve(ZCDP(0.5))  # sigma = 1
+    curve = rdp_curve(dp.ZCDP(0.5))  # sigma = 1
     value = rdp_epsilon(curve, 1e-5)
     assert rdp_delta(curve, value) == pytest.approx(1e-5, rel=1e-6)
     assert 4.377178 <= value <= 4.80
@@ -296,12 +268,12 @@ def test_a_sampled_laplace_release_is_on_the_safe_side(rate, scale):
 def test_a_margin_is_added_to_what_renyi_reports():
     event = steps(0.02, 1.0, 300)
     plain = rdp_epsilon(rdp_curve(event), 1e-5)
-    reported = epsilon(event, 1e-5, method="rdp").epsilon
+    reported = dp.epsilon(event, 1e-5, method="rdp").epsilon
     assert plain * (1 + 1e-9) < reported < plain * (1 + 2.1e-9)
 
 
 def test_what_fails_outright_has_no_renyi_bound():
     """With mass 1e-3 it may show everything: no ε is enough at a smaller δ, by any bound."""
-    event = ApproximateDP(1.0, 1e-3)
-    assert epsilon(event, 1e-5, method="rdp").epsilon == math.inf
-    assert epsilon(event, 1e-5).epsilon == math.inf
+    event = dp.ApproximateDP(1.0, 1e-3)
+    assert dp.epsilon(event, 1e-5, method="rdp").epsilon == math.inf
+    assert dp.epsilon(event, 1e-5).epsilon == math.inf

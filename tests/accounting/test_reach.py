@@ -10,23 +10,7 @@ import pytest
 from scipy import integrate
 from scipy.stats import norm
 
-from privtune.accounting import (
-    ApproximateDP,
-    Composed,
-    Gaussian,
-    Geometric,
-    Joint,
-    Laplace,
-    NonPrivate,
-    Parallel,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-    ThresholdSelection,
-    WorstOf,
-    calibrate,
-)
+import privtune.accounting as dp
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.training.mechanism.schedule import Schedule
 
@@ -61,7 +45,7 @@ def test_the_mass_covers_what_a_cut_gaussian_gives_away(sigma, reach, rate, eps)
 
     true = divergence(lambda x, c: norm.pdf(x - c))
     real = divergence(lambda x, c: cut(x, c, reach))
-    event = PoissonSampled(rate, Gaussian(sigma))
+    event = dp.PoissonSampled(rate, dp.Gaussian(sigma))
     mass = mass_beyond_reach(event, gaussian=reach, coordinates=1)
     scaled = true / (1 - 2 * norm.sf(reach))
     assert real <= scaled + mass + 1e-10
@@ -71,7 +55,7 @@ def test_the_mass_covers_what_a_cut_gaussian_gives_away(sigma, reach, rate, eps)
 def test_no_split_of_a_gradient_is_worse():
     reach, sigma = 5.768, 0.7
     for count in (1, 2, 3, 10, 1000):
-        bound = mass_beyond_reach(Gaussian(sigma), gaussian=reach, coordinates=count)
+        bound = mass_beyond_reach(dp.Gaussian(sigma), gaussian=reach, coordinates=count)
         rng = np.random.default_rng(count)
         splits = [np.eye(1, count)[0], np.ones(count)]
         splits += [rng.exponential(size=count) ** power for power in (0.5, 1, 2, 5)]
@@ -90,8 +74,8 @@ def test_what_the_old_edge_gave_away():
     expected = {(60_000, 256, 8.0): 6.4e-4, (60_000, 256, 4.0): 1.5e-4, (60_000, 256, 1.0): 5.6e-6}
     for (records, batch, eps), lost in expected.items():
         schedule = Schedule.from_epochs(records=records, expected_batch_size=batch, epochs=20)
-        step = PoissonSampled(schedule.sample_rate, Gaussian(1.0))
-        event = calibrate(Repeated(schedule.steps, step), epsilon=eps, delta=1e-5).event
+        step = dp.PoissonSampled(schedule.sample_rate, dp.Gaussian(1.0))
+        event = dp.calibrate(dp.Repeated(schedule.steps, step), epsilon=eps, delta=1e-5).event
         edge = math.sqrt(48 * math.log(2))
         found = mass_beyond_reach(event, gaussian=edge, coordinates=1)
         assert found == pytest.approx(lost, rel=0.05)
@@ -104,16 +88,16 @@ def test_masses_add_up_over_an_arm():
     def mass(event):
         return mass_beyond_reach(event, **options)
 
-    one, two, lap = Gaussian(1.0), Gaussian(0.7), Laplace(0.5)
+    one, two, lap = dp.Gaussian(1.0), dp.Gaussian(0.7), dp.Laplace(0.5)
     a, b = mass(one), mass(two)
     assert a == pytest.approx(norm.sf(5.0) - norm.sf(6.0), rel=1e-9)
     assert mass(lap) == pytest.approx(0.5 * math.exp(2.0 - 30.0), rel=1e-9)
-    assert mass(Joint([one, lap])) == pytest.approx(a + mass(lap))
-    assert mass(Repeated(7, PoissonSampled(0.1, one))) == pytest.approx(0.7 * a)
-    assert mass(Composed((one, two))) == pytest.approx(a + b)
-    assert mass(WorstOf((one, two))) == mass(Parallel((one, two))) == b
-    assert mass(PrivateSelection(one, Geometric(10))) == pytest.approx(10 * a)
-    assert mass(ThresholdSelection(one, 0.05)) == pytest.approx(20 * a)
-    assert mass(SubsampledTuning(1, 0.1, one, two)) == pytest.approx(0.1 * a + b)
-    assert mass(NonPrivate()) == mass(ApproximateDP(1.0, 0.1)) == 0.0
-    assert mass(Gaussian(0.01)) == mass(Laplace(0.01)) == mass(Repeated(10**9, two)) == 1.0
+    assert mass(dp.Joint([one, lap])) == pytest.approx(a + mass(lap))
+    assert mass(dp.Repeated(7, dp.PoissonSampled(0.1, one))) == pytest.approx(0.7 * a)
+    assert mass(dp.Composed((one, two))) == pytest.approx(a + b)
+    assert mass(dp.WorstOf((one, two))) == mass(dp.Parallel((one, two))) == b
+    assert mass(dp.PrivateSelection(one, dp.Geometric(10))) == pytest.approx(10 * a)
+    assert mass(dp.ThresholdSelection(one, 0.05)) == pytest.approx(20 * a)
+    assert mass(dp.SubsampledTuning(1, 0.1, one, two)) == pytest.approx(0.1 * a + b)
+    assert mass(dp.NonPrivate()) == mass(dp.ApproximateDP(1.0, 0.1)) == 0.0
+    assert mass(dp.Gaussian(0.01)) == mass(dp.Laplace(0.01)) == mass(dp.Repeated(10**9, two)) == 1.0

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rearrangement import Blocks, Cells, Items, Rearranged
 from privtune.accounting.selection import Tuner
 from tests.accounting.helpers import attained, steps
+from tests.tiers import FULL
 
 LAWS = (
     Binomial(3, 3),
@@ -39,10 +39,7 @@ ORDERS = np.array(list(itertools.permutations(range(6))))
 
 
 def small_mechanism(rng):
-    """Return masses of six pieces of few outcomes, P and Q, and their exact lattice pair.
-
-    Losses are whole multiples of the step. What Q has left is an outcome that P lacks.
-    """
+    """Return masses of six pieces of few outcomes, P and Q, and their exact lattice pair."""
     step = float(rng.choice([0.1, 0.3, 1.0]))
     places = np.sort(rng.choice(np.arange(-6, 7), size=int(rng.integers(2, 5)), replace=False))
     p = rng.dirichlet(np.full(places.size, rng.choice([0.3, 1.0, 3.0])))
@@ -94,14 +91,8 @@ def excess(seed, count):
 
 
 def test_no_order_of_small_mechanisms_costs_more():
-    assert excess(1, 150) <= 1e-9
-
-
-@pytest.mark.slow
-def test_no_order_of_many_mechanisms_costs_more():
     """Five thousand of them with PRIVTUNE_CAMPAIGN=full."""
-    full = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
-    assert excess(2, 5000 if full else 100) <= 1e-9
+    assert excess(2, 5000 if FULL else 150) <= 1e-9
 
 
 below, charged, pay = Cells.below, Cells.charged, Items.pay

@@ -249,10 +249,3 @@ def test_a_minimum_that_no_law_has_is_refused(fields, named):
     with pytest.raises(InvalidInputError) as refused:
         run_law_from_dict({"law": "geometric", "mean": 10, **fields})
     assert refused.value.name == named
-
-
-def test_a_fixed_number_of_runs():
-    law = Binomial(4, 4)
-    assert {law.sample() for _ in range(20)} == {4}
-    assert law.zero_probability == 0.0
-    assert law.most == 4

@@ -76,41 +76,27 @@ def test_the_approximate_dp_theorem_is_a_labelled_baseline():
     assert "liu-talwar" not in epsilon(replace(event, runs=Poisson(10)), delta).bounds
 
 
-@pytest.mark.parametrize("mean", [2.0, 10.0])
-def test_the_approximate_dp_theorem_holds_on_an_exact_mechanism(mean):
-    """Score by decreasing loss is a legal instance, enumerated exactly."""
-    base_epsilon, base_delta = 0.5, 1e-7
-    top = (1.0 - base_delta) / (1.0 + math.exp(-base_epsilon))
-    rest = (1.0 - base_delta) - top
-    p, q = np.array([base_delta, top, rest, 0.0]), np.array([0.0, rest, top, base_delta])
-    phi = Geometric(mean).pgf
-    for order in itertools.permutations(range(4)):  # every deterministic score
-        below_p = np.minimum(np.cumsum(np.append(0.0, p[list(order)])), 1.0)
-        below_q = np.minimum(np.cumsum(np.append(0.0, q[list(order)])), 1.0)
-        tuned_p, tuned_q = np.diff(phi(below_p)), np.diff(phi(below_q))
-        root = math.sqrt(2.0 * base_delta)
-        bound = 3.0 * base_epsilon + 3.0 * root
-        paid = float(np.maximum(tuned_p - math.exp(bound) * tuned_q, 0.0).sum())
-        promised = min(root * mean * math.log(1.0 / d) + d for d in np.geomspace(1e-9, 0.3, 40))
-        assert paid <= promised
-
-
-GRID = list(
-    itertools.product(
-        [(0.001, 0.7, 2000), (256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (1.0, 20.0, 100)],
-        [
-            Geometric(20),
-            Logarithmic(10),
-            TruncatedNegativeBinomial(0.5, 8),
-            TruncatedNegativeBinomial(2, 50),
-            TruncatedNegativeBinomial(-0.5, 5),
-            Poisson(12),
-            Binomial(30, 10),
-            Geometric(20, maximum=30),
-        ],
-        [1e-5, 1e-8] if FULL else [1e-5],
-    )
+WEAK, MNIST, STRONG, ALL = (
+    (0.001, 0.7, 2000),
+    (256 / 60000, 1.0, 2340),
+    (0.05, 2.0, 400),
+    (1.0, 20.0, 100),
 )
+GRID = [
+    (base, runs, level)
+    for bases, runs in [
+        ((WEAK, ALL), Geometric(20)),
+        ((MNIST, ALL), Logarithmic(10)),
+        ((STRONG,), TruncatedNegativeBinomial(0.5, 8)),
+        ((WEAK,), TruncatedNegativeBinomial(2, 50)),
+        ((ALL,), TruncatedNegativeBinomial(-0.5, 5)),
+        ((MNIST, ALL), Poisson(12)),
+        ((STRONG,), Binomial(30, 10)),
+        ((WEAK, STRONG), Geometric(20, maximum=30)),
+    ]
+    for base in bases
+    for level in ([1e-5, 1e-8] if FULL else [1e-5])
+]
 
 
 @pytest.mark.parametrize(("base", "runs", "level"), GRID)
@@ -243,11 +229,11 @@ def test_sure_runs_are_in_the_renyi_curve(runs):
     assert (renyi(*best) > selection_curve(renyi(p, q), Geometric(1))).any()
 
 
-@pytest.mark.parametrize("law", [Geometric(10), Logarithmic(6), Poisson(10.0)], ids=str)
+@pytest.mark.parametrize("law", [Geometric(10), Poisson(10.0)], ids=str)
 def test_sure_runs_cost_more_than_one_and_less_than_all_shown(law):
     base = steps(0.05, 2.0, 400)
     found = []
-    for minimum in (2, 3, 5):
+    for minimum in (2, 5):
         event = PrivateSelection(base, replace(law, minimum=minimum))
         answer = epsilon(event, 1e-5)
         assert math.isfinite(answer.bounds["rdp"])
@@ -375,33 +361,6 @@ def test_a_tuner_composes_with_everything():
     # And a tuner can be tuned.
     nested = epsilon(PrivateSelection(tuned_event, Geometric(2)), 1e-5)
     assert alone < nested.epsilon < nested.bounds["rdp"]
-
-
-@given(masses, masses, st.floats(1e-4, 0.9))
-@settings(max_examples=25, deadline=None)
-def test_the_threshold_is_evaluated_as_its_proof_says(first, second, stop):
-    """Along every edge what is charged under Q lies below the function, under P above it."""
-    p, q = np.array(first) / sum(first), np.array(second) / sum(second)
-    bound = Threshold(finite_pmf(p, q), stop)
-    level, roc = bound.levels
-
-    def passing(u):
-        return 1 / (1 - (1 - stop) * u)
-
-    for share in (0.0, 0.01, 0.1, 0.3, 0.5, 0.8, 1.0):
-
-        def between(ends, share=share):
-            left, right = np.split(ends, 2)
-            return left + share * (right - left)
-
-        u = level[:-1] + share * np.diff(level)
-        top = roc[:-1] + share * np.diff(roc)
-        assert (between(bound._pass_q) <= passing(u) * (1 + 1e-12)).all()
-        assert (between(bound._fail_q) <= stop * u * passing(u) * (1 + 1e-12) + 1e-15).all()
-        assert (between(bound._pass_p) >= passing(top) * (1 - 1e-12)).all()
-        assert (between(bound._fail_p) >= stop * top * passing(top) * (1 - 1e-12)).all()
-        assert (bound._pass_q > 0.0).all()
-        assert (bound._fail_q >= 0.0).all()
 
 
 @pytest.mark.parametrize(

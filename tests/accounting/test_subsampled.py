@@ -8,39 +8,30 @@ import pytest
 from scipy import integrate
 from scipy.stats import norm
 
-from privtune.accounting import (
-    Composed,
-    Gaussian,
-    Geometric,
-    PrivateSelection,
-    SubsampledTuning,
-    delta,
-    epsilon,
-    pairs,
-)
-from privtune.accounting.curves import ORDERS, amplified_curve, split_curve
+import privtune.accounting as dp
+from privtune.accounting.curves import amplified_curve, split_curve
 from privtune.accounting.pairs import laplace_pair
 from privtune.accounting.pmf import LossPmf
 from tests.accounting.helpers import steps
 
 BASE = steps(0.0213, 1.5, 940)
-TUNER = PrivateSelection(BASE, Geometric(10))
+TUNER = dp.PrivateSelection(BASE, dp.Geometric(10))
 
 
 def test_the_worked_example():
     """Tuning on a tenth of the data, δ = 1e-5."""
-    assert epsilon(BASE, 1e-5).epsilon == pytest.approx(2.04, abs=6e-3)
-    everything = epsilon(TUNER, 1e-5)
+    assert dp.epsilon(BASE, 1e-5).epsilon == pytest.approx(2.04, abs=6e-3)
+    everything = dp.epsilon(TUNER, 1e-5)
     assert everything.bounds["rdp"] == pytest.approx(4.41, abs=1e-2)
     assert everything.epsilon == pytest.approx(3.03, abs=6e-3)
-    first = epsilon(SubsampledTuning(1, 0.1, TUNER, BASE), 1e-5)
-    second = epsilon(SubsampledTuning(2, 0.1, TUNER, BASE), 1e-5)
+    first = dp.epsilon(dp.SubsampledTuning(1, 0.1, TUNER, BASE), 1e-5)
+    second = dp.epsilon(dp.SubsampledTuning(2, 0.1, TUNER, BASE), 1e-5)
     assert first.epsilon <= 1.945
     assert first.bounds["rdp"] <= 2.42
     assert second.epsilon <= 2.235
     assert second.bounds["rdp"] == pytest.approx(3.30, abs=6e-3)
     # The record trains the final model with probability 1 - q only.
-    assert first.epsilon < epsilon(BASE, 1e-5).epsilon < second.epsilon
+    assert first.epsilon < dp.epsilon(BASE, 1e-5).epsilon < second.epsilon
 
 
 def variant_two(rate, tuning, training, value, removed):
@@ -78,10 +69,10 @@ def _integrate(density, value, removed, tuning, training):
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize(("variant", "exact"), [(1, variant_one), (2, variant_two)])
 def test_profiles_by_quadrature(variant, exact, rate):
-    event = SubsampledTuning(variant, rate, Gaussian(0.8), Gaussian(1.3))
+    event = dp.SubsampledTuning(variant, rate, dp.Gaussian(0.8), dp.Gaussian(1.3))
     for value in (0.1, 0.7, 1.5, 2.5):
         truth = max(exact(rate, 0.8, 1.3, value, removed) for removed in (True, False))
-        ours = delta(event, value)
+        ours = dp.delta(event, value)
         assert truth * (1 - 1e-4) <= ours.delta
         assert ours.delta <= truth * 1.02 + 1e-6
         assert ours.delta <= ours.bounds["rdp"]
@@ -118,53 +109,36 @@ def test_renyi_bounds_by_enumeration():
 
 def test_limits_of_the_rate():
     """q → 0: the final training alone. q → 1: the tuning, and for variant 2 both."""
-    tuner, training = Gaussian(2.0), Gaussian(3.0)
-    alone = epsilon(training, 1e-5).epsilon
-    tuned = epsilon(tuner, 1e-5).epsilon
-    both = epsilon(Composed([tuner, training]), 1e-5).epsilon
+    tuner, training = dp.Gaussian(2.0), dp.Gaussian(3.0)
+    alone = dp.epsilon(training, 1e-5).epsilon
+    tuned = dp.epsilon(tuner, 1e-5).epsilon
+    both = dp.epsilon(dp.Composed([tuner, training]), 1e-5).epsilon
     for variant in (1, 2):
-        small = epsilon(SubsampledTuning(variant, 1e-7, tuner, training), 1e-5).epsilon
+        small = dp.epsilon(dp.SubsampledTuning(variant, 1e-7, tuner, training), 1e-5).epsilon
         assert small == pytest.approx(alone, rel=1e-2)
     nearly = 1 - 1e-9
-    assert epsilon(SubsampledTuning(1, nearly, tuner, training), 1e-5).epsilon == pytest.approx(
-        tuned, rel=1e-2
-    )
-    assert epsilon(SubsampledTuning(2, nearly, tuner, training), 1e-5).epsilon == pytest.approx(
-        both, rel=1e-2
-    )
+    assert dp.epsilon(
+        dp.SubsampledTuning(1, nearly, tuner, training), 1e-5
+    ).epsilon == pytest.approx(tuned, rel=1e-2)
+    assert dp.epsilon(
+        dp.SubsampledTuning(2, nearly, tuner, training), 1e-5
+    ).epsilon == pytest.approx(both, rel=1e-2)
 
 
 def test_the_final_training_is_paid_for_by_every_bound():
     """q → 0 leaves the final training alone: no bound may fall below what that costs."""
-    tuner, training = Gaussian(2.0), Gaussian(3.0)
+    tuner, training = dp.Gaussian(2.0), dp.Gaussian(3.0)
     for variant, method in itertools.product((1, 2), ("rdp", "best")):
-        small = epsilon(SubsampledTuning(variant, 1e-7, tuner, training), 1e-5, method=method)
-        assert small.epsilon >= epsilon(training, 1e-5).epsilon * (1 - 1e-9)
-
-
-def test_monotone_in_the_rate_and_below_composition():
-    for variant in (1, 2):
-        costs = [
-            epsilon(SubsampledTuning(variant, q, Gaussian(1.5), Gaussian(3.0)), 1e-5).epsilon
-            for q in (0.05, 0.2, 0.5, 0.8)
-        ]
-        assert costs == sorted(costs)
-        assert costs[-1] < epsilon(Composed([Gaussian(1.5), Gaussian(3.0)]), 1e-5).epsilon
+        small = dp.epsilon(dp.SubsampledTuning(variant, 1e-7, tuner, training), 1e-5, method=method)
+        assert small.epsilon >= dp.epsilon(training, 1e-5).epsilon * (1 - 1e-9)
 
 
 def test_a_subsampled_tuning_composes():
-    event = SubsampledTuning(1, 0.1, TUNER, BASE)
-    alone = epsilon(event, 1e-5).epsilon
-    both = epsilon(Composed([event, BASE]), 1e-5)
-    assert alone < both.epsilon < 0.85 * (alone + epsilon(BASE, 1e-5).epsilon)
+    event = dp.SubsampledTuning(1, 0.1, TUNER, BASE)
+    alone = dp.epsilon(event, 1e-5).epsilon
+    both = dp.epsilon(dp.Composed([event, BASE]), 1e-5)
+    assert alone < both.epsilon < 0.85 * (alone + dp.epsilon(BASE, 1e-5).epsilon)
     assert both.epsilon < both.bounds["rdp"]
-
-
-def test_curves_are_infinite_where_nothing_is_known():
-    nothing = np.full_like(ORDERS, np.inf)
-    some = 0.1 * ORDERS
-    assert np.isinf(amplified_curve(ORDERS, nothing, 0.1)).all()
-    assert np.isinf(split_curve(ORDERS, nothing, some, 0.1)).all()
 
 
 def test_a_table_of_millions_of_points_gets_a_wider_lattice(monkeypatch):
@@ -172,9 +146,9 @@ def test_a_table_of_millions_of_points_gets_a_wider_lattice(monkeypatch):
     one, other = (
         (pair.remove, pair.add) for pair in (laplace_pair(0.05, 0.02), laplace_pair(2.0, 0.02))
     )
-    fine = pairs.tabulate(one, other, 0.1, 0.01)
-    monkeypatch.setattr(pairs, "_MOST_TERMS", 2e5)
-    wide = pairs.tabulate(one, other, 0.1, 0.01)
+    fine = dp.pairs.tabulate(one, other, 0.1, 0.01)
+    monkeypatch.setattr(dp.pairs, "_MOST_TERMS", 2e5)
+    wide = dp.pairs.tabulate(one, other, 0.1, 0.01)
     terms = sum(pair.masses.size for pair in wide) / 2 * one[0].masses.size
     assert terms <= 2.5e5 < sum(pair.masses.size for pair in fine) / 2 * one[0].masses.size
     points = np.linspace(0.0, 20.0, 200)
@@ -191,9 +165,9 @@ def test_a_profile_of_one_atom_and_a_long_reach_has_few_points(monkeypatch):
         points.append(args[-1])
         return 0.0
 
-    monkeypatch.setattr(pairs, "split_delta", counting)
-    monkeypatch.setattr(pairs, "split_reverse_delta", counting)
+    monkeypatch.setattr(dp.pairs, "split_delta", counting)
+    monkeypatch.setattr(dp.pairs, "split_reverse_delta", counting)
     nothing, much = LossPmf(1e-6, 0, np.ones(1), 0.0), LossPmf(0.01, 399, np.full(2, 0.5), 0.0)
-    remove, _ = pairs.tabulate((nothing, nothing), (much, much), 0.03, 5e-6)
+    remove, _ = dp.pairs.tabulate((nothing, nothing), (much, much), 0.03, 5e-6)
     assert 100 < len(points) < 100_000
     assert remove.losses[-1] > 3.9

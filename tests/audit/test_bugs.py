@@ -22,7 +22,7 @@ from privtune.audit.laws import (
     check_runs,
     check_sampler,
 )
-from privtune.ledger import OpenRound, Rounds
+from privtune.ledger.rounds import OpenRound, Rounds
 from privtune.strategies import Fixed, PapernotSteinke, Scoring
 from privtune.strategies import selection as selecting
 from privtune.training.mechanism import noise as noises

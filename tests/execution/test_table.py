@@ -16,7 +16,8 @@ from privtune.execution import table
 from privtune.execution.launchers import wait_for
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
 from privtune.files import OwnFolder
-from privtune.ledger import Budget, ChargeRequest, Lease, Ledger, LedgerConnectionError, Rounds
+from privtune.ledger import Budget, ChargeRequest, Ledger, LedgerConnectionError
+from privtune.ledger.rounds import Lease, Rounds
 from privtune.ledger.schema import tasks
 from tests.execution import workers
 from tests.ledger.conftest import postgres_url

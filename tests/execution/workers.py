@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
-from privtune.ledger import Lease, Ledger
+from privtune.ledger import Ledger
+from privtune.ledger.rounds import Lease
 
 
 def honest(url: str, charge: str) -> None:

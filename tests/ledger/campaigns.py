@@ -29,19 +29,19 @@ from privtune.ledger import (
     ChargeRequest,
     ChargeState,
     Ledger,
-    Rounds,
     export_certificate,
     verify,
     verify_certificate,
-    write_file,
 )
+from privtune.ledger.page import write_file
+from privtune.ledger.rounds import Rounds
 from tests.ledger.conftest import complete_one, lease_one
 
 _BUDGET = "campaign"
 _Results: TypeAlias = "mp.queues.Queue[tuple[list[str], int, float, str]]"
 
 
-_preloaded = {"tests.ledger.campaigns", "alembic.command"}
+_preloaded = {"tests.ledger.campaigns"}
 
 
 def processes(*modules: str) -> ForkServerContext:

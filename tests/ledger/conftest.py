@@ -11,7 +11,8 @@ from typing import Any, Self
 import pytest
 import sqlalchemy as sa
 
-from privtune.ledger import Finished, Lease, Ledger, Rounds
+from privtune.ledger import Ledger
+from privtune.ledger.rounds import Finished, Lease, Rounds
 from privtune.ledger.schema import VERSION_TABLE
 
 POSTGRES = os.environ.get("PRIVTUNE_TEST_POSTGRES_URL", "")

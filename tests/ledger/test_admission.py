@@ -9,20 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from privtune.accounting import (
-    ApproximateDP,
-    Composed,
-    Event,
-    Gaussian,
-    Geometric,
-    NonPrivate,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    calibrate,
-    delta,
-    epsilon,
-)
+import privtune.accounting as dp
+from privtune.accounting import epsilon
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from privtune.ledger.admission import filter_room, filter_state, odometer
 from privtune.ledger.privacy_filter import APPROXIMATE_SHARE, ODOMETER_SHARE, tabulate, total_delta
@@ -35,7 +23,7 @@ Floats = NDArray[np.float64]
 
 def costing(epsilon: float) -> ChargeRequest:
     """A request for one Gaussian release of this ε, from just below."""
-    return ChargeRequest(calibrate(Gaussian(1.0), epsilon=epsilon, delta=DELTA).event)
+    return ChargeRequest(dp.calibrate(dp.Gaussian(1.0), epsilon=epsilon, delta=DELTA).event)
 
 
 @pytest.fixture
@@ -62,22 +50,22 @@ def test_a_refusal_says_bounds() -> None:
 
 
 @pytest.mark.parametrize("first", [costing(0.5).event, costing(2.5).event])
-def test_block_and_filter_and_odometer_share_one_delta(ledger: Ledger, first: Event) -> None:
+def test_block_and_filter_and_odometer_share_one_delta(ledger: Ledger, first: dp.Event) -> None:
     """What the filter may admit, with all that is paid beside it, stays within the budget's δ."""
     [charge] = ledger.reserve("b", [ChargeRequest(first)])
     ledger.start(charge.id)
     state = filter_state(ledger.log.current("b"))
     assert state.capacity is not None
     # Finer than the filter's own, so that it is nearer to the truth from above.
-    profile = tabulate(lambda at: delta(first, at).delta, 12.0, points=1500)
+    profile = tabulate(lambda at: dp.delta(first, at).delta, 12.0, points=1500)
     used = total_delta(profile, state.order, state.capacity, EPSILON)
     assert used + (APPROXIMATE_SHARE + ODOMETER_SHARE) * DELTA <= DELTA * (1 + 1e-6)
     more = total_delta(profile, state.order, 1.05 * state.capacity, EPSILON)
     assert more + (APPROXIMATE_SHARE + ODOMETER_SHARE) * DELTA > DELTA
 
 
-@pytest.mark.parametrize("event", [NonPrivate(), Gaussian(0.1)])
-def test_a_broken_budget_shows_that_it_is_broken(ledger: Ledger, event: Event) -> None:
+@pytest.mark.parametrize("event", [dp.NonPrivate(), dp.Gaussian(0.1)])
+def test_a_broken_budget_shows_that_it_is_broken(ledger: Ledger, event: dp.Event) -> None:
     [charge] = ledger.reserve("b", [costing(0.5)])
     ledger.start(charge.id)
     before = ledger.log.current("b")
@@ -89,19 +77,19 @@ def test_a_broken_budget_shows_that_it_is_broken(ledger: Ledger, event: Event) -
     assert odometer(broken).epsilon > EPSILON
     assert "filter" not in odometer(broken).bounds
     with pytest.raises(BudgetExceededError):
-        ledger.reserve("b", [ChargeRequest(Gaussian(1000.0))])
+        ledger.reserve("b", [ChargeRequest(dp.Gaussian(1000.0))])
 
 
 def test_a_refused_study_is_told_an_epsilon_that_fits(ledger: Ledger) -> None:
     """Of several charges asked together, the refusal names what all of them may cost; that fits."""
     [first] = ledger.reserve("b", [costing(1.5)])
     ledger.start(first.id)
-    training = Repeated(100, PoissonSampled(0.02, Gaussian(1.0)))
-    study = Composed((training, PrivateSelection(training, Geometric(5))))
+    training = dp.Repeated(100, dp.PoissonSampled(0.02, dp.Gaussian(1.0)))
+    study = dp.Composed((training, dp.PrivateSelection(training, dp.Geometric(5))))
 
     def arms(epsilon: float) -> list[ChargeRequest]:
-        both = calibrate(study, epsilon=epsilon, delta=DELTA).event
-        assert isinstance(both, Composed)
+        both = dp.calibrate(study, epsilon=epsilon, delta=DELTA).event
+        assert isinstance(both, dp.Composed)
         return [ChargeRequest(event) for event in both.events]
 
     with pytest.raises(BudgetExceededError) as refused:
@@ -114,19 +102,14 @@ def test_a_refused_study_is_told_an_epsilon_that_fits(ledger: Ledger) -> None:
     ledger.reserve("b", arms(lower))
 
 
-def best_stopping(block: Repeated, later: ApproximateDP, readings: list[float]) -> float:
-    """Return max over stopping rules of P(S) − E_Q[e^reading; S], by dynamic programming.
-
-    Both are of randomised responses that fail: with probability δ the record shows, else the loss is ±ε,
-    in multiples of a hundredth. After the block comes one release after another; whoever sees them stops
-    after as many as they like, and a record that shows is looked at until the end.
-    """
+def best_stopping(block: dp.Repeated, later: dp.ApproximateDP, readings: list[float]) -> float:
+    """Return max over stopping rules of P(S) − E_Q[e^reading; S], by dynamic programming."""
     losses = np.arange(-3000, 3001)
 
     def gain(reading: float) -> Floats:
         return np.maximum(-np.expm1(reading - losses / 100.0), 0.0)
 
-    def ran(event: ApproximateDP, after: Floats) -> Floats:
+    def ran(event: dp.ApproximateDP, after: Floats) -> Floats:
         size, p = round(100 * event.epsilon), 1.0 / (1.0 + math.exp(-event.epsilon))
         up, down = np.roll(after, -size), np.roll(after, size)
         return event.delta + (1.0 - event.delta) * (p * up + (1.0 - p) * down)
@@ -135,7 +118,7 @@ def best_stopping(block: Repeated, later: ApproximateDP, readings: list[float]) 
     for reading in reversed(readings[:-1]):
         value = np.maximum(gain(reading), ran(later, value))
     for _ in range(block.count):
-        assert isinstance(block.event, ApproximateDP)
+        assert isinstance(block.event, dp.ApproximateDP)
         value = ran(block.event, value)
     return float(value[3000])
 
@@ -143,14 +126,14 @@ def best_stopping(block: Repeated, later: ApproximateDP, readings: list[float]) 
 @pytest.mark.parametrize(
     ("block", "later"),
     [
-        (Repeated(1, ApproximateDP(1.0, 0.7 * DELTA)), ApproximateDP(0.05, 0.09 * DELTA)),
-        (Repeated(30, ApproximateDP(0.1, 0.0)), ApproximateDP(0.1, 0.0)),
-        (Repeated(6, ApproximateDP(0.2, 0.01 * DELTA)), ApproximateDP(0.1, 0.004 * DELTA)),
-        (Repeated(3, ApproximateDP(0.1, 0.0)), ApproximateDP(0.2, 0.03 * DELTA)),
+        (dp.Repeated(1, dp.ApproximateDP(1.0, 0.7 * DELTA)), dp.ApproximateDP(0.05, 0.09 * DELTA)),
+        (dp.Repeated(30, dp.ApproximateDP(0.1, 0.0)), dp.ApproximateDP(0.1, 0.0)),
+        (dp.Repeated(6, dp.ApproximateDP(0.2, 0.01 * DELTA)), dp.ApproximateDP(0.1, 0.004 * DELTA)),
+        (dp.Repeated(3, dp.ApproximateDP(0.1, 0.0)), dp.ApproximateDP(0.2, 0.03 * DELTA)),
     ],
 )
 def test_who_stops_at_will_has_at_most_delta(
-    ledger: Ledger, block: Repeated, later: ApproximateDP
+    ledger: Ledger, block: dp.Repeated, later: dp.ApproximateDP
 ) -> None:
     """The readings of a real budget, from the block alone until nothing more is admitted."""
     [charge] = ledger.reserve("b", [ChargeRequest(block)])
@@ -166,7 +149,7 @@ def test_who_stops_at_will_has_at_most_delta(
     assert ledger.spent("b").delta == DELTA
     assert best_stopping(block, later, readings) <= DELTA
     # The block's best bound, which takes all of δ, cannot be read while more may come.
-    charged = Composed(list(ledger.log.current("b").block.values()))
+    charged = dp.Composed(list(ledger.log.current("b").block.values()))
     whole = epsilon(charged, DELTA).epsilon
     assert best_stopping(block, later, [whole, *readings[1:]]) > DELTA
 
@@ -177,7 +160,7 @@ def test_a_release_recorded_where_none_was_admitted_is_read_at_a_larger_delta(
     [charge] = ledger.reserve("b", [costing(EPSILON)])
     ledger.start(charge.id)
     assert ledger.spent("b").delta == DELTA
-    ledger.record("b", ChargeRequest(Gaussian(20.0)))
+    ledger.record("b", ChargeRequest(dp.Gaussian(20.0)))
     found = ledger.spent("b")
     assert found.delta == pytest.approx((1.0 + APPROXIMATE_SHARE + ODOMETER_SHARE) * DELTA)
     assert EPSILON < found.epsilon < 1.5 * EPSILON

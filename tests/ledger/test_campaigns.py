@@ -22,11 +22,7 @@ CRASHES = 200 if FULL else 20
 
 @pytest.mark.slow
 def test_a_race_under_the_filter(ledger_url: str) -> None:
-    """Everybody charges: exactly as much is admitted as the filter holds.
-
-    While a charge that it admitted by its divergence may run, the filter does not go over to Gaussian
-    charges. Once that is given back it does, and a second race finds what this leaves.
-    """
+    """Everybody charges: exactly as much is admitted as the filter holds."""
     with Ledger(ledger_url) as ledger:
         budget = ledger.create_budget(Budget(4.0, 1e-5, name="campaign"))
         [first] = ledger.reserve("campaign", [ChargeRequest(Gaussian(10.0))])

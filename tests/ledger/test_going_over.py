@@ -10,19 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privtune.accounting import (
-    Adjacency,
-    ApproximateDP,
-    Composed,
-    Event,
-    Gaussian,
-    Geometric,
-    Laplace,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    epsilon,
-)
+import privtune.accounting as dp
 from privtune.ledger import (
     Budget,
     BudgetExceededError,
@@ -38,10 +26,10 @@ from privtune.ledger.admission import filter_room, filter_state
 from privtune.ledger.history import BASIS_FILTER, BASIS_GAUSSIAN
 from privtune.ledger.weights import Weight, weigh, weigh_as_gaussian
 
-ADD = Adjacency.ADD_REMOVE
+ADD = dp.Adjacency.ADD_REMOVE
 EPSILON, DELTA = 3.0, 1e-5
-TRAINING = Repeated(500, PoissonSampled(0.02, Gaussian(4.0)))
-LOUD = Repeated(500, PoissonSampled(0.02, Gaussian(2.0)))
+TRAINING = dp.Repeated(500, dp.PoissonSampled(0.02, dp.Gaussian(4.0)))
+LOUD = dp.Repeated(500, dp.PoissonSampled(0.02, dp.Gaussian(2.0)))
 
 
 def gaussian_profile(variance: float, at: np.ndarray) -> np.ndarray:
@@ -88,11 +76,11 @@ def failing_response(at: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("event", "profile"),
-    [(Laplace(4.0), laplace_profile), (ApproximateDP(0.3, 1e-8), failing_response)],
+    [(dp.Laplace(4.0), laplace_profile), (dp.ApproximateDP(0.3, 1e-8), failing_response)],
 )
 @pytest.mark.parametrize("slack", [1e-7, 1e-4])
 def test_a_weight_dominates_the_exact_profile_and_hardly_more(
-    event: Event, profile: type[np.ndarray], slack: float
+    event: dp.Event, profile: type[np.ndarray], slack: float
 ) -> None:
     weight = weigh_as_gaussian(event, ADD, slack)
     at = np.linspace(0.0, 1.0, 30001)
@@ -104,13 +92,15 @@ def test_a_weight_dominates_the_exact_profile_and_hardly_more(
 
 
 def test_weights_as_gaussian() -> None:
-    assert weigh_as_gaussian(Repeated(3, Gaussian(2.0)), ADD, 0.0).divergence == pytest.approx(0.75)
-    assert weigh_as_gaussian(Gaussian(2.0), ADD, 1e-6).delta == 0.0
+    assert weigh_as_gaussian(
+        dp.Repeated(3, dp.Gaussian(2.0)), ADD, 0.0
+    ).divergence == pytest.approx(0.75)
+    assert weigh_as_gaussian(dp.Gaussian(2.0), ADD, 1e-6).delta == 0.0
     # What is infinite with a probability above d is Gaussian with no variance at all.
-    assert weigh_as_gaussian(ApproximateDP(0.3, 1e-6), ADD, 9e-7).divergence == math.inf
+    assert weigh_as_gaussian(dp.ApproximateDP(0.3, 1e-6), ADD, 9e-7).divergence == math.inf
     # The whole profile counts, so a charge weighs at least what its ε at δ = d says.
     weight = weigh_as_gaussian(TRAINING, ADD, 1e-7)
-    tight = epsilon(TRAINING, 1e-6).epsilon
+    tight = dp.epsilon(TRAINING, 1e-6).epsilon
     assert float(gaussian_profile(weight.divergence, np.array(tight))) + 1e-7 >= 0.995e-6
 
 
@@ -236,11 +226,15 @@ def test_what_gaussian_charges_take_where_profiles_are_no_numbers(
     assert pf.gaussian_divergence(order, variance) == pytest.approx(exact, rel=1e-3)
 
 
-TINY = (Laplace(1e12), PoissonSampled(1e-6, Gaussian(1000.0)), ApproximateDP(0.0, 1e-12))
+TINY = (
+    dp.Laplace(1e12),
+    dp.PoissonSampled(1e-6, dp.Gaussian(1000.0)),
+    dp.ApproximateDP(0.0, 1e-12),
+)
 
 
 @pytest.mark.parametrize("event", TINY)
-def test_what_d_alone_covers_weighs_next_to_nothing(event: Event) -> None:
+def test_what_d_alone_covers_weighs_next_to_nothing(event: dp.Event) -> None:
     weight = weigh_as_gaussian(event, ADD, 1e-8)
     assert 0.0 < weight.divergence < 1e-10
     assert weight.delta == 1e-8
@@ -252,40 +246,40 @@ def ledger(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setattr("privtune.ledger.ledger.suggestions", lambda *_: ())
     opened = Ledger(sqlite_url)
     opened.create_budget(Budget(EPSILON, DELTA, name="b"))
-    [first] = opened.reserve("b", [ChargeRequest(Gaussian(1000.0))])
+    [first] = opened.reserve("b", [ChargeRequest(dp.Gaussian(1000.0))])
     opened.start(first.id)
     opened.settle(first.id)
     return opened
 
 
-def run(ledger: Ledger, event: Event) -> str:
+def run(ledger: Ledger, event: dp.Event) -> str:
     [charge] = ledger.reserve("b", [ChargeRequest(event)])
     ledger.start(charge.id)
     ledger.settle(charge.id)
     return charge.basis
 
 
-def until_refused(ledger: Ledger, unit: Sequence[Event]) -> tuple[float, list[str]]:
+def until_refused(ledger: Ledger, unit: Sequence[dp.Event]) -> tuple[float, list[str]]:
     """Run a unit again and again; return ε of all of it, not adaptive, and the bases."""
     done, bases = 0, []
     while True:
         try:
             bases += [run(ledger, event) for event in unit]
         except BudgetExceededError:
-            counted = [Repeated(done, event) for event in unit]
-            return epsilon(Composed(tuple(counted)), DELTA).epsilon, bases
+            counted = [dp.Repeated(done, event) for event in unit]
+            return dp.epsilon(dp.Composed(tuple(counted)), DELTA).epsilon, bases
         done += 1
 
 
 @pytest.mark.parametrize(
     ("unit", "least"),
     [
-        ((Gaussian(12.0),), 0.94),
-        ((TRAINING, Gaussian(40.0)), 0.93),
+        ((dp.Gaussian(12.0),), 0.94),
+        ((TRAINING, dp.Gaussian(40.0)), 0.93),
     ],
 )
 def test_what_is_admitted_until_refusal(
-    ledger: Ledger, unit: tuple[Event, ...], least: float
+    ledger: Ledger, unit: tuple[dp.Event, ...], least: float
 ) -> None:
     spent, bases = until_refused(ledger, unit)
     assert least * EPSILON <= spent <= EPSILON
@@ -304,12 +298,12 @@ def test_what_is_admitted_until_refusal(
 
 def test_what_alone_is_more_than_the_filter_holds_is_refused(ledger: Ledger) -> None:
     with pytest.raises(BudgetExceededError):
-        run(ledger, Gaussian(0.5))
-    assert run(ledger, Gaussian(3.0)) == BASIS_FILTER
+        run(ledger, dp.Gaussian(0.5))
+    assert run(ledger, dp.Gaussian(3.0)) == BASIS_FILTER
 
 
 def test_no_fewer_selections_fit_than_by_divergence_alone(ledger: Ledger) -> None:
-    selection = PrivateSelection(LOUD, Geometric(5))
+    selection = dp.PrivateSelection(LOUD, dp.Geometric(5))
     room = float(filter_room(ledger.log.current("b"))[0])
     order = ledger.log.current("b").terms().order
     assert order is not None
@@ -318,18 +312,18 @@ def test_no_fewer_selections_fit_than_by_divergence_alone(ledger: Ledger) -> Non
     assert len(bases) >= math.floor(room / one)
 
 
-def nearly_full(ledger: Ledger) -> Event:
+def nearly_full(ledger: Ledger) -> dp.Event:
     """Fill the filter to just above a quarter; return what then goes over."""
     while float(filter_room(ledger.log.current("b"))[0]) > 0.3 * (
         filter_state(ledger.log.current("b")).capacity or 0.0
     ):
-        assert run(ledger, Gaussian(10.0)) == BASIS_FILTER
-    return Gaussian(6.0)
+        assert run(ledger, dp.Gaussian(10.0)) == BASIS_FILTER
+    return dp.Gaussian(6.0)
 
 
 def test_it_goes_over_when_everything_else_is_done_and_back_if_nothing_ran(ledger: Ledger) -> None:
     late = nearly_full(ledger)
-    [running] = ledger.reserve("b", [ChargeRequest(Gaussian(60.0))])
+    [running] = ledger.reserve("b", [ChargeRequest(dp.Gaussian(60.0))])
     [beside] = ledger.reserve("b", [ChargeRequest(late)])
     assert (running.basis, beside.basis) == (BASIS_FILTER, BASIS_FILTER)
     ledger.void(beside.id)
@@ -366,7 +360,7 @@ def test_the_wrong_order_is_no_log(
     monkeypatch.setattr("privtune.ledger.ledger.ask", lambda *_: None)
     weights = [Weight(1e-3, 0.0)]
     monkeypatch.setattr("privtune.ledger.ledger.admit", lambda *_: (next(found), weights))
-    request = [ChargeRequest(Gaussian(50.0))]
+    request = [ChargeRequest(dp.Gaussian(50.0))]
     ledger.reserve("b", request)
     with pytest.raises(LedgerCorruptedError, match=r"alone from then on|was not over"):
         ledger.reserve("b", request)
@@ -377,7 +371,7 @@ def test_what_is_recorded_late_weighs_twice(ledger: Ledger) -> None:
     assert run(ledger, late) == BASIS_GAUSSIAN
     before = ledger.log.current("b")
     used, variance = before.used, before.variance
-    ledger.record("b", ChargeRequest(Gaussian(100.0)))
+    ledger.record("b", ChargeRequest(dp.Gaussian(100.0)))
     after = ledger.log.current("b")
     assert after.used > used
     assert float(after.variance - variance) == pytest.approx(1e-4)
@@ -385,7 +379,7 @@ def test_what_is_recorded_late_weighs_twice(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("event", TINY)
 def test_tiny_charges_after_going_over_leave_a_log_that_opens(
-    ledger: Ledger, sqlite_url: str, event: Event
+    ledger: Ledger, sqlite_url: str, event: dp.Event
 ) -> None:
     late = nearly_full(ledger)
     assert run(ledger, late) == BASIS_GAUSSIAN

@@ -12,18 +12,15 @@ import sqlalchemy as sa
 from privtune.accounting import Gaussian, epsilon
 from privtune.errors import InvalidInputError
 from privtune.ledger import (
-    SKIPPED,
     Budget,
     ChargeRequest,
     ChargeStateError,
-    Finished,
     Ledger,
     RoundNotFinishedError,
-    Rounds,
     RoundStuckError,
 )
 from privtune.ledger.history import History
-from privtune.ledger.rounds import OpenRound, leased
+from privtune.ledger.rounds import SKIPPED, Finished, OpenRound, Rounds, leased
 from privtune.ledger.schema import tasks
 from tests.ledger.conftest import complete_one, lease_one, renew_one
 

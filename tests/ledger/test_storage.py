@@ -20,7 +20,6 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import (
     Budget,
     ChargeRequest,
-    Finished,
     Ledger,
     LedgerBusyError,
     LedgerConnectionError,
@@ -28,12 +27,12 @@ from privtune.ledger import (
     LedgerError,
     LedgerFullError,
     LedgerReadOnlyError,
-    Rounds,
     verify,
 )
 from privtune.ledger.chain import Kind
 from privtune.ledger.engines import translated
 from privtune.ledger.places import checked_url
+from privtune.ledger.rounds import Finished, Rounds
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url
 from privtune.study.trials import StudyTrials
@@ -95,29 +94,31 @@ def test_no_message_shows_a_password(url: str) -> None:
     assert "***" in str(caught.value)
 
 
+SHOWN = [
+    "sqlite:///privtune.db",
+    "sqlite:////home/a@b/privtune.db",
+    "postgresql://bob@host:5432/db",
+    "http://127.0.0.1:5000",
+    "file:///C:/runs",
+    "MLflow at 'http://127.0.0.1:5000' failed: 403",
+]
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "shown"),
     [
-        "sqlite:///privtune.db",
-        "sqlite:////home/a@b/privtune.db",
-        "postgresql://bob@host:5432/db",
-        "http://127.0.0.1:5000",
-        "file:///C:/runs",
+        *[(text, text) for text in SHOWN],
+        ("https://hunter2@h/api, twice", "https://***@h/api, twice"),
+        (
+            "tried postgres://a:hunter2 x@h and 'http://b:hu@nter2@h2/p?token=hunter2': FATAL: x",
+            "tried postgres://a:***@h and 'http://b:***@h2/p?token=***': FATAL: x",
+        ),
     ],
 )
-def test_what_holds_no_password_is_shown_as_it_is(text: str) -> None:
-    assert masked(text) == masked_url(text) == text
-    assert masked(f"MLflow at '{text}' failed: 403") == f"MLflow at '{text}' failed: 403"
-
-
-def test_passwords_of_several_urls_within_a_message() -> None:
-    message = (
-        "tried postgres://a:hunter2 x@h and 'http://b:hu@nter2@h2/p?token=hunter2': FATAL: role x"
-    )
-    assert (
-        masked(message)
-        == "tried postgres://a:***@h and 'http://b:***@h2/p?token=***': FATAL: role x"
-    )
+def test_passwords_and_nothing_else_are_masked(text: str, shown: str) -> None:
+    assert masked(text) == shown
+    if " " not in text:
+        assert masked_url(text) == shown
 
 
 @pytest.mark.parametrize("password", ["a b", "a@b", "a/b", "a%b", "ä", "a:b?c#d"])
@@ -374,9 +375,3 @@ def test_of_options_those_alone_are_shown_that_are_known(option: str, place: str
             assert "hunter2" not in masked(f"{url}: cannot be reached"), url
     shown = masked_url(f"{place}?mode=ro&{option}=hunter2&sslmode=require")
     assert shown == f"{place}?mode=ro&{option}=***&sslmode=require"
-
-
-def test_what_stands_for_a_user_is_shown_of_databases_alone() -> None:
-    assert masked_url("https://hunter2@h/api") == "https://***@h/api"
-    assert masked_url("postgresql://bob@h/db") == "postgresql://bob@h/db"
-    assert masked("tried https://hunter2@h/api, twice") == "tried https://***@h/api, twice"

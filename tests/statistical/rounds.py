@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 
 from privtune.accounting import Adjacency
+from privtune.audit.bounds import LowerBound
 from privtune.execution.training import part_of
 from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
@@ -52,12 +55,7 @@ def evidence(x: float, sigma: float) -> float:
 
 
 def three_tiers(low: float, high: float, sigma: float) -> Score:
-    """Prefer what speaks against the canary, then what speaks for it, then the rest.
-
-    The canary then makes the second tier likelier three times over: a run is in it more often, it is
-    in the first less often, and there are more runs that do not end the round for it. So is the
-    account's factor of 3 reached (Papernot and Steinke 2022, arXiv:2110.03620).
-    """
+    """Prefer what speaks against the canary, then for it: the factor of 3 of arXiv:2110.03620."""
 
     def score(x: float, _: Mapping[str, Any]) -> float:
         # The score of the best is released: it may as well tell the whole value.
@@ -67,15 +65,7 @@ def three_tiers(low: float, high: float, sigma: float) -> Score:
 
 
 class ToyRound:
-    """The round of one arm, as strategies see it.
-
-    Args:
-        plan: The arm's plan: noise, law and parts are read from it.
-        secret: Everything random derives from it.
-        canary: Whether the canary is among the records.
-        score: Of a training's output and its hyperparameters, on a public split.
-        runs: How many there are; None draws them from the plan's law.
-    """
+    """The round of one arm, as strategies see it."""
 
     def __init__(
         self, plan: Plan, secret: bytes, *, canary: bool, score: Score, runs: int | None = None
@@ -148,3 +138,15 @@ def sides(run: Callable[[bytes, bool], float], runs: int) -> list[Any]:
         np.array([run(bytes([tag]) * 28 + n.to_bytes(4, "big"), tag == 2) for n in range(runs)])
         for tag in (1, 2)
     ]
+
+
+def note(mechanism: str, audit: Callable[[], LowerBound], reported: float) -> LowerBound:
+    """Run an audit and write its line: mechanism, audited, reported, ratio, runs, CPU seconds."""
+    started = time.process_time()
+    found = audit()
+    seconds = time.process_time() - started
+    sys.stdout.write(
+        f"{mechanism:40} {found.epsilon:6.2f} {reported:6.2f} {found.epsilon / reported:5.2f} "
+        f"{found.runs:7d} {seconds:6.1f}\n"
+    )
+    return found

@@ -12,7 +12,7 @@ from privtune.training.mechanism import oracle as releases
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import METHODS
-from tests.statistical.report import note
+from tests.statistical.rounds import note
 from tests.training.methods.test_contract import candidate, options
 
 pytestmark = pytest.mark.statistical
@@ -59,12 +59,7 @@ def audited(name, schedule, *, runs, of="", confidence=0.95):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_no_method_releases_more_than_it_reports(name):
-    """2 x 1000 trainings of 4 steps at rate 1/2, and as many at rate 1; the seeds are fixed, by name.
-
-    A method that keeps its promise is above it with a probability of at most 5% at rate 1/2, where the
-    audit is far below, and 0.2% at rate 1: at 5%, one method of fifteen exceeded at either of two seeds
-    (AdaCliP, which did at none of 14 others nor with 5,000 trainings; and PUR at the other).
-    """
+    """2 x 1000 trainings of 4 steps at rates 1/2 and 1: above by chance at most at 5% and at 0.2%."""
     found, reported = audited(name, SAMPLED, runs=1000)
     assert 0.2 * reported < found <= reported
     found, reported = audited(name, WHOLE, runs=1000, confidence=0.998)
@@ -105,7 +100,6 @@ def test_samples_that_hold_everybody_are_found(monkeypatch):
 
 
 def test_the_audit_of_dpsgd_reaches_four_fifths_of_what_is_reported():
-    """2 x 5,000 trainings of 4 steps. The bound is above the truth with a probability of at most
-    5%."""
+    """2 x 5,000 trainings of 4 steps: above the truth with a probability of at most 5%."""
     found, reported = audited("dpsgd", WHOLE, runs=5_000)
     assert 0.8 * reported <= found <= reported

@@ -14,7 +14,7 @@ from privtune.audit.bounds import Claim, lower_bound
 from privtune.strategies import Scoring
 from privtune.training.mechanism import metrics, scoring
 from privtune.training.mechanism.data import TensorData
-from tests.statistical.report import note
+from tests.statistical.rounds import note
 
 pytestmark = pytest.mark.statistical
 

@@ -31,7 +31,6 @@ from privtune.strategies import (
 )
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.scoring import score
-from tests.statistical.report import note
 from tests.statistical.rounds import (
     DELTA,
     RATE,
@@ -39,6 +38,7 @@ from tests.statistical.rounds import (
     context,
     deviation,
     evidence,
+    note,
     sides,
     three_tiers,
 )
@@ -105,8 +105,7 @@ def every_release(plan, outcome):
     ids=lambda strategy: strategy.arm,
 )
 def test_what_is_composed_is_no_more_than_reported(strategy):
-    """2 x 600 arms, all of whose trainings are shown; without sampling, so they claim what one
-    Gaussian does. Fails by chance with a probability of at most 5%."""
+    """2 x 600 arms that claim what one Gaussian does. Fails by chance at most at 5%."""
     found, reported = audited(strategy, every_release, runs=600, composed=True)
     assert 0.5 * reported < found <= reported
 
@@ -189,10 +188,7 @@ def test_a_fixed_number_of_runs_that_is_charged_as_one_is_found():
 
 
 class ScoredRound(ToyRound):
-    """Two kinds of candidates, and a validation record that one of them gets wrong.
-
-    Without that record the second kind is worse by half of what a record may change, with it better.
-    """
+    """Two kinds of candidates, and a validation record that one of them gets wrong."""
 
     noised_first = True
 

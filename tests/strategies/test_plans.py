@@ -36,9 +36,9 @@ from privtune.strategies import (
     Strategy,
     StrategyError,
     plan_arm,
-    selection_instead,
 )
 from privtune.strategies import SubsampledTuning as Subsampled
+from privtune.strategies.everything import selection_instead
 from privtune.training.mechanism.schedule import NoiseOptions
 from tests.strategies.world import BOTH, RATE, context
 from tests.toy import LOADS
@@ -182,12 +182,6 @@ def test_the_oracle_has_no_guarantee() -> None:
     assert plan.search.trials == 9
     assert plan.score is not None
     assert plan.score.noise_multiplier is None
-
-
-def test_law_auto_shows_its_trade_in_the_plan() -> None:
-    plan = PapernotSteinke(law="auto", power=0.5).plan(context(), epsilon=2.0)
-    assert plan.details["law_auto"]["power"] == 0.5
-    assert epsilon(plan.event, 1e-5).epsilon <= 2.0
 
 
 def test_where_noise_comes_from_is_part_of_the_plan() -> None:

@@ -9,6 +9,9 @@ from privtune.ledger import Ledger
 from privtune.study import StudySpec
 from privtune.study.rows import Results, StudyRow, StudyStore
 
+PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
+FIXED = {"name": "defaults", "strategy": "fixed", "parameters": PARAMETERS}
+
 
 def toy_spec(**changes: object) -> StudySpec:
     spec: dict = {
@@ -20,11 +23,7 @@ def toy_spec(**changes: object) -> StudySpec:
             "max_grad_norm": {"type": "float", "low": 0.1, "high": 10.0, "log": True},
         },
         "arms": [
-            {
-                "name": "defaults",
-                "strategy": "fixed",
-                "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-            },
+            FIXED,
             {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
             {"name": "hyfree", "strategy": "hyfreedp"},
         ],

@@ -31,7 +31,6 @@ TRACEBACK = 99
 """How a process ends whose command ended in a traceback."""
 
 _LEASE = 1.0
-PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 OPEN = privtune.Budget(100.0, 1e-5, name="open")
 
 
@@ -88,16 +87,7 @@ def die(url: str, point: int) -> None:
 
 
 def take_part(url: str, role: str, notes: str, point: int | None, strike: str) -> None:
-    """Run the study `toy`, or work for it, by its command; note every point, and be struck at one.
-
-    Args:
-        url: The storage.
-        role: ``alone`` trains by itself, ``driver`` waits for workers, ``worker`` is one.
-        notes: A file for the points that are reached, in order, from where it is struck on.
-        point: The number of the one where it is struck, of none unless given.
-        strike: ``kill``: SIGKILL; ``stop``: SIGSTOP; ``cut``: the server ends every session that this
-            process has.
-    """
+    """Be `alone`, a `driver` or a `worker`; note every point, and be killed, stopped or cut off at one."""
     # Who dies in mid-row keeps it until its lease ends.
     table.make_rounds.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
     table.work_through.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from privtune.study import Study, delete_study, study_names
 from privtune.study._study import check_studies
 from privtune.study.lifecycle import Life
 from tests.study.conftest import toy_spec
+from tests.tiers import campaign
 
 ARMS = toy_spec().model_dump(mode="json")["arms"][:2]
 
@@ -119,16 +120,6 @@ def test_every_place_is_cleared_that_the_study_had(
     assert contents(tmp_path) == {}
 
 
-def test_a_folder_that_moved_is_found_where_it_is_said_to_be(
-    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran(storage).close()
-    (tmp_path / "privtune-artifacts").rename(tmp_path / "elsewhere")
-    monkeypatch.setenv("PRIVTUNE_ARTIFACTS", str(tmp_path / "elsewhere"))
-    delete_study("toy", storage)
-    assert contents(tmp_path) == {}
-
-
 def test_an_edited_list_deletes_nothing_outside_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("somebody's")
     folder = OwnFolder(tmp_path / "own", "id")
@@ -142,7 +133,7 @@ def test_an_edited_list_deletes_nothing_outside_of_the_folder(tmp_path: Path) ->
     assert contents(tmp_path) == {"victim": b"somebody's"}
 
 
-@pytest.mark.parametrize("by", ["stop", "kill"])
+@pytest.mark.parametrize("by", ["kill", pytest.param("stop", marks=campaign)])
 @pytest.mark.parametrize(
     "point",
     [

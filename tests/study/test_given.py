@@ -14,7 +14,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
 from privtune.strategies import Everything, Fixed, PapernotSteinke
 from privtune.study import StudySpec, plan_study, study_names
-from tests.study.conftest import toy_spec
+from tests.study.conftest import FIXED, PARAMETERS, toy_spec
 from tests.study.elsewhere import OWN, VALIDATION
 
 BUDGET = privtune.Budget(6.0, 1e-5, name="given")
@@ -45,12 +45,6 @@ def test_an_open_study_refuses_what_it_would_ignore(
         privtune.create_study("given", budget=BUDGET, storage=storage, **given)
     assert "\n" not in str(refused.value)
     assert study_names(storage) == []
-
-
-def test_a_metric_is_looked_at_when_it_is_given(storage: str) -> None:
-    study = privtune.create_study("given", budget=BUDGET, storage=storage)
-    with pytest.raises(PrivTuneError, match=r"'nonsense'.*: must be one of accuracy"):
-        study.optimize(one, strategy=PapernotSteinke(), score="nonsense", **OWN)
 
 
 CHANGED: dict[str, Any] = {
@@ -173,15 +167,10 @@ def test_a_value_for_a_name_of_one_branch_is_taken(storage: str) -> None:
 
 def test_a_value_that_the_method_takes_is_taken(storage: str) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
-    strategy = Fixed(parameters={"learning_rate": 0.5, "max_grad_norm": 1.0})
+    strategy = Fixed(parameters=PARAMETERS)
     assert not study.optimize(of_its_method, strategy=strategy, **OWN).is_nothing
 
 
-FIXED = {
-    "name": "defaults",
-    "strategy": "fixed",
-    "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-}
 ORACLE = {"name": "oracle", "strategy": "non-private-grid", "points": 2, "weight": 2.0}
 
 

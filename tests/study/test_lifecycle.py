@@ -25,7 +25,7 @@ from privtune.study.lifecycle import Life
 from tests.ledger.campaigns import processes
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study import driven
-from tests.study.conftest import toy_spec
+from tests.study.conftest import PARAMETERS, toy_spec
 from tests.study.elsewhere import OWN, simple
 
 LOG = logging.getLogger("campaign")
@@ -172,7 +172,7 @@ def test_a_study_that_is_killed_anywhere_goes_on_to_the_same_release(
 ) -> None:
     """SIGKILL at imports, before and after commits, transitions, trainings and checkpoints."""
     arms = [
-        {"name": "fixed", "strategy": "fixed", "parameters": driven.PARAMETERS},
+        {"name": "fixed", "strategy": "fixed", "parameters": PARAMETERS},
         {"name": "hyfree", "strategy": "hyfreedp"},
         {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
     ]

@@ -121,30 +121,6 @@ def test_a_study_goes_on_from_another_directory(
         assert [charge.state for charge in ledger.charges("toy")] == ["settled"] * 3
 
 
-@pytest.mark.parametrize(
-    ("storage", "message"),
-    [
-        ("nonsense", "is no database URL"),
-        ("mysql://there/x", "must be SQLite or PostgreSQL"),
-        ("sqlite:////not/there/x.db", "the folder /not/there does not exist"),
-        ("postgresql://me:hunter2@127.0.0.1:1/x", "the connection failed"),
-    ],
-)
-@pytest.mark.parametrize("command", ["list", "compare x", "create"])
-def test_a_storage_that_cannot_be_used_is_one_sentence(
-    storage: str, message: str, command: str, tmp_path: Path, cli: Cli
-) -> None:
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(yaml.safe_dump(SPEC))
-    words = [*command.split(), *([str(spec)] if command == "create" else [])]
-    done = cli("study", *words, "--storage", storage)
-    assert done.code == 1
-    assert message in done.err
-    assert "Traceback" not in done.err
-    assert "hunter2" not in done.err
-    assert len(done.err.strip().splitlines()) == 1
-
-
 _WAITING = sa.text(
     "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
 )

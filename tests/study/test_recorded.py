@@ -12,7 +12,8 @@ import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from privtune.execution import training
-from privtune.ledger import Finished, Ledger, Rounds
+from privtune.ledger import Ledger
+from privtune.ledger.rounds import Finished, Rounds
 from privtune.spaces import SearchSpace
 from privtune.strategies import TrialResult
 from privtune.study import Study
@@ -20,7 +21,7 @@ from privtune.study.rounds import STACK
 from privtune.study.rows import Results
 from privtune.study.trials import StudyTrials
 from tests.ledger.conftest import ledger_url, postgres_url, sqlite_url
-from tests.study.conftest import toy_spec
+from tests.study.conftest import PARAMETERS, toy_spec
 
 __all__ = ["ledger_url", "postgres_url", "sqlite_url"]
 
@@ -106,7 +107,7 @@ def test_arms_that_cost_the_same_a_step_are_rehearsed_once(
 
     stacks: list[int] = []
     monkeypatch.setattr(training, "seconds_per_step", timed)
-    fixed = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}}
+    fixed = {"strategy": "fixed", "parameters": PARAMETERS}
     selection = {"strategy": "papernot-steinke", "mean_runs": 4}
     arms = [{"name": "a", **fixed}, {"name": "b", **fixed}, {"name": "c", **selection}]
     with closing(Study.create(toy_spec(arms=arms), storage)) as study:

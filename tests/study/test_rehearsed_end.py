@@ -17,7 +17,7 @@ from privtune.study import Study
 from privtune.study.release import pack_result, unpack_result
 from privtune.tasks import Task
 from tests import toy
-from tests.study.conftest import toy_spec
+from tests.study.conftest import FIXED, toy_spec
 from tests.study.elsewhere import OWN
 from tests.study.test_optimize import candidate, charges, make
 
@@ -84,11 +84,7 @@ def weights() -> Task:
 
 def test_a_parameter_called_weights_is_one_of_several(storage: str) -> None:
     arms = [
-        {
-            "name": "defaults",
-            "strategy": "fixed",
-            "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-        },
+        FIXED,
         {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2},
     ]
     spec = toy_spec(task=f"{__name__}:weights", arms=arms, epochs=1)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 import privtune
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.ledger import Budget, Ledger, UnitMismatchError, verify_certificate
-from privtune.spaces import SearchSpace
 from privtune.strategies import Fixed
 from privtune.study import SpecError, Study, StudySpec, plan_study, study_names
 from privtune.study.spec import read_yaml
@@ -15,7 +14,6 @@ from privtune.tasks import TaskDataError
 from privtune.training.mechanism.schedule import NoiseOptions
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import OWN, simple
-from tests.toy import LOADS
 
 pytestmark = pytest.mark.quick
 
@@ -32,50 +30,6 @@ def test_a_unit_that_the_task_does_not_group_by_is_refused(tmp_path: Path) -> No
         ledger.create_budget(privtune.Budget(1.0, 1e-5, name="b", unit="person"))
     with pytest.raises(privtune.PrivTuneError, match="unit person, and cannot be changed"):
         privtune.Study.create(toy_spec(budget=budget), storage)
-
-
-@pytest.mark.parametrize(
-    ("arm", "message"),
-    [
-        ({"name": "a", "strategy": "magic"}, "must be one of"),
-        ({"name": "a", "strategy": "papernot-steinke", "mean": 3}, "it takes"),
-        ({"name": "a", "strategy": "papernot-steinke", "mean_runs": 0.5}, "mean"),
-        ({"name": "a", "strategy": "papernot-steinke", "law": "uniform"}, "law"),
-        ({"name": "a", "strategy": "papernot-steinke", "mean_runs": "many"}, "a number or auto"),
-        ({"name": "a", "strategy": "papernot-steinke", "mean_runs": 0}, "mean_runs = 0"),
-        ({"name": "a", "strategy": "liu-talwar", "threshold": "high"}, "threshold of arm 'a'"),
-        ({"name": "a", "strategy": "everything", "trials": "ten"}, "trials .*a whole number"),
-        ({"name": "a", "strategy": "hyfreedp", "interval": "five"}, "interval .*a whole number"),
-        ({"name": "a", "strategy": "hyfreedp", "parameters": 3}, "a mapping of names to values"),
-        (
-            {
-                "name": "a",
-                "strategy": "fixed",
-                "parameters": {"learning_rate": "fast", "max_grad_norm": 1.0},
-            },
-            "learning_rate of arm 'a' = 'fast': must be a finite number above 0",
-        ),
-        ({"name": "a", "strategy": "fixed"}, "learning_rate"),
-        ({"name": "a", "strategy": "fixed", "parameters": {"learning_rate": 1.0}}, "max_grad_norm"),
-        (
-            {
-                "name": "a",
-                "strategy": "papernot-steinke",
-                "parameters": {"learning_rate": 1.0},
-            },
-            "searched by the space",
-        ),
-    ],
-)
-def test_a_bad_arm_is_refused_while_planning(arm: dict, message: str) -> None:
-    with pytest.raises(PrivTuneError, match=message):
-        plan_study(toy_spec(arms=[arm]))
-
-
-def test_planning_touches_no_data() -> None:
-    before = len(LOADS)
-    plan_study(toy_spec())
-    assert len(LOADS) == before
 
 
 def test_arms_share_the_budget_equally_and_together_meet_it() -> None:
@@ -130,19 +84,6 @@ def test_a_task_that_is_none_is_one_sentence(task: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"type": "float", "low": -1e308, "high": 1e308},
-        {"type": "mixture", "components": [5]},
-        {"type": "float", "low": 0.0, "high": 1.0, 5: 6, "a": 1},
-    ],
-)
-def test_a_space_that_is_none_is_one_sentence(field: dict) -> None:
-    with pytest.raises(InvalidInputError, match=r"space\.x"):
-        SearchSpace.from_dict({"x": field})
-
-
 @pytest.mark.parametrize("text", ["a: 2026-13-45", "a: " + "[" * 10_000, "a: " + "9" * 5000, "\0"])
 def test_odd_yaml_is_one_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.yaml"
@@ -150,15 +91,6 @@ def test_odd_yaml_is_one_sentence(text: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"not YAML|too deeply") as caught:
         StudySpec.from_file(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_spec_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="Cannot read"):
-        StudySpec.from_file(tmp_path / "none.yaml")
-    bad = tmp_path / "bad.yaml"
-    bad.write_text("arms: [")
-    with pytest.raises(SpecError, match="is not YAML"):
-        StudySpec.from_file(bad)
 
 
 def test_a_spec_file_says_nothing_twice(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import privtune
 from privtune.accounting import Composed, epsilon
 from privtune.ledger import BudgetExceededError, verify
 from privtune.study import Study, StudySpec, plan_study
@@ -18,6 +17,7 @@ from privtune.training.engine.compute import hardware
 from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
+from tests.study.conftest import PARAMETERS
 from tests.tasks.test_stages import people, table
 
 STAGES = [
@@ -28,7 +28,7 @@ STAGES = [
 
 
 def staged(path: Path, **changes: Any) -> StudySpec:
-    arm = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}}
+    arm = {"strategy": "fixed", "parameters": PARAMETERS}
     spec = {
         "name": "staged",
         "task": table(path),
@@ -176,20 +176,3 @@ def test_stages_and_arms_are_charged_together_or_not_at_all(spec: StudySpec) -> 
     with pytest.raises(BudgetExceededError):
         other.run()
     assert [s.state for s in other.stages] == ["planned"] * 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"stages": 3}, "stages: must be a list, not 3"),
-        ({"stages": [3]}, "stages.0: must be a mapping"),
-        ({"stages": [{"type": "mode"}]}, "stages.type = 'mode': must be one of usable"),
-        ({"stages": [{**STAGES[0], "name": "one"}]}, "another arm or stage is called one"),
-        ({"task": None, "arms": [], "epochs": None, "space": {}}, "task is missing, but"),
-    ],
-)
-def test_wrong_specs(spec: StudySpec, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(privtune.PrivTuneError) as caught:
-        staged(Path("people.csv"), **changes)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -130,18 +130,6 @@ def test_a_grid_that_changes_the_guarantee_runs_what_it_charged(storage: str) ->
     assert release.params["epochs"] in (1, 2)
 
 
-@pytest.mark.slow
-def test_processes_give_the_same_release_as_this_one(storage: str, tmp_path: Any) -> None:
-    arm = {"strategy": "papernot-steinke", "mean_runs": 4}
-    _, inline = run(storage, arm, seed=4)
-    spec = toy_spec(arms=[{"name": "arm", **arm}], seed=4)
-    study = Study.create(spec, f"sqlite:///{tmp_path / 'other.db'}")
-    (spawned,) = study.run(n_jobs=2)
-    assert spawned.params == inline.params
-    assert torch.allclose(spawned.weights, inline.weights, atol=1e-5)
-    assert spawned.score == pytest.approx(inline.score)
-
-
 def test_the_certificate_beside_the_model_verifies(storage: str) -> None:
     study, release = run(storage, {"strategy": "papernot-steinke", "mean_runs": 2})
     certificate = json.loads((study.folder / "arm" / "certificate.json").read_text())

@@ -7,13 +7,7 @@ import pytest
 from privtune.accounting import Composed, epsilon
 from privtune.errors import PrivTuneError
 from privtune.study import SpecError, plan_study
-from tests.study.conftest import toy_spec
-
-FIXED = {
-    "name": "defaults",
-    "strategy": "fixed",
-    "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-}
+from tests.study.conftest import FIXED, toy_spec
 
 
 def _auto(price: float, **options: object) -> dict:

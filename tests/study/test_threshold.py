@@ -10,7 +10,8 @@ import pytest
 
 import privtune
 from privtune.execution.table import make_rounds
-from privtune.ledger import SKIPPED, Ledger
+from privtune.ledger import Ledger
+from privtune.ledger.rounds import SKIPPED
 from privtune.strategies import LiuTalwar, Release
 from privtune.study import Study
 from tests.study.conftest import toy_spec

@@ -9,11 +9,11 @@ from pathlib import Path
 import privtune
 from privtune.study import Study
 from tests.study import driven
-from tests.study.conftest import toy_spec
+from tests.study.conftest import PARAMETERS, toy_spec
 
 with tempfile.TemporaryDirectory() as folder:
     arms = [
-        {"name": "fixed", "strategy": "fixed", "parameters": driven.PARAMETERS},
+        {"name": "fixed", "strategy": "fixed", "parameters": PARAMETERS},
         {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4},
     ]
     url = f"sqlite:///{Path(folder) / 'privtune.db'}"

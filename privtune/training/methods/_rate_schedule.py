@@ -20,9 +20,9 @@ SEARCHED = ("schedule", "warmup")
 """What a candidate may say of its schedule: the type, and the share of its steps to warm up in."""
 
 AVERAGES: Mapping[str, str] = {
-    "last": "the last iterate",
-    "tail": "the average of the last half of the iterates",
-    "ema": "an exponential moving average of the iterates",
+    "last": "the model after the last step",
+    "tail": "the average of the models after each step of the last half",
+    "ema": "an exponential moving average of the models after each step",
 }
 """What is scored and released of a training, in words."""
 

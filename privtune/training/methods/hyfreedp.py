@@ -233,8 +233,9 @@ class HyFreeDP(Method):
         found = []
         if loud > _LOUD:
             found.append(
-                f"The noise of the losses is {loud:.2g} of their bound (three deviations), so they say "
-                "little of the rate: for a network, public-rate adapts nothing and is about as good."
+                f"The noise of the losses is {loud:.2g} of their bound (three deviations), so the "
+                "losses say little about the learning rate. For a network the strategy public-rate, whose "
+                "learning rate is fixed beforehand, is about as good."
             )
         if fits < _FEW:
             found.append(

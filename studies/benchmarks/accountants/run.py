@@ -83,17 +83,18 @@ def main() -> None:
         "# Other accountants",
         "",
         f"ε at δ = {DELTA:g} under add-remove, of twenty events; by {versions}, each asked with its own",
-        "events and default settings. “Lower” is what some mechanism with the event costs: no bound is",
-        "below it. For an event of your own, with the reason why each differs:",
+        "events and default settings. “Lower” is the cost of one explicit mechanism with the event: no valid",
+        "bound is below it. “Cannot” means that the accountant has no such event. For an event of your own,",
+        "with the reason for each difference:",
         "`privtune account compare EVENT.json`. Made by `python studies/benchmarks/accountants/run.py`.",
         "",
         f"| event | PrivTune | lower | {' | '.join(TOOLS)} |",
         f"| --- |{' ---: |' * (len(TOOLS) + 2)}",
         *map(row, EVENTS),
         "",
-        "Rényi accounts lose where divergences are converted to (ε, δ). Opacus' PRV account allows itself an",
-        "error of 0.01 in ε and reports the upper end. dp-accounting's lattice of 1e-4 is the same for every",
-        "event: fine where ε is above 0.1, coarse for many steps at a small rate.",
+        "Rényi accounts lose in the conversion to (ε, δ). Opacus' PRV account allows an",
+        "error of 0.01 in ε and reports the upper end. dp-accounting uses a lattice of 1e-4 for every",
+        "event: fine if ε is above 0.1, coarse for many steps at a small rate.",
     ]
     TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -31,7 +31,8 @@ import sqlalchemy as sa
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.execution import table
 from privtune.execution.table import LEASE_SECONDS, Handed, make_rounds, work_through
-from privtune.ledger import Budget, ChargeRequest, Lease, Ledger
+from privtune.ledger import Budget, ChargeRequest, Ledger
+from privtune.ledger.rounds import Lease
 
 EVENT = PrivateSelection(Gaussian(50.0), Geometric(10))
 TRAINING, CROWD = 10.0, 1000

@@ -26,7 +26,8 @@ from pathlib import Path
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.execution.launchers import run_on_ray
 from privtune.execution.table import Handed, make_rounds, work_through
-from privtune.ledger import Budget, ChargeRequest, Lease, Ledger
+from privtune.ledger import Budget, ChargeRequest, Ledger
+from privtune.ledger.rounds import Lease
 
 EVENT = PrivateSelection(Gaussian(50.0), Geometric(10))
 LEASE = 5.0

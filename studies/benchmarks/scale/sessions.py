@@ -23,7 +23,8 @@ import psycopg
 import sqlalchemy as sa
 
 from privtune.execution.table import LEASE_SECONDS, make_rounds
-from privtune.ledger import Finished, Ledger
+from privtune.ledger import Ledger
+from privtune.ledger.rounds import Finished
 from studies.benchmarks.scale.leases import open_round
 from tests.execution.cluster import Cluster
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
-from privtune.strategies import ScorePlan, Scoring, validation_metric
+from privtune.strategies import ScorePlan, Scoring
+from privtune.strategies.scoring import validation_metric
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.metrics import METRICS, interval, is_mean, make_metric
 from privtune.training.mechanism.scoring import cross_entropy, measure_each, score

@@ -1,1 +1,0 @@
-"""Alembic migrations of the ledger's schema, from the first one on."""
