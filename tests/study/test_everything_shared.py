@@ -64,8 +64,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         if executor.name == "inline":
             return None
 
-        def give(rounds: Rounds) -> None:
-            batches.append(rounds.open_count(life.charges()[plan.arm].id))
+        def give(rounds: Rounds, charge_id: str) -> None:
+            batches.append(rounds.open_count(charge_id))
             serve(life.url, idle_exit=0.0)
 
         return give

@@ -305,9 +305,9 @@ def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
     task = blobs()
     life = study._life
     files = make_files(life, plan, task=task, data=task.load(), compute=study.spec.compute)
-    from privtune.study.rounds import StudyRound
+    from privtune.study.rounds import Batch, StudyRound
 
-    trials = StudyRound(kept=life.trials, ledger=life.ledger, charge_id=None, files=files)
+    trials = StudyRound(life, files)
     params = PARAMETERS
     weights = [
         trials.train(plan, plan.training, params, name=name, scored=True)
@@ -315,7 +315,8 @@ def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
     ]
     opened = OpenRound("toy-1", 2, life.secret(plan))
     secrets = {number: opened.seed(number) for number in (0, 1)}
-    rows = files.train(plan.training, {0: params, 1: params}, secrets=secrets, scored=True)
+    batch = Batch(training=plan.training, trials={0: params, 1: params}, secrets=secrets)
+    rows = files.train(batch)
     everyone = [*weights, *rows]
     assert len({tuple(r.weights.tolist()) for r in everyone}) == len(everyone)
     assert len({r.score for r in everyone}) == len(everyone)

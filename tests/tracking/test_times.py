@@ -1,12 +1,7 @@
 """Nothing that a study publishes tells how many runs a sealed round took.
 
-Thirty studies, one after the other in one program, as a user's script would run them. Everything
-public is read as numbers: every column of every table of MLflow's store, sizes and times of files,
-what is exported, reported and printed. Of each number, its value and its distance from the study
-before are held against K by Spearman's rank correlation: nothing may be told from 0.
-
-Error rate: one in a thousand over all numbers together (Bonferroni), if machines' noise is that of
-chance; the seeds are fixed, so that all but measured seconds is the same in every run.
+Everything public of thirty studies is read as numbers, and each number, and its distance from the study
+before, is held against K by Spearman's rank correlation: an error rate of 0.001 over all (Bonferroni).
 """
 
 from __future__ import annotations
