@@ -333,7 +333,6 @@ class LinearScaling(Searching):
             event=event,
             training=trained.final,
             params=dict(self.parameters),
-            runs=None,
             score=score,
             released=("every trial of both searches", "the final model", "its hyperparameters"),
             sealed=SEALED_STEPS,

@@ -70,6 +70,7 @@ def places(
     x: Any, y: Any, shares: Sequence[int], *, ids: Sequence[str] | None = None, key: str = KEY
 ) -> npt.NDArray[np.int64]:
     """Return the number of the split that each record falls into."""
+    # Of the record, the shares and the key alone: another record must not move it to another split.
     total = sum(shares)
     secret = hashlib.blake2b(key.encode(), digest_size=32).digest()
     records: Iterable[bytes] = (

@@ -464,6 +464,8 @@ def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tenso
 
     from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
+    # What a factory loads may have other targets than the made-up records, and a loss that broadcasts
+    # them mixes records.
     like = made_up_inputs(1, task.input_shape, task.tokens) if task.like is None else task.like[0]
     said = f"inputs {tuple(x.shape[1:])} of {x.dtype}, targets {tuple(y.shape[1:])} of {y.dtype}"
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:

@@ -126,6 +126,7 @@ def as_number(value: object) -> float:
 class Usable(TaskStage):
     """How many records can be used, over all splits: a study of too few stops, and says so in public."""
 
+    # Whether a record can be used hangs on it alone, so one record moves the count by 1 at most.
     type: ClassVar[str] = "usable"
     at_least: float = 0.5
 
