@@ -21,7 +21,7 @@ from privtune.execution import table
 from privtune.ledger import rounds as ledger_rounds
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Study, _files
+from privtune.study import Study, rounds
 from privtune.study import run as running
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
@@ -193,7 +193,7 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
     patch(running, "rehearse", named("plan", running.rehearse))
-    patch(_files, "train_trials", named("train", _files.train_trials))
+    patch(rounds, "train_trials", named("train", rounds.train_trials))
     patch(checkpoint, "_SECONDS", 0.0)
     patch(checkpoint, "_SHARE", 1e9)
     try:

@@ -27,7 +27,7 @@ from privtune.ledger import certificate as certificate_module
 from privtune.ledger import log as log_module
 from privtune.ledger.rounds import Rounds
 from privtune.strategies import TrialResult
-from privtune.study import Study, _files
+from privtune.study import Study, rounds
 from privtune.study import run as running
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.views import record
@@ -167,7 +167,7 @@ def pipeline(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> tuple[list[int], list[Numbers]]:
     """Run the studies; return K of each, and what each has added to what can be seen."""
-    monkeypatch.setattr(_files, "train_trials", Clocks(monkeypatch).train)
+    monkeypatch.setattr(rounds, "train_trials", Clocks(monkeypatch).train)
     monkeypatch.setattr(running, "rehearse", lambda *_args, **_options: 1.0)
     # Pages of single arms are parts of the report that is read, and half of the time.
     monkeypatch.setattr(record, "render", lambda *_, **_values: "")
