@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import importlib
 import sys
-import threading
 import tomllib
 from contextlib import closing
 from pathlib import Path
@@ -15,10 +12,11 @@ import pytest
 
 import privtune
 from privtune.errors import PrivTuneError
-from privtune.imports import ByName, find_extra, libraries
+from privtune.imports import ByName, find_extra
 from privtune.ledger import Ledger, export_certificate, verify_certificate
 from privtune.tasks import TASKS
 
+GIVEN = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
 
 
@@ -34,13 +32,7 @@ def planned(task: str, folder: Path) -> privtune.Study:
         budget=privtune.Budget(4.0, 1e-5, name="people"),
         storage=storage,
         task=task,
-        arms=[
-            {
-                "name": "defaults",
-                "strategy": "fixed",
-                "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-            }
-        ],
+        arms=[{"name": "one", "strategy": "fixed", "parameters": GIVEN}],
         epochs=1,
         expected_batch_size=64,
     )
@@ -128,29 +120,3 @@ def test_what_a_registry_holds_is_imported_without_a_look_for_garbage(
     with pytest.raises(KeyError):
         known["other"]
     assert gc.isenabled()
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_libraries_are_imported_without_a_look_for_garbage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
-) -> None:
-    (tmp_path / f"a_large_library_{own}.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    switch = threading.Event()
-    monkeypatch.setattr("privtune.imports.OWN_PROCESS", switch)
-    if own:
-        switch.set()
-    try:
-        with contextlib.suppress(ImportError), libraries(), libraries():
-            assert not gc.isenabled()
-            raise ImportError
-        assert gc.isenabled()
-        made: list[list[int]] = [[]]
-        with libraries():
-            pass
-        assert any(made is one for one in gc.get_objects()), "nothing was imported: nothing stays"
-        with libraries():
-            importlib.import_module(f"a_large_library_{own}")
-        assert any(made is one for one in gc.get_objects()) is not own, "left out of searches"
-    finally:
-        gc.unfreeze()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -111,19 +110,6 @@ def test_what_is_deleted_is_overwritten(by: str, tmp_path: Path) -> None:
         connection.commit()
     opened.close()
     assert secret.encode() not in path.read_bytes()
-
-
-def test_the_test_above_can_fail(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA secure_delete = OFF")
-    connection.execute("CREATE TABLE kept (text TEXT)")
-    connection.execute(f"INSERT INTO kept VALUES ('{'c0ffee' * 50}')")
-    connection.commit()
-    connection.execute("DELETE FROM kept")
-    connection.commit()
-    connection.close()
-    assert b"c0ffee" * 50 in path.read_bytes()
 
 
 def test_a_file_has_its_mode_from_the_first_byte(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def storage(tmp_path: Path) -> str:
     return f"sqlite:///{folder}/privtune.db"
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", ["", "../../victim", "a\0", "mlflow"])
 def test_no_door_lets_a_bad_name_in(name: str, storage: str) -> None:
     spec = toy_spec().model_dump(mode="json")
     arms = [{**spec["arms"][0], "name": name}]

@@ -31,21 +31,6 @@ SPACE = SearchSpace.from_dict(
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"x": {"type": "complex"}}, "must be one of float, int, categorical"),
-        ({"x": {"type": "float", "low": 1, "hihg": 2}}, "hihg"),
-        ({"x": {"type": "float", "low": 2.0, "high": 1.0}}, "low"),
-        ({"x": {"type": "float", "low": 0.0, "high": 1.0, "log": True}}, "low"),
-        ({"x": {"type": "float", "low": 0.0}}, "high"),
-    ],
-)
-def test_bad_spaces_are_refused_with_the_reason(spec: dict, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        SearchSpace.from_dict(spec)
-
-
-@pytest.mark.parametrize(
     "sampler",
     [
         optuna.samplers.TPESampler(),

@@ -27,18 +27,26 @@ ARMS = [
 
 @dataclass(frozen=True)
 class Tracked:
+    """A study, and what its MLflow store has of it."""
+
     study: Study
-    client: MlflowClient
-    folder: Path
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.study.storage.removeprefix("sqlite:///")).parent
+
+    @property
+    def client(self) -> MlflowClient:
+        return MlflowClient(tracking_uri=local_uri(self.study.storage))
 
     @property
     def experiment(self) -> Any:
-        found = self.client.get_experiment_by_name(self.study.name)
-        assert found is not None
-        return found
+        return self.client.get_experiment_by_name(self.study.name)
 
     @property
     def runs(self) -> dict[str, Any]:
+        if self.experiment is None:
+            return {}
         found = self.client.search_runs([self.experiment.experiment_id])
         return {run.info.run_name: run for run in found}
 
@@ -51,4 +59,4 @@ def run_tracked(folder: Path) -> Tracked:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setattr(seal, "_ran", False)  # as in a process of its own
         study.run(MlflowObserver(study, sampling_seconds=0.2))
-    return Tracked(study, MlflowClient(tracking_uri=local_uri(storage)), folder)
+    return Tracked(study)

@@ -17,22 +17,14 @@ ExecutorName = Literal["inline", "processes", "external", "ray", "slurm"]
 
 @dataclass(frozen=True)
 class Executor:
-    """Where the rows of rounds are trained. It changes no result.
-
-    Args:
-        name: ``inline`` (this process, whole stacks at once), ``processes`` (spawned beside it),
-            ``external`` (workers that somebody starts: ``privtune worker``), ``ray`` or ``slurm``
-            (workers that are started there, and find the storage by ``PRIVTUNE_STORAGE``).
-        jobs: How many workers to start.
-        gpus: GPUs of each worker, with processes and Ray: a fraction shares one. 0 leaves it to
-            the device: processes on CUDA then take the GPUs in turn, workers on Ray get none.
-        options: submitit's, for SLURM.
-    """
+    """Where the rows of rounds are trained, as ``Study.run`` says. It changes no result."""
 
     name: ExecutorName = "inline"
     jobs: int = 1
+    # Of each worker; a fraction shares one. With 0, processes on CUDA take the GPUs in turn, workers on
+    # Ray get none.
     gpus: float = 0.0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # submitit's, for SLURM
 
     def __post_init__(self) -> None:
         if self.name not in get_args(ExecutorName):

@@ -85,7 +85,7 @@ def work_through(
         pause, begun = 0.1, time.monotonic()
         held = {lease.number: lease for lease in leases}
         with _kept(rounds, held, lease_seconds):
-            for done in _at_once(_stacked(run, leases, stack)):
+            for done in _at_once(run, leases, stack):
                 _hand_in(rounds, done, enough)
                 for one in done:
                     held.pop(one.lease.number, None)
@@ -109,22 +109,17 @@ def _asked(
     return ask
 
 
-def _stacked(
+def _at_once(
     run: Callable[[Sequence[Lease]], Iterable[Handed]], leases: Sequence[Lease], stack: int
-) -> Iterator[Handed]:
-    """Run rows, as many at once as are trained together."""
-    for first in range(0, len(leases), stack):
-        yield from run(leases[first : first + stack])
-
-
-def _at_once(results: Iterable[Handed]) -> Iterator[list[Handed]]:
-    """Gather the results that are there at the same moment."""
+) -> Iterator[list[Handed]]:
+    """Run rows in stacks, and gather the results that are there at the same moment."""
     gathered: list[Handed] = []
-    for done in results:
-        gathered.append(done)
-        if not done.more:
-            yield gathered
-            gathered = []
+    for first in range(0, len(leases), stack):
+        for done in run(leases[first : first + stack]):
+            gathered.append(done)
+            if not done.more:
+                yield gathered
+                gathered = []
 
 
 def _hand_in(rounds: Rounds, results: Sequence[Handed], enough: float | None) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from privtune.training.methods import Method
 
 _TIMED = 8  # candidates in the stack that a dry run times
+_STEPS = 16  # that it times
 _LONG, _FEW = 0.5, 3  # seconds that its steps may take, and how many of longer ones it times
 
 _COMPUTE = Compute()
@@ -57,13 +58,10 @@ def train_trials(
     task: Task,
     data: TaskData,
     records: Any,
-    score: ScorePlan | None,
     trials: Mapping[int, Mapping[str, Any]],
     secrets: Mapping[int, bytes],
-    compute: Compute = _COMPUTE,
-    on_step: OnStep | None = None,
     validated: bool = False,
-    keeper: Keeper | None = None,
+    **how: Any,
 ) -> list[TrialResult]:
     """Train the given trials, those that train the same part of the model as one stack; score each."""
     # A curve of a private split is neither noised nor charged.
@@ -81,12 +79,9 @@ def train_trials(
             task=own,
             data=replace(data, validation=reduce(data.validation)),
             records=reduce(records),
-            score=score,
             made=((n, made_of(make, training, p, secrets[n])) for n, p in alike.items()),
-            compute=compute,
-            on_step=on_step,
-            keeper=keeper,
             validated=validated,
+            **how,
         )
         for result in found:
             done[result.index] = replace(result, params=dict(alike[result.index]))
@@ -274,16 +269,12 @@ def _accuracies(
         for step, weights in snapshots.items():
             if bool(weights.isfinite().all()):
                 load_params(model, weights)
-                found[step] = _right(model, data)
+                found[step] = accuracy(model, data)
     return found
 
 
-def accuracy(task: Task, weights: torch.Tensor, data: TensorData) -> float:
-    """Return the fraction of records that the model classifies correctly."""
-    return _right(model_of(task, weights), data)
-
-
-def _right(model: torch.nn.Module, data: TensorData) -> float:
+def accuracy(model: torch.nn.Module, data: TensorData) -> float:
+    """Return the fraction of records that a model classifies correctly."""
     import torch
 
     with torch.no_grad():
@@ -321,8 +312,7 @@ def dry_run(
     task: Task,
     make: Callable[[bytes], Made],
     *,
-    compute: Compute = _COMPUTE,
-    steps: int = 16,
+    compute: Compute,
     reduce: Callable[[TensorData], TensorData] = lambda records: records,
     known: MutableMapping[object, float] | None = None,
     key: object = None,
@@ -336,7 +326,7 @@ def dry_run(
     rate = min(1.0, schedule.expected_batch_size / records)
     data = reduce(replace(made_up_records(task, records), unit=task.unit))
     training = plan.first_training
-    clock = [time.perf_counter()]
+    clock, steps = [time.perf_counter()], _STEPS
 
     def trained(
         method: Method, candidates: Iterable[Made], steps: int, score: ScorePlan | None

@@ -172,6 +172,7 @@ class Turn:
     """Whose turn it is to write to a SQLite file, among threads and processes."""
 
     def __init__(self, database: Path | None, patience: float, busy: str) -> None:
+        # SQLite's own waiting is a lottery in which somebody starves; its lock still decides.
         self._path = None if database is None else database.with_name(f"{database.name}-turn")
         self._patience, self._busy = patience, busy
         self._threads = threading.Lock()

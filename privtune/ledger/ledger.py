@@ -315,6 +315,7 @@ class Ledger:
         def decide(_connection: Connection, history: History) -> list[Line]:
             if history.closed:
                 raise BudgetClosedError(f"budget {budget!r} was closed for good.")
+            # It counts as released now: charges that are reserved already should not be a reaction to it.
             [line] = reservations(history, [request], BASIS_RECORDED)
             return [line, Line(Kind.STARTED, line.charge), Line(Kind.SETTLED, line.charge)]
 

@@ -113,6 +113,7 @@ def write_file(path: Path, text: str) -> None:
     """Write a file whole or not at all: whoever crashes leaves the old one, or none."""
     if not path.name:
         raise LedgerReadOnlyError(f"{path} is no file that can be written.")
+    # Whoever crashes leaves the old file, or none, and never half of one.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         # Half of a surrogate pair, as a text of YAML may hold, is written as JSON escapes it.

@@ -28,6 +28,7 @@ class Witness:
     """The heads of a SQLite ledger's logs, noted in a file beside the database."""
 
     def __init__(self, database: Path | None) -> None:
+        # A copy without its write-ahead log, or an old one, is sound in itself and has forgotten charges.
         self.path = None if database is None else database.with_name(f"{database.name}-heads")
 
     def forget(self) -> None:

@@ -238,6 +238,7 @@ class Rounds:
 
     def reopen(self, charge_id: str, number: int, lose: Callable[[Connection], None]) -> None:
         """Open a task again whose stored result was lost; ``lose`` forgets what is left of it."""
+        # What stores lose does not hang on what came out, so training it anew is no second look.
         with self._storage.write() as connection:
             self._lock(connection, charge_id)
             lose(connection)
@@ -265,6 +266,7 @@ class Rounds:
                     f"the round of charge {charge_id} is not finished: "
                     "its results can be read when every task has one."
                 )
+            # No early look: which results are there tells how long each trial took.
             query = sa.select(tasks).where(*of_round(charge_id)).order_by(tasks.c.number)
             rows = connection.execute(query).all()
         return tuple(

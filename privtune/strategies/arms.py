@@ -222,6 +222,7 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
     report = context.plan_report(math.inf if needs_of(strategy).non_private else epsilon)
     plan = _with(report, strategy.plan(context, epsilon=epsilon).with_noise(context.noise))
     check_needs(strategy, context, plan)
+    # Noise in floating point ends somewhere: what a record makes possible beyond would have no bound.
     mass, delta = plan.beyond_reach, context.delta
     if not plan.is_private or mass <= _NEGLIGIBLE * delta:
         return plan

@@ -99,6 +99,7 @@ class PlanningContext:
 
     def _check_moves(self, *, public: bool) -> None:
         task = self.task
+        # A replaced record could leave one split and join another: two charges, of which one is counted.
         moves = task.partition == "content" and self.adjacency is Adjacency.REPLACE_ONE
         if moves and not public:
             raise InvalidInputError(

@@ -102,10 +102,8 @@ class Everything(Drawing):
         self._check_parameters(context)
         search = self._search(context, epsilon=epsilon / 4)
 
-        def cost(event: Event) -> Event:
-            # A validation record meets every score, and no training.
-            return Repeated(self.trials, event)
-
+        # A validation record meets every score, and no training.
+        cost = partial(Repeated, self.trials)
         search, score, event = meet(search, self._event, cost, context=context, epsilon=epsilon)
         return Plan(
             arm=self.arm,
@@ -113,7 +111,6 @@ class Everything(Drawing):
             event=event,
             training=search.trainings[0],
             params=dict(self.parameters),
-            runs=None,
             score=score,
             released=("every trial: model, hyperparameters, noised score", "the number of trials"),
             sealed=SEALED_STEPS,
@@ -247,7 +244,6 @@ class NonPrivateGrid(Searching):
             event=NonPrivate(),
             training=training,
             params=dict(self.parameters),
-            runs=None,
             score=context.exact_score(),
             released=("every trial, without any protection",),
             sealed=(),

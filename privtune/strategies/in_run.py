@@ -75,8 +75,6 @@ class InRun:
             event=training.event,
             training=training,
             params=dict(self.parameters),
-            runs=None,
-            score=None,
             released=(
                 "the model",
                 "its hyperparameters",

@@ -254,8 +254,8 @@ class Plan:
     event: Event
     training: TrainingPlan
     params: Mapping[str, float]
-    runs: RunLaw | None
-    score: ScorePlan | None
+    runs: RunLaw | None = None
+    score: ScorePlan | None = None
     released: tuple[str, ...]
     sealed: tuple[str, ...]
     search: SearchPlan | None = None
@@ -394,6 +394,7 @@ class Plan:
 
     def digest(self) -> str:
         """Return the SHA-256 of the plan's canonical JSON, kept with its charge."""
+        # Nine digits: calibrations on two machines may differ in the last ones.
         rounded = json.loads(json.dumps(self.to_dict()), parse_float=lambda x: f"{float(x):.9g}")
         text = json.dumps(rounded, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()

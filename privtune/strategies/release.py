@@ -221,6 +221,7 @@ class Release:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel between processes with weights that are read, not with what reads them."""
+        # A process that gets it has neither the function that reads weights nor the store they are in.
         return {
             **self.__dict__,
             "make": None,

@@ -88,6 +88,7 @@ class ScorePlan:
         Args:
             score: The score: higher is better.
         """
+        # Choices are made among the scores themselves: those beyond an end would tie there.
         if score is None or not math.isfinite(score):
             return score
         if self.metric in ("cost", "value"):

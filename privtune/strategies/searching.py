@@ -116,6 +116,7 @@ class Drawing(Searching):
         points = [dict(zip(grid, v, strict=True)) for v in itertools.product(*grid.values())]
         trainings = []
         for point in points:
+            # A batch size on the grid is the final training's; a candidate keeps the ratio to its records.
             schedule = _schedule(context.schedule, point, final_records)
             made = budgeted(context, self.method, self.options, epsilon=epsilon, schedule=schedule)
             if noises:

@@ -299,6 +299,8 @@ class LiuTalwar(Selection):
 
     def _whole(self, base: Event, law: RunLaw) -> Event:
         """Return what the selection costs; Algorithm 1 has a known threshold, and K is unbounded."""
+        # Bounded, it is charged as a selection by "reached" or not: given that some run reached it, the
+        # first that did and a uniformly drawn one have the same law.
         if self.threshold is None or law.cap is not None or law.sure_runs:
             return super()._whole(base, law)
         return ThresholdSelection(base, 1.0 / law.expected_runs)

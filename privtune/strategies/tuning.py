@@ -114,10 +114,8 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         subset = replace(context, schedule=replace(context.schedule, records=tuned))
         search = self._search(subset, epsilon=epsilon / 2, part="subset", final_records=kept)
 
-        def cost(event: Event) -> Event:
-            # A validation record is in no subset: it meets the selection's scores, nothing else.
-            return PrivateSelection(event, law)
-
+        # A validation record is in no subset: it meets the selection's scores, nothing else.
+        cost = partial(PrivateSelection, runs=law)
         event_of = partial(self._event, law=law)
         search, score, event = meet(search, event_of, cost, context=context, epsilon=epsilon)
         final = _final(search.trainings[0], kept, self.variant)
@@ -230,9 +228,7 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
         search = search.scaled(factor_for(selection, context, epsilon * self.share))
         final = self._search(context, epsilon=epsilon * (1.0 - self.share)).trainings[0]
 
-        def cost(event: Event) -> Event:
-            return PrivateSelection(event, law)
-
+        cost = partial(PrivateSelection, runs=law)
         event_of = partial(self._event, law=law)
         trained = SearchThenFinal(search, final)
         trained, score, event = meet(trained, event_of, cost, context=context, epsilon=epsilon)
@@ -328,9 +324,7 @@ class LinearScaling(Searching):
         search = SearchPlan(trainings[:2], ({"search": 0}, {"search": 1}), 2 * self.trials)
         trained = SearchThenFinal(search, trainings[2])
 
-        def cost(event: Event) -> Event:
-            return Repeated(2 * self.trials, event)
-
+        cost = partial(Repeated, 2 * self.trials)
         trained, score, event = meet(trained, self._event, cost, context=context, epsilon=epsilon)
         law = context.space["learning_rate"]
         return Plan(
@@ -339,7 +333,6 @@ class LinearScaling(Searching):
             event=event,
             training=trained.final,
             params=dict(self.parameters),
-            runs=None,
             score=score,
             released=("every trial of both searches", "the final model", "its hyperparameters"),
             sealed=SEALED_STEPS,

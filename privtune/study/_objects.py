@@ -1,8 +1,7 @@
 """Large results in an object store: encrypted there (AES-256-GCM), under keys that are in the database alone.
 
-With its row a key is gone, whatever a store keeps of what was deleted. A store sees how many objects there
-are, how large, and when they were written: for a sealed round that tells the number of runs. Whoever may list
-it is inside the trust boundary.
+With its row a key is gone, whatever a store keeps. How many objects there are, how large and when they were
+written tells a sealed round's number of runs: whoever may list a store is inside the trust boundary.
 """
 
 from __future__ import annotations

@@ -44,16 +44,6 @@ if TYPE_CHECKING:
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.schedule import NoiseOptions
 
-# Arguments of ``optimize`` that say what a task is, and how an arm is run.
-_RECORDS = (
-    "loss", "score", "data", "split", "train", "validation", "test", "public", "classes", "target_range",
-    "pad_to", "columns",
-)  # fmt: skip
-_HOW = (
-    "epochs", "expected_batch_size", "epsilon", "sampler", "pruner", "executor", "n_jobs", "timeout",
-    "noise", "anyway",
-)  # fmt: skip
-
 
 class Study:
     """One task, one budget, several arms; each charged before it touches data.
@@ -349,8 +339,7 @@ class Study:
             ({'rate': 2.0}, 8.0, torch.Size([200, 2]))
         """
         given = dict(locals())
-        from privtune.study._optimize import named, optimize, optimize_declared
-        from privtune.tasks.own import task_of
+        from privtune.study.run import optimize
 
         if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise InvalidInputError(
@@ -361,23 +350,15 @@ class Study:
             for callback in callbacks:
                 callback(self, release)
 
-        hears = {"tell": tell, "observer": observer or self.observer}
-        shown = {**hears, "show_progress_bar": show_progress_bar}
-        records = {name: given[name] for name in _RECORDS}
-        how = {name: given[name] for name in _HOW}
-        strategy = named(self._life, strategy, arm, epsilon)
-        if mechanism is not None:
-            objective: Any = build
-            how |= records
-            return optimize_declared(
-                self._life, objective, mechanism, strategy=strategy, how=shown, **how
-            )
-        task = task_of(build, precision=precision, **records)
-        how |= {"noise": self.spec.noise if noise is None else noise, **shown}
+        for name in ("self", "build", "callbacks"):
+            del given[name]
+        given["observer"] = observer or self.observer
         told = (lambda _: None) if self._curator else None
-        release = optimize(self._life, task, strategy=strategy, told=told, **how)
-        self._tasks[release.arm] = task
-        return self._with_model(release)
+        release, task = optimize(self._life, build, tell=tell, told=told, **given)
+        if task is not None:
+            self._tasks[release.arm] = task
+            release = self._with_model(release)
+        return release
 
     @property
     def plans(self) -> tuple[Plan, ...]:

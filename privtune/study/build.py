@@ -39,22 +39,14 @@ def _used() -> MutableMapping[Any, bool]:
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """What one call of ``build`` made.
-
-    Args:
-        model: Its model; the part that is trained requires gradients.
-        optimizer: Its optimizer over that part; None where the method steps by itself.
-        values: What the method is told: its hyperparameters, the clipping norm, the schedule.
-        fixed: What the method took without a suggestion, of what the arm fixes.
-        secret: What everything random in the trial derives from.
-    """
+    """What one call of ``build`` made."""
 
     trial: Trial
     candidate: Candidate
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    values: Mapping[str, Any]
-    fixed: Mapping[str, Any]
+    model: nn.Module  # whose part that is trained requires gradients
+    optimizer: torch.optim.Optimizer | None  # over that part; None where the method steps by itself
+    values: Mapping[str, Any]  # what the method is told: hyperparameters, clipping norm, schedule
+    fixed: Mapping[str, Any]  # what the method took without a suggestion, of what the arm fixes
     secret: bytes
 
     @property

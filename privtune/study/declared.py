@@ -32,7 +32,7 @@ from privtune.strategies import (
 from privtune.strategies.arms import check_given
 from privtune.study.lifecycle import Life
 from privtune.study.rehearsal import refuse_unasked
-from privtune.study.rounds import Files, StudyRound, own_sampler
+from privtune.study.rounds import Batch, Files, StudyRound, own_sampler
 from privtune.study.trial import Suggestions
 from privtune.tasks import MECHANISM, PublicFacts
 from privtune.training.mechanism.schedule import Schedule
@@ -554,25 +554,16 @@ class _Files(Files):
     validation: TensorData | None
     score_of: Callable[..., Any] | None
 
-    def train(
-        self,
-        training: TrainingPlan,
-        trials: Mapping[int, Mapping[str, Any]],
-        *,
-        secrets: Mapping[int, bytes],
-        scored: bool,
-        alone: bool = True,
-        named: bool = False,
-    ) -> Iterable[TrialResult]:
+    def train(self, batch: Batch) -> Iterable[TrialResult]:
         """Call the function for each trial, with the global generators in the trial's own states."""
         self._check_validation()
-        live: Mapping[int, ShownTrial] = {} if named else self.live
-        for number, given in trials.items():
+        live: Mapping[int, ShownTrial] = {} if batch.named else self.live
+        for number, given in batch.trials.items():
             self.check_deadline()
-            streams = Streams(secrets[number])
+            streams = Streams(batch.secrets[number])
             trial = DeclaredTrial(
                 self.plan,
-                training,
+                batch.training,
                 validation=self.validation,
                 score_of=self.score_of,
                 number=number,
@@ -611,6 +602,7 @@ class DeclaredTrainer:
     deadline: float
     validation: TensorData | None
     score_of: Callable[..., Any] | None
+    device: str = "the function's own"
 
     def rehearse(self, plan: Plan) -> None:
         """Run the objective until it reads its plan, and refuse trials that depend on each other."""
@@ -665,35 +657,24 @@ class DeclaredTrainer:
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the strategy as it was given, and its round."""
-        life, charge = self.life, self.life.charge_of(plan)
+        own = own_sampler(self.sampler)
         files = _Files(
             plan=plan,
-            secret=life.secret(plan),
-            results=life.sealed(plan.arm),
+            secret=self.life.secret(plan),
+            results=self.life.sealed(plan.arm),
             space=SearchSpace({}),
             objective=self.objective,
             validation=self.validation,
             score_of=self.score_of,
-            sampler=own_sampler(self.sampler),
+            sampler=own,
             deadline=self.deadline,
         )
-        return self.strategy, StudyRound(
-            kept=life.trials,
-            ledger=life.ledger,
-            charge_id=None if charge is None else charge.id,
-            files=files,
-            sampler=self.sampler if files.sampler is None else None,
-        )
+        sampler = self.sampler if own is None else None
+        return self.strategy, StudyRound(self.life, files, sampler=sampler)
 
     def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
         """Measure nothing: only the user's function knows the model."""
         return {}
-
-    def machine(self) -> Mapping[str, str]:
-        """Return the versions here; the device is the function's affair."""
-        from privtune.training.engine.compute import versions
-
-        return {**versions(), "device": "the function's own"}
 
 
 def _said(trial: DeclaredTrial) -> str:

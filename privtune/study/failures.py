@@ -1,10 +1,7 @@
 """What stops an arm: told to the curator whole, to everybody else as one sentence without data.
 
-Whether a program fails, and how, may depend on the records; so may which of PrivTune's own refusals it
-meets (a split that overlaps, a loss that is not a number, a table that is not as declared). So nothing of it
-leaves: no message, no class of an exception, no traceback on standard error. The traceback is kept in the
-store. What is said of the storage, of a time limit and of the source of a function passes: it depends on no
-record.
+Whether a program fails, and how, may depend on the records, and so may which of PrivTune's own refusals it
+meets: no message, class or traceback leaves. Errors of storage, time limit and source depend on no record.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ WITHOUT_DATA = (
     StudyInterruptedError,
     TaskChangedError,
 )
-"""Errors of PrivTune's own that hang on no record, wherever they are raised."""
 
 
 class StageRefusedError(PrivTuneError):

@@ -1,8 +1,7 @@
 """The life of an arm: planned → charged → started → trained → released → announced.
 
-One function a transition, each idempotent: whatever stops a study, the next call of the same functions finds
-done what is done. How far an arm is stands in the ledger and in rows beside it, changed in the ledger's own
-transactions.
+One function a transition, each idempotent: after whatever stopped a study, the next call goes on. How far an
+arm is stands in the ledger and in rows beside it, changed in the ledger's own transactions.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from privtune.study.seal import sealed
 from privtune.study.spec import StudySpec
 from privtune.study.trials import StudyTrials
 from privtune.tasks._facts import declared_note
+from privtune.training.engine.compute import versions
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ class StudyBusyError(PrivTuneError):
 class Trainer(Protocol):
     """Who trains an arm: the engine, or another library under a declared mechanism."""
 
+    @property
+    def device(self) -> str:
+        """What the arm is computed on."""
+        ...
+
     def rehearse(self, plan: Plan) -> float | None:
         """Try the arm on made-up records, before the charge; return its expected seconds, if known."""
         ...
@@ -77,10 +82,6 @@ class Trainer(Protocol):
 
     def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
         """Return what the released model reaches on the test split."""
-        ...
-
-    def machine(self) -> Mapping[str, str]:
-        """Return what the arm was computed on: device and versions."""
         ...
 
 
@@ -370,7 +371,6 @@ class Life(StoredStudy):
             for plan in plans
             if plan.is_private
         ]
-
         requests = [
             ChargeRequest(
                 event=arm.plan.event,
@@ -379,7 +379,7 @@ class Life(StoredStudy):
                 plan_digest=arm.digest,
                 public=arm.plan.public_facts,
                 unit=arm.plan.unit,
-                note="; ".join(filter(None, self._notes(arm.plan))),
+                note=self._note_of(arm.plan),
             )
             for arm in asked
         ]
@@ -387,8 +387,9 @@ class Life(StoredStudy):
             work = partial(self.add_arms, asked=asked)
             self.ledger.reserve(self.budget, requests, work=work)
 
-    def _notes(self, plan: AnyPlan) -> tuple[str, ...]:
-        return plan.noise_note, self.spec.weakened, declared_note(plan.public_facts)
+    def _note_of(self, plan: AnyPlan) -> str:
+        notes = plan.noise_note, self.spec.weakened, declared_note(plan.public_facts)
+        return "; ".join(filter(None, notes))
 
     def start(self, plan: AnyPlan) -> None:
         """Mark an arm's charge as started, with the rows of its round: charged → started."""
@@ -478,23 +479,11 @@ def carry_on(
     observer: Observer,
     tell: Callable[[Plan, Release], None] | None = None,
     *,
-    measure: Callable[[StagePlan], Mapping[str, Any]] | None = None,
-    look: Callable[[], None] | None = None,
+    measure: Callable[[StagePlan], Mapping[str, Any]] | None = None,  # may touch the data
+    look: Callable[[], None] | None = None,  # raises where the budget would be spent for nothing
     anyway: bool = False,
 ) -> tuple[Release, ...]:
-    """Lead arms from wherever they are to their announcement; charge all of them before any starts.
-
-    Args:
-        life: The study; nobody else runs these arms.
-        plans: The arms' plans.
-        trainer: Trains them.
-        observer: Hears of it.
-        tell: Hears of releases in the observer's place.
-        measure: Makes the release of a stage; may touch the data.
-        look: Looks at the records before the charge, for the curator alone; raises where the budget would
-            be spent for nothing.
-        anyway: Whether arms run although a stage released that most records cannot be used.
-    """
+    """Lead arms from wherever they are to their announcement; charge all of them before any starts."""
     life.results.check()
     seconds: dict[str, float | None] = {}
     for plan in plans:
@@ -546,7 +535,7 @@ def _train(
                 if not plan.is_private:  # else it tells how many records there are
                     seconds = time.perf_counter() - started
                 utility = trainer.finish(plan, outcome)
-                machine = trainer.machine()
+                machine = {**versions(), "device": trainer.device}
             cost = life.guarantee(plan)
             document, files = make_release(
                 plan, outcome, guarantee=cost, seconds=seconds, utility=utility, machine=machine

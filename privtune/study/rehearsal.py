@@ -194,12 +194,17 @@ _SAID = (
 
 def described(built: Built) -> dict[str, Any]:
     """Return what must be the same whenever a trial is built from the same random numbers."""
+    from privtune.training.engine.optimizers import walked
+
     candidate, trial = built.candidate, built.trial
     optimizer = built.optimizer
     groups = [] if optimizer is None else optimizer.param_groups
     settings = [{n: repr(v) for n, v in group.items() if n != "params"} for group in groups]
     schedule = candidate.schedule
-    told = schedule if isinstance(schedule, str | Mapping | None) else _rates(schedule, _SOME)
+    told: Any = schedule
+    if not isinstance(schedule, str | Mapping | None):
+        known = hasattr(schedule, "optimizer")
+        told = walked(schedule, _SOME) if known else type(schedule).__name__
     return {
         "hyperparameters or ranges": [
             (name, repr(law), repr(trial.params[name])) for name, law in trial.distributions.items()
@@ -211,13 +216,6 @@ def described(built: Built) -> dict[str, Any]:
         ),
         "attributes of the model": _attributes(built.model),
     }
-
-
-def _rates(schedule: Any, steps: int) -> Any:
-    """Return what a scheduler of torch's sets its optimizer to, step by step."""
-    from privtune.training.engine.optimizers import walked
-
-    return walked(schedule, steps) if hasattr(schedule, "optimizer") else type(schedule).__name__
 
 
 def _attributes(model: nn.Module) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""A round: the trials of one arm, on the ledger's table, resumable without a second charge."""
+"""A round: the trials of one arm on the ledger's table, resumable without a second charge; its trainers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from optuna.exceptions import TrialPruned
+
 from privtune.errors import InvalidInputError
 from privtune.execution.table import Handed, make_rounds, patiently, work_through
+from privtune.execution.training import OnStep, part_of, pruned, train_built, train_trials
 from privtune.ledger.rounds import SKIPPED
 from privtune.names import check_text
 from privtune.numbers import is_number
@@ -22,21 +25,25 @@ from privtune.spaces import IndependentSampler, check_hyperparameter, plain
 from privtune.strategies import Ending, Plan, StrategyError, TrainingPlan, TrialResult
 from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
+from privtune.study.build import Built, build_candidate
 from privtune.study.failures import StudyInterruptedError
+from privtune.study.rehearsal import DependentTrialsError, described
 from privtune.study.release import pack_result, request_of, unpack_result
 from privtune.study.trials import suggested
+from privtune.training.engine.compute import Compute
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
-    from privtune.execution.table import Handed
-    from privtune.ledger import Ledger
     from privtune.ledger.rounds import Lease, Rounds
     from privtune.spaces import SearchSpace
+    from privtune.study.lifecycle import Life
     from privtune.study.rows import Results
-    from privtune.study.trials import ShownTrial, ShownTrials, StudyTrials
+    from privtune.study.trials import ShownTrial, ShownTrials
+    from privtune.tasks import Task, TaskData
+    from privtune.training.engine.train import Made
 
 
 STACK = 16  # candidates that are trained together
@@ -96,6 +103,18 @@ def _trial_file(number: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Candidates of one training, by number; everything random in each derives from its secret."""
+
+    training: TrainingPlan
+    trials: Mapping[int, Mapping[str, Any]]
+    secrets: Mapping[int, bytes]
+    scored: bool = True
+    alone: bool = True  # no other process is at the same candidates
+    named: bool = False  # a training with a name, whose number is no row's and no trial's
+
+
+@dataclass(frozen=True, kw_only=True)
 class Files(ABC):
     """Trains candidates of an arm, each under a secret of its own, and keeps their results."""
 
@@ -114,11 +133,6 @@ class Files(ABC):
         return 1
 
     @property
-    def hardware(self) -> str:
-        """The class of hardware, part of the row's digest: on another, a row need not repeat."""
-        return "the function's own"
-
-    @property
     def streams(self) -> Streams:
         """The streams of the arm as a whole: number of runs, candidates, ties, subset."""
         return Streams(self.secret)
@@ -131,21 +145,8 @@ class Files(ABC):
         return self.plan.candidate(self.space, self.streams, number)
 
     @abstractmethod
-    def train(
-        self,
-        training: TrainingPlan,
-        trials: Mapping[int, Mapping[str, Any]],
-        *,
-        secrets: Mapping[int, bytes],
-        scored: bool,
-        alone: bool = True,
-        named: bool = False,
-    ) -> Iterable[TrialResult]:
-        """Train some candidates; everything random in each derives from its secret.
-
-        A list is what is done at the same moment. ``alone``: no other process is at the same candidates;
-        ``named``: a training with a name, whose number is no row's and no trial's.
-        """
+    def train(self, batch: Batch) -> Iterable[TrialResult]:
+        """Train some candidates; a list is what is done at the same moment."""
 
     def check_deadline(self) -> None:
         """Stop before a trial begins that the time is over for."""
@@ -185,7 +186,8 @@ class Files(ABC):
             asked = {n: Asked(n, training, p) for n, p in own.items() if not self.plan.is_sealed}
             shown = {number: each.secret(self.streams) for number, each in asked.items()}
             secrets = {number: by_number[number].seed for number in own} | shown
-            results = self.train(training, own, secrets=secrets, scored=True, alone=False)
+            batch = Batch(training=training, trials=own, secrets=secrets, alone=False)
+            results = self.train(batch)
             left = len(results) if isinstance(results, list) else 0
             for result in results:
                 lease, name = by_number[result.index], _trial_file(result.index)
@@ -195,11 +197,118 @@ class Files(ABC):
                 yield Handed(
                     lease,
                     -math.inf if result.score is None else result.score,
-                    {"file": name, "hardware": self.hardware},
+                    {"file": name},
                     keep=partial(self.results.insert, name, staged),
                     drop=partial(self.results.discard, name, staged),
                     more=left > 0 and len(content) <= _SMALL,
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFiles(Files):
+    """Trains candidates of a task with the engine, whole stacks at once."""
+
+    task: Task
+    data: TaskData
+    compute: Compute = field(default_factory=Compute)
+    on_step: OnStep | None = None
+    prunes: bool = False  # trials that are shown report their public scores to a pruner as they go
+
+    @property
+    def at_once(self) -> int:
+        """How many rows to take at once: those of a stack."""
+        if self.task.build is not None and not self.plan.is_sealed:
+            return 1  # a trial that is shown may be suggested by the scores of those before it
+        return STACK if self.compute.stack == "auto" else self.compute.stack
+
+    def candidate(self, number: int) -> dict[str, Any]:
+        """Return the hyperparameters of a row; where a ``build`` suggests them, those that are fixed."""
+        return super().candidate(number) if self.task.build is None else dict(self.plan.params)
+
+    def train(self, batch: Batch) -> list[TrialResult]:
+        """Train some candidates together; one that nobody else is at goes on from its checkpoint."""
+        from privtune.training.engine.checkpoint import Keeper
+
+        self.check_deadline()
+        name, results, training = "checkpoint", self.results, batch.training
+        kept = Keeper(partial(results.find, name), partial(results.put, name, replace=True))
+        how: dict[str, Any] = {
+            "data": self.data,
+            "records": part_of(self.data.train, training.part, self.plan.rate, self.streams),
+            "score": self.plan.score if batch.scored else None,
+            "compute": self.compute,
+            "on_step": self.on_step,
+            # Rows are trained again whole: another worker may be at the same one.
+            "keeper": kept if batch.alone else None,
+        }
+        if self.task.build is not None:
+            return self._train_built(batch, how)
+        # Sealed trials and private splits have no curves: nothing would have paid for them.
+        validated = self.task.public_validation and not self.plan.is_sealed
+        secrets, trials = batch.secrets, batch.trials
+        return train_trials(
+            training, task=self.task, trials=trials, secrets=secrets, validated=validated, **how
+        )
+
+    def _train_built(self, batch: Batch, how: Mapping[str, Any]) -> list[TrialResult]:
+        """Build candidates one after the other, train those that are alike together."""
+        live: Mapping[int, ShownTrial] = {} if batch.named else self.live
+        first, *others = batch.trials
+        built: dict[int, Built] = {}
+        told: list[object] = []
+
+        def build(number: int) -> Built:
+            return build_candidate(
+                self.task,
+                batch.training,
+                secret=batch.secrets[number],
+                fixed=batch.trials[number],
+                sealed=self.plan.is_sealed,
+                number=number,
+                sampler=self.sampler,
+                live=live.get(number),
+            )
+
+        def made() -> Iterator[tuple[int, Made]]:
+            for number in batch.trials:
+                built[number] = build(number)
+                if self.plan.is_sealed and not told:
+                    told.append(described(built[number]))
+                yield number, built[number].made
+
+        reporting = live.get(first) if self.prunes and not others else None
+
+        def look(done: int, score: float) -> None:
+            if reporting is not None:
+                reporting.report(score, done)
+                if reporting.should_prune():
+                    raise TrialPruned
+
+        try:
+            results = [
+                replace(result, params=built[result.index].params)
+                for result in train_built(
+                    batch.training,
+                    task=self.task,
+                    made=made(),
+                    look=None if reporting is None else look,
+                    **how,
+                )
+            ]
+        except TrialPruned as error:
+            if reporting is None:
+                raise StrategyError(
+                    "A trial raised TrialPruned, and nothing that was paid for asked it to end. The engine "
+                    "reports and prunes: study.optimize(..., strategy=Everything(), pruner=...)."
+                ) from error
+            return [pruned(first, built[first].params)]
+        # State that changes late passes a rehearsal: a counter, a list that a score function fills.
+        if told and described(build(first)) != told[0]:
+            raise DependentTrialsError(
+                "build gives another trial from the same random numbers once trials have been trained and "
+                "scored, so later trials depend on earlier ones. Let build read nothing but its trial."
+            )
+        return sorted(results, key=lambda result: list(batch.trials).index(result.index))
 
 
 def work_on_rows(
@@ -218,17 +327,21 @@ def work_on_rows(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StudyRound:
     """The round of one arm, as its strategy sees it."""
 
-    kept: StudyTrials
-    ledger: Ledger
-    charge_id: str | None
+    life: Life
     files: Files
-    give_out: Callable[[Rounds], None] | None = None  # has rows trained elsewhere
+    give_out: Callable[[Rounds, str], None] | None = None  # has a charge's rows trained elsewhere
     sampler: BaseSampler | None = None
     pruner: BasePruner | None = None
+
+    @cached_property
+    def charge_id(self) -> str | None:
+        """The id of the arm's charge; None without any guarantee."""
+        charge = self.life.charge_of(self.files.plan)
+        return None if charge is None else charge.id
 
     @property
     def streams(self) -> Streams:
@@ -242,16 +355,16 @@ class StudyRound:
 
     def select(self, plan: Plan) -> Sequence[TrialResult]:
         """Run the sealed round: rows that have no result yet, then read all of them."""
+        self._check_kind(sealed=True)
         if self.charge_id is None:
             return ()
-        self._check_kind(sealed=True)
-        rounds = make_rounds(self.ledger)
+        rounds = make_rounds(self.life.ledger)
         losses = 0
         while True:
             if self.give_out is None:
                 work_on_rows(rounds, self.charge_id, self.files)
             else:
-                self.give_out(rounds)
+                self.give_out(rounds, self.charge_id)
             try:
                 results = self._read(rounds, self.charge_id)
                 break
@@ -259,7 +372,7 @@ class StudyRound:
                 losses += 1
                 if losses > _LOSSES:
                     raise
-        self.kept.record(plan.arm, space=self.space, results=results)
+        self.life.trials.record(plan.arm, space=self.space, results=results)
         return results
 
     def _read(self, rounds: Rounds, charge_id: str) -> list[TrialResult]:
@@ -342,9 +455,9 @@ class StudyRound:
         ]
         if self.give_out is None or self.charge_id is None or not missing:
             return
-        rounds = make_rounds(self.ledger)
+        rounds = make_rounds(self.life.ledger)
         patiently(partial(rounds.propose, self.charge_id, missing, secret=self.files.secret))
-        self.give_out(rounds)
+        self.give_out(rounds, self.charge_id)
         if not self.space:  # what a function defines while it runs was drawn where it ran
             self.shown.take(missing)
 
@@ -360,14 +473,14 @@ class StudyRound:
                 missing[each.key if isinstance(each.key, int) else index] = each
         if missing:
             first = next(iter(missing.values()))
-            results = self.files.train(
-                first.training,
-                {number: each.params for number, each in missing.items()},
+            batch = Batch(
+                training=first.training,
+                trials={number: each.params for number, each in missing.items()},
                 secrets={number: each.secret(self.streams) for number, each in missing.items()},
                 scored=first.scored,
                 named=isinstance(first.key, str),
             )
-            for result in results:
+            for result in self.files.train(batch):
                 each = missing[result.index]
                 done[asked.index(each)] = result
                 self.files.results.put(each.file, pack_result(result, request=each.request))
@@ -376,7 +489,7 @@ class StudyRound:
     @cached_property
     def shown(self) -> ShownTrials:
         """Optuna's trials, where every trial is paid for."""
-        return self.kept.shown(self.files.plan.arm, self.files.results)
+        return self.life.trials.shown(self.files.plan.arm, self.files.results)
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Draw a trial with Optuna, once; where no space is declared, a function's suggestions define it."""
@@ -400,10 +513,10 @@ def own_sampler(sampler: Any) -> Any:
     return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler
 
 
-def in_threads(files: Files, charge_id: str, jobs: int) -> Callable[[Rounds], None]:
+def in_threads(files: Files, jobs: int) -> Callable[[Rounds, str], None]:
     """Return what works through a round in threads: for a function that only this process knows."""
 
-    def give(rounds: Rounds) -> None:
+    def give(rounds: Rounds, charge_id: str) -> None:
         with ThreadPoolExecutor(jobs) as pool:
             done = [pool.submit(work_on_rows, rounds, charge_id, files) for _ in range(jobs)]
             for job in done:

@@ -1,38 +1,64 @@
-"""Run a study whose arms are declared, and the trainer of all arms that the engine trains."""
+"""Run the arms that a spec declares, or an arm of an open study, by the engine or by another library."""
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from privtune.errors import InvalidInputError
+from privtune.accounting._checks import check_number
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.imports import users_code
-from privtune.strategies import NonPrivateError, Outcome, Plan, Release
+from privtune.ledger import RECORD
+from privtune.ledger.values import refuse_other_unit
+from privtune.names import check_name
+from privtune.numbers import show_left
+from privtune.spaces import SearchSpace
+from privtune.strategies import (
+    STRATEGIES,
+    InRun,
+    NonPrivateError,
+    Outcome,
+    Plan,
+    PlanningContext,
+    Release,
+    Scoring,
+    Strategy,
+)
+from privtune.strategies.arms import check_objective, needs_of
 from privtune.strategies.plan import StagePlan, release_stage
-from privtune.study._files import TrialFiles
-from privtune.study.build import build_candidate, model_for
+from privtune.study.build import model_for, named_method
+from privtune.study.declared import DeclaredTrainer, Mechanism, plan_declared
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
-from privtune.study.lifecycle import Life, carry_on
+from privtune.study.lifecycle import Life, Stage, Trainer, carry_on
+from privtune.study.planning import plan_arms
 from privtune.study.rehearsal import rehearse
 from privtune.study.release import utility_of
-from privtune.study.rounds import StudyRound, in_threads, own_sampler
+from privtune.study.rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
+from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import TASK, give_out, make_files, telling
-from privtune.tasks import TaskDataError
+from privtune.tasks import Score, Task, TaskDataError
+from privtune.training.engine.compute import Compute, check_device
+from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
+from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:
     from privtune.ledger.rounds import Rounds
-    from privtune.strategies import Strategy
     from privtune.strategies._base import Round
     from privtune.study.observer import Observer
-    from privtune.tasks import Task, TaskData
+    from privtune.tasks import TaskData
     from privtune.tasks._usable import RecordCheck
-    from privtune.training.engine.compute import Compute
+    from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,41 +111,38 @@ class TaskTrainer:
 
     def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
         """Return the arm's strategy as the spec has it, and its round."""
-        life, charge = self.life, self.life.charge_of(plan)
-        own = own_sampler(self.sampler)
-        files = make_files(life, plan, task=self.staged, data=self.data, compute=self.compute)
-        files = replace(files, sampler=own, deadline=self.deadline)
-        if not plan.is_sealed:
-            public = plan.score is not None and plan.score.event is None
-            files = replace(
-                files,
-                on_step=lambda done, of: self.observer.step(plan, done, of),
-                prunes=self.pruner is not None and public,
-            )
+        own, public = own_sampler(self.sampler), plan.score is not None and plan.score.event is None
+        files = make_files(
+            self.life,
+            plan,
+            task=self.staged,
+            data=self.data,
+            compute=self.compute,
+            sampler=own,
+            deadline=self.deadline,
+            # Of a sealed arm nobody hears how far it is, and no pruner sees a score.
+            on_step=None if plan.is_sealed else partial(self.observer.step, plan),
+            prunes=self.pruner is not None and public and not plan.is_sealed,
+        )
         return self._strategy(plan), StudyRound(
-            kept=life.trials,
-            ledger=life.ledger,
-            charge_id=None if charge is None else charge.id,
-            files=files,
-            give_out=None if charge is None else self._give_out(plan, files, charge.id),
+            self.life,
+            files,
+            give_out=self._give_out(plan, files),
             sampler=self.sampler if own is None else None,
             pruner=self.pruner,
         )
 
-    def _give_out(
-        self, plan: Plan, files: TrialFiles, charge_id: str
-    ) -> Callable[[Rounds], None] | None:
+    def _give_out(self, plan: Plan, files: TrialFiles) -> Callable[[Rounds, str], None] | None:
         """Return who else trains the rows; functions that cannot be imported run in threads."""
-        if self.executor.name == "inline":
+        if self.executor.name == "inline" or not plan.is_private:
             return None
         if not plan.is_sealed and (self.sampler is not None or self.pruner is not None):
             return None  # Optuna's objects see one trial after the other, in this process
         if self.life.spec.task is None:
             if self.task.code is None or self.sampler is not None or math.isfinite(self.deadline):
-                return in_threads(files, charge_id, self.executor.jobs)
+                return in_threads(files, self.executor.jobs)
             files.results.put(TASK, self.task.packed_code, replace=True)
-        how: dict[str, Any] = {"compute": self.compute, "tell": self.tell}
-        return give_out(self.executor, self.life, plan, charge_id=charge_id, **how)
+        return give_out(self.executor, self.life, plan, compute=self.compute, tell=self.tell)
 
     def _strategy(self, plan: Plan) -> Strategy:
         if self.strategy is not None:
@@ -137,17 +160,17 @@ class TaskTrainer:
             return {}
         model = model_for(self.staged, plan.training_of(result.params), result.params)
         load_params(model, result.weights)
-        rng = Streams(self.life.secret(plan)).numpy(
-            "report", 0
-        )  # asked again, the noise is the same
+        # Asked again, the noise is the same.
+        rng = Streams(self.life.secret(plan)).numpy("report", 0)
         return utility_of(plan, self.staged, model, self.data.test, rng)
 
-    def machine(self) -> Mapping[str, str]:
-        """Return the versions here, and the hardware if it is this machine's."""
-        from privtune.training.engine.compute import hardware, versions
+    @property
+    def device(self) -> str:
+        """The class of hardware, if it is this machine's."""
+        from privtune.training.engine.compute import hardware
 
         here = self.executor.name in {"inline", "processes"}
-        return {**versions(), "device": hardware(self.compute.device) if here else "its workers'"}
+        return hardware(self.compute.device) if here else "its workers'"
 
     def look(
         self, plans: Sequence[Plan], *, anyway: bool, told: Callable[[RecordCheck], None] | None
@@ -159,19 +182,15 @@ class TaskTrainer:
         stages = self.life.spec.make_stages()
         if any(stage.type == "usable" for stage in stages):
             return  # which counts them, and is charged for it
-        sealed = next((plan for plan in plans if plan.is_sealed), plans[0])
+        plan = next((plan for plan in plans if plan.is_sealed), plans[0])
         found: RecordCheck | None = None
         try:
-            with self.life.seal(sealed, rehearsal=True):
-                keep = (
-                    not stages and self.task.examine is None
-                )  # the arms train on the same records
+            with self.life.seal(plan, rehearsal=True):
+                # The arms train on the same records.
+                keep = not stages and self.task.examine is None
                 model = None
                 if self.task.build is not None:
-                    training = sealed.first_training
-                    model = build_candidate(
-                        self.task, training, secret=bytes(32), fixed=sealed.fixed
-                    ).model
+                    model = model_for(self.task, plan.first_training, plan.fixed)
                 found = self.task.check_records(self.data if keep else None, model=model)
         except TaskDataError:  # of public facts
             raise
@@ -229,3 +248,338 @@ def _task(life: Life) -> Task:
             "charged)."
         ) from error
     return task
+
+
+def optimize(
+    life: Life,
+    build: Any,
+    *,
+    strategy: Strategy,
+    mechanism: Mechanism | None,
+    arm: str | None,
+    observer: Observer,
+    tell: Callable[[Release], None],
+    told: Callable[[RecordCheck], None] | None,
+    show_progress_bar: bool,
+    anyway: bool,
+    **given: Any,
+) -> tuple[Release, Task | None]:
+    """Lead one arm to its release, which is returned if it is there: see :meth:`privtune.Study.optimize`."""
+    strategy = _named(life, strategy, arm, given["epsilon"])
+
+    def announce(plan: Plan, release: Release) -> None:
+        observer.released(plan, release)
+        tell(release)
+
+    with telling() as say:
+        trainer: Trainer
+        task, look = None, None
+        if mechanism is not None:
+            plan, trainer = _declared(life, build, mechanism, strategy, anyway=anyway, **given)
+        else:
+            plan, trainer = _engine(life, build, strategy, observer=observer, say=say, **given)
+            task = trainer.task
+            if told or not anyway:
+                look = partial(trainer.look, [plan], anyway=anyway, told=told)
+        spinner: AbstractContextManager[Any] = nullcontext()
+        if show_progress_bar:
+            from rich.console import Console
+
+            # How far a sealed arm is would tell its number of runs.
+            label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
+            spinner = Console(file=open_stream(sys.stderr)).status(label)
+        with life.alone(plan.arm), spinner:
+            plan = life.planned(plan)
+            stage = life.stage(plan)
+            if stage is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
+                _log.warning(
+                    "Arm %r of study %r has been released: its release is returned, nothing was run "
+                    "or spent.",
+                    plan.arm,
+                    life.name,
+                )
+                return there, task
+            (release,) = carry_on(
+                life,
+                [plan],
+                trainer,
+                observer,
+                announce,
+                look=look if stage is Stage.PLANNED else None,
+                anyway=anyway,
+            )
+    return release, task
+
+
+def _engine(
+    life: Life,
+    build: Any,
+    strategy: Strategy,
+    *,
+    observer: Observer,
+    say: Callable[[str], None],
+    epsilon: float | None,
+    epochs: float | None,
+    expected_batch_size: int | None,
+    sampler: Any,
+    pruner: Any,
+    executor: str | Mapping[str, Any] | None,
+    n_jobs: int,
+    timeout: float | None,
+    noise: Any,
+    **records: Any,
+) -> tuple[Plan, TaskTrainer]:
+    """Return the plan and the trainer of an arm that the engine trains."""
+    from privtune.tasks.own import task_of
+
+    task, compute = task_of(build, **records), life.spec.compute
+    check_device(compute.device)
+    chosen = Executor.of(executor or life.spec.executor, n_jobs)
+    # Other machines and processes have nothing that only this process holds.
+    here = task.code is None or sampler is not None or timeout is not None
+    if chosen.name in {"external", "ray", "slurm"} and here:
+        raise InvalidInputError(
+            "executor",
+            chosen.name,
+            "needs functions and data that workers can import, no sampler of your own and no timeout",
+            "Put them into a module and give them as 'package.module:function', the data as a function that "
+            "returns it.",
+        )
+    if chosen.name == "processes" and not here:
+        chosen.slots(compute.device)
+    context = _context(life, task, epochs, expected_batch_size, noise)
+    quiet: AbstractContextManager[Any] = nullcontext()
+    if needs_of(strategy).independent:
+        quiet = sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True)
+    with quiet:
+        strategy = _with_method(strategy, task, context.schedule)
+    scored = task.validation_records > 0
+    _check_covered(strategy, scored=scored, sampler=sampler, pruner=pruner, others=[InRun.name])
+    target = _target_of(life, strategy.arm) if epsilon is None else epsilon
+    (plan,) = plan_arms([strategy], context, epsilon=target).plans
+    _check_searches(plan, sampler=sampler, pruner=pruner)
+    if (sampler or pruner) is not None and not plan.is_sealed and chosen.name != "inline":
+        name, given = ("n_jobs", n_jobs) if executor is None else ("executor", executor)
+        raise InvalidInputError(
+            name,
+            given,
+            "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
+            "process",
+            "Leave one of them out.",
+        )
+    return plan, TaskTrainer(
+        life,
+        task,
+        observer,
+        compute,
+        chosen,
+        say,
+        strategy=strategy,
+        sampler=sampler,
+        pruner=pruner,
+        deadline=deadline_of(timeout),
+    )
+
+
+def _declared(
+    life: Life,
+    objective: Any,
+    mechanism: Mechanism,
+    strategy: Strategy,
+    *,
+    epsilon: float | None,
+    score: Score | str | None,
+    split: Mapping[str, int] | None,
+    validation: Any,
+    public: Mapping[str, Any] | None,
+    sampler: Any,
+    timeout: float | None,
+    **others: Any,
+) -> tuple[Plan, DeclaredTrainer]:
+    """Return the plan and the trainer of an arm of a declared mechanism."""
+    usual = {"n_jobs": 1, "precision": "float32", "anyway": False}
+    for name, value in others.items():
+        if value is not None and value != usual.get(name):
+            raise InvalidInputError(
+                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
+            )
+    if not callable(objective):
+        raise InvalidInputError("objective", objective, "must be a function of a trial")
+    if not isinstance(mechanism, Mechanism):
+        raise InvalidInputError(
+            "mechanism", type(mechanism).__name__, "must be a privtune.Mechanism"
+        )
+    if epsilon is not None and not mechanism.calibrate:
+        raise InvalidInputError(
+            "epsilon",
+            epsilon,
+            "does not go with calibrate=False: the arm costs what the declared event costs",
+            "Leave one of them out.",
+        )
+    score = score if isinstance(score, Score) else Score(score or "accuracy")
+    if score.metric == "loss":
+        raise InvalidInputError(
+            "score",
+            "loss",
+            "is that which is trained on, which a declared mechanism does not tell",
+            "Use privtune.Score(function of a model and one record, bound=...).",
+        )
+    data, is_public = _validation(validation, public)
+    _check_covered(strategy, scored=data is not None, sampler=sampler, pruner=None)
+    budget = life.ledger.budget(life.budget)
+    if data is not None and not is_public:
+        refuse_other_unit(data.unit or RECORD, budget.unit, "The validation split", budget.name)
+    records = (split or {}).get("validation") or (1 if data is None else len(data))
+    context = PlanningContext(
+        task=_declared_task(mechanism, records, public=is_public),
+        schedule=mechanism.schedule,
+        space=SearchSpace({}),
+        delta=budget.delta,
+        adjacency=budget.adjacency,
+        scoring=Scoring.of(score),
+        define_by_run=True,
+        declared=mechanism.method,
+    )
+    if epsilon is None and mechanism.calibrate:
+        epsilon = _target_of(life, strategy.arm)
+    plan = plan_declared(
+        strategy, mechanism, context, epsilon=epsilon, unit=budget.unit, scored=data is not None
+    )
+    _check_searches(plan, sampler=sampler)
+    function = None if isinstance(score.metric, str) else score.metric
+
+    return plan, DeclaredTrainer(
+        life, objective, strategy, sampler, deadline_of(timeout), data, function
+    )
+
+
+def _named(life: Life, strategy: Strategy, arm: str | None, epsilon: object) -> Strategy:
+    """Return the strategy with the arm's name, in an open study."""
+    if life.spec.task is not None:
+        raise PrivTuneError(
+            f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
+            "study for a function of your own: privtune.create_study(name, budget=...)."
+        )
+    if not hasattr(strategy, "plan") or isinstance(strategy, type):
+        allowed = "must be one of privtune.strategies, like PapernotSteinke(mean_runs=10)"
+        raise InvalidInputError("strategy", strategy, allowed)
+    if epsilon is not None:
+        check_number("epsilon", epsilon, above=0.0)
+    check_name(arm or strategy.arm, "arm")
+    return replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
+
+
+def _context(
+    life: Life, task: Task, epochs: Any, expected_batch_size: Any, noise: Any
+) -> PlanningContext:
+    """Return what an arm of a ``build`` is planned with: public facts."""
+    for name, value in (("epochs", epochs), ("expected_batch_size", expected_batch_size)):
+        if value is None:
+            raise InvalidInputError(
+                name,
+                None,
+                "must be given: it says how often, and in samples of which expected size, a training sees "
+                "the records",
+                "study.optimize(..., epochs=10, expected_batch_size=64) is one way.",
+            )
+    budget, spec = life.ledger.budget(life.budget), life.spec
+    refuse_other_unit(task.unit or RECORD, budget.unit, "The data", budget.name)
+    given = {
+        "epochs": epochs,
+        "expected_batch_size": expected_batch_size,
+        "noise": spec.noise if noise is None else noise,
+    }
+    return spec.model_copy(update=given).planning_context(task)
+
+
+def _with_method(strategy: Strategy, task: Task, schedule: Schedule) -> Strategy:
+    """Return the strategy with the method that ``build`` names, which every trial is charged for."""
+    if "method" not in {field.name for field in fields(strategy)}:  # type: ignore[arg-type]
+        return strategy
+    of_arm: str = strategy.method  # type: ignore[attr-defined]
+    found = named_method(task, schedule, getattr(strategy, "parameters", {}))
+    if found in (None, of_arm):
+        return strategy
+    if of_arm != "dpsgd":
+        raise InvalidInputError(
+            "Candidate.method",
+            found,
+            f"differs from the arm's, {of_arm!r}",
+            "Name the method once: in the candidate, or in the strategy.",
+        )
+    if found not in METHODS:
+        allowed = f"must be one of {', '.join(METHODS)}"
+        raise InvalidInputError("Candidate.method", found, allowed)
+    return replace(strategy, method=found)  # type: ignore[type-var]
+
+
+def _target_of(life: Life, arm: str) -> float:
+    """Return the whole budget, if this arm is the first to be charged to it."""
+    others = [
+        charge
+        for charge in life.ledger.charges(life.budget)
+        if (charge.study, charge.arm) != (life.name, arm) and charge.state != "voided"
+    ]
+    if others:
+        raise PrivTuneError(
+            f"Budget {life.budget!r} has been charged before: say what arm {arm!r} may cost, "
+            f"epsilon=..., of the {show_left(life.ledger.remaining(life.budget))} that are left."
+        )
+    return life.spec.target_epsilon
+
+
+def _check_covered(
+    strategy: Strategy, *, scored: bool, sampler: Any, pruner: Any, others: Sequence[str] = ()
+) -> None:
+    """Refuse a strategy that needs a search space or a score, or does not cover sampler or pruner."""
+    names = [*others, *(s.name for s in STRATEGIES.values() if not s.needs.task)]
+    check_objective(strategy, scored=scored, sampler=sampler, pruner=pruner, others=names)
+
+
+def _check_searches(plan: Plan, **given: Any) -> None:
+    """Refuse a sampler or a pruner for an arm that has one training."""
+    for name, value in given.items():
+        if value is not None and plan.search is None:
+            raise InvalidInputError(
+                name,
+                type(value).__name__,
+                f"is for a strategy that searches, and arm {plan.arm!r} has one training",
+                "Leave it out.",
+            )
+
+
+def _declared_task(mechanism: Mechanism, validation_records: int, *, public: bool) -> Task:
+    """Return the public facts of a declared mechanism as a task without data, for planning."""
+
+    def nothing(*_: object) -> Any:
+        raise InvalidInputError("task", "declared", "is trained by the user's own function")
+
+    return Task(
+        name="declared",
+        description="a declared mechanism",
+        train_records=mechanism.records,
+        validation_records=validation_records,
+        test_records=1,
+        input_shape=(),
+        classes=None,
+        load=nothing,
+        model=nothing,
+        loss=nothing,
+        public_validation=public,
+    )
+
+
+def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[TensorData | None, bool]:
+    """Return the validation records of a declared mechanism, and whether they are public."""
+    from privtune.tasks.own import read_records
+
+    of_public = dict(public or {})
+    shown = of_public.pop("validation", None)
+    if of_public or (private is not None and shown is not None):
+        raise InvalidInputError(
+            "public",
+            sorted(public or {}),
+            'is {"validation": (x, y)}, in the place of a private validation split',
+        )
+    data = private if shown is None else shown
+    return None if data is None else read_records(data, field="validation").data, shown is not None

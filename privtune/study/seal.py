@@ -1,20 +1,9 @@
 """The seal of a round: while one runs, nothing in this process speaks to the outside.
 
-Entered by the life of an arm wherever code of a sealed plan runs, whoever drives it and whatever
-observes it. Until it is left,
-
-- MLflow refuses every read and write: its functions, clients, autologging and tracing all ask for
-  their store at each call. If it is imported only inside, it refuses from its import on;
-- what is printed goes to the curator's log: Python's streams, what is written to the process's own
-  file descriptors, as libraries in C do, and what is logged, whatever handlers there are: they may
-  write to a file, a server, or a stream of before. Notebooks display nothing.
-
-When it is left, nothing that a user's code has started under it may be left: a handler of ``atexit``, a
-finaliser that runs at exit, a thread that still runs. Each could print once a trial after the seal, and how
-often would tell the number of trials. What a process that is still running prints goes to the log.
-
-A seat belt, not a sandbox: code that took a store apart beforehand, or opens a file or a socket
-itself, is inside the trust boundary like the data.
+MLflow refuses every read and write, and what is printed, logged or displayed goes to the curator's log. When
+it is left, no thread, ``atexit`` handler or finaliser that a user's code started under it may be left: each
+could print once a trial after the seal. A seat belt, not a sandbox: code that opens a file or a socket itself
+is inside the trust boundary like the data.
 """
 
 from __future__ import annotations
@@ -315,6 +304,7 @@ def _close_notebook() -> None:
         _replace(publisher, "publish", lambda *_args, **_kwargs: None)
 
 
+# Whatever handlers there are: they may write to a file, a server, or a stream of before.
 def _log(_logger: logging.Logger, record: logging.LogRecord) -> None:
     sys.stderr.write(f"{_FORMAT.format(record)}\n")
 

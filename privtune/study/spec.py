@@ -285,11 +285,6 @@ class StudySpec(BaseModel):
         if self.task is not None and len(given) < len(declared):
             missing = ", ".join(name for name in declared if name not in given)
             raise ValueError(f"a study of a task also needs {missing}")
-        names = [*(arm.name for arm in self.arms), *(stage.name for stage in self.make_stages())]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(
-                f"another arm or stage is called {', '.join(twice)}; names must differ"
-            )
         return self
 
     @classmethod
@@ -416,8 +411,11 @@ class StudySpec(BaseModel):
             task = stage.applied(task, released[stage.name])
         return get_task(task)
 
-    def planning_context(self) -> PlanningContext:
+    def planning_context(self, task: Task | None = None) -> PlanningContext:
         """Return the public facts that the arms plan with.
+
+        Args:
+            task: The task in the place of the study's own, which an open study lacks.
 
         Returns:
             Task, schedule, space, δ and adjacency, scoring, noise.
@@ -425,7 +423,7 @@ class StudySpec(BaseModel):
         Raises:
             SpecError: If the spec leaves epochs or the expected batch size open.
         """
-        task = self.load_task()
+        task = task or self.load_task()
         if self.epochs is None or self.expected_batch_size is None:
             raise SpecError(f"Study {self.name!r} needs epochs and expected_batch_size.")
         return PlanningContext(

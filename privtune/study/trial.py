@@ -43,29 +43,18 @@ _PLANNED = frozenset(
 
 
 class Suggestions:
-    """The hyperparameters of one trial, each drawn when it is first asked for.
-
-    Args:
-        training: What the trial is charged for. Suggestions return what the training makes of a value that
-            was drawn, such as a learning rate for a subset.
-        sealed: Whether it is one of a sealed selection.
-        number: Position in its round, or Optuna's number: see :attr:`number`.
-        streams: The trial's random streams.
-        given: Hyperparameters that are fixed for this trial: suggestions return them.
-        sampler: A sampler of the user's own that declares independence.
-        live: Optuna's trial, where every trial is paid for.
-    """
+    """The hyperparameters of one trial, each drawn when it is first asked for."""
 
     def __init__(
         self,
         training: TrainingPlan,
         *,
         sealed: bool,
-        number: int,
+        number: int,  # its position in its round, or Optuna's number
         streams: Streams,
-        given: Mapping[str, Any],
+        given: Mapping[str, Any],  # hyperparameters that are fixed for this trial
         sampler: IndependentSampler | None = None,
-        live: ShownTrial | None = None,
+        live: ShownTrial | None = None,  # Optuna's trial, where every trial is paid for
     ) -> None:
         self._training = training
         self._number = streams.seed("number") % _NUMBERS if sealed else number

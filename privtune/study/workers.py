@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,10 +33,9 @@ from privtune.files import read_private
 from privtune.imports import described
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.urls import masked_url
-from privtune.study._files import TrialFiles
 from privtune.study.failures import NotLoadedError
 from privtune.study.lifecycle import Life, Stage
-from privtune.study.rounds import work_on_rows
+from privtune.study.rounds import TrialFiles, work_on_rows
 from privtune.study.rows import StudyStore
 from privtune.study.seal import open_stream
 from privtune.tasks import TaskDataError, get_task
@@ -63,14 +61,13 @@ def give_out(
     life: Life,
     plan: Plan,
     *,
-    charge_id: str,
     compute: Compute,
     tell: Callable[[str], None],
-) -> Callable[[Rounds], None]:
+) -> Callable[[Rounds, str], None]:
     """Return a function that hands an arm's rows to its executor."""
     before, names = len(life.failures(plan.arm)), (life.name, plan.arm)
 
-    def give(rounds: Rounds) -> None:
+    def give(rounds: Rounds, charge_id: str) -> None:
         def open_count() -> int:
             return patiently(partial(rounds.open_count, charge_id))
 
@@ -132,7 +129,7 @@ def _how_to_start(life: Life) -> str:
 
 
 def make_files(
-    life: Life, plan: Plan, *, task: Task, data: TaskData, compute: Compute
+    life: Life, plan: Plan, *, task: Task, data: TaskData, compute: Compute, **more: Any
 ) -> TrialFiles:
     """Return what trains the candidates of an arm of a task."""
     return TrialFiles(
@@ -143,6 +140,7 @@ def make_files(
         data=data,
         space=life.spec.search_space(),
         compute=compute,
+        **more,
     )
 
 
@@ -185,30 +183,15 @@ def storage_here() -> str:
 def serve(
     url: str,
     *,
-    study: str | None = None,
+    study: str | None = None,  # the only one to work for, until it is finished
     arm: str | None = None,
     device: str | None = None,
     stack: Stack = None,
-    most: int | None = None,
-    idle_exit: float = math.inf,
+    most: int | None = None,  # rows to run before leaving
+    idle_exit: float = math.inf,  # seconds to wait for work
     tell: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Work on every round that is open, and wait for more.
-
-    Args:
-        url: URL of the storage.
-        study: The only study to work for, until it is finished; all unless given. Of all, those that
-            cannot be loaded here, or whose trainings fail, are skipped, and the others are served.
-        arm: The only arm of each study to work for; all unless given.
-        device: Where to train; what the study says unless given.
-        stack: How many candidates to train in one pass, likewise.
-        most: How many rows to run before leaving.
-        idle_exit: How many seconds to wait for work before leaving.
-        tell: Hears which studies are skipped and why, once each, and that the only one is finished.
-
-    Returns:
-        How many rows were run. Sealed: it tells of the number of runs.
-    """
+    """Work on every round that is open, and wait for more; return how many rows were run, a sealed number."""
     if device is not None:
         check_device(device)
     count, idle = 0, time.monotonic()
@@ -363,10 +346,9 @@ def _files(life: Life, plan: Plan, compute: Compute) -> TrialFiles:
         raise NotLoadedError(
             "The records could not be read on this machine. Load them here by hand to see why."
         ) from error
-    files = make_files(life, plan, task=task, data=data, compute=compute)
-    if task.build is None:
-        return files
-    shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))
-    # A random sampler asks for no scores: none need be read anew.
-    blind = plan.details.get("sampler") == "random"
-    return replace(files, shown=cache(shown) if blind else shown)
+    shown: Any = None
+    if task.build is not None:
+        shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))
+        if plan.details.get("sampler") == "random":
+            shown = cache(shown)  # it asks for no scores: none need be read anew
+    return make_files(life, plan, task=task, data=data, compute=compute, shown=shown)

@@ -115,6 +115,7 @@ class Paid(Column):
     @property
     def edges(self) -> Floats:
         """Edges of the cells that a stage counts in: evenly within what is declared, else by powers of 2."""
+        # What lies beyond the first or the last edge is counted in the cell beside it.
         if self.within is not None:
             return np.linspace(*self.within, _CELLS + 1)
         powers = np.exp2(np.arange(*_POWERS, dtype=float))

@@ -63,11 +63,11 @@ class PublicFacts:
         train_records, validation_records, test_records: Declared numbers; None where there are none.
         public_validation, public_test: Whether the split is public as a whole.
         partition: How records come into splits: ``fixed``, ``content``, ``id`` or ``given``.
-        input_shape, classes: Shape of an input, classes as a number or all names; None if not declared.
+        input_shape, classes: Shape of an input; classes as a number or all names; None if not declared.
         bounds, values: By feature the bounds that it is clipped to, or in words what it can be.
-        pretrained, trainable, precision: Weights that training starts from, its part, its numbers.
+        pretrained, trainable, precision: Weights that training starts from, the part trained, its numbers.
         target_range: For a regression, the range that targets are clipped to.
-        unit: What one record is all rows of, and how many at most; empty where it is a row.
+        unit: What one record is all rows of; empty where it is a row.
         rows_declared: Whether rows of a query are declared to come from one protected record each.
         parts: What a record holds, in words, in the place of ``input_shape``.
 

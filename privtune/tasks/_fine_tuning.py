@@ -37,19 +37,16 @@ def fine_tuned(
 ) -> Task:
     """Return a task whose model starts from public weights, and of which a part is trained.
 
-    What the weights were trained on is assumed public: no guarantee here protects it. Frozen
-    parameters are held once, whatever the number of candidates.
+    What the weights were trained on is assumed public: no guarantee here protects it.
 
     Args:
         task: The task; its model is built as before, and then given the weights.
-        pretrained: A safetensors file, or a folder of them as Hugging Face keeps it; their names are
-            those of the model's parameters. The head alone may be missing. None if the task's own
-            model comes with its weights.
+        pretrained: A safetensors file, or a folder of them as Hugging Face keeps it, by the names of
+            the model's parameters; the head may be missing. None if the model comes with its weights.
         trainable: ``"all"``, ``"head"``, ``"biases"`` (with the head) or ``"lora:R"`` (with the head).
         target_modules: With ``lora:R``: names of linear layers, or how these end; None for all.
-        precision: ``"bfloat16"`` for a forward and a backward pass of fewer digits: faster where
-            hardware has them. Norms, clipping, sums, noise and weights stay in float32, and so does
-            what a record adds at most. None for what the task says.
+        precision: ``"bfloat16"`` for the passes alone; norms, clipping, sums, noise and weights stay in
+            float32. None for what the task says.
 
     Raises:
         InvalidInputError: If there is no such file, it is a pickle, or ``trainable`` is none of these.

@@ -103,6 +103,8 @@ class _Residual(nn.Module):
 
 def resnet_gn(shape: Sequence[int], classes: int) -> nn.Module:
     """Return a residual network of 8 layers whose norms look at one record alone."""
+    # He et al. 2016, arXiv 1512.03385; GroupNorm as Wu and He 2018, arXiv 1803.08494: statistics of a
+    # batch would mix its records.
     return nn.Sequential(
         nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
         nn.GroupNorm(8, 16),

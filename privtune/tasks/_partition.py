@@ -70,6 +70,7 @@ def places(
     x: Any, y: Any, shares: Sequence[int], *, ids: Sequence[str] | None = None, key: str = KEY
 ) -> npt.NDArray[np.int64]:
     """Return the number of the split that each record falls into."""
+    # Of the record, the shares and the key alone: another record must not move it to another split.
     total = sum(shares)
     secret = hashlib.blake2b(key.encode(), digest_size=32).digest()
     records: Iterable[bytes] = (
@@ -98,21 +99,16 @@ def split(
     numbers: bool = False,
     groups: bool = False,
 ) -> TaskData:
-    """Split records into training, validation and test records by a keyed hash.
+    """Return training, validation and test records, split by a keyed hash; their true sizes are sealed.
 
     Args:
         x: Inputs, shape ``[N, ...]``, scaled by public constants.
         y: Class numbers, or the targets of a regression, shape ``[N]``.
-        sizes: What each split is expected to hold; every record falls into one of them in
-            proportion. N itself is not checked: it is private.
-        ids: What each record is known by; records of one id share a split. None to go by content;
-            records of equal content then share one.
+        sizes: What each split is expected to hold: records fall into them in proportion.
+        ids: What each record is known by; records of one id share a split. None to go by content.
         key: The public key of the hash.
         numbers: Whether targets are those of a regression, not classes.
         groups: Whether records of one id are those of one unit, as :func:`by_unit` takes them.
-
-    Returns:
-        The splits, whose true sizes are sealed.
 
     Example:
         >>> import numpy as np
@@ -188,14 +184,16 @@ def by_unit(
 ) -> Task:
     """Return the task whose records are units: user-level privacy for whatever is done with it.
 
+    Its data is padded to ``[units, most, ...]``. A unit whose rows are in several splits stays in one of
+    them: in a public one, else in the training records.
+
     Args:
         task: A task of rows.
         unit: What one unit is, in a word: ``person``, ``hospital``; the unit of its budget.
         most: The most rows of a unit that count, declared in public; of more, the first.
         sizes: Declared number of units in each split.
-        groups: Reads, for the rows of training, validation and test in the order in which the task
-            loads them, the number of each row's unit: whole numbers ``[N]``. Called when the data is.
-            None where the data that the task loads says so (``TensorData.groups``).
+        groups: Reads the number of each row's unit, whole numbers ``[N]``, for training, validation and
+            test. None where the task's data says so (``TensorData.groups``).
 
     Raises:
         InvalidInputError: If the task has units already, or an argument is outside its domain.

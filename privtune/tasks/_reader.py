@@ -190,6 +190,7 @@ def _json_lines(path: Path) -> Source:
     def read(names: Sequence[str]) -> Iterator[Columns]:
         return batched(names, (_object(line, names) for line in lines() if line.strip()))
 
+    # Not by Arrow: one object with another type in a key would decide about all of them.
     path.open().close()  # refuses what cannot be opened
     return Source(None, frozenset(), lambda: sum(1 for _ in lines()), read)
 

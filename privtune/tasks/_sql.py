@@ -337,6 +337,7 @@ class SqlTable:
 
 def _forgiving(connection: Connection, names: Sequence[str]) -> str:
     """Return the list of selected columns, as text where the driver could fail on a single value."""
+    # SQLite keeps text that is not UTF-8, PostgreSQL dates that Python has not.
     if connection.dialect.name == "sqlite":
         driver: Any = connection.connection.driver_connection
         driver.text_factory = lambda text: text.decode(errors="replace")

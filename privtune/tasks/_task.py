@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,9 @@ def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.T
 
 def softmax_constants(square: float, classes: int, *, weight: float = 1.0) -> Mapping[str, float]:
     """Return the constants of the cross-entropy of a linear model with a bias, from zero weights."""
+    # The gradient is the outer product of p - onehot(y), no longer than sqrt(2), and (x, 1), no longer
+    # than sqrt(s + 1); the Hessian is that of diag(p) - p pᵀ, with eigenvalues up to 1/2, and (x, 1)(x, 1)ᵀ.
+    # From zero weights the loss is log C, and nowhere below 0. A class's weight multiplies all three.
     return {
         "lipschitz": weight * math.sqrt(2.0 * (square + 1.0)),
         "smoothness": weight * 0.5 * (square + 1.0),
@@ -104,18 +107,16 @@ class Candidate:
     """One model to train, and how: what ``build(trial)`` returns.
 
     Args:
-        model: The model with its first weights. Parameters that do not require gradients stay as they are.
-        optimizer: One of torch's classes, over exactly the trainable parameters of the model; None
-            where the arm's method steps by itself (``dpsgd`` included: then ``learning_rate`` is
-            suggested under that name, or fixed by the arm).
-        method: Name of the training method (``dpsgd``, ``hyfreedp``, ``adadp``, ...); the arm's unless
-            given. It must be the same for every trial, as the charge is for one method.
-        max_grad_norm: Each record's gradient is clipped to this L2 norm, above 0; 1 with an optimizer
-            unless given. Methods that set it by themselves take none.
+        model: The model with its first weights. Parameters without gradients stay as they are.
+        optimizer: One of torch's classes over the trainable parameters; None where the arm's method
+            steps by itself, ``dpsgd`` included: then ``learning_rate`` is suggested, or fixed by the arm.
+        method: The training method, the same for every trial; the arm's unless given.
+        max_grad_norm: The clipping norm of each record's gradient, above 0; 1 with an optimizer unless
+            given. Methods that set it by themselves take none.
         schedule: Of the learning rate: a name or mapping as in a spec (``"cosine"``), or a scheduler of
             torch's over the optimizer, stepped once after every step.
-        trainable: Which part is trained: ``all``, ``head``, ``biases`` or ``lora:RANK``; the parameters that
-            require gradients unless given.
+        trainable: Which part is trained: ``all``, ``head``, ``biases`` or ``lora:RANK``; the parameters
+            that require gradients unless given.
 
     Example:
         >>> import torch
@@ -138,11 +139,10 @@ class Score:
     """How trials are scored: a metric by its name, or a function of the model and one record.
 
     Args:
-        metric: ``accuracy``, ``auc``, ``loss`` (that which is trained on) and others as in a spec; or a
-            function ``(model, *record) -> [1]`` like the loss, called on one record at a time with the
-            model in evaluation mode.
-        bound: The most that one record adds, above 0: values of a function are clipped to
-            [-bound, bound], those of ``loss`` to [0, bound]. 1 unless given.
+        metric: A metric's name as in a spec, or a function ``(model, *record) -> [1]`` of one record,
+            called with the model in evaluation mode.
+        bound: The most that one record adds, above 0; 1 unless given. A function is clipped to
+            [-bound, bound], ``loss`` to [0, bound].
         maximize: Whether more of a function is better. Metrics by name know that by themselves.
         mechanism: ``gaussian`` or ``laplace`` noise, where the validation split is private.
 
@@ -193,43 +193,29 @@ class TaskData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(PublicFacts):
     """A learning problem, with its public facts apart from its private data.
 
-    Planning reads the public facts only; ``load`` is called when a charge has been started, and before the
-    charge to tell the curator alone how many records cannot be used.
+    Planning reads the public facts only; ``load`` is called when a charge has been started, and before
+    it to tell the curator alone how many records cannot be used.
 
     Args:
         name, description: Its name in specs, and one line for ``privtune tasks``.
-        train_records, validation_records, test_records: Numbers declared public: rates, averages and scores
-            rest on these.
+        train_records, validation_records, test_records: Declared numbers, on which rates, averages and
+            scores rest.
         input_shape: Shape of one input record.
         classes: Number of classes; None where targets are floats, as of a regression or a density.
-        load: Reads the data. May take time, may fail; is never called while planning.
+        load: Reads the data; never called while planning.
         model: Builds a freshly initialised module; called under a seeded generator.
-        loss: Per-sample loss: ``(outputs [B, classes], targets [B]) -> [B]``; outputs of a
-            regression are ``[B, 1]``.
-        public_test: Whether the test split is declared public. If not, no test metric is shown.
-        public_validation: Whether the validation split is; if not, every score is noised and charged.
-        partition: How records come into splits: ``fixed``, which hold exactly what is declared; ``content``
-            or ``id``, by :func:`privtune.tasks.split`, whose sizes are expectations; ``given`` apart.
-        bounds: By feature, the public bounds that ``load`` scales by.
-        values: By feature that is no number, what it can be, in words.
+        loss: Per-sample loss, ``(outputs [B, classes], targets [B]) -> [B]``; of a regression ``[B, 1]``.
         class_names: All values of the target, if they have names.
-        pretrained: Where public weights come from, and their digest; None without.
-        trainable: Which part of the model is trained.
-        precision: Numbers of the forward and the backward pass: ``float32``, or ``bfloat16``.
-        target_range: Of a regression, the public ``(low, high)`` that its float targets lie in.
-        check: Called before a charge: raises ``TaskDataError`` where what holds the data is not as
-            declared, its records apart. Must not depend on a value of a record.
-        header: Called while planning: as ``check``, but takes no time, and raises ``TaskAbsentError`` for
-            what is not there.
+        check: Called before a charge: raises ``TaskDataError`` where what holds the data, its records
+            apart, is not as declared. Must not depend on a value of a record.
+        header: As ``check``, while planning; raises ``TaskAbsentError`` for what is not there.
         constants: Of a convex loss, what is proven of one record's: ``lipschitz``, ``smoothness``, and
             ``gap``, the most that the first parameters are from the best (for ``pur``).
         tokens: Where inputs are whole numbers, how many there are, from 0.
-        unit: What one record is all rows of (:func:`privtune.tasks.by_unit`); empty where it is a row.
-        rows_declared: Whether rows of a query are declared to come from one protected record each.
-        examine: Says how many records cannot be used; what ``load`` returns is looked at where it is None.
+        examine: Says how many records cannot be used; None to look at what ``load`` returns.
         build: Suggests hyperparameters and returns the candidate to train, in the place of ``model``.
         loss_of: The loss of one record, ``(model, x, y) -> [1]``, in the place of ``loss``.
         score, score_of: How trials are scored where the study does not say, and its function of packed
@@ -237,7 +223,6 @@ class Task:
         tree: How the tensors of a record lie in ``x`` and ``y``; None where they are as given.
         like: Inputs and targets of no records ``[0, ...]``, whose shapes and types are public.
         code: What makes the same task in other processes, by ``get_task``; None where only this can.
-        parts: What a record holds, in words, where that was read from the first one.
 
     Raises:
         InvalidInputError: If a size is below 1, or the partition is unknown.
@@ -250,11 +235,12 @@ class Task:
         '1,000, all of it public'
         >>> task.load_checked().train.sealed_size  # how many records it has is private
         True
+        >>> task.look(), task.check_records().reason
+        ('', '')
     """
 
     name: str
     description: str
-    train_records: int
     validation_records: int
     test_records: int
     input_shape: tuple[int, ...]
@@ -262,22 +248,11 @@ class Task:
     load: Callable[[], TaskData]
     model: Callable[[], torch.nn.Module]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    public_test: bool = False
-    public_validation: bool = False
-    partition: str = "fixed"
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    values: Mapping[str, str] = field(default_factory=dict)
     class_names: tuple[Any, ...] | None = None
-    pretrained: str | None = None
-    trainable: str = "all"
-    precision: str = "float32"
-    target_range: tuple[float, float] | None = None
     check: Callable[[], object] = lambda: None
     header: Callable[[], object] = lambda: None
     constants: Mapping[str, float] = field(default_factory=dict)
     tokens: int | None = None
-    unit: str = ""
-    rows_declared: bool = False
     examine: Callable[[], RecordCheck] | None = None
     build: Build | None = None
     loss_of: LossOf | None = None
@@ -286,7 +261,6 @@ class Task:
     tree: RecordTree | None = None
     like: tuple[torch.Tensor, torch.Tensor] | None = None
     code: Mapping[str, Any] | None = None
-    parts: str = ""
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -327,24 +301,15 @@ class Task:
     @property
     def facts(self) -> PublicFacts:
         """What the task declares public."""
+        known = {each.name: getattr(self, each.name) for each in fields(PublicFacts)}
         return PublicFacts(
-            train_records=self.train_records,
-            validation_records=self.validation_records or None,
-            public_validation=self.public_validation,
-            test_records=self.test_records or None,
-            public_test=self.public_test,
-            partition=self.partition,
-            input_shape=self.input_shape,
-            classes=self.class_names or self.classes,
-            bounds=self.bounds,
-            pretrained=self.pretrained,
-            trainable=self.trainable,
-            precision=self.precision,
-            values=self.values,
-            target_range=self.target_range,
-            unit=f"{self.unit}, at most {self.rows:,}" if self.unit else "",
-            rows_declared=self.rows_declared,
-            parts=self.parts,
+            **known
+            | {
+                "validation_records": self.validation_records or None,
+                "test_records": self.test_records or None,
+                "classes": self.class_names or self.classes,
+                "unit": f"{self.unit}, at most {self.rows:,}" if self.unit else "",
+            }
         )
 
     def look(self) -> str:
@@ -352,11 +317,6 @@ class Task:
 
         Raises:
             TaskDataError: If it is not as declared.
-
-        Example:
-            >>> from privtune.tasks import get_task
-            >>> get_task("digits-mlp").look()
-            ''
         """
         try:
             with users_code("task", self.name, "its header cannot be checked"):
@@ -366,11 +326,10 @@ class Task:
         return ""
 
     def load_checked(self) -> TaskData:
-        """Return the splits, of which sizes that are public are checked against what was charged.
+        """Return the splits; those of public size hold what was declared, and so what was charged.
 
         Raises:
-            TaskDataError: If a split whose size is not sealed holds another number of records than
-                was declared: rates and normalisers were charged for the declared one.
+            TaskDataError: If one does not.
         """
         data = self.load()
         for split in SPLITS:
@@ -395,13 +354,8 @@ class Task:
 
         Args:
             data: The data, where it has been loaded.
-            tried: Whether model and loss are tried on a few of the records; else they count as they are.
+            tried: Whether model and loss are tried on a few of the records.
             model: The model to try, of a candidate, where the task has ``build``.
-
-        Example:
-            >>> from privtune.tasks import get_task
-            >>> get_task("synthetic-logistic").check_records().reason
-            ''
         """
         from privtune.tasks._usable import Tally
 
@@ -510,6 +464,8 @@ def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tenso
 
     from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
+    # What a factory loads may have other targets than the made-up records, and a loss that broadcasts
+    # them mixes records.
     like = made_up_inputs(1, task.input_shape, task.tokens) if task.like is None else task.like[0]
     said = f"inputs {tuple(x.shape[1:])} of {x.dtype}, targets {tuple(y.shape[1:])} of {y.dtype}"
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:

@@ -106,6 +106,7 @@ class SplitCheck:
     @property
     def too_few(self) -> bool:
         """Whether fewer than half of the declared records can be used, and not by the chance of a hash."""
+        # A split without any is too few by whatever chance: nothing can be trained or chosen on it.
         if self.usable == 0 or 2 * self.usable >= self.declared:
             return self.usable == 0
         many = self.declared >= _MANY  # Chernoff: fewer than half of them by chance of e^-125

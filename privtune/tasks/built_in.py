@@ -305,12 +305,11 @@ _DESCRIBED: Mapping[str, Callable[[Mapping[str, Any]], Task]] = ByName(
 
 
 def get_task(name: str | Mapping[str, Any]) -> Task:
-    """Return the task of this name.
+    """Return the task of a name; its data is not touched.
 
     Args:
-        name: A built-in name; ``package.module:factory`` where the factory takes no arguments and
-            returns a :class:`Task`; or the description of one: ``{type: tabular | images | text | own |
-            fine-tuning, ...}``.
+        name: A built-in name; ``package.module:factory`` of a function that returns a :class:`Task`;
+            or a description: ``{type: tabular | images | text | own | fine-tuning, ...}``.
 
     Raises:
         InvalidInputError: If there is no such task, or the factory returns something else.

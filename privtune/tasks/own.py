@@ -77,6 +77,7 @@ def own_task(build: Build | str | None, **given: Any) -> Task:
     parts = {name: _targets(part.data, classes, target_range) for name, part in records.items()}
     like = next(iter(parts.values())).like
     score, score_of = _scored(given["score"], first)
+    # By data, one record more moves no other; parts given apart are neighbours part by part.
     by = "content" if first.data.groups is None else "id"
     declared: dict[str, Any] = {
         f"{part}_records": sizes.get(part, len(parts.get(part, ()))) for part in SPLITS
@@ -640,6 +641,7 @@ def _leaves(data: Any, number: int, orders: dict[Any, list[Any]]) -> Any:
         if not blames_records(error):
             raise
         return None
+    # Entries of dicts of the same names come in the order of the first.
     record = _plain(tuple(record) if isinstance(record, list) else record)
     if isinstance(record, dict):
         record = {key: record[key] for key in orders.setdefault(frozenset(record), list(record))}

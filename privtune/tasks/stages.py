@@ -126,6 +126,7 @@ def as_number(value: object) -> float:
 class Usable(TaskStage):
     """How many records can be used, over all splits: a study of too few stops, and says so in public."""
 
+    # Whether a record can be used hangs on it alone, so one record moves the count by 1 at most.
     type: ClassVar[str] = "usable"
     at_least: float = 0.5
 
@@ -135,21 +136,19 @@ class Usable(TaskStage):
             self._refuse("at_least", self.at_least, "must be a share, above 0 and at most 1")
 
     def check(self, task: TaskSpec) -> None:
-        """See ``TaskStage``: every task has records."""
+        """Every task has records."""
 
     def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
-        """See ``TaskStage``."""
         return 1.0
 
     def sums(self, task: TaskSpec) -> Floats:
-        """See ``TaskStage``: the usable records of all splits."""
+        """The usable records of all splits."""
         found = get_task(task)
         found.check()
         # No model is tried on the records: one of them could decide how all are counted.
         return np.array([found.check_records(tried=False).usable], dtype=np.float64)
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
-        """See ``TaskStage``."""
         declared = get_task(task)
         return {
             "usable": float(noised[0]),
@@ -159,7 +158,6 @@ class Usable(TaskStage):
         }
 
     def refusal(self, document: Mapping[str, Any]) -> str:
-        """See ``TaskStage``."""
         if document["usable"] >= document["at_least"] * document["declared"]:
             return ""
         said = f"{max(document['usable'], 0.0):,.0f} records can be used"
@@ -170,7 +168,6 @@ class Usable(TaskStage):
         )
 
     def words(self, document: Mapping[str, Any]) -> str:
-        """See ``TaskStage``."""
         return (
             f"about {max(document['usable'], 0.0):,.0f} usable records of {document['declared']:,} declared, "
             f"with noise of deviation {document['noise']:,.1f}"
@@ -191,18 +188,16 @@ class Quantiles(TaskStage):
             self._refuse("low", [self.low, self.high], "must be shares, 0 <= low < high <= 1")
 
     def check(self, task: TaskSpec) -> None:
-        """See ``TaskStage``."""
         if not read_table(task).paid():
             raise InvalidInputError(
                 "stages", self.name, "has no column to find bounds for", "Say bounds: paid of one."
             )
 
     def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
-        """See ``TaskStage``."""
         return count_sensitivity(len(read_table(task).paid()), adjacency)
 
     def sums(self, task: TaskSpec) -> Floats:
-        """See ``TaskStage``: counts of all records of the file, whatever split they will fall into."""
+        """Counts of all records of the file, whatever split they will fall into."""
         table = _checked(task)
         return counts(table.places(), [len(column.edges) - 1 for column in table.paid()])
 
@@ -225,7 +220,7 @@ class Quantiles(TaskStage):
         return {"bounds": bounds}
 
     def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
-        """See ``TaskStage``: a fill beyond the bounds is clipped to them, as values are."""
+        """A fill beyond the bounds is clipped to them, as values are."""
         fills = {column.name: column.missing for column in read_table(task).paid()}
 
         def column(name: str, given: Any) -> Any:
@@ -244,7 +239,6 @@ class Quantiles(TaskStage):
         return {**task, **parts}
 
     def words(self, document: Mapping[str, Any]) -> str:
-        """See ``TaskStage``."""
         bounds = document["bounds"].items()
         return ", ".join(f"{name} [{low:g}, {high:g}]" for name, (low, high) in bounds)
 
@@ -270,7 +264,6 @@ class Histogram(TaskStage):
             self._refuse("most", self.most, "must be a number of at least 1")
 
     def check(self, task: TaskSpec) -> None:
-        """See ``TaskStage``."""
         self._category(read_table(task))
 
     def _category(self, table: Table) -> Category:
@@ -286,11 +279,10 @@ class Histogram(TaskStage):
         )
 
     def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
-        """See ``TaskStage``."""
         return count_sensitivity(1, adjacency)
 
     def sums(self, task: TaskSpec) -> Floats:
-        """See ``TaskStage``: counts of all records of the file."""
+        """Counts of all records of the file."""
         table = _checked(task)
         column = self._category(table)
         return counts(table.values(column)[:, None], [len(column.values)])
@@ -310,12 +302,10 @@ class Histogram(TaskStage):
         return own and task.get("class_weights") == PAID
 
     def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
-        """See ``TaskStage``."""
         weights = document.get("class_weights")
         return task if weights is None else {**task, "class_weights": weights}
 
     def words(self, document: Mapping[str, Any]) -> str:
-        """See ``TaskStage``."""
         found = ", ".join(f"{name} {count:.0f}" for name, count in document["counts"].items())
         if "class_weights" not in document:
             return found
@@ -336,7 +326,6 @@ class DpPca(TaskStage):
             self._refuse("components", self.components, "must be a whole number of at least 1")
 
     def check(self, task: TaskSpec) -> None:
-        """See ``TaskStage``."""
         width = read_table(task).shape[0]
         if not self.components < width <= _MOST_FEATURES:
             self._refuse(
@@ -346,19 +335,16 @@ class DpPca(TaskStage):
             )
 
     def planned(self, task: TaskSpec) -> TaskSpec:
-        """See ``TaskStage``."""
         return {**task, "projection": self.components}
 
     def sensitivity(self, task: TaskSpec, adjacency: Adjacency) -> float:
-        """See ``TaskStage``."""
         return moment_sensitivity(adjacency)
 
     def sums(self, task: TaskSpec) -> Floats:
-        """See ``TaskStage``: second moments of the training records, clipped to length 1."""
+        """Second moments of the training records, clipped to length 1."""
         return moments(tabular(task).load().train.x.numpy())
 
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
-        """See ``TaskStage``."""
         values, vectors = np.linalg.eigh(symmetric(noised))
         largest = np.argsort(values)[::-1][: self.components]
         return {
@@ -367,11 +353,9 @@ class DpPca(TaskStage):
         }
 
     def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
-        """See ``TaskStage``."""
         return {**task, "projection": document["projection"]}
 
     def words(self, document: Mapping[str, Any]) -> str:
-        """See ``TaskStage``."""
         found = ", ".join(f"{value:.4g}" for value in document["moments"][:5])
         more = ", ..." if len(document["moments"]) > 5 else ""
         return f"{len(document['moments'])} directions; noised moments {found}{more}"

@@ -152,6 +152,7 @@ class Table(Described):
     def examine(self) -> RecordCheck:
         """Read the records, and return how many cannot be used, and why. For the curator alone."""
         sizes, known = vars(self.sizes), not self.paid()
+        # Where bounds are yet to be released and there is no id, nobody knows the split of a record.
         placed = self.id is not None or known
         tally = Tally(
             sizes if placed else {"all splits": sum(sizes.values())},

@@ -55,28 +55,6 @@ def test_the_printed_link_opens_the_saved_view(
     assert places == sorted(places), "arms are sorted by accuracy"
 
 
-def test_the_view_s_charts_are_drawn(browser: Browser, ui: Server, tracked: Tracked) -> None:
-    browser.size(2000, 2600)
-    browser.open(experiment_url(ui.url, tracked.experiment.experiment_id, charts=True))
-    drawn = "return document.querySelectorAll('.js-plotly-plot .main-svg').length"
-    # Three layers a chart. MLflow draws what is in sight: the first section, not the folded ones.
-    browser.wait(lambda: browser.run(drawn) >= 3 * 8, "eight charts")
-    for title in ("eps/total", "eps/one_run", "cost/gradient_evaluations", "eps/spent", "lr"):
-        assert title in browser.text
-    assert "Parallel Coordinates" in browser.text
-
-
-def test_without_the_view_there_is_the_plain_page(
-    browser: Browser, ui: Server, tracked: Tracked
-) -> None:
-    experiment = tracked.experiment.experiment_id
-    browser.size(1600, 900)
-    browser.open(experiment_url(ui.url, experiment, view=False))
-    browser.wait_for("defaults", "selection", "hyfree", "3 matching runs")
-    # A key that MLflow cannot read gives a notice and the experiment's own start page.
-    browser.open(experiment_url(ui.url, experiment) + "-of-another-version").wait_for("toy")
-
-
 def test_an_arm_s_page_shows_its_note_and_artifacts(
     browser: Browser, ui: Server, tracked: Tracked
 ) -> None:

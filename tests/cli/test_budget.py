@@ -63,39 +63,6 @@ def document(cli: Cli, *args: str) -> dict:
     return json.loads(done.out)
 
 
-def test_create_prints_the_terms(cli: Cli, url: str) -> None:
-    made = document(
-        cli, "budget", "create", "b", "--epsilon", "2", "--delta", "1e-5", "--unit", "record"
-    )
-    assert (made["epsilon"], made["delta"], made["unit"]) == (2.0, 1e-5, "record")
-    assert made["admission"] == "adaptive"
-    assert made["order"] > 1
-
-
-def test_create_with_other_terms_is_one_sentence(cli: Cli, budget: str) -> None:
-    done = cli("budget", "create", "b", "--epsilon", "3", "--delta", "1e-5")
-    assert (done.code, done.out) == (1, "")
-    assert "epsilon is 2.0, not 3.0" in done.err
-    assert done.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("b", "--epsilon", "0", "--delta", "1e-5"),
-        ("b", "--epsilon", "nan", "--delta", "1e-5"),
-        ("b", "--epsilon", "1", "--delta", "1"),
-        ("b b", "--epsilon", "1", "--delta", "1e-5"),
-        ("b", "--epsilon", "1", "--delta", "1e-5", "--adjacency", "swap"),
-        ("b", "--epsilon", "1", "--delta", "1e-5", "--admission", "maybe"),
-    ],
-)
-def test_create_refuses_nonsense(cli: Cli, url: str, args: tuple[str, ...]) -> None:
-    done = cli("budget", "create", *args)
-    assert done.code == 1
-    assert "must be" in done.err
-
-
 def test_a_unit_is_stored_shown_and_asked_of_charges(cli: Cli, url: str, event: str) -> None:
     terms = ("--epsilon", "2", "--delta", "1e-5")
     assert cli("budget", "create", "w", *terms, "--unit", "two, three").code == 1
@@ -154,17 +121,6 @@ def test_what_is_said_to_fit_fits(
             assert done.code == code, done.err
 
 
-def test_what_has_happened_is_recorded(cli: Cli, budget: str, tmp_path: Path) -> None:
-    path = tmp_path / "loud.json"
-    path.write_text('{"type": "non_private"}')
-    assert cli("budget", "charge", "b", str(path), "--note", "leak").code == 1
-    done = cli("budget", "charge", "b", str(path), "--note", "leak", "--already-released")
-    assert done.code == 0, done.err
-    assert "exceeded" in done.out
-    assert "∞" in cli("budget", "show", "b").out
-    assert document(cli, "budget", "show", "b")["spent"]["epsilon"] == "inf"
-
-
 def test_a_broken_budget_is_not_sound(cli: Cli, budget: str, tmp_path: Path) -> None:
     """Neither is its certificate, nor the page: all say so, loudly, and with exit 1."""
     path = tmp_path / "loud.json"
@@ -194,15 +150,6 @@ def test_backup(cli: Cli, budget: str, event: str, tmp_path: Path) -> None:
     done = cli("budget", "backup", str(file))
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "sealed" in cli("budget", "backup", str(tmp_path / "other.db")).out
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"type": "gaussian"}', '{"type": "unheard-of"}'])
-def test_an_event_that_is_none(cli: Cli, budget: str, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "event.json"
-    path.write_text(text)
-    done = cli("budget", "charge", "b", str(path), "--note", "x")
-    assert done.code == 1
-    assert done.err
 
 
 def test_void_gives_back(cli: Cli, budget: str, url: str) -> None:
@@ -242,35 +189,6 @@ def test_close_is_for_good(cli: Cli, budget: str, event: str) -> None:
     done = cli("budget", "charge", "b", event, "--note", "x")
     assert (done.code, "closed for good" in done.err) == (1, True)
     assert document(cli, "budget", "show", "b")["closed"] is True
-
-
-@pytest.mark.parametrize(
-    "args",
-    [("show",), ("charges",), ("verify",), ("export",), ("close",)],
-)
-def test_an_unknown_budget(cli: Cli, url: str, args: tuple[str, ...]) -> None:
-    done = cli("budget", *args, "nobody")
-    assert (done.code, done.out) == (1, "")
-    assert "nobody" in done.err
-
-
-def test_a_certificate_that_is_not_there_is_one_sentence(cli: Cli, tmp_path: Path) -> None:
-    done = cli("budget", "verify", "--certificate", str(tmp_path / "nope.json"))
-    assert done.code == 1
-    assert done.err == (
-        f"file = '{tmp_path / 'nope.json'}': cannot be read (No such file or directory).\n"
-    )
-
-
-def test_a_file_in_the_place_of_a_budget_is_told_how_it_is_checked(
-    cli: Cli, budget: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "digits.certificate.json"
-    assert cli("budget", "export", budget, "--output", str(file)).code == 0
-    done = cli("budget", "verify", str(file))
-    assert done.code == 1
-    assert done.err.endswith(f" A file is checked with --certificate {file}.\n")
-    assert "--certificate" not in cli("budget", "verify", "nope").err
 
 
 def test_a_refusal_rounds_what_is_spent_up_and_what_is_left_down() -> None:

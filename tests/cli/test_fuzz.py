@@ -1,7 +1,6 @@
 """Odd input, made by the thousand: one sentence each, no traceback, and no 10 seconds of CPU.
 
-Sixty inputs by default; ``PRIVTUNE_CAMPAIGN=full pytest tests/cli/test_fuzz.py`` makes 1,000, and
-``PRIVTUNE_FUZZ_SEED`` others than those of every day.
+``PRIVTUNE_CAMPAIGN=full`` makes 750 inputs instead of 42, ``PRIVTUNE_FUZZ_SEED`` others.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from privtune.accounting import Gaussian
 from privtune.cli import main
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, ChargeRequest, Ledger, export_certificate
-from privtune.study import Study
 from privtune.tasks import get_task
 from tests.study.conftest import toy_spec
 
@@ -42,8 +40,7 @@ SEED = int(os.environ.get("PRIVTUNE_FUZZ_SEED", "7"))
 CPU_SECONDS = 10
 
 # How many of each kind: the whole campaign, and every day.
-COUNTS = {"spec": (200, 12), "event": (300, 18), "name": (150, 10), "url": (100, 8),
-          "certificate": (150, 8), "csv": (100, 4)}  # fmt: skip
+COUNTS = {"spec": (200, 12), "event": (300, 18), "certificate": (150, 8), "csv": (100, 4)}
 
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2, 10**9, -(10**9), 10**400, 0.5, -0.0, 1e-308, 1e-200, 1e200, 1e308,
@@ -183,9 +180,7 @@ class Fuzz:
                     code = stop.code
             err.seek(0)
             said = err.read()
-            # What doctor finds stands in its table.
-            one = said.count("\n") == 1 or args[0] == "doctor"
-            if code not in (None, 0, 1, 2) or (code == 1 and not one):
+            if code not in (None, 0, 1, 2) or (code == 1 and said.count("\n") != 1):
                 raise AssertionError(f"exit {code}, {said!r}")
             self.refused += code not in (None, 0)
 
@@ -233,24 +228,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_specs(here: Path) -> None:
     fuzz = Fuzz("spec")
-    arms = [
-        {
-            "name": "a",
-            "strategy": "fixed",
-            "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-        },
-        {
-            "name": "b",
-            "strategy": "papernot-steinke",
-            "law": "geometric",
-            "mean_runs": 4,
-            "weight": 2.0,
-        },
-    ]
     base = {
         **toy_spec().model_dump(mode="json"),
         "task": "iris-logistic",
-        "arms": arms,
         "scoring": {"metric": "accuracy"},
         "epsilon": 3.0,
         "seed": 5,
@@ -292,89 +272,6 @@ def test_events(here: Path) -> None:
     for name in names:
         for command in ("show", "charges", "verify", "export"):
             fuzz.command("budget", command, name)
-    fuzz.done()
-
-
-NAMES = [
-    "b", "toy", "", " ", ".", "..", "../b", "/b", "b/", "toy/a", "b-1", "b-0", "b--1", f"b-{'9' * 5000}",
-    "b-٣", "-", "--", "--help", "\udcff", "é", "x" * 101, "mlflow", "[bold]b[/bold]", "[/]", "b;--", "%s",
-    "{}", "b\nb", "\x1b[31m", "'; DROP TABLE privtune_budgets; --", "sqlite:///b",
-]  # fmt: skip
-
-
-def test_names(here: Path) -> None:
-    fuzz = Fuzz("name")
-    url = os.environ["PRIVTUNE_STORAGE"]
-    Study.create(toy_spec(arms=toy_spec().model_dump(mode="json")["arms"][:1]), url).close()
-    with Ledger(url) as ledger:
-        ledger.create_budget(Budget(4.0, 1e-5, name="b"))
-        ledger.reserve("b", [ChargeRequest(Gaussian(4.0))])
-    victim = here.parent / "victim"
-    victim.mkdir(exist_ok=True)
-    commands: list[list[str]] = [
-        ["budget", "create", "--epsilon", "1", "--delta", "1e-5"], ["budget", "show"], ["budget", "charges"],
-        ["budget", "verify"], ["budget", "export"], ["budget", "close"], ["budget", "void"],
-        ["budget", "verify", "b", "--head"], ["budget", "export", "b", "--output"], ["budget", "backup"],
-        ["study", "show"], ["study", "compare"], ["study", "export"], ["study", "delete", "--yes"],
-        ["budget", "create", "c", "--delta", "1e-5", "--epsilon"],
-        ["budget", "create", "c", "--epsilon", "1", "--delta", "1e-5", "--unit"],
-        ["budget", "charge", "b", "--note", "x"], ["budget", "list", "--json"], ["study", "list"], ["doctor"],
-    ]  # fmt: skip
-    for _ in range(fuzz.count):
-        command = fuzz.rng.choice(commands)
-        name = fuzz.rng.choice(NAMES)
-        if fuzz.rng.random() < 0.3:
-            name = "".join(
-                chr(fuzz.rng.choice([fuzz.rng.randrange(1, 256), fuzz.rng.randrange(1, 0xFFFF)]))
-                for _ in range(fuzz.rng.randrange(1, 12))
-            )
-        value = command[-1].startswith("--") and command[-1] not in ("--yes", "--json")
-        fuzz.command(*command, *([name] if value else ["--", name]))
-    assert victim.is_dir()
-    fuzz.done()
-
-
-def test_urls(here: Path) -> None:
-    fuzz = Fuzz("url")
-    bases = [
-        "sqlite:///q.db", "sqlite:////no/x.db", "postgresql://bob:hunter2@127.0.0.1:1/db", "sqlite:///file:q.db?uri=true",
-        "postgresql+psycopg://bob@127.0.0.1:1/db?connect_timeout=1", "mysql://bob:hunter2@127.0.0.1/x", "sqlite://",
-        "sqlite:///q.db?mode=ro&timeout=x", "postgresql:///db?host=/no/such&port=1&user=bob&password=hunter2",
-    ]  # fmt: skip
-    pieces = [
-        ":",
-        "@",
-        "/",
-        "//",
-        "%",
-        "%zz",
-        "?",
-        "&",
-        "=",
-        "#",
-        " ",
-        "\0",
-        "\ud800",
-        "é",
-        "[",
-        "]",
-        "::1",
-        "\n",
-        "sqlite",
-        "9" * 400,
-    ]
-    for _ in range(fuzz.count):
-        url = fuzz.rng.choice(bases)
-        for _ in range(fuzz.rng.choice([0, 1, 1, 2, 4])):
-            at = fuzz.rng.randrange(len(url) + 1)
-            url = url[:at] + fuzz.rng.choice(pieces) + url[at + fuzz.rng.choice([0, 0, 1, 3]) :]
-        if "127.0.0.1" not in url and "postgres" in url and "no/such" not in url:
-            continue  # not a name of anybody's host
-        fuzz.command(
-            *fuzz.rng.choice([["budget", "list"], ["study", "list"], ["doctor", "--json"]]),
-            "--storage",
-            url,
-        )
     fuzz.done()
 
 

@@ -38,7 +38,7 @@ PLACES = [
     "privtune.study.rehearsal.dry_run",
     "privtune.study.lifecycle.Life.charge",
     "privtune.study.lifecycle.Life.start",
-    "privtune.study._files.train_trials",
+    "privtune.study.rounds.train_trials",
     "privtune.study.lifecycle.Life.settle",
     "privtune.study.lifecycle.Life.announce",
 ]

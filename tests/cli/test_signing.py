@@ -49,16 +49,13 @@ def test_what_was_not_signed_is_refused(here: Path, cli: Cli) -> None:
     cli("budget", "sign", "one.json", "--key", "key.pem")
     text = Path("one.json").read_text()
     Path("edited.json").write_text(text.replace('"one"', '"onf"'))
-    Path("twice.json").write_text(text.replace('"format"', '"format": "x", "format"', 1))
     # It is a sound certificate of a budget of the same name: by itself it verifies.
     assert cli("budget", "verify", "--certificate", "two.json").code == 0
     for certificate, key, words in (
         ("edited.json", "public.pem", "not the one that was signed"),
         ("two.json", "public.pem", "not the one that was signed"),
         ("one.json", "other.pem", "by another key"),
-        ("one.json", "key.pem", "no public key"),
         ("one.json", "nowhere.pem", "cannot be read"),
-        ("twice.json", "public.pem", "stands twice"),
     ):
         given = ("--signature", "one.json.sig", "--key", key)
         done = cli("budget", "verify", "--certificate", certificate, *given)

@@ -67,9 +67,9 @@ def test_a_training_on_a_subset_steps_at_its_share_of_the_rate() -> None:
     assert found.params == PARAMS
 
 
-@pytest.mark.parametrize("bound", [0.3, 50.0])
-@pytest.mark.parametrize("factor", [1.0, 7.0])
-@pytest.mark.parametrize("squares", [True, False])
+@pytest.mark.parametrize(
+    ("factor", "squares", "bound"), [(1.0, True, 0.3), (7.0, True, 50.0), (7.0, False, 0.3)]
+)
 def test_the_metric_loss_is_the_tasks_own_clipped(
     factor: float, squares: bool, bound: float
 ) -> None:

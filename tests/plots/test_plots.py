@@ -8,7 +8,7 @@ import pytest
 
 from privtune import plots
 from privtune.accounting import PrivateSelection, epsilon
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.plots._study import shares, wilson_interval
 from privtune.study import Study
 from tests.tracked import Tracked
@@ -59,11 +59,6 @@ def test_wilson_s_interval_against_its_definition(rate: float) -> None:
             assert abs(rate - end) == pytest.approx(1.959964 * (end * (1 - end) / 50) ** 0.5)
 
 
-def test_costs_that_are_expected_are_hatched(study: Study) -> None:
-    for trace in plots.plot_cost(study).data:
-        assert trace.marker.pattern.shape == "/", "no private arm shows what it took"
-
-
 def test_trajectories_are_the_released_curves(study: Study) -> None:
     figure = plots.plot_trajectories(study)
     names = {trace.name for trace in figure.data}
@@ -88,11 +83,6 @@ def test_epsilon_by_step(study: Study) -> None:
     for trace in figure.data:
         total = study.release(trace.name).guarantee.epsilon
         assert trace.y[-1] == pytest.approx(total)
-
-
-def test_there_is_no_law_of_an_arm_without_one(study: Study) -> None:
-    with pytest.raises(PrivTuneError, match="no arm 'defaults' that draws"):
-        plots.plot_runs(study, arm="defaults")
 
 
 def test_a_loss_has_no_interval_and_no_percent(tmp_path: Path) -> None:

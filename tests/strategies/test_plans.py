@@ -184,12 +184,6 @@ def test_the_oracle_has_no_guarantee() -> None:
     assert plan.score.noise_multiplier is None
 
 
-def test_law_auto_shows_its_trade_in_the_plan() -> None:
-    plan = PapernotSteinke(law="auto", power=0.5).plan(context(), epsilon=2.0)
-    assert plan.details["law_auto"]["power"] == 0.5
-    assert epsilon(plan.event, 1e-5).epsilon <= 2.0
-
-
 def test_where_noise_comes_from_is_part_of_the_plan() -> None:
     secure = NoiseOptions.of("secure")
     for strategy in (

@@ -10,7 +10,7 @@ import pytest
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import Scoring, make_strategy
-from tests.strategies.world import BOTH, RATE, context
+from tests.strategies.world import BOTH, context
 
 pytestmark = pytest.mark.quick
 
@@ -27,8 +27,6 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("subsampled-tuning", {"sampler": "qmc"}, BOTH, "not independent"),
     ("papernot-steinke", {"pruner": "median"}, BOTH, "Leave the pruner out"),
     ("everything", {"pruner": "median"}, BOTH, "Prune in an objective of your own"),
-    ("everything", {"sampler": "psychic"}, BOTH, "must be one of random, tpe"),
-    ("everything", {"trials": 0}, BOTH, "at least 1"),
     ("papernot-steinke", {}, EPOCHS, "Say guarantee: common .* or guarantee: weighted"),
     ("papernot-steinke", {"guarantee": "none"}, EPOCHS, "must be one of common, weighted"),
     ("papernot-steinke", {"guarantee": "common"}, LOOSE, "on a finite grid with public weights"),
@@ -37,21 +35,9 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("papernot-steinke", {"law": "auto", "power": 1.0}, BOTH, "between 0.1 and 0.99"),
     ("papernot-steinke", {"power": 0.5}, BOTH, "law: auto only"),
     ("papernot-steinke", {"law": "binomial"}, BOTH, "required by binomial"),
-    ("liu-talwar", {"gamma": 0.1, "mean_runs": 3}, BOTH, "give one"),
     ("liu-talwar", {"gamma": 1.5}, BOTH, r"must lie in \(0, 1\]"),
-    ("subsampled-tuning", {"variant": 3}, BOTH, "must be 1 or 2"),
-    ("subsampled-tuning", {"rate": 1.0}, BOTH, "strictly between 0 and 1"),
     ("subsampled-tuning", {"law": "auto"}, BOTH, "Give the law of the tuning"),
-    ("subsampled-tuning", {"extrapolation": "guess"}, BOTH, "must be one of auto, scale"),
     ("linear-scaling", {}, BOTH, "extrapolates the learning rate alone"),
-    (
-        "linear-scaling",
-        {"fractions": (0.5, 0.2), "parameters": {"max_grad_norm": 1.0}},
-        RATE,
-        "0 < first < second < 1",
-    ),
-    ("non-private-grid", {"points": 0}, BOTH, "at least 1"),
-    ("papernot-steinke", {}, RATE, "also needs max_grad_norm"),
 ]  # fmt: skip
 
 
@@ -64,19 +50,9 @@ def test_a_refusal_says_why_and_the_way_out(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("scoring", "message"),
-    [
-        ({"folds": 5}, "looks at every record in every fold"),
-        ({"metric": "precision"}, "must be one of accuracy, balanced_accuracy"),
-        ({"mechanism": "none"}, "declared public"),
-        ({"bound": float("inf")}, "finite and above 0"),
-        ({"epsilon": 1}, "knows metric, mechanism, bound, k, bins, target_range"),
-    ],
-)
-def test_scores_that_are_neither_public_nor_noised_are_refused(scoring: dict, message: str) -> None:
-    with pytest.raises(PrivTuneError, match=message):
-        Scoring.from_dict(scoring)
+def test_scores_that_are_neither_public_nor_noised_are_refused() -> None:
+    with pytest.raises(PrivTuneError, match="declared public"):
+        Scoring.from_dict({"mechanism": "none"})
 
 
 def test_a_sampler_of_an_extra_that_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

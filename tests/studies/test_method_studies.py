@@ -53,27 +53,6 @@ def test_a_wrong_result_is_noticed(name):
     assert module.compare(shifted(results), expected)
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_folder_holds_all_that_a_reproduction_needs(name):
-    present = {path.name for path in (FOLDER / name).iterdir()}
-    assert present >= {
-        "README.md",
-        "spec.yaml",
-        "study.yaml",
-        "run.py",
-        "expected.json",
-        "results.json",
-    }
-    spec = yaml.safe_load((FOLDER / name / "spec.yaml").read_text())
-    assert set(spec["smoke"]) <= set(spec["full"])
-    expected = json.loads((FOLDER / name / "expected.json").read_text())
-    assert any("tolerance" in key or "factor" in key for key in expected)
-    readme = (FOLDER / name / "README.md").read_text()
-    for part in ("**Claim**", "**Result", "**Deviation", f"studies/{name}/study.yaml"):
-        assert part in readme, part
-
-
 @pytest.mark.parametrize("name", PLANNED)
 def test_its_study_can_be_planned(name, capsys, monkeypatch):
     """The product trains the method of the paper: every arm plans and all fit the budget."""

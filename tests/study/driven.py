@@ -21,7 +21,7 @@ from privtune.execution import table
 from privtune.ledger import rounds as ledger_rounds
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Study, _files
+from privtune.study import Study, rounds
 from privtune.study import run as running
 from privtune.study.lifecycle import Life
 from privtune.training.engine import checkpoint
@@ -87,16 +87,7 @@ def die(url: str, point: int) -> None:
 
 
 def take_part(url: str, role: str, notes: str, point: int | None, strike: str) -> None:
-    """Run the study `toy`, or work for it, by its command; note every point, and be struck at one.
-
-    Args:
-        url: The storage.
-        role: ``alone`` trains by itself, ``driver`` waits for workers, ``worker`` is one.
-        notes: A file for the points that are reached, in order, from where it is struck on.
-        point: The number of the one where it is struck, of none unless given.
-        strike: ``kill``: SIGKILL; ``stop``: SIGSTOP; ``cut``: the server ends every session that this
-            process has.
-    """
+    """Be `alone`, a `driver` or a `worker`; note every point, and be killed, stopped or cut off at one."""
     # Who dies in mid-row keeps it until its lease ends.
     table.make_rounds.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
     table.work_through.__kwdefaults__["lease_seconds"] = _LEASE  # type: ignore[attr-defined]
@@ -202,7 +193,7 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
     patch(running, "rehearse", named("plan", running.rehearse))
-    patch(_files, "train_trials", named("train", _files.train_trials))
+    patch(rounds, "train_trials", named("train", rounds.train_trials))
     patch(checkpoint, "_SECONDS", 0.0)
     patch(checkpoint, "_SHARE", 1e9)
     try:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import decimal
 import enum
 import itertools
 import json
 import math
-import pathlib
 import typing
 from collections.abc import Callable
 from contextlib import closing
@@ -40,14 +37,6 @@ class Colour(enum.Enum):
     RED = 1
 
 
-class Number(enum.IntEnum):
-    ONE = 1
-
-
-class Text(enum.StrEnum):
-    RELU = "relu"
-
-
 class Pair(typing.NamedTuple):
     width: int
     depth: int
@@ -62,35 +51,21 @@ WRONG: dict[str, list[Any]] = {
     "classes": [nn.ReLU, nn.Tanh],
     "modules": [nn.ReLU(), nn.Tanh()],
     "functions": [torch.relu, torch.tanh],
-    "lambdas": [lambda x: x],
-    "python modules": [math],
     "enums": list(Colour),
-    "whole enums": list(Number),
-    "text enums": list(Text),
     "dtypes": [torch.float32, torch.float64],
-    "numpy dtypes": [np.dtype("float32")],
     "numpy types": [np.float32],
-    "devices": [torch.device("cpu")],
     "tensors": [torch.tensor(1.0)],
     "arrays": [np.zeros(2)],
     "sets": [{1, 2}],
-    "frozen sets": [frozenset({1})],
     "dicts": [{"width": 4}],
     "lists": [[64, 32], [16]],
-    "lists in tuples": [(64, [32])],
     "named tuples": [Pair(4, 2)],
     "dataclasses": [Options()],
     "objects": [object()],
     "bytes": [b"relu"],
-    "complex numbers": [1j],
     "long doubles": [np.longdouble(1)],
-    "decimals": [decimal.Decimal(1)],
-    "dates": [datetime.date(2020, 1, 1)],
     "numpy dates": [np.datetime64("2020-01-01")],
-    "paths": [pathlib.PurePosixPath("a")],
-    "ranges": [range(3)],
     "huge numbers": [10**400],
-    "half characters": ["\ud800"],
     "NULs": ["a\0b"],
     "one among good ones": ["relu", 1, None, nn.ReLU],
 }
@@ -125,7 +100,7 @@ def test_the_form_to_write_instead_is_named(what: str) -> None:
         plain("act", [1])
 
 
-@pytest.mark.parametrize("choices", [{1, 2}, {"a": 1}, "relu", b"ab", 3, None, iter([1]), ()])
+@pytest.mark.parametrize("choices", [{1, 2}, {"a": 1}, "relu", 3, iter([1]), ()])
 def test_choices_have_an_order(storage: str, choices: Any) -> None:
     """The order of a set of texts differs from process to process, and so would what is drawn."""
 
@@ -146,19 +121,13 @@ def same(one: Any, other: Any) -> bool:
 RIGHT: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "numbers of a range": (np.arange(4, 8), (4, 5, 6, 7)),
     "single floats": ([np.float32(0.5), np.float32(0.25)], (0.5, 0.25)),
-    "doubles": ([np.float64(0.5)], (0.5,)),
-    "whole numbers": ([np.int64(4), np.uint8(5)], (4, 5)),
-    "switches": (np.array([True, False]), (True, False)),
-    "numpy texts": (np.array(["relu", "tanh"]), ("relu", "tanh")),
     "tuples": ([(64, 32), (16,)], ((64, 32), (16,))),
     "nested tuples": ([((np.int64(1), "a"), None)], (((1, "a"), None),)),
-    "empty tuple": ([()], ((),)),
     "nothing and switches": ([None, True, False], (None, True, False)),
     "equal but different": ([1, True, 1.0], (1, True, 1.0)),
     "the same twice": ([1, 1, 2], (1, 1, 2)),
     "not finite": ([math.inf, -math.inf], (math.inf, -math.inf)),
     "no number": ([math.nan], (math.nan,)),
-    "long text": (["x" * 10_000], ("x" * 10_000,)),
     "other scripts": (["é", "e\u0301", "シ"], ("é", "e\u0301", "シ")),
 }
 
@@ -279,7 +248,7 @@ def test_a_declared_choice_is_finite(value: float) -> None:
         SearchSpace.from_dict({"act": {"type": "categorical", "choices": [1.0, value]}})
 
 
-@pytest.mark.parametrize("name", [3, None, "", "x" * 600, "\ud800", "a\0b", b"rate"])
+@pytest.mark.parametrize("name", [3, "", "x" * 600, "a\0b"])
 def test_a_name_is_a_text_that_can_be_kept(storage: str, name: Any) -> None:
     def build(trial: privtune.Trial) -> privtune.Candidate:
         trial.suggest_float(name, 0.0, 1.0)
@@ -299,8 +268,7 @@ SUGGEST: dict[str, Callable[[privtune.Trial, str], Any]] = {
 
 
 NAMES = [
-    "batch_size", "expected_batch_size", "epochs", "steps", "noise_multiplier", "sample_rate", "delta",
-    "target_epsilon", "Batch-Size", "BATCH SIZE", "num_epochs", "nEpochs", "iterations", "maxSteps", "sigma",
+    "expected_batch_size", "steps", "noise_multiplier", "delta", "BATCH SIZE", "nEpochs", "sigma",
 ]  # fmt: skip
 
 

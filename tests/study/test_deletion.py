@@ -20,6 +20,7 @@ from privtune.study import Study, delete_study, study_names
 from privtune.study._study import check_studies
 from privtune.study.lifecycle import Life
 from tests.study.conftest import toy_spec
+from tests.tiers import campaign
 
 ARMS = toy_spec().model_dump(mode="json")["arms"][:2]
 
@@ -132,7 +133,7 @@ def test_an_edited_list_deletes_nothing_outside_of_the_folder(tmp_path: Path) ->
     assert contents(tmp_path) == {"victim": b"somebody's"}
 
 
-@pytest.mark.parametrize("by", ["stop", "kill"])
+@pytest.mark.parametrize("by", ["kill", pytest.param("stop", marks=campaign)])
 @pytest.mark.parametrize(
     "point",
     [

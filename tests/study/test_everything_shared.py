@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.ledger.conftest import complete_one, lease_one
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import PATHS, conditional
+from tests.study.elsewhere import PATHS
 from tests.study.test_workers import charges, workers
 
 PATH = "tests.study.elsewhere:conditional"
@@ -65,8 +64,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         if executor.name == "inline":
             return None
 
-        def give(rounds: Rounds) -> None:
-            batches.append(rounds.open_count(life.charges()[plan.arm].id))
+        def give(rounds: Rounds, charge_id: str) -> None:
+            batches.append(rounds.open_count(charge_id))
             serve(life.url, idle_exit=0.0)
 
         return give
@@ -121,13 +120,6 @@ def test_workers_draw_for_a_function_what_one_process_draws(
     assert given
     assert kept(storage, "s") == kept(inline, "s")
     assert charges(storage, "b") == 1
-
-
-@pytest.mark.slow
-def test_threads_draw_for_a_function_what_one_process_draws(storage: str, tmp_path: Path) -> None:
-    expected = optimized(f"sqlite:///{tmp_path / 'inline.db'}", PATH)
-    local = partial(conditional)  # which no other process can import
-    same(optimized(storage, local, n_jobs=3), expected)
 
 
 def test_optuna_s_own_objects_stay_in_one_process(storage: str, given: list[int]) -> None:

@@ -30,8 +30,14 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-@pytest.mark.parametrize("said", ["by the arm", "by the candidate"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((name, "by the arm") for name in METHODS),
+        ("adaclip", "by the candidate"),
+        ("dog", "by the candidate"),
+    ],
+)
 def test_a_method_trains_a_model_of_ones_own(name: str, said: str, storage: str) -> None:
     """Alone it shows its curves; under a selection they stay with the trials."""
 

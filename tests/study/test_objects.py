@@ -267,16 +267,6 @@ def test_what_stores_raise_is_one_sentence_without_their_words(
         assert len(str(error).splitlines()) == 1
 
 
-@pytest.mark.parametrize("bucket", ["bucket", "none"])
-def test_an_s3_that_is_gone_or_lacks_the_bucket_is_said(s3: Any, bucket: str) -> None:
-    if bucket == "bucket":
-        ObjectStore(f"s3://{bucket}", "uid").check()
-        s3.stop()
-    with pytest.raises(PrivTuneError, match=r"s3://.* cannot be written to from here \(") as caught:
-        ObjectStore(f"s3://{bucket}", "uid").check()
-    assert len(str(caught.value).splitlines()) == 1
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_large_file_is_written_before_its_transaction(

@@ -312,18 +312,6 @@ def test_priors_and_a_sampler_of_ones_own(storage: str) -> None:
     assert second.params["rate"] == 0.5
 
 
-def _warm(kept: list[nn.Module]) -> Build:
-    """Starts from the model of the trial before, which the engine has trained since."""
-
-    def build(trial: privtune.Trial) -> privtune.Candidate:
-        kept.append(nn.Linear(6, 3))
-        if kept[:-1]:
-            kept[-1].load_state_dict(kept[-2].state_dict())
-        return candidate(kept[-1], trial.suggest_float("rate", 0.1, 1.0))
-
-    return build
-
-
 def test_state_that_a_score_changes_stops_the_arm(storage: str) -> None:
     """What comes late, from sealed records, is no part of a rehearsal."""
     kept: list[float] = []
@@ -349,11 +337,6 @@ def test_state_that_a_score_changes_stops_the_arm(storage: str) -> None:
     curated = privtune.load_study("loop", storage=storage, curator=True)
     assert "once trials have been trained" in curated.failures("papernot-steinke")[0]["traceback"]
     assert not study.releases()
-
-
-def test_trials_that_are_all_paid_for_may_depend_on_each_other(storage: str) -> None:
-    release = make(storage).optimize(_warm([]), strategy=Everything(trials=2), **OWN)
-    assert len(release.trials) == 2
 
 
 def test_a_table_that_each_build_fills_is_refused(storage: str) -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from privtune.ledger import Ledger
 from privtune.ledger.schema import arms
-from privtune.study import Study, _files
+from privtune.study import Study, rounds
 from privtune.study.lifecycle import Life
 from privtune.study.rows import StudyStore
 from tests.cli.conftest import Cli, cli
@@ -96,7 +96,7 @@ def test_a_study_goes_on_from_another_directory(
     monkeypatch.chdir(tmp_path / "here")
     study = Study.create(toy_spec(seed=1), served)
     assert study.folder.is_relative_to(tmp_path / "here")
-    train, calls = _files.train_trials, []
+    train, calls = rounds.train_trials, []
 
     def stops(*args: Any, **options: Any) -> Any:
         calls.append(1)
@@ -104,7 +104,7 @@ def test_a_study_goes_on_from_another_directory(
             raise KeyboardInterrupt
         return train(*args, **options)
 
-    monkeypatch.setattr(_files, "train_trials", stops)
+    monkeypatch.setattr(rounds, "train_trials", stops)
     with pytest.raises(KeyboardInterrupt):
         study.run(stack=1)
     study.close()

@@ -18,8 +18,8 @@ from privtune.errors import InvalidInputError
 from privtune.strategies import Everything
 from privtune.strategies.everything import SAMPLERS
 from privtune.study import Study
-from privtune.study._files import TrialFiles
 from privtune.study.planning import plan_study
+from privtune.study.rounds import Batch, TrialFiles
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import TRAIN, VALIDATION, loss
 
@@ -58,11 +58,11 @@ def test_what_is_drawn_blindly_is_trained_together(
     stacks: list[int] = []
     train = TrialFiles.train
 
-    def count(self: TrialFiles, training: object, trials: dict, **rest: object) -> object:
-        stacks.append(len(trials))
+    def count(self: TrialFiles, batch: Batch) -> object:
+        stacks.append(len(batch.trials))
         if len(stacks) == 2:
             raise KeyboardInterrupt
-        return train(self, training, trials, **rest)
+        return train(self, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(TrialFiles, "at_once", 1)

@@ -16,10 +16,8 @@ import pytest
 
 import privtune
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Observer, SealedError, Study
+from privtune.study import Observer, Study
 from privtune.study.seal import open_stream, sealed
-from tests import toy
-from tests.study.conftest import toy_spec
 from tests.study.elsewhere import OWN, simple
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -110,32 +108,6 @@ def test_a_function_whose_trials_are_paid_for_may_print(
     said = capfd.readouterr().out.count(WORD)
     assert said >= 2 * 3, "in rehearsals and in the trial"
     assert said % 3 == 0
-
-
-@pytest.mark.parametrize("observer", [None, Observer()])
-def test_mlflow_is_sealed_without_an_observer(
-    tmp_path: Path, observer: Observer | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A study of a spec, made without the front door: its model tries to log at each candidate."""
-    from mlflow import MlflowClient
-
-    theirs = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'theirs.db'}")
-    run = theirs.create_run(theirs.create_experiment("theirs", tmp_path.as_uri())).info.run_id
-    honest, refused = toy._model, []
-
-    def logs() -> Any:
-        try:
-            theirs.log_metric(run, "loss", 0.5)
-        except SealedError as error:
-            refused.append(error)
-        return honest()
-
-    arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2}
-    study = Study.create(toy_spec(arms=[arm], seed=1), f"sqlite:///{tmp_path / 'privtune.db'}")
-    monkeypatch.setattr(toy, "_model", logs)
-    study.run(observer)
-    assert refused
-    assert theirs.get_run(run).data.metrics == {}
 
 
 _LATE = """

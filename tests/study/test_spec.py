@@ -93,15 +93,6 @@ def test_odd_yaml_is_one_sentence(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_spec_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="Cannot read"):
-        StudySpec.from_file(tmp_path / "none.yaml")
-    bad = tmp_path / "bad.yaml"
-    bad.write_text("arms: [")
-    with pytest.raises(SpecError, match="is not YAML"):
-        StudySpec.from_file(bad)
-
-
 def test_a_spec_file_says_nothing_twice(tmp_path: Path) -> None:
     """PyYAML takes the last of two values: a budget of 40 where somebody else reads 4."""
     spec = tmp_path / "twice.yaml"

@@ -44,17 +44,7 @@ class Party:
         Study.create(toy_spec(seed=5, epochs=1, arms=ARMS), url).close()  # six rows
 
     def run(self, struck: str, *, at: Sequence[int] = (), strike: str, alone: bool) -> list[str]:
-        """Run the study to its end, one process struck at points, and replaced where it ends.
-
-        Args:
-            struck: Its role.
-            at: Numbers of the points: of the first process of that role, of the one that replaces it, ...
-            strike: As :func:`driven.take_part` takes it.
-            alone: Whether one process runs the study.
-
-        Returns:
-            The points at which it was struck, and all that come after a cut; all if it is not struck.
-        """
+        """Run the study to its end, one process struck at points, and replaced where it ends."""
         roles, left = ["alone"] if alone else ["driver", "worker"], list(at)
         running = {role: self.start(role) for role in roles if role != struck}
         running[struck] = self.start(struck, left.pop(0) if left else None, strike)
@@ -117,10 +107,7 @@ def party(fresh: Callable[[], str], tmp_path: Path) -> Callable[[], Party]:
 def test_a_study_whose_parts_are_struck_goes_on_to_the_same_release(
     party: Callable[[], Party], struck: str, strike: str
 ) -> None:
-    """By SIGKILL, or by a server that ends all sessions of one process, at commits, leases, ...
-
-    At every commit and lease, before and after it, and before every transition and training.
-    """
+    """By SIGKILL, or by a server that ends all of its sessions, at commits, leases and transitions."""
     whole, alone = party(), struck == "alone"
     if strike == "cut" and not whole.url.startswith("postgresql"):
         pytest.skip("SQLite has no sessions")

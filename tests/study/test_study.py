@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -53,12 +52,8 @@ def test_a_study_runs_to_its_releases(storage: str) -> None:
     assert defaults.cost.expected, "what it took tells how many records there are"
     assert len(hyfree.curves["learning_rate"]) == study.plans[2].training.schedule.steps
     study.close()
-
-
-def test_what_is_loaded_is_what_was_released(storage: str) -> None:
-    released = Study.create(toy_spec(), storage).run()
     again = Study("toy", storage)
-    for before, after in zip(released, again.releases(), strict=True):
+    for before, after in zip(releases, again.releases(), strict=True):
         assert torch.equal(before.weights, after.weights)
         assert before.params == after.params
         assert before.score == after.score
@@ -238,28 +233,6 @@ def test_a_long_training_goes_on_from_its_checkpoint(
     digests = [charge.transcript_digest for charge in life.ledger.charges("toy")]
     with Ledger(f"sqlite:///{tmp_path / 'whole' / 'privtune.db'}") as ledger:
         assert [charge.transcript_digest for charge in ledger.charges("toy")] == digests
-
-
-def test_an_interrupted_build_says_that_it_begins_again(storage: str) -> None:
-    import privtune
-    from tests.study.elsewhere import OWN, simple
-    from tests.study.test_optimize import started
-
-    begun: list[bool] = []
-
-    def stopped(trial: Any) -> Any:
-        if begun:
-            raise KeyboardInterrupt
-        return simple(trial)
-
-    study = privtune.create_study("open", budget=Budget(4.0, 1e-5, name="open"), storage=storage)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        study.optimize(
-            stopped, strategy=privtune.strategies.Fixed(), observer=started(begun), **OWN
-        )
-    (note,) = caught.value.__notes__
-    assert "go on with: the same call" in note
-    assert "begins again from its seed" in note
 
 
 def test_the_secret_and_the_losers_are_gone_after_the_release(storage: str) -> None:

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-import privtune
 from privtune.execution.table import make_rounds
 from privtune.ledger import Ledger
 from privtune.ledger.rounds import SKIPPED
-from privtune.strategies import LiuTalwar, Release
+from privtune.strategies import Release
 from privtune.study import Study
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import OWN, VALIDATION, linear
-from tests.study.test_optimize import started
 from tests.toy import curated
 
 NEVER = 2.0  # an accuracy plus noise stays far below
@@ -79,33 +76,3 @@ def test_how_many_ran_stays_sealed(tmp_path: Path, scores: list[float], first: i
     assert SKIPPED not in exported
     assert repr(scores[0]) not in exported
     assert not (study.folder / "sealed" / "arm").exists()
-
-
-def test_a_build_is_not_called_after_the_threshold(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def build(trial: privtune.Trial) -> privtune.Candidate:
-        calls.append(trial.number)
-        return linear(trial)
-
-    begun: list[bool] = []
-    study = privtune.create_study(
-        "open",
-        budget=privtune.Budget(6.0, 1e-5, name="toy"),
-        storage=f"sqlite:///{tmp_path / 'open.db'}",
-        seed=SEED,
-        stack=1,
-    )
-    observer = started(begun)
-    observer.arm_started = lambda plan: calls.clear()
-    public = {**{n: v for n, v in OWN.items() if n != "validation"}}
-    release = study.optimize(
-        build,
-        strategy=LiuTalwar(mean_runs=12, threshold=0.0),
-        public={"validation": VALIDATION},
-        observer=observer,
-        **public,
-    )
-    assert not release.is_nothing
-    assert len(set(calls)) == 1, "the first trial reaches it"
-    assert len(rows(study)) > 1

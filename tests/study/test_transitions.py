@@ -53,8 +53,9 @@ class Watching:
     def finish(self, plan: Any, outcome: Any) -> Mapping[str, Any]:
         return self.trainer.finish(plan, outcome)
 
-    def machine(self) -> Mapping[str, str]:
-        return self.trainer.machine()
+    @property
+    def device(self) -> str:
+        return self.trainer.device
 
 
 def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life) -> None:

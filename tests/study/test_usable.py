@@ -24,7 +24,7 @@ from scipy import stats
 from privtune.accounting import Adjacency, Gaussian
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.strategies.plan import plan_stage, release_stage
-from privtune.study import Study, StudySpec
+from privtune.study import Study
 from privtune.study.failures import (
     StageRefusedError,
     UnreadableRecordsError,
@@ -94,14 +94,6 @@ CODES = {"classes": [0, 1, 2]}
 RANGE = {"classes": None, "target": "visits", "target_range": [0, 20]}
 FILES: list[tuple[str, Change, dict[str, Any], str]] = [
     ("Yes for yes", column("y", lambda y: y.str.title()), {}, "'(Yes', the spec 'yes'|No', the spec 'no')"),
-    ("capitals", column("y", lambda y: y.str.upper()), {}, "'(YES', the spec 'yes'|NO', the spec 'no')"),
-    (
-        "blanks within",
-        column("y", lambda y: y.replace("yes", "y es").replace("no", "n o")),
-        {},
-        "the spec '(no|yes)'",
-    ),
-    ("other words", column("y", lambda y: y.map({"no": "0", "yes": "1"})), {}, "such as '0', '1'"),
     (
         "labels 101 to 103",
         column("y", lambda y: 101 + np.arange(len(y)) % 3),
@@ -117,7 +109,6 @@ FILES: list[tuple[str, Change, dict[str, Any], str]] = [
     ("no target", column("y", lambda y: np.nan), {}, "without a target"),
     ("no values", column("age", lambda a: np.nan), {}, "age: 400 missing"),
     ("words for numbers", column("age", lambda a: "old"), {}, "age: 400 not a number"),
-    ("decimal commas", column("age", lambda a: a.map("'{}'".format)), {}, "age: 400 not a number"),
     ("ages in days", column("age", lambda a: (a * 365.25).round()), {}, "age: 400 clipped"),
     (
         "dates as in Germany",
@@ -125,15 +116,11 @@ FILES: list[tuple[str, Change, dict[str, Any], str]] = [
         {},
         "in ISO form",
     ),
-    ("dates of another century", column("seen", lambda s: "1" + s.str[1:]), {}, "seen: 400 clipped"),
-    ("levels in capitals", column("level", lambda s: s.str.upper()), {}, "the spec 'low'|the spec 'high'"),
     ("categories in capitals", column("sex", lambda s: s.str.upper()), {}, "the spec 'f'|the spec 'm'"),
     ("categories of another list", column("sex", lambda s: s + "x"), {}, "sex: 400 not declared"),
     ("a tenth of the records", lambda frame: frame[:40], {}, "40 records can be used, and 400 are declared"),
-    ("a header alone", lambda frame: frame[:0], {}, "0 records can be used, and 400 are declared"),
     ("a target in other units", column("visits", lambda v: v * 1000), RANGE, "visits: .* clipped"),
     ("a target of words", column("visits", lambda v: "often"), RANGE, "visits: 400 not a number"),
-    ("numbers as text with units", column("age", lambda a: a.astype(str) + " years"), {}, "not a number"),
 ]  # fmt: skip
 KINDS = ("csv", "jsonl", "parquet", "db")
 
@@ -247,10 +234,6 @@ def another_shape() -> Task:
     return _task(lambda x, y: (x[:, :4], y))
 
 
-def bytes_for_numbers() -> Task:
-    return _task(lambda x, y: ((x * 10).to(torch.uint8), y))
-
-
 def _numbers(change: Callable[[torch.Tensor], torch.Tensor]) -> Task:
     return _task(
         lambda x, y: (x, change(y.float())),
@@ -285,7 +268,6 @@ OWN = [
     ("labels_from_1", "labels from 3 to 3, declared 0 to 2"),
     ("half_infinite", "inputs: .* not a number"),
     ("another_shape", r"inputs \(4,\) of .*inputs of \(6,\)"),
-    ("bytes_for_numbers", "inputs .* of torch.uint8"),
     ("column_of_numbers", r"targets must be of shape \(N,\)"),
     ("infinite_loss", "most losses are not finite"),
     ("few", "36 records can be used, and 360 are declared"),
@@ -350,7 +332,7 @@ def pictures(path: Path, x: Any, **changes: Any) -> dict[str, Any]:
     return {**spec, "train": 300, "validation": 50, "test": 50, **changes}
 
 
-@pytest.mark.parametrize("kind", ["int64", "int32", "int8", "uint16", "uint32", "bool"])
+@pytest.mark.parametrize("kind", ["int64", "bool"])
 def test_pictures_of_a_type_without_a_scale_are_refused(
     tmp_path: Path, storage: str, kind: str
 ) -> None:
@@ -361,7 +343,7 @@ def test_pictures_of_a_type_without_a_scale_are_refused(
         assert study.spent().epsilon == 0.0
 
 
-@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["float32"])
 def test_pixels_outside_of_their_range_spend_nothing(
     tmp_path: Path, storage: str, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -484,19 +466,20 @@ def _planned(stage: Usable, task: Any) -> Any:
 
 
 def test_the_event_and_the_noise(tmp_path: Path) -> None:
-    """A Kolmogorov-Smirnov test at 1e-4 of 600 releases, which finds 2/3 and 3/2 of the noise."""
+    """At 1e-4 of 150 releases: Kolmogorov-Smirnov, and a variance that finds 2/3 and 3/2 of the noise."""
     task = save(people(), tmp_path, "csv")
     plan = _planned(Usable(noise_multiplier=7.0), task)
     assert plan.event == Gaussian(7.0)
     assert plan.scale == 7.0
     drawn = [
         release_stage(plan, task, Streams(number.to_bytes(32, "big")))["usable"]
-        for number in range(600)
+        for number in range(150)
     ]
     noise = (np.array(drawn) - COUNT) / 7.0
     assert stats.kstest(noise, "norm").pvalue > 1e-4
-    for wrong in (2 / 3, 3 / 2):
-        assert stats.kstest(noise * wrong, "norm").pvalue < 1e-4
+    for share, right in ((1.0, True), (2 / 3, False), (3 / 2, False)):
+        tail = stats.chi2.cdf(((noise * share) ** 2).sum(), df=len(noise))
+        assert bool(2 * min(tail, 1 - tail) > 1e-4) is right
 
 
 @pytest.mark.parametrize("away", [-4.0, -1.0, 0.0, 1.0, 4.0])
@@ -553,14 +536,6 @@ def test_a_study_of_enough_goes_on_and_is_not_looked_at_before(
 def test_wrong_fields_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):
         make_stage({"type": "usable", **fields})
-
-
-def test_it_comes_first_and_once() -> None:
-    for kinds in (("histogram", "usable"), ("usable", "usable")):
-        stages = [{"type": kind, "name": f"s{n}"} for n, kind in enumerate(kinds)]
-        spec = toy_spec(task=table("p.csv"), stages=stages)
-        with pytest.raises(InvalidInputError, match="stages"):
-            StudySpec.load_task(spec)
 
 
 # What is counted, where splits, units and bounds are not those of plain rows.
@@ -652,13 +627,10 @@ def _rare(word: str, count: int = 8) -> Change:
 
 
 LOST_CLASSES: list[tuple[Change, list[Any]]] = [
-    *((_rare(word, 1), ["no", "yes"]) for word in ("Yes", "y es", "YES ", "ye\u200bs")),
+    *((_rare(word, 1), ["no", "yes"]) for word in ("Yes", "ye\u200bs")),
     (_rare("cafe\u0301"), ["no", "caf\u00e9"]),
-    (_rare("positive", 3), ["no", "yes"]),
     (_rare("positive", 1), ["no", "yes"]),  # one class is left
-    (lambda f: f.assign(y=np.where(np.arange(COUNT) < 12, 2, 1)), [0, 1]),
     (lambda f: f.assign(y=1 + np.arange(COUNT) % 30), list(range(30))),
-    (lambda f: f.assign(y=1 + np.arange(COUNT) % 100), list(range(100))),
     (_rare("no"), ["no", "yes"]),
     (lambda f: f.assign(y="no", age=f["age"].where(f.index > 5, "old")), ["no", "yes"]),
 ]

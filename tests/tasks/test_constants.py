@@ -121,8 +121,6 @@ def test_pur_takes_what_it_needs_from_the_task(adjacency: Adjacency) -> None:
 
 
 def test_pur_asks_for_what_no_task_says() -> None:
-    with pytest.raises(InvalidInputError, match="needs lipschitz and smoothness, proven"):
-        planned("pur", task=get_task("digits-mlp"))
     numbers = get_task({**TABLE, "target_range": [0, 1]})
     with pytest.raises(InvalidInputError, match="needs lipschitz, proven"):
         planned("pur", task=numbers)

@@ -13,21 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn.datasets
-import torch
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
-from privtune.execution.training import train_trials
-from privtune.strategies import ScorePlan, TrainingPlan
 from privtune.study import Study
 from privtune.tasks import Sizes, TaskData, built_in, get_task, split
 from privtune.tasks._partition import places
 from privtune.tasks.tabular import tabular
-from privtune.training.engine.compute import Compute
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.scoring import score as score_of
-from privtune.training.methods import FixedDPSGD
 from tests.strategies.world import context
 from tests.study.conftest import toy_spec
 from tests.tasks.test_tasks import records, table
@@ -184,71 +177,6 @@ def test_sizes_are_binomial() -> None:
     ratio = np.var(sizes, ddof=1) / 50.0  # 200 records, 1/2 each
     assert abs(ratio - 1.0) < 4.5 * math.sqrt(2 / 399)
     assert abs(np.mean(sizes) - 100.0) < 4.5 * math.sqrt(50.0 / 400)
-
-
-def people(path: Path, frame: pd.DataFrame, **changes: Any) -> Any:
-    frame.to_csv(path, index=False)
-    return tabular(table(path, **changes))
-
-
-def test_a_release_is_divided_by_the_declared_number(tmp_path: Path) -> None:
-    """One full-batch step on neighbours: the models differ by a clipped gradient over 300."""
-    task = people(tmp_path / "people.csv", records())
-    whole = task.load_checked()
-    assert len(whole.train) != task.train_records, "else this test shows nothing"
-    assert whole.train.sealed_size
-    schedule = Schedule(records=task.train_records, sample_rate=1.0, steps=1)
-    training = TrainingPlan(schedule, FixedDPSGD(noise_multiplier=0.7))
-
-    def weights(data: TensorData) -> torch.Tensor:
-        (result,) = train_trials(
-            training,
-            task=task,
-            data=whole,
-            records=data,
-            score=None,
-            trials={0: {"learning_rate": 1.0, "max_grad_norm": 0.01}},
-            secrets={0: bytes(32)},
-            compute=Compute("cpu"),
-        )
-        return result.weights.double()
-
-    before = weights(whole.train)
-    for number in (0, 17):
-        kept = torch.arange(len(whole.train)) != number
-        neighbour = TensorData(whole.train.x[kept], whole.train.y[kept], sealed_size=True)
-        apart = float((weights(neighbour) - before).norm())
-        # Each gradient is longer than the clip; float32 leaves 1e-3 of a hundredth over 300.
-        assert apart == pytest.approx(0.01 / task.train_records, rel=1e-2)
-
-
-@pytest.mark.parametrize(("metric", "bound"), [("accuracy", 1.0), ("loss", 0.7)])
-def test_a_score_is_divided_by_the_declared_number(
-    tmp_path: Path, metric: str, bound: float
-) -> None:
-    task = people(tmp_path / "people.csv", records())
-    data = task.load_checked().validation
-    assert len(data) != task.validation_records
-    plan = ScorePlan(task.validation_records, None, "gaussian", metric, bound)
-    weights = torch.tensor([1.0, -2.0, 0.5, 1.0, 0.3, -0.4])
-    model = task.model()
-    torch.nn.utils.vector_to_parameters(weights, model.parameters())
-
-    def scored(records: TensorData) -> float:
-        rng = np.random.default_rng(0)
-        return score_of(plan, model, records, rng=rng, loss=task.loss)
-
-    score = scored(data)
-    outputs = data.x @ weights[:4].view(2, 2).T + weights[4:]
-    if metric == "accuracy":
-        total = float((outputs.argmax(1) == data.y).sum())
-    else:
-        total = -float(task.loss(outputs, data.y).clamp(0.0, bound).double().sum())
-    assert score == pytest.approx(total / 60)
-    for number in range(len(data)):
-        kept = torch.arange(len(data)) != number
-        fewer = TensorData(data.x[kept], data.y[kept], sealed_size=True)
-        assert abs(scored(fewer) - score) <= bound / 60 + 1e-9
 
 
 @pytest.mark.parametrize(

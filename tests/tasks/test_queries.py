@@ -13,6 +13,7 @@ from privtune.errors import InvalidInputError
 from privtune.tasks import TaskDataError, get_task
 from privtune.tasks._sql import SqlTable, check_query
 
+GIVEN = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 LITE, POSTGRES, MYSQL, MSSQL = "sqlite://", "postgresql://h/d", "mysql://h/d", "mssql://h/d"
 
 REFUSED = [
@@ -236,13 +237,7 @@ def test_declared_rows_stand_in_charge_certificate_report_and_tags(
         "declared",
         budget=privtune.Budget(4.0, 1e-5, name="declared"),
         task=spec("SELECT age, y FROM p LIMIT 40", rows="independent"),
-        arms=[
-            {
-                "name": "one",
-                "strategy": "fixed",
-                "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
-            }
-        ],
+        arms=[{"name": "one", "strategy": "fixed", "parameters": GIVEN}],
         epochs=1,
         expected_batch_size=8,
     )
@@ -253,7 +248,7 @@ def test_declared_rows_stand_in_charge_certificate_report_and_tags(
     assert said in charge["note"]
     bodies = [entry["body"] for entry in study.export()["certificate"]["entries"]]
     assert [said in str(body["public"]) for body in bodies if "event" in body] == [True]
-    page = render_study(study)
+    page = " ".join(render_study(study).split())
     assert "Rows of a query, declared independent." in page
     assert "declared, not checked, to come from one protected record each" in page
     assert said in to_markdown(study).lower()

@@ -145,14 +145,6 @@ def test_a_record_that_is_not_as_declared_contributes_nothing(
     assert x[y == -1].abs().max() == 0.0
 
 
-def test_files_of_all_kinds_give_the_same_records(tmp_path: Path) -> None:
-    frame = patients()
-    found = [all_of(tabular(table(save(frame, tmp_path, suffix)))) for suffix in SUFFIXES]
-    for x, y in found[1:]:
-        assert torch.allclose(x, found[0][0])
-        assert torch.equal(y, found[0][1])
-
-
 def test_a_column_of_dates_in_parquet(tmp_path: Path) -> None:
     frame = patients()
     text = all_of(tabular(table(save(frame, tmp_path))))[0]
@@ -243,42 +235,32 @@ def test_a_regression_is_reported_as_one(tmp_path: Path) -> None:
     [
         ({"columns": {"age": {"bounds": "auto"}}}, r"must be \[low, high\]"),
         ({"columns": {"age": "standard"}}, "a release about them that nothing charges"),
+        ({"columns": {"sex": {"categories": "fm"}}}, "a list of at least 1 values"),
+        ({"columns": {"sex": {"categories": [["f"]]}}}, "words and numbers"),
+        ({"columns": {"seen": {"date": ["2020-01-01"]}}}, "dates in ISO form"),
+        ({"class_weights": [1, -1]}, "one number above 0 for each class"),
+        ({"scaler": "x"}, "a table takes"),
+        ({"classes": ["1", 1.0]}, "must differ"),
+        ({"model": "forest"}, "must be linear, logistic, mlp, or package.module:factory"),
         ({"columns": {"age": {"bounds": [0, 9], "missing": "mean"}}}, "nothing charges"),
         ({"columns": {"age": {"bounds": [0, 9], "missing": 12}}}, "within the bounds"),
         ({"columns": {"age": {"bounds": [0, 9], "fill": 3}}}, "beside bounds it takes missing"),
-        ({"columns": {"sex": {"categories": "fm"}}}, "a list of at least 1 values"),
-        ({"columns": {"sex": {"categories": ["f", "f"]}}}, "must differ"),
-        ({"columns": {"sex": {"categories": [["f"]]}}}, "words and numbers"),
         ({"columns": {"sex": {"values": ["f"]}}}, "one of bounds, categories, ordinal and date"),
-        ({"columns": {"education": {"ordinal": ["a"]}}}, "at least 2 values"),
         ({"columns": {"education": {"ordinal": ["a", "b"], "missing": "c"}}}, "one of the levels"),
-        ({"columns": {"seen": {"date": ["2020-01-01"]}}}, "dates in ISO form"),
         ({"columns": {"seen": {"date": ["2020-01-01", "2019-01-01"]}}}, "first < last"),
         (
             {"columns": {"seen": {"date": ["2020-01-01", "2021-01-01"], "parts": "era"}}},
             "must be of time",
         ),
-        ({"columns": {}}, "each feature column"),
         ({"columns": {"age": [0, 9]}, "bounds": {"age": [0, 9]}}, "declared twice"),
         ({"columns": {"often": [0, 9]}}, "task.columns = 'often': is the target"),
         ({"target_range": [0, 3]}, "one of them"),
         ({"classes": None}, "one of them"),
         ({"classes": None, "target_range": [3, 3]}, "low < high"),
         ({"classes": None, "target_range": [0, 3], "class_weights": [1]}, "goes with classes"),
-        ({"class_weights": [1, -1]}, "one number above 0 for each class"),
-        ({"class_weights": [1]}, "one number above 0 for each class"),
         ({"hidden": [3]}, "goes with model: mlp"),
         ({"model": "mlp", "hidden": [0]}, "whole numbers of at least 1"),
-        ({"scaler": "x"}, "a table takes"),
-        ({"columns": {"age": [0, float("inf")]}}, "finite"),
-        ({"columns": {"age": 3}}, r"must be \[low, high\]"),
-        ({"train": 3500.7}, "whole number of at least 1"),
-        ({"train": True}, "whole number of at least 1"),
         ({"test": 0}, "whole number of at least 1"),
-        ({"classes": "income"}, "must be a list of at least 2 values"),
-        ({"classes": ["1", 1.0]}, "must differ"),
-        ({"model": "forest"}, "must be linear, logistic, mlp, or package.module:factory"),
-        ({"model": f"{HERE}:nothing"}, "cannot be imported"),
     ],
 )
 def test_what_is_not_well_declared_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -293,7 +275,6 @@ def test_what_is_not_well_declared_is_refused(changes: dict[str, Any], message: 
             {"columns": {"sex": [0, 1]}},
             "names sex, which holds no numbers.*declare it under columns",
         ),
-        ({"columns": {"height": [0, 3]}}, "lacks the declared columns height"),
         ({"classes": None, "target_range": [0, 3]}, "target often holds no numbers"),
     ],
 )

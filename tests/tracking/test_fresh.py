@@ -78,20 +78,6 @@ def test_a_cache_that_is_none_changes_nothing(tmp_path: Path, cache: Path) -> No
     assert any("experiments" in line for line in opened(tmp_path / "first"))
 
 
-def test_nothing_of_a_store_is_kept(tmp_path: Path, cache: Path) -> None:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    with open_client(
-        f"sqlite:///{folder / 'privtune.db'}", f"sqlite:///{folder / 'mlflow.db'}"
-    ) as c:
-        c.log_param(c.create_run(c.create_experiment("mine")).info.run_id, "name", "SECRETVALUE")
-    (kept,) = cache.iterdir()
-    assert b"SECRETVALUE" not in kept.read_bytes()
-    with sqlite3.connect(kept) as database:
-        assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
-        assert database.execute("SELECT count(*) FROM runs").fetchone() == (0,)
-
-
 @pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
 def test_what_is_left_of_a_store_is_not_played_back_into_a_copy(
     tmp_path: Path, cache: Path, end: str

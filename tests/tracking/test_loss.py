@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 
 from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver
-from privtune.tracking.store import local_uri
 from privtune.tracking.view import VIEW_TAG
 from privtune.views.comparison import comparison_document
 from privtune.views.report import render_study
 from privtune.views.text import utility_column
 from tests.study.conftest import toy_spec
+from tests.tracked import Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -26,32 +26,22 @@ ARMS = [
 LOSS = {"metric": "loss", "bound": 3.0}
 
 
-def run(folder: Path, task: str) -> tuple[Study, dict, dict]:
-    storage = f"sqlite:///{folder / 'privtune.db'}"
-    study = Study.create(toy_spec(arms=ARMS, task=task, scoring=LOSS, epochs=1, seed=1), storage)
+def run(folder: Path, task: str, **spec: Any) -> tuple[Study, dict, dict]:
+    fields = {"arms": ARMS, "scoring": LOSS, "epochs": 1, "seed": 1, **spec}
+    study = Study.create(toy_spec(task=task, **fields), f"sqlite:///{folder / 'privtune.db'}")
     study.run(MlflowObserver(study))
-    client = MlflowClient(tracking_uri=local_uri(storage))
-    experiment = client.get_experiment_by_name("toy")
-    assert experiment is not None
-    found = client.search_runs([experiment.experiment_id])
-    state = json.loads(json.loads(experiment.tags[VIEW_TAG])["state"])
-    return study, {run.info.run_name: run for run in found}, state
+    logged = Tracked(study)
+    return study, logged.runs, json.loads(json.loads(logged.experiment.tags[VIEW_TAG])["state"])
 
 
 def test_the_score_of_a_tuning_is_not_that_of_the_released_model(tmp_path: Path) -> None:
     """Trained after a tuning: the score is of the winner there, another model on fewer records."""
-    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
     arms = [
         {"name": "chosen", "strategy": "papernot-steinke", "mean_runs": 2},
         {"name": "tuned", "strategy": "subsampled-tuning", "mean_runs": 2, "rate": 0.5},
         {"name": "hyper", "strategy": "dp-hyper", "mean_runs": 2},
     ]
-    study = Study.create(toy_spec(arms=arms, task="tests.toy:private_blobs", epochs=1), storage)
-    study.run(MlflowObserver(study))
-    client = MlflowClient(tracking_uri=local_uri(storage))
-    experiment = client.get_experiment_by_name("toy")
-    assert experiment is not None
-    runs = {r.info.run_name: r for r in client.search_runs([experiment.experiment_id])}
+    study, runs, _ = run(tmp_path, "tests.toy:private_blobs", arms=arms, scoring={})
     frame = study.compare()
     for arm, name, column in (
         ("chosen", "acc/val", "validation_accuracy"),

@@ -21,11 +21,6 @@ from tests.tracked import ARMS, Tracked
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def test_one_run_an_arm(tracked: Tracked) -> None:
-    assert set(tracked.runs) == {"defaults", "selection", "hyfree"}
-    assert all(run.info.status == "FINISHED" for run in tracked.runs.values())
-
-
 def test_releases_are_logged_as_they_are(tracked: Tracked) -> None:
     for release in tracked.study.releases():
         run = tracked.runs[release.arm]
@@ -50,14 +45,6 @@ def test_the_epsilon_of_one_run_stands_beside_that_of_the_procedure(tracked: Tra
     assert metrics["eps/one_run"] < metrics["eps/total"]
     fixed = tracked.runs["defaults"].data.metrics
     assert fixed["eps/one_run"] == fixed["eps/total"]
-
-
-def test_the_epsilon_curve_ends_at_the_arm_s_epsilon(tracked: Tracked) -> None:
-    run = tracked.runs["defaults"]
-    history = tracked.client.get_metric_history(run.info.run_id, "eps/spent")
-    values = [point.value for point in sorted(history, key=lambda p: p.step)]
-    assert values == sorted(values)
-    assert values[-1] == run.data.metrics["eps/total"]
 
 
 def test_trajectories_of_in_run_methods(tracked: Tracked) -> None:
@@ -101,16 +88,6 @@ def test_the_machine_is_watched_by_mlflow_s_own_switch(
     assert bool(observer._samplers) is watched
     for sampler in observer._samplers.values():
         sampler.stop()
-
-
-def test_the_first_line_of_a_note_is_the_budget(tracked: Tracked) -> None:
-    notes = [tracked.experiment.tags["mlflow.note.content"]]
-    notes += [run.data.tags["mlflow.note.content"] for run in tracked.runs.values()]
-    for note in notes:
-        first = note.splitlines()[0]
-        assert first.startswith("Privacy budget toy: ε = ")
-        assert "of 6 charged" in first
-        assert "δ = 1e-05, add-remove" in first
 
 
 def test_artifacts_of_an_arm(tracked: Tracked) -> None:
@@ -187,16 +164,6 @@ def test_a_run_that_broke_off_is_replaced(
         (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert any(name.startswith("system/") for name in run.data.metrics), "samples were kept"
-
-
-def test_a_study_without_a_tracker_can_be_logged_later(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    storage = f"sqlite:///{tmp_path_factory.mktemp('later') / 'privtune.db'}"
-    study = Study.create(toy_spec(arms=ARMS[:1]), storage)
-    assert sync_study(study) == (), "nothing is released yet"
-    study.run()
-    assert sync_study(study) == ("defaults",)
 
 
 class Counting:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mlflow.models import Model
 
-from privtune.errors import PrivTuneError
 from privtune.tracking.mlflow import log_model
 from tests.tracked import Tracked
 
@@ -66,8 +65,3 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     load_params(module, release.weights)
     x = torch.randn((5, 6), generator=torch.Generator().manual_seed(3))
     assert torch.allclose(loaded(x), module(x), atol=1e-6)
-
-
-def test_an_arm_that_is_not_there(tracked: Tracked) -> None:
-    with pytest.raises(PrivTuneError, match="no release of an arm 'none'"):
-        log_model(tracked.study, "none")

@@ -81,10 +81,6 @@ def test_nothing_tells_when_the_round_was_or_how_long_it_took(tracked: Tracked) 
     assert tracked.experiment.last_update_time % DAY == 0
 
 
-def test_runs_are_in_the_order_of_the_study(tracked: Tracked) -> None:
-    assert runs_of(tracked) == [plan.arm for plan in tracked.study.plans]
-
-
 def runs_of(tracked: Tracked) -> list[str]:
     """The names of the runs, by the time at which they began."""
     found = tracked.client.search_runs(
@@ -200,15 +196,6 @@ def test_a_sealed_objective_cannot_log(attempt: str, theirs: Theirs, tmp_path: P
     assert not theirs.client.search_experiments(filter_string="name = 'sealed'")
     assert not theirs.client.search_registered_models()
     assert [a.path for a in theirs.client.list_artifacts(theirs.run)] == ["open.txt"]
-
-
-def test_rounds_may_be_nested(theirs: Theirs, tmp_path: Path) -> None:
-    with sealed(tmp_path / "log"):
-        with sealed(tmp_path / "other"):
-            pass
-        with pytest.raises(SealedError):
-            theirs.client.get_run(theirs.run)
-    assert theirs.client.get_run(theirs.run)
 
 
 class Talkative(MlflowObserver):

@@ -1,12 +1,7 @@
 """Nothing that a study publishes tells how many runs a sealed round took.
 
-Thirty studies, one after the other in one program, as a user's script would run them. Everything
-public is read as numbers: every column of every table of MLflow's store, sizes and times of files,
-what is exported, reported and printed. Of each number, its value and its distance from the study
-before are held against K by Spearman's rank correlation: nothing may be told from 0.
-
-Error rate: one in a thousand over all numbers together (Bonferroni), if machines' noise is that of
-chance; the seeds are fixed, so that all but measured seconds is the same in every run.
+Everything public of thirty studies is read as numbers, and each number, and its distance from the study
+before, is held against K by Spearman's rank correlation: an error rate of 0.001 over all (Bonferroni).
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ from privtune.ledger import certificate as certificate_module
 from privtune.ledger import log as log_module
 from privtune.ledger.rounds import Rounds
 from privtune.strategies import TrialResult
-from privtune.study import Study, _files
+from privtune.study import Study, rounds
 from privtune.study import run as running
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.views import record
@@ -172,7 +167,7 @@ def pipeline(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> tuple[list[int], list[Numbers]]:
     """Run the studies; return K of each, and what each has added to what can be seen."""
-    monkeypatch.setattr(_files, "train_trials", Clocks(monkeypatch).train)
+    monkeypatch.setattr(rounds, "train_trials", Clocks(monkeypatch).train)
     monkeypatch.setattr(running, "rehearse", lambda *_args, **_options: 1.0)
     # Pages of single arms are parts of the report that is read, and half of the time.
     monkeypatch.setattr(record, "render", lambda *_, **_values: "")

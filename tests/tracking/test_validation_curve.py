@@ -6,13 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from privtune.errors import PrivTuneError
-from privtune.execution.training import accuracy, train_trials
+from privtune.execution.training import accuracy, model_of, train_trials
 from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver
-from privtune.tracking.store import local_uri
 from privtune.training.engine.compute import Compute
 from tests.study.conftest import toy_spec
 from tests.toy import blobs, public_blobs
@@ -36,11 +34,8 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def history(study: Study, name: str, metric: str) -> dict[int, float]:
-    client = MlflowClient(tracking_uri=local_uri(study.storage))
-    experiment = client.get_experiment_by_name(study.name)
-    assert experiment is not None
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    points = client.get_metric_history(runs[name].info.run_id, metric)
+    logged = Tracked(study)
+    points = logged.client.get_metric_history(logged.runs[name].info.run_id, metric)
     steps = [point.step for point in points]
     assert len(steps) == len(set(steps)), "one value a step"
     return {point.step: point.value for point in points}
@@ -56,7 +51,7 @@ def test_accuracy_stands_at_the_steps_of_the_epsilon_spent(public: Study, arm: s
     # The last one is that of the released model.
     task = public_blobs()
     release = public.release(arm)
-    assert reached[steps - 1] == accuracy(task, release.weights, task.load().validation)
+    assert reached[steps - 1] == accuracy(model_of(task, release.weights), task.load().validation)
     curve = release.curves["val_accuracy"]
     assert len(curve) == steps
     assert {step for step, value in enumerate(curve) if math.isfinite(value)} == set(reached)

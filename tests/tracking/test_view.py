@@ -52,14 +52,6 @@ def test_every_chart_shows_something_that_is_logged(tracked: Tracked) -> None:
     assert len({chart["uuid"] for chart in state["compareRunCharts"]}) == len(kinds)
 
 
-def test_without_curves_or_parameters_there_are_fewer_charts() -> None:
-    charts = state_of(saved_view(params=[], curves=[]))["compareRunCharts"]
-    assert "PARALLEL" not in {chart["type"] for chart in charts}
-    assert "lr" not in {chart.get("metricKey") for chart in charts}
-    over = state_of(saved_view(params=[], curves=["acc/val"]))["compareRunCharts"]
-    assert "eps/spent" in {chart.get("selectedXAxisMetricKey") for chart in over}
-
-
 def test_links() -> None:
     base = "http://127.0.0.1:5000/"
     plain = "http://127.0.0.1:5000/#/experiments/3/runs?workflowType=machine_learning"

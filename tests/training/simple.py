@@ -10,6 +10,10 @@ from torch.nn import functional as F
 
 from privtune.accounting import Gaussian, NonPrivate, PoissonSampled, Repeated
 from privtune.training.mechanism.clipping import Flat
+from privtune.training.mechanism.data import TensorData
+from privtune.training.mechanism.kernel import Rows
+from privtune.training.mechanism.schedule import Schedule
+from studies.harness import train
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,21 @@ def mlp(inputs=8, hidden=16, classes=3):
     return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, classes))
 
 
+def dropping(p=0.3):
+    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(p), nn.Tanh(), nn.Linear(16, 3))
+
+
+class OneByOne(nn.Module):
+    """A model that no stack takes: how it computes hangs on values."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = dropping()
+
+    def forward(self, x):
+        return self.inner(x) if float(x.detach().abs().sum()) >= 0 else x
+
+
 def secrets(count, tag=0):
     return [bytes([tag]) * 30 + count_.to_bytes(2, "big") for count_ in range(count)]
 
@@ -66,6 +85,29 @@ def blobs(records=200, inputs=8, classes=3, seed=0):
     y = torch.randint(classes, (records,), generator=g)
     centers = torch.randn(classes, inputs, generator=g) * 2
     return centers[y] + torch.randn(records, inputs, generator=g), y
+
+
+def fit(method, candidates=None, *, count=1, steps=5, rate=0.1, data=None, **options):
+    """Train candidates on blobs on the CPU, unless it is said otherwise."""
+    data = data or TensorData(*blobs())
+    candidates = candidates or [{"learning_rate": 0.5, "max_grad_norm": 1.0}] * count
+    usual = {"model": mlp, "loss": cross_entropy, "device": "cpu"}
+    given = {"secrets": secrets(len(candidates)), "candidates": candidates, **usual, **options}
+    return train(method, Schedule(len(data), rate, steps), data=data, **given)
+
+
+def rows_of(x, y, sizes=None):
+    """Return samples of records ``[K, B]``, of which a number each counts."""
+    sizes = sizes or [x.shape[1]] * x.shape[0]
+    mask = (torch.arange(x.shape[1]) < torch.tensor(sizes)[:, None]).float()
+    return Rows(x, y, sizes, mask, [torch.Generator() for _ in sizes])
+
+
+def summed(kernel, params, rows, clipping):
+    """Return the sums of clipped gradients."""
+    out = torch.zeros_like(params)
+    kernel.accumulate(params, rows, clipping, out=out)
+    return out
 
 
 def per_sample_gradients(model, params, x, y, loss):

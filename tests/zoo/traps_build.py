@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import optuna
 import torch
 from torch import nn
@@ -72,27 +71,17 @@ def seeded(seed: int) -> Any:
 _trap("refused", "a trial depends on the trials before it", {
     "an iterator over a grid of rates": walk([0.1, 0.5, 1.0], lambda t, v: candidate(rate=v)),
     "a counter that chooses a width": walk([4, 8, 16], lambda t, v: candidate(wide(v))),
-    "a seed that counts": walk(list(range(9)), lambda t, v: seeded(v)),
-    "an iterator over clipping norms": walk([0.5, 1.0], lambda t, v: candidate(max_grad_norm=v)),
-    "an iterator over dropout": walk(
-        [0.1, 0.5], lambda t, v: candidate(nn.Sequential(nn.Dropout(v), linear()))
-    ),
     "a range that is narrowed": walk(
         [1.0, 0.9, 0.8], lambda t, v: candidate(rate=t.suggest_float("rate", 0.1, v))
     ),
     "an attribute of the model by turns": walk(
         [1.0, 2.0, 3.0], lambda t, v: candidate(Net(lambda net, x: v * net.body(x), body=linear(), scale=v))
     ),
-    "choices that are used up": walk(
-        [[1, 2, 3], [2, 3], [3]], lambda t, v: candidate(wide(t.suggest_categorical("width", v)))
-    ),
     "a start from the best trial so far": walk([torch.zeros(3, 6), torch.ones(3, 6)], started),
     "a parameter that is suggested now and then": walk(
         [True, False], lambda t, v: candidate(rate=t.suggest_float("rate", 0.1, 1.0) if v else 0.5)
     ),
-    "NumPy's random numbers": stays(lambda: np.random, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
     "Python's random numbers": stays(lambda: random, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
-    "entropy of the system's": stays(random.SystemRandom, lambda t, v: candidate(rate=v.uniform(0.1, 1.0))),
 }, selects=True, made=True)  # fmt: skip
 _trap("refused", "sampler|pruner", {
     "a sampler that learns": lambda toy: {"sampler": optuna.samplers.TPESampler()},
@@ -128,7 +117,6 @@ def from_table(trial: Any, table: T) -> Any:
 
 _trap("refused", "must make its model anew", {
     "a model kept between trials": stays(linear, lambda t, kept: candidate(kept)),
-    "a trained body kept between trials": stays(lambda: nn.Linear(FEATURES, 4), lambda t, kept: headed(kept)),
     "a weight kept between trials": stays(
         lambda: nn.Parameter(torch.zeros(CLASSES, FEATURES)), lambda t, kept: candidate(with_weight(kept))
     ),
@@ -341,11 +329,6 @@ optimizers("must hold exactly", {
     "an optimizer over another model": lambda m: SGD(linear().parameters(), 0.5),
     "an optimizer over one parameter more": lambda m: SGD([*m.parameters(), nn.Parameter(m.bias)], 0.5),
 })  # fmt: skip
-_trap("refused", "must hold exactly", {
-    "an optimizer kept between trials": stays(
-        lambda: SGD(linear().parameters(), 0.5), lambda t, kept: privtune.Candidate(linear(), kept)
-    ),
-}, made=True)  # fmt: skip
 _trap("refused", "by no metric", {"ReduceLROnPlateau": scheduled(rates.ReduceLROnPlateau)})
 _trap("refused", "candidate's own optimizer", {
     "a schedule of another optimizer": scheduled(lambda o: rates.StepLR(SGD(linear().parameters(), 0.5), 2)),

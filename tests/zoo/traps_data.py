@@ -79,7 +79,6 @@ def broken(x: T, y: T) -> Any:
 trains("refused", "must be (a pair of tensors|numbers|dense|a tensor)|must come with the columns", {
     "a generator": lambda x, y: ((a, b) for a, b in zip(x, y, strict=True)),
     "a DataLoader": lambda x, y: DataLoader(TensorDataset(x, y), 12),
-    "a number": lambda x, y: 3,
     "texts": lambda x, y: ([f"text {i}" for i in range(len(x))], y),
     "sparse tensors": lambda x, y: (x.to_sparse(), y),
     "a DataFrame without columns": lambda x, y: pd.DataFrame(x.numpy()),
@@ -98,7 +97,6 @@ trains("refused", "must be of one shape", {
 })  # fmt: skip
 trains("refused", "same record for an index", {
     "a data set that shuffles": items(shuffled),
-    "records augmented at random": items(lambda own, i: (own.x[i] + torch.randn(6), own.y[i])),
     "a data set that hangs on the record before": items(lagging),
 })  # fmt: skip
 trains("refused", "must have one length", {
@@ -110,12 +108,9 @@ trains("refused", "must have one length", {
 
 trains("harmless", "It is read as the others are, or contributes nothing.", {
     "one record that is no number": one(lambda a, b: (a * float("nan"), b)),
-    "one record that is infinite": one(lambda a, b: (a * float("inf"), b)),
     "one label out of range": one(lambda a, b: (a, b + 99)),
-    "one negative label": one(lambda a, b: (a, b - 99)),
     "one record that is None": one(lambda a, b: (None, b)),
     "one record in double precision": one(lambda a, b: (a.double(), b)),
-    "one record as a list": one(lambda a, b: (a.tolist(), int(b))),
     "one text among numbers": one(lambda a, b: ("none", b)),
     "one record that raises": one(broken),
     "arrays of NumPy": lambda x, y: (x.numpy().astype(np.float64), y.numpy()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.nn import functional
 
 import privtune
 from tests.zoo.trap import (
-    FEATURES,
     Make,
     Net,
     T,
@@ -43,11 +41,6 @@ def beside(make: Callable[[Toy], Any], use: Callable[..., Any]) -> Make:
 # Habits of papers and of Kaggle that read the whole batch, one expression each.
 
 
-def smoothed(m: Any, x: T, y: T) -> T:
-    one_hot = (y[:, None] == torch.arange(3)).to(x.dtype)
-    return -((0.9 * one_hot + 0.1 * one_hot.mean(0)) * torch.log_softmax(m(x), 1)).sum(1)
-
-
 _loss("harmless", "A batch of one record has nothing to couple with.", {
     "inputs standardised by the batch": lambda m, x, y: ce(
         m((x - x.mean(0)) / (x.std(0, unbiased=False) + 1e-5)), y
@@ -55,11 +48,6 @@ _loss("harmless", "A batch of one record has nothing to couple with.", {
     "mixup": lambda m, x, y: ce(m(0.7 * x + 0.3 * x.flip(0)), y),
     "in-batch contrastive": lambda m, x, y: ce(m(x) @ m(x).T, torch.zeros_like(y)) + plain(m, x, y),
     "losses over their largest": lambda m, x, y: plain(m, x, y).square() / plain(m, x, y).detach().max(),
-    "label smoothing by the batch's labels": smoothed,
-    "class weights from the batch": lambda m, x, y: (
-        plain(m, x, y) / torch.stack([(y == c).sum() for c in range(3)]).clamp(min=1)[y]
-    ),
-    "decorrelated features": lambda m, x, y: plain(m, x, y) + (m(x).T @ m(x)).square().sum(),
     "messages passed between records": lambda m, x, y: ce(torch.softmax(x @ x.T, 1) @ m(x), y),
     "the size of the batch": lambda m, x, y: plain(m, x, y) / len(x),
     "a mean over the batch": lambda m, x, y: functional.cross_entropy(m(x), y),
@@ -76,7 +64,6 @@ def gradless(m: Any, x: T, y: T) -> T:
 
 
 _loss("refused", "shape|one loss|must have a loss for one made-up record", {
-    "a loss of every class": lambda m, x, y: functional.softplus(m(x)),
     "two losses of one record": lambda m, x, y: plain(m, x, y).repeat(2),
     "no loss at all": lambda m, x, y: None,
     "a number in a loss' place": lambda m, x, y: float(plain(m, x, y).sum()),
@@ -94,7 +81,6 @@ _loss("refused", "has no gradient", {
     "torch.no_grad inside": gradless,
     "a loss that is detached": lambda m, x, y: plain(m, x, y).detach(),
     "a loss computed by NumPy": lambda m, x, y: torch.from_numpy(np.square(m(x).detach().numpy())).sum(1),
-    "a count of mistakes": lambda m, x, y: (m(x).argmax(1) != y).float(),
 })  # fmt: skip
 
 
@@ -105,16 +91,6 @@ def raising(m: Any, x: T, y: T) -> T:
     if x.abs().max() > 1e3:
         raise ValueError("an outlier")
     return plain(m, x, y)
-
-
-def asserting(m: Any, x: T, y: T) -> T:
-    assert float(x.abs().sum()) > 0.0
-    return plain(m, x, y)
-
-
-def guarded(m: Any, x: T, y: T) -> T:
-    losses = plain(m, x, y)
-    return losses * (0.0 if losses.max() > 100.0 else 1.0)
 
 
 def lengthened(m: Any, x: T, y: T) -> T:
@@ -130,11 +106,8 @@ def autocast(m: Any, x: T, y: T) -> T:
 
 _loss("harmless", "It looks at its own record alone; one that has no loss contributes nothing.", {
     "a loss that raises for an outlier": raising,
-    "a loss that asserts": asserting,
     "a logarithm below zero": lambda m, x, y: plain(m, x, y) + (x[:, 0] + 2.0).log() * m(x)[:, 0],
     "a division by zero": lambda m, x, y: plain(m, x, y) / x.abs().sum(1),
-    "a guard against spikes": guarded,
-    "NaN replaced by zero": lambda m, x, y: plain(m, x, y).nan_to_num(),
     "as many steps as the record says": lengthened,
     "a loss without a bound": lambda m, x, y: 1e6 * plain(m, x, y).exp(),
     "a branch on the label": lambda m, x, y: plain(m, x, y) * (2.0 if int(y) == 1 else 1.0),
@@ -149,12 +122,6 @@ _loss("harmless", "It looks at its own record alone; one that has no loss contri
 def remembering(memory: list[Any], m: Any, x: T, y: T) -> T:
     memory.append(x.detach().mean())
     return plain(m, x - 0.1 * torch.stack(memory[-9:]).mean(), y)
-
-
-def queued(own: Any, m: Any, x: T, y: T) -> T:
-    losses = plain(m, x + 0.1 * own.queue.mean(0), y)
-    own.queue = torch.cat([own.queue[1:], x.detach()])
-    return losses
 
 
 def counting(calls: list[int], m: Any, x: T, y: T) -> T:
@@ -180,12 +147,8 @@ def logged(history: list[float], m: Any, x: T, y: T) -> T:
 
 _loss("refused", "must be a function of one record|changes from call to call", {
     "a loss that remembers records": beside(lambda toy: [], remembering),
-    "a loss with a queue of features": lambda toy: {
-        "loss": Net(queued, queue=nn.Buffer(torch.zeros(4, FEATURES)))
-    },
     "a loss that counts its calls": beside(lambda toy: [], counting),
     "random numbers of NumPy": beside(lambda toy: np.random, scaled),
-    "random numbers of Python": beside(lambda toy: random, scaled),
     "weights written in the loss": lambda toy: {"loss": writing},
 }, made=True)  # fmt: skip
 _loss("harmless", "They are constants: nothing trains them.", {

@@ -30,8 +30,8 @@ from torch import nn
 
 import privtune
 from privtune.strategies import Everything, PapernotSteinke
-from privtune.study import _optimize
-from privtune.study._files import TrialFiles
+from privtune.study import run as running
+from privtune.study.rounds import TrialFiles
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri, open_client
 
@@ -98,7 +98,7 @@ def privtune_run(folder: Path, trials: int, strategy: str) -> tuple[Seconds, int
     uri = local_uri(study.storage)
     with open_client(study.storage, uri) as client:
         client.search_experiments()
-    plan, train = _optimize._plan, TrialFiles.train
+    plan, train = running.plan_arms, TrialFiles.train
 
     def trained(*arguments: Any, **options: Any) -> Any:
         clock.began.append(time.perf_counter())
@@ -116,7 +116,7 @@ def privtune_run(folder: Path, trials: int, strategy: str) -> tuple[Seconds, int
         if strategy == "selection"
         else Everything(trials=trials, sampler="random")
     )
-    _optimize._plan, TrialFiles.train = clock.time(plan), trained
+    running.plan_arms, TrialFiles.train = clock.time(plan), trained
     start = Seconds.now()
     try:
         study.optimize(
@@ -130,7 +130,7 @@ def privtune_run(folder: Path, trials: int, strategy: str) -> tuple[Seconds, int
             observer=MlflowObserver(study, uri=uri),
         )
     finally:
-        _optimize._plan, TrialFiles.train = plan, train
+        running.plan_arms, TrialFiles.train = plan, train
     return Seconds.now() - start - clock.apart, len(clock.began), clock.began
 
 

@@ -110,9 +110,7 @@ OPTIMIZERS: dict[str, Make] = {
     "amsgrad": lambda m, k: torch.optim.Adam(m.parameters(), 0.01 * (k + 1), amsgrad=k > 0),
     **{
         kind.__name__: lambda m, k, kind=kind: kind(m.parameters(), 0.01 * (k + 1))
-        for kind in (
-            torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam,
-        )
+        for kind in (torch.optim.RMSprop, torch.optim.NAdam)
     },
 }  # fmt: skip
 
@@ -135,19 +133,13 @@ def by_torch(
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     paces: Sequence[float] = (1.0,) * SCHEDULE.steps,
 ) -> torch.Tensor:
-    """Step torch's own optimizer along the releases of an oracle of the candidate's streams."""
+    """Step torch's own optimizer along an oracle's releases."""
     made = make(k, optimizer=optimizer, scheduler=scheduler)
     model = made.model
     assert made.optimizer is not None
     kernel = choose_kernel(model, loss_of, DATA, CPU)
-    oracle = Oracle(
-        SCHEDULE,
-        data=DATA,
-        kernel=kernel,
-        streams=[Streams(secret(k))],
-        device=CPU,
-        physical_rows=256,
-    )
+    streams, usual = [Streams(secret(k))], {"device": CPU, "physical_rows": 256}
+    oracle = Oracle(SCHEDULE, data=DATA, kernel=kernel, streams=streams, **usual)
     for pace in paces:
         gradient = oracle.gradient(
             oracle.sample(),
@@ -228,11 +220,8 @@ class Held(nn.Module):
 
     def __init__(self, value: float, *, buffer: bool) -> None:
         super().__init__()
-        self.layer = nn.Linear(8, 3)
-        if buffer:
-            self.register_buffer("offset", torch.full((3,), value))
-        else:
-            self.offset = torch.full((3,), value)
+        self.layer, offset = nn.Linear(8, 3), torch.full((3,), value)
+        self.offset = nn.Buffer(offset) if buffer else offset
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.layer(x) + self.offset
@@ -279,17 +268,20 @@ def hooked(factor: float) -> nn.Module:
     return model
 
 
+def halved() -> nn.Module:
+    model = mlp()
+    model[1].register_full_backward_hook(lambda module, given, got: (given[0] / 2,))
+    return model
+
+
 def applying(function: Any) -> nn.Module:
-    class Applying(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 3)
+    return Wide(3, lambda x: x + function(x))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.layer(x) + function(self.layer(x))
-            return out
 
-    return Applying()
+@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
+def test_a_hook_on_the_way_back_is_another_program(stacked: list[int]) -> None:
+    run([make(k, halved if k == 1 else mlp) for k in range(3)])
+    assert sorted(stacked) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +291,6 @@ def applying(function: Any) -> nn.Module:
         (Scaled, lambda: Scaled(2.0)),
         (lambda: hooked(1.0), lambda: hooked(2.0)),
         (mlp, lambda: hooked(1.0)),
-        (lambda: dropping(0.5), lambda: dropping(0.4)),
         (lambda: dropping(0.5), lambda: dropping(0.5, training=False)),
         (lambda: frozen(1.0), lambda: frozen(2.0)),
         (mlp, lambda: frozen(1.0)),
@@ -348,7 +339,6 @@ def deep(*widths: int, act: type[nn.Module] = nn.Tanh) -> nn.Module:
 WIDER: dict[str, Callable[[int], nn.Module]] = {
     "tanh": lambda n: mlp(hidden=n),
     "deep": lambda n: deep(n, n + 2, act=nn.GELU),
-    "of a class": Wide,
     "a product": lambda n: Wide(n, lambda x: x.tanh() * F.silu(x)),
     "a sum": lambda n: Wide(n, lambda x: x.tanh() + x.view(-1)),
 }
@@ -358,9 +348,6 @@ WIDER: dict[str, Callable[[int], nn.Module]] = {
     "optimizer",
     [
         sgd,
-        lambda m, k: torch.optim.SGD(
-            m.parameters(), 0.1, 0.5 * k, weight_decay=0.1 * k, nesterov=k > 0
-        ),
         lambda m, k: torch.optim.AdamW(m.parameters(), 0.01 * (k + 1), weight_decay=0.1 * k),
     ],
 )
@@ -368,7 +355,6 @@ WIDER: dict[str, Callable[[int], nn.Module]] = {
 def test_narrow_nets_are_computed_with_wide_ones(
     name: str, optimizer: Make, stacked: list[int]
 ) -> None:
-    """Filled up with zeros, and each with the noise that it has alone."""
     widths = (16, 23, 9, 23)
     made = [make(k, lambda k=k: WIDER[name](widths[k]), optimizer) for k in range(4)]
     found = run(made, snapshots_at=(3,))
@@ -379,25 +365,6 @@ def test_narrow_nets_are_computed_with_wide_ones(
         torch.testing.assert_close(alone.snapshots[3], outcome.snapshots[3], rtol=1e-4, atol=1e-5)
         assert torch.equal(flatten_params(outcome.module), outcome.params)
         assert alone.transcript.digest() == outcome.transcript.digest()
-
-
-@pytest.mark.parametrize("name", ["dpsgd", "dp-adam", "automatic-clipping"])
-@pytest.mark.parametrize("clipping", ["flat", "by-layer"])
-def test_methods_step_narrow_nets_with_wide_ones(
-    name: str, clipping: str, stacked: list[int]
-) -> None:
-    method = METHODS[name](1.0, clipping=clipping)
-
-    def one(k: int) -> Made:
-        given = make(k, lambda: mlp(hidden=9 + 7 * k), None)
-        values = {"learning_rate": 0.1, "max_grad_norm": 0.5 + k}
-        return replace(given, values={n: values[n] for n in method.parameters})
-
-    together = run([one(k) for k in range(3)], method)
-    assert stacked == [3]
-    for k, outcome in enumerate(together):
-        (alone,) = run([one(k)], method)
-        torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
 
 
 NOT_WIDER: dict[str, Callable[[int], nn.Module]] = {
@@ -411,6 +378,7 @@ NOT_WIDER: dict[str, Callable[[int], nn.Module]] = {
     "dropout": lambda n: nn.Sequential(nn.Linear(8, n), nn.Dropout(0.3), nn.Linear(n, 3)),
     "norm": lambda n: nn.Sequential(nn.Linear(8, n), nn.LayerNorm(n), nn.Linear(n, 3)),
     "depth": lambda n: deep(*([n] * (1 + (n > 12)))),
+    "none the widest": lambda n: deep(n, 28 - n),
     "a part": lambda n: Wide(n, lambda x: torch.cat([x[:, :4], x[:, 4:].tanh()], dim=1)),
     "another order": lambda n: Wide(n, lambda x: x.view(-1, 2).T.reshape(1, -1)),
 }
@@ -422,9 +390,19 @@ def test_what_a_wide_net_does_not_compute_is_trained_apart(name: str, stacked: l
     assert stacked == [1, 1]
 
 
-def test_nets_of_which_none_is_the_widest_share_no_stack(stacked: list[int]) -> None:
-    run([make(k, lambda k=k: deep(*[(8, 16), (16, 8)][k])) for k in range(2)])
-    assert stacked == [1, 1]
+@pytest.mark.parametrize("name", ["dpsgd", "dp-adam", "automatic-clipping"])
+def test_methods_step_narrow_nets_with_wide_ones(name: str, stacked: list[int]) -> None:
+    method, values = METHODS[name](1.0, clipping="by-layer"), {"learning_rate": 0.1}
+
+    def one(k: int) -> Made:
+        given = make(k, lambda: mlp(hidden=9 + 7 * k), None, **values)
+        return replace(given, values={n: given.values[n] for n in method.parameters})
+
+    together = run([one(k) for k in range(3)], method)
+    assert stacked == [3]
+    for k, outcome in enumerate(together):
+        (alone,) = run([one(k)], method)
+        torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
 
 
 def test_settings_that_are_not_one_for_all_weights_share_no_stack(stacked: list[int]) -> None:
@@ -446,7 +424,6 @@ def test_methods_that_look_at_all_weights_train_each_width_apart(stacked: list[i
 
 
 def test_beside_the_places_of_a_candidate_nothing_is_released() -> None:
-    """Whatever a pass gives there: it would have no noise."""
     kernel = choose_kernel(mlp(), loss_of, DATA, CPU)
     places = [torch.arange(0, kernel.layout.size, 3), torch.arange(kernel.layout.size)]
     for options in (NoiseOptions(), NoiseOptions(floating_point="grid")):
@@ -468,55 +445,6 @@ def test_beside_the_places_of_a_candidate_nothing_is_released() -> None:
         assert bool((gradient[1] != 0.0).all())
 
 
-@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
-@pytest.mark.parametrize(
-    "few",
-    [
-        lambda x: len((x > 0).nonzero()) < 3,
-        lambda x: x[x > 0].numel() < 3,
-        lambda x: x.masked_select(x > 0).numel() < 3,
-    ],
-    ids=["nonzero", "a mask", "selected"],
-)
-def test_a_model_that_counts_values_is_trained_by_itself(few: Any, stacked: list[int]) -> None:
-    """How many there are is a shape, which the model reads without reading a value."""
-
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.factor = mlp(), 1.0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) * (self.factor if few(x) else 1.0)
-
-    def made(k: int) -> Made:
-        each = make(k, Counting)
-        each.model.factor = 1.0 + k
-        return each
-
-    together = run([made(0), made(1)])
-    assert stacked == [1, 1]
-    (alone,) = run([made(1)])
-    torch.testing.assert_close(together[1].params, alone.params, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
-def test_a_hook_on_the_way_back_is_another_program(stacked: list[int]) -> None:
-    """It is run for each record by itself, and for the candidates that have it alone."""
-
-    def halved() -> nn.Module:
-        model = mlp()
-        model[1].register_full_backward_hook(lambda module, given, got: (given[0] / 2,))
-        return model
-
-    found = run([make(k, halved if k == 1 else mlp) for k in range(3)])
-    assert sorted(stacked) == [1, 2]
-    (alone,) = run([make(1, halved)])
-    torch.testing.assert_close(found[1].params, alone.params, rtol=1e-4, atol=1e-5)
-    (plain,) = run([make(1)])
-    assert not torch.allclose(plain.params, alone.params, rtol=1e-3, atol=1e-3)
-
-
 def test_optimizers_of_several_kinds_share_no_stack(stacked: list[int]) -> None:
     def own(model: nn.Module, k: int) -> torch.optim.Optimizer:
         kinds = (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop)
@@ -527,15 +455,7 @@ def test_optimizers_of_several_kinds_share_no_stack(stacked: list[int]) -> None:
     assert sorted(stacked) == [2, 2, 2]
 
 
-def test_dropout_is_drawn_from_each_candidates_own_stream() -> None:
-    together = run([make(k, lambda: dropping(0.5)) for k in range(3)])
-    for k, outcome in enumerate(together):
-        (alone,) = run([make(k, lambda: dropping(0.5))])
-        torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
-
-
 def test_what_waits_is_bounded(stacked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are taken one after the other, and trained before memory holds too many."""
     size = flatten_params(mlp()).nbytes
     monkeypatch.setattr(engine, "_HELD_BYTES", 2 * size)
     made: list[int] = []
@@ -569,15 +489,8 @@ def test_looks_at_a_candidate_that_is_trained_alone() -> None:
     (found,) = run([make(0)], snapshots_at=(3, 7), look=seen.setdefault)
     assert seen.keys() == found.snapshots.keys() == {3, 7}
     assert all(torch.equal(seen[step], found.snapshots[step]) for step in seen)
-
-    class EnoughError(Exception):
-        pass
-
-    def stop(*_: object) -> None:
-        raise EnoughError
-
-    with pytest.raises(EnoughError):
-        run([make(0)], snapshots_at=(3,), look=stop)
+    with pytest.raises(ZeroDivisionError):
+        run([make(0)], snapshots_at=(3,), look=lambda *_: 1 // 0)
 
 
 @pytest.mark.parametrize("name", ["momentum, decay", "AdamW, decay", "NAdam"])
@@ -589,12 +502,8 @@ def test_a_candidate_goes_on_from_its_checkpoint_to_the_same_bits(
     drawer: list[bytes] = []
     keeper = Keeper(lambda: drawer[-1] if drawer else None, drawer.append)
 
-    class StopError(Exception):
-        pass
-
     def stop(step: int, _: object) -> None:
-        if step == 7:
-            raise StopError
+        assert step != 7
 
     def one() -> list[Made]:
         engine._kernels.clear()
@@ -602,29 +511,13 @@ def test_a_candidate_goes_on_from_its_checkpoint_to_the_same_bits(
         return [make(1, lambda: dropping(0.3), OPTIMIZERS[name], cosine)]
 
     (whole,) = run(one())
-    with pytest.raises(StopError):
+    with pytest.raises(AssertionError):
         run(one(), keeper=keeper, on_step=stop)
     assert len(drawer) == 7
     (resumed,) = run(one(), keeper=keeper)
     assert len(drawer) == 7 + SCHEDULE.steps - 1 - 7
     assert torch.equal(resumed.params, whole.params)
     assert torch.equal(resumed.report["learning_rate"], whole.report["learning_rate"])
-
-
-class Mine(torch.optim.SGD):
-    """An optimizer of a user's."""
-
-
-def replaced(model: nn.Module, k: int) -> torch.optim.Optimizer:
-    optimizer = sgd(model, k)
-    optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
-    return optimizer
-
-
-def with_hook(model: nn.Module, k: int) -> torch.optim.Optimizer:
-    optimizer = sgd(model, k)
-    optimizer.register_step_post_hook(lambda *_: None)
-    return optimizer
 
 
 def stepped(model: nn.Module, k: int) -> torch.optim.Optimizer:
@@ -638,13 +531,11 @@ def stepped(model: nn.Module, k: int) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("optimizer", "said"),
     [
-        (lambda m, k: Mine(m.parameters(), 0.1), "must be one of torch's classes"),
-        (lambda m, k: torch.optim.SGD, "must be one optimizer made over"),
-        (lambda m, k: torch.optim.LBFGS(m.parameters()), "asks for more of them"),
+        (
+            lambda m, k: type("Mine", (torch.optim.SGD,), {})(m.parameters(), 0.1),
+            "must be one of torch's classes",
+        ),
         (lambda m, k: torch.optim.SGD(m[0].parameters(), 0.1), "exactly the 4 trainable"),
-        (lambda m, k: torch.optim.SGD(mlp().parameters(), 0.1), "exactly the 4 trainable"),
-        (replaced, "must be that of SGD"),
-        (with_hook, "no hooks on its steps"),
         (stepped, "must be new for each candidate"),
     ],
 )
@@ -654,18 +545,6 @@ def test_optimizers_that_are_refused_before_anything_is_drawn(
     monkeypatch.setattr(Oracle, "sample", lambda _: pytest.fail("drawn"))
     with pytest.raises(InvalidInputError, match=said):
         run([make(0, optimizer=optimizer)])
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "said"),
-    [
-        (schedules.ReduceLROnPlateau, "by no metric"),
-        (lambda o: schedules.ConstantLR(sgd(mlp(), 0)), "own optimizer"),
-    ],
-)
-def test_schedules_that_are_refused(scheduler: Any, said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
-        run([make(0, scheduler=scheduler)])
 
 
 @pytest.mark.parametrize(
@@ -683,12 +562,8 @@ class Tied(nn.Module):
         super().__init__()
         self.one, self.other = nn.Linear(8, 3), nn.Linear(3, 3)
         if how == "memory":
-            self.other.weight.data = self.one.weight.data[:, :3]
-        elif how == "part":
             self.other.bias.data = self.one.weight.data[1, :3]
         elif how == "view":
-            self.kept = self.one.weight.detach()
-        elif how == "buffer":
             self.register_buffer("kept", self.one.weight.detach().T)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -696,53 +571,11 @@ class Tied(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("how", ["memory", "part", "view", "buffer"])
+@pytest.mark.parametrize("how", ["memory", "view"])
 def test_weights_that_would_come_apart_are_refused(how: str) -> None:
-    with pytest.raises(InvalidInputError, match="memory" if how in ("memory", "part") else "view"):
+    with pytest.raises(InvalidInputError, match=how):
         run([make(0, lambda: Tied(how))])
     run([make(0, lambda: Tied("not"))])
-
-
-def test_models_that_are_refused_in_a_sentence() -> None:
-    def hooked() -> nn.Module:
-        model = mlp()
-        model[0].weight.register_hook(lambda grad: grad.clamp(-1, 1))
-        return model
-
-    with pytest.raises(InvalidInputError, match="no hook on its gradient"):
-        run([make(0, hooked)])
-    with pytest.raises(InvalidInputError, match="a lazy layer once"):
-        run([make(0, lambda: nn.Sequential(nn.LazyLinear(3)), None, learning_rate=0.1)])
-    with pytest.raises(InvalidInputError, match="GroupNorm or LayerNorm"):
-        run([make(0, lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)))])
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_scripted_model_trains_as_the_module_that_it_was_made_of() -> None:
-    (scripted,) = run([make(0, lambda: torch.jit.script(mlp()))])
-    (plain,) = run([make(0)])
-    torch.testing.assert_close(scripted.params, plain.params, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("returned", [None, 1.0, {"loss": 1.0}, (1.0, 2.0)])
-def test_a_loss_that_is_no_tensor_is_refused_in_a_sentence(returned: object) -> None:
-    with pytest.raises(InvalidInputError, match=f"{type(returned).__name__}.*one number"):
-        run([make(0)], loss_of=lambda *_: returned)
-
-
-def test_a_parameter_that_is_one_number_is_trained() -> None:
-    class Factor(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = nn.Parameter(torch.tensor(1.5))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.factor * x
-
-    together = run([make(k, lambda: nn.Sequential(mlp(), Factor())) for k in range(2)])
-    (alone,) = run([make(1, lambda: nn.Sequential(mlp(), Factor()))])
-    torch.testing.assert_close(together[1].params, alone.params, rtol=1e-4, atol=1e-5)
-    assert float(alone.params[-1]) != 1.5
 
 
 def test_a_method_that_releases_more_than_it_charges_is_found() -> None:
@@ -760,18 +593,3 @@ def test_a_diverged_candidate_is_a_result_and_touches_no_other(stacked: list[int
     assert not bool(found[1].params.isfinite().all())
     (alone,) = run([make(2, optimizer=own)])
     torch.testing.assert_close(alone.params, found[2].params, rtol=1e-4, atol=1e-5)
-
-
-def test_other_streams_are_other_results() -> None:
-    """The comparisons above can fail: another seed moves weights by far more than rounding."""
-    one, other = run([make(0)]), run([make(1)])
-    assert not torch.allclose(one[0].params, other[0].params, rtol=1e-2, atol=1e-2)
-
-
-def smoothed(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(x), y, reduction="none", label_smoothing=0.5)
-
-
-def test_another_loss_is_another_program() -> None:
-    (one,), (other,) = run([make(0)]), run([make(0)], loss_of=smoothed)
-    assert not torch.allclose(one.params, other.params, rtol=1e-3, atol=1e-3)

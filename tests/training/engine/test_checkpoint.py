@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -21,9 +20,9 @@ from privtune.training.mechanism.noise import NoiseOptions
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import looks_of
 from privtune.training.methods import METHODS
-from studies.harness import TrainingResult, train
+from studies.harness import TrainingResult
 from tests.training.methods.test_contract import DIMENSION, candidate, planned
-from tests.training.simple import blobs, cross_entropy, mlp, secrets
+from tests.training.simple import OneByOne, SimpleDPSGD, blobs, dropping, fit, mlp, secrets
 
 STEPS = 37  # more than are drawn ahead at once, and more than one capture takes
 
@@ -35,9 +34,8 @@ class Stop(BaseException):
 class Drawer:
     """Keeps one checkpoint."""
 
-    def __init__(self) -> None:
-        self.content: bytes | None = None
-        self.times = 0
+    content: bytes | None = None
+    times = 0
 
     def keep(self, content: bytes) -> None:
         self.content, self.times = content, self.times + 1
@@ -51,21 +49,6 @@ class Drawer:
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", 1e9)
-
-
-def dropping() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 3))
-
-
-class OneByOne(nn.Module):
-    """A model that the batched engine cannot take: how it computes hangs on the values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = dropping()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) if float(x.detach().abs().sum()) >= 0 else x
 
 
 def run(
@@ -92,15 +75,13 @@ def run(
         if step == stop:
             raise Stop
 
-    return train(
+    return fit(
         method,
-        schedule,
+        [candidate(method)],
+        steps=STEPS,
         model=model,
-        loss=cross_entropy,
         data=data(x, y),
-        candidates=[candidate(method)],
-        secrets=[secrets(1, tag=secret)[0]],
-        device="cpu",
+        secrets=secrets(1, tag=secret),
         on_step=on_step,
         snapshots_at=(2, 20, STEPS - 1),
         keeper=None if drawer is None else drawer.keeper,
@@ -185,38 +166,23 @@ def test_a_checkpoint_that_cannot_be_used_is_left_with_a_sentence(
     assert drawer.times - before == STEPS - 1
 
 
-def relu() -> nn.Module:
-    """The parameters of ``mlp``, and another function of them."""
-    model = mlp()
-    for name, child in model.named_children():
-        if isinstance(child, nn.Tanh | nn.ReLU):
-            setattr(model, name, nn.Sigmoid())
-    return model
-
-
 def _edited(x: torch.Tensor, y: torch.Tensor) -> TensorData:
     return TensorData(x, torch.where(torch.arange(len(y)) == 7, 1 - y.clamp(max=1), y))
 
 
-def _reversed(x: torch.Tensor, y: torch.Tensor) -> TensorData:
-    return TensorData(x.flip(0), y.flip(0))
-
-
 @pytest.mark.parametrize(
-    ("before", "after"),
+    "after",
     [
-        ({}, {"data": _edited}),
-        ({}, {"data": _reversed}),
-        ({}, {"model": relu}),
+        {"data": _edited},
+        {"data": lambda x, y: TensorData(x.flip(0), y.flip(0))},
+        {"model": lambda: nn.Sequential(nn.Linear(8, 16), nn.Sigmoid(), nn.Linear(16, 3))},
     ],
     ids=["one record edited", "records in another order", "another activation"],
 )
-def test_a_training_does_not_go_on_with_other_records_or_another_function(
-    before: dict, after: dict
-) -> None:
+def test_a_training_does_not_go_on_with_other_records_or_another_function(after: dict) -> None:
     drawer = Drawer()
     with pytest.raises(Stop):
-        run("dpsgd", drawer=drawer, stop=20, **before)
+        run("dpsgd", drawer=drawer, stop=20)
     check_same(run("dpsgd", **after), run("dpsgd", drawer=drawer, **after))
 
 
@@ -229,7 +195,6 @@ def zeros() -> nn.Module:
 
 @pytest.mark.parametrize("options", [{"secret": 1}, {"loss_noise": "laplace"}])
 def test_a_checkpoint_of_another_training_is_not_used(options: dict) -> None:
-    """Not even of one that begins with the same weights: its noise would be drawn twice."""
     drawer = Drawer()
     with pytest.raises(Stop):
         run("hyfreedp", drawer=drawer, stop=20, model=zeros)
@@ -262,23 +227,8 @@ def test_checkpoints_wait_for_their_share_of_the_time(monkeypatch: pytest.Monkey
         kept.append(clock[0])
         clock[0] += 1.0
 
-    x, y = blobs()
-    schedule = Schedule(len(x), 0.1, 300)
-    method = planned("dpsgd", schedule, DIMENSION)
-
     def on_step(step: int, report) -> None:
         clock[0] += 1.0
 
-    train(
-        replace(method),
-        schedule,
-        model=mlp,
-        loss=cross_entropy,
-        data=TensorData(x, y),
-        candidates=[candidate(method)],
-        secrets=secrets(1),
-        device="cpu",
-        on_step=on_step,
-        keeper=Keeper(lambda: None, keep),
-    )
+    fit(SimpleDPSGD(1.0), count=1, steps=300, on_step=on_step, keeper=Keeper(lambda: None, keep))
     assert kept == [1.0, 102.0, 203.0]

@@ -12,57 +12,32 @@ from privtune.training.mechanism.sampling import GRANULE, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods.hyfreedp import HyFreeDP
 from studies.harness import train
-from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp, secrets
+from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, fit, mlp, secrets
 
 pytestmark = pytest.mark.quick
-
-
-def run(
-    method, *, candidates, secrets_, data=None, steps=30, rate=0.1, stack="auto", snapshots_at=()
-):
-    x, y = data or blobs()
-    return train(
-        method,
-        Schedule(len(x), rate, steps),
-        model=mlp,
-        loss=cross_entropy,
-        data=TensorData(x, y),
-        candidates=candidates,
-        secrets=secrets_,
-        device="cpu",
-        stack=stack,
-        snapshots_at=snapshots_at,
-    )
-
-
-def good(count, lr=0.5, norm=1.0):
-    return [{"learning_rate": lr, "max_grad_norm": norm}] * count
-
-
-def accuracy(params, x, y):
-    model = mlp()
-    load_params(model, params)
-    return (model(x).argmax(1) == y).float().mean().item()
+GIVEN = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 
 
 def test_training_learns_and_reports():
-    result = run(SimpleDPSGD(0.5), candidates=good(2), secrets_=secrets(2), steps=60)
+    result = fit(SimpleDPSGD(0.5), count=2, steps=60)
     assert result.params.shape == (2, flatten_params(mlp()).numel())
     assert result.report["learning_rate"].shape == (60, 2)
-    x, y = blobs()
-    assert min(accuracy(p, x, y) for p in result.params) > 0.9
+    (x, y), model = blobs(), mlp()
+    for params in result.params:
+        load_params(model, params)
+        assert float((model(x).argmax(1) == y).float().mean()) > 0.9
     assert not torch.equal(result.params[0], result.params[1])
     assert result.diverged == (False, False)
 
 
 @pytest.mark.parametrize("stack", ["auto", 2])
 @pytest.mark.parametrize(
-    ("method", "given"), [(SimpleDPSGD(1.0), good(3)), (HyFreeDP(1.0, 1.0), [{}] * 3)]
+    ("method", "given"), [(SimpleDPSGD(1.0), [GIVEN] * 3), (HyFreeDP(1.0, 1.0), [{}] * 3)]
 )
 def test_snapshots_are_what_a_shorter_training_ends_with(method, given, stack):
-    common = {"candidates": given, "secrets_": secrets(3), "stack": stack}
-    long = run(method, steps=8, snapshots_at=(2, 7), **common)
-    short = run(method, steps=3, **common)
+    common = {"candidates": given, "stack": stack}
+    long = fit(method, steps=8, snapshots_at=(2, 7), **common)
+    short = fit(method, steps=3, **common)
     for candidate, snapshots in enumerate(long.snapshots):
         assert sorted(snapshots) == [2, 7]
         assert torch.equal(snapshots[2], short.params[candidate])
@@ -72,7 +47,7 @@ def test_snapshots_are_what_a_shorter_training_ends_with(method, given, stack):
 
 
 def test_empty_batches_release_noise():
-    result = run(SimpleDPSGD(1.0), candidates=good(2), secrets_=secrets(2), steps=4, rate=1e-9)
+    result = fit(SimpleDPSGD(1.0), count=2, steps=4, rate=1e-9)
     assert result.params.isfinite().all()
     assert result.params.abs().max() > 1e3  # noise over an expected batch size of 2e-7
 
@@ -86,7 +61,7 @@ def test_data_must_have_the_size_of_the_schedule():
             model=mlp,
             loss=cross_entropy,
             data=TensorData(x, y),
-            candidates=good(1),
+            candidates=[GIVEN],
             secrets=secrets(1),
         )
 
@@ -126,5 +101,5 @@ def test_a_training_computes_the_sizes_that_its_length_pays_for(monkeypatch):
             seen.append(rows.mask.shape[1]) or own(self, params, rows, *a, **k)
         ),
     )
-    run(SimpleDPSGD(1.0), candidates=good(1), secrets_=secrets(1), steps=60, rate=0.3)
+    fit(SimpleDPSGD(1.0), count=1, steps=60, rate=0.3)
     assert set(seen[-60:]) <= {48, 64, 80}  # in multiples of eight there would be seven

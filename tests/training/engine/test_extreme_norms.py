@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from privtune import norms_of
+from privtune.errors import InvalidInputError
 from privtune.training.engine import rules
 from privtune.training.engine.kernels import BatchedKernel, OneByOneKernel
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
-from privtune.training.mechanism.kernel import OfOutputs, Rows
-from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.kernel import OfOutputs
+from tests.training.simple import rows_of, summed
 
 CPU = torch.device("cpu")
 SIZES = [1e-45, 1e-38, 1e-30, 1e-25, 1e-19, 1e-10, 1.0, 1e10, 1e18, 1.5e19, 1e25, 3e38]
@@ -22,9 +23,9 @@ BOUNDS = [1e-8, 1e-5, 1e-2, 1.0, 1e8]
 
 
 class ByHand(nn.Module):
-    def __init__(self):
+    def __init__(self, size=3):
         super().__init__()
-        self.scale = nn.Parameter(torch.zeros(3))
+        self.scale = nn.Parameter(torch.zeros(size))
 
     def forward(self, x):
         return x * self.scale
@@ -61,15 +62,8 @@ class Turned(nn.Module):
         return x @ self.matrix
 
 
-class Scaled(nn.Module):
+class Scaled(ByHand):
     """A layer with a rule of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.zeros(3))
-
-    def forward(self, x):
-        return x * self.scale
 
 
 norms_of(Scaled)(lambda layer, inputs, grad: {"scale": inputs[0] * grad})
@@ -113,12 +107,7 @@ def product(output, target):
 def released(kernel, x, y, clipping):
     """Return what one record adds, at parameters of zero: nothing is lost on the way."""
     params = torch.zeros(1, kernel.layout.size)
-    rows = Rows(
-        x[None, None], y[None, None], [1], torch.ones(1, 1), [Streams(bytes(32)).generator("d")]
-    )
-    out = torch.zeros_like(params)
-    kernel.accumulate(params, rows, clipping, out=out)
-    return out[0].double()
+    return summed(kernel, params, rows_of(x[None, None], y[None, None]), clipping)[0].double()
 
 
 def records(inputs, outputs, sizes=SIZES):
@@ -192,32 +181,9 @@ def test_tables(low):
                 assert float(added.norm()) <= (1.0 + 1e-5) * bound
 
 
-def test_a_record_that_used_to_slip_through():
-    """Its output gradient is 1e-25, so squares vanish; its gradient is 1.5e-6, and is clipped."""
-    model, inputs, outputs = build("outer")
-    kernel = BatchedKernel(
-        model, product, x=torch.zeros(1, *inputs), y=torch.zeros(1, *outputs), device=CPU
-    )
-    x, y = torch.tensor([1.5e19, 52.0, 0.0]), torch.full((4,), 1e-25)
-    assert float(x.double().norm() * y.double().norm()) > 2e-6
-    added = float(released(kernel, x, y, Flat(1e-8)).norm())
-    assert 0.0 < added <= 1e-8 * (1.0 + 1e-5)
-
-
 def test_a_bound_that_float32_does_not_see_is_refused():
-    from privtune.errors import InvalidInputError
-
     with pytest.raises(InvalidInputError, match="at least 1e-15"):
         Flat(1e-20).sensitivity(1)
-
-
-class Long(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.zeros(2**20))
-
-    def forward(self, x):
-        return x * self.scale
 
 
 @pytest.mark.parametrize("kind", [BatchedKernel, OneByOneKernel])
@@ -225,14 +191,13 @@ def test_a_long_gradient_of_equal_numbers(kind):
     """torch adds a million squares in a few numbers of float32, and its norm is 0.05% too short."""
     ones = torch.ones(2**20)
     assert float(torch.linalg.vector_norm(0.3 * ones)) < 0.3 * 2**10 * (1.0 - 1e-4)
-    kernel = kind(Long, product, x=ones[None], y=ones[None], device=CPU)
+    kernel = kind(lambda: ByHand(2**20), product, x=ones[None], y=ones[None], device=CPU)
     added = released(kernel, ones, 0.3 * ones, Flat(1.0))
     assert 1.0 - 1e-4 <= float(added.norm()) <= 1.0 + 1e-5
 
 
 @pytest.mark.parametrize("places", [64, 2048])
 def test_a_word_at_many_places(places):
-    """Its gradients are added one after the other: what is lost at each would be lost by the norm."""
     eps = torch.finfo(torch.float32).eps
     g = torch.full((1, 1, places, 1), 0.51 * eps)
     g[0, 0, 0] = 1.0 + 3.0 * places * eps

@@ -20,6 +20,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine import train as engine
 from privtune.training.engine.kernels import BatchedKernel, NotBatchableError, OneByOneKernel
 from privtune.training.engine.stacks import divide, memory_model
+from privtune.training.engine.train import initialisation
 from privtune.training.mechanism import kernel as kernels
 from privtune.training.mechanism.clipping import (
     Automatic,
@@ -40,56 +41,34 @@ from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
-from studies.harness import train
 from tests.training.simple import (
+    OneByOne,
     SimpleDPSGD,
     blobs,
     clipped_sum,
     cross_entropy,
+    fit,
     mlp,
     per_sample_gradients,
+    rows_of,
     secrets,
+    summed,
 )
 
 CPU = torch.device("cpu")
 
 
-def fit(method, *, count=1, steps=5, model=mlp, data=None, rate=0.1, loss=cross_entropy, **options):
-    data = data or TensorData(*blobs())
-    candidates = (
-        options.pop("candidates", None) or [{"learning_rate": 0.5, "max_grad_norm": 0.8}] * count
-    )
-    return train(
-        method,
-        Schedule(len(data), rate, steps),
-        model=model,
-        loss=loss,
-        data=data,
-        candidates=candidates,
-        secrets=options.pop("secrets_", None) or secrets(len(candidates)),
-        device="cpu",
-        **options,
-    )
-
-
-def rows_of(x, y, sizes=None):
-    sizes = sizes or [x.shape[1]] * x.shape[0]
-    mask = (torch.arange(x.shape[1]) < torch.tensor(sizes)[:, None]).float()
-    return Rows(x, y, sizes, mask, [torch.Generator() for _ in sizes])
-
-
 def initial(secret, model=mlp):
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(Streams(secret).seed("initialisation"))
+    with initialisation(Streams(secret)):
         return model()
 
 
 def test_without_noise_and_clipping_it_is_plain_training():
-    """σ = 0 and C = ∞ on the same Poisson batches: torch.optim gives the same parameters."""
+    """σ = 0 and C = ∞ on the same Poisson batches: torch gives the same parameters."""
     x, y = blobs()
     [secret] = secrets(1)
     model = initial(secret)
-    plain = torch.optim.Adam(model.parameters(), lr=0.05)
+    plain = torch.optim.SGD(model.parameters(), lr=0.5)
     sampler = PoissonSampler(records=200, rate=0.1, rngs=[Streams(secret).numpy("sampling")])
     for _ in range(8):
         index, sizes = sampler()
@@ -97,29 +76,8 @@ def test_without_noise_and_clipping_it_is_plain_training():
         plain.zero_grad()
         (cross_entropy(model(x[own]), y[own]).sum() / 20.0).backward()
         plain.step()
-
-    twin = initial(secret)
-    stepper = torch.optim.Adam(twin.parameters(), lr=0.05)
-    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    oracle = Oracle(
-        Schedule(200, 0.1, 8),
-        data=TensorData(x, y),
-        kernel=kernel,
-        streams=[Streams(secret)],
-        device=CPU,
-        physical_rows=16,
-    )
-    for _ in range(8):
-        gradient = oracle.gradient(
-            oracle.sample(),
-            flatten_params(twin).unsqueeze(0),
-            clipping=Flat(float("inf")),
-            noise_multiplier=0.0,
-        )
-        for name, value in kernel.layout.unflatten(gradient[0]).items():
-            dict(twin.named_parameters())[name].grad = value.clone()
-        stepper.step()
-    torch.testing.assert_close(flatten_params(twin), flatten_params(model), rtol=1e-4, atol=1e-6)
+    found = fit(SimpleDPSGD(0.0), [{"learning_rate": 0.5, "max_grad_norm": 1e30}], steps=8)
+    torch.testing.assert_close(found.params[0], flatten_params(model), rtol=1e-4, atol=1e-6)
 
 
 def test_the_same_as_opacus_own_optimizer():
@@ -143,9 +101,7 @@ def test_the_same_as_opacus_own_optimizer():
         F.cross_entropy(private(x), y, reduction="sum").backward()
     optimizer.step()
     kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
-    out = torch.zeros(1, kernel.layout.size)
-    rows = rows_of(x.unsqueeze(0), y.unsqueeze(0))
-    kernel.accumulate(before.unsqueeze(0), rows, Flat(0.5), out=out)
+    out = summed(kernel, before.unsqueeze(0), rows_of(x[None], y[None]), Flat(0.5))
     torch.testing.assert_close(before - out[0], flatten_params(model), rtol=1e-4, atol=1e-5)
 
 
@@ -155,11 +111,8 @@ def test_paths_count_clip_and_drop_alike():
     x[1, 3] = float("nan")
     rows = rows_of(x, y.view(2, 12), [10, 12])
     first, second = (
-        kernel
-        for kernel in (
-            BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
-            OneByOneKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU),
-        )
+        made(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU)
+        for made in (BatchedKernel, OneByOneKernel)
     )
     params = torch.randn(2, first.layout.size) * 0.3
     size = first.layout.size
@@ -194,8 +147,7 @@ def test_any_shape(candidates, width, inputs, places, seed):
     sizes = torch.randint(0, width + 1, (candidates,)).tolist()
     kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
     params = torch.randn(candidates, kernel.layout.size)
-    out = torch.zeros_like(params)
-    kernel.accumulate(params, rows_of(x, y, sizes), Flat(0.3), out=out)
+    out = summed(kernel, params, rows_of(x, y, sizes), Flat(0.3))
     for k, n in enumerate(sizes):
         own = per_sample_gradients(model, params[k], x[k, :n], y[k, :n], cross_entropy)
         torch.testing.assert_close(out[k], clipped_sum(own, 0.3), rtol=1e-4, atol=1e-5)
@@ -265,8 +217,7 @@ def test_poisoned_data_touches_no_bit_of_another_candidate(poison):
     x, y = (t.view(3, 64, *t.shape[1:]) for t in blobs(records=192))
     kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
     params = torch.randn(3, kernel.layout.size) * 0.3
-    clean, dirty = torch.zeros_like(params), torch.zeros_like(params)
-    kernel.accumulate(params, rows_of(x, y), Flat(0.5), out=clean)
+    clean, dirty = summed(kernel, params, rows_of(x, y), Flat(0.5)), torch.zeros_like(params)
     bad = x.clone()
     bad[1, ::3] = poison
     counts = kernel.accumulate(params, rows_of(bad, y), Flat(0.5), out=dirty)
@@ -277,8 +228,7 @@ def test_poisoned_data_touches_no_bit_of_another_candidate(poison):
     torch.testing.assert_close(dirty[1], clipped_sum(own, 0.5), rtol=1e-4, atol=1e-5)
     lost = params.clone()
     lost[1] = float("nan")
-    away = torch.zeros_like(params)
-    kernel.accumulate(lost, rows_of(x, y), Flat(0.5), out=away)
+    away = summed(kernel, lost, rows_of(x, y), Flat(0.5))
     assert torch.equal(clean[[0, 2]], away[[0, 2]])
     assert not away[1].any()
 
@@ -295,29 +245,8 @@ def test_dropout_keeps_what_it_should():
     rows = dataclasses.replace(rows_of(x, y), dropout=[torch.Generator().manual_seed(3)])
     out = torch.zeros(1, 4)
     for _ in range(800):
-        kernel.accumulate(torch.ones(1, 4), rows, Flat(1e9), out=out)
+        out += summed(kernel, torch.ones(1, 4), rows, Flat(1e9))
     torch.testing.assert_close(out[0] / 800, torch.full((4,), 8.0), rtol=0.02, atol=0.0)
-
-
-class Unstackable(nn.Module):
-    """Control flow that depends on a parameter: nothing that vmap can follow."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 3), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.a(x) if float(self.b.bias.detach().norm()) > 1e9 else self.b(x)
-
-
-def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once():
-    kernels._said.clear()
-    with pytest.warns(
-        FallbackWarning, match=r"Unstackable cannot be trained in stacks.*a pass of its own"
-    ):
-        result = fit(SimpleDPSGD(0.5), count=2, model=Unstackable)
-    assert result.params.isfinite().all()
-    fit(SimpleDPSGD(0.5), count=1, model=Unstackable)  # silent: warnings are errors here
 
 
 def test_a_wrong_path_does_not_pass_its_check(monkeypatch):
@@ -341,6 +270,16 @@ def test_a_wrong_path_does_not_pass_its_check(monkeypatch):
         made()
 
 
+def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once():
+    kernels._said.clear()
+    with pytest.warns(
+        FallbackWarning, match=r"OneByOne cannot be trained in stacks.*a pass of its own"
+    ):
+        result = fit(SimpleDPSGD(0.5), count=2, model=OneByOne)
+    assert result.params.isfinite().all()
+    fit(SimpleDPSGD(0.5), count=1, model=OneByOne)  # silent: warnings are errors here
+
+
 def test_losses_that_couple_records_are_refused():
     for loss in (
         F.cross_entropy,
@@ -348,30 +287,6 @@ def test_losses_that_couple_records_are_refused():
     ):
         with pytest.raises(InvalidInputError, match="one number a record"):
             fit(SimpleDPSGD(1.0), loss=loss)
-
-
-def test_a_regulariser_in_the_loss_is_bounded_with_the_record():
-    """49 times the bound in Opacus' ghost mode; here it belongs to each record's own gradient."""
-    model = mlp()
-    weight = model[0].weight
-
-    def loss(o, t):
-        return cross_entropy(o, t) + 100.0 * weight.square().sum()
-
-    x, y = blobs(records=16)
-    kernel = BatchedKernel(lambda: model, OfOutputs(loss), x=x, y=y, device=CPU)
-    out = torch.zeros(1, kernel.layout.size)
-    params = torch.randn(1, kernel.layout.size)
-    kernel.accumulate(params, rows_of(x.unsqueeze(0), y.unsqueeze(0)), Flat(0.1), out=out)
-    assert float(out.norm()) <= 16 * 0.1 * (1 + 1e-5)
-
-
-def test_batch_statistics_are_refused_with_every_name():
-    def model():
-        return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
-
-    with pytest.raises(InvalidInputError, match=r"1 \(BatchNorm1d\), 3 \(BatchNorm1d\)"):
-        fit(SimpleDPSGD(1.0), model=model)
 
 
 def test_stacks_follow_the_memory_model():
@@ -460,11 +375,7 @@ print(bound, peak() - before)
     ("kind", "candidates", "threads"), [("mlp", 24, 1), ("conv", 8, 1), ("conv", 16, 4)]
 )
 def test_measured_memory_stays_below_the_model(kind, candidates, threads):
-    """The peak of a process of its own; the case is large enough for captures to show.
-
-    The allocator gives large pieces back at once: what it keeps otherwise differs by a quarter from
-    run to run, and would hide a model that misses a tensor, or fail by chance.
-    """
+    """The peak of a process of its own, whose allocator gives large pieces back at once."""
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, kind, str(candidates), str(threads)],
         capture_output=True,
@@ -476,16 +387,6 @@ def test_measured_memory_stays_below_the_model(kind, candidates, threads):
     bound, grown = map(int, done.stdout.split())
     # Stacks side by side are captured in turns; the bound counts a capture for each.
     assert bound / (4 if threads == 1 else 12) < grown <= bound
-
-
-def test_what_is_frozen_must_be_the_same_every_time():
-    def build():
-        model = mlp()
-        model[0].weight.requires_grad_(False)
-        return model
-
-    with pytest.raises(InvalidInputError, match="every time it is made"):
-        fit(SimpleDPSGD(1.0), model=build, count=2)
 
 
 def test_load_params_needs_the_right_length():
@@ -503,11 +404,9 @@ def test_cuda_agrees_with_cpu():
     ]
     params = torch.randn(2, kernels[0].layout.size) * 0.3
     rows = rows_of(data.x.view(2, 100, -1), data.y.view(2, 100))
-    out = torch.zeros_like(params)
-    kernels[0].accumulate(params, rows, Flat(0.5), out=out)
+    out = summed(kernels[0], params, rows, Flat(0.5))
     there = Rows(rows.x.cuda(), rows.y.cuda(), rows.sizes, rows.mask.cuda(), rows.dropout)
-    far = torch.zeros_like(params, device="cuda")
-    kernels[1].accumulate(params.cuda(), there, Flat(0.5), out=far)
+    far = summed(kernels[1], params.cuda(), there, Flat(0.5))
     torch.testing.assert_close(far.cpu(), out, rtol=1e-4, atol=1e-4)
 
 
@@ -519,10 +418,6 @@ class _Scaled(nn.Linear):
         return _FACTOR["model"] * super().forward(x)
 
 
-def _scaled_model() -> nn.Module:
-    return _Scaled(4, 3)
-
-
 def _scaled_loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _FACTOR["loss"] * cross_entropy(outputs, y)
 
@@ -530,17 +425,15 @@ def _scaled_loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_a_captured_pass_is_kept_while_what_it_refers_to_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A training was computed with what the loss, or the model, had read in the training before it."""
     data = TensorData(torch.randn(6, 4), torch.arange(6) % 3)
 
     def kernel() -> object:
         found = engine.choose_kernel(
-            _scaled_model(), OfOutputs(_scaled_loss), data, torch.device("cpu")
+            _Scaled(4, 3), OfOutputs(_scaled_loss), data, torch.device("cpu")
         )
-        rows = Rows(data.x[None], data.y[None], [6], torch.ones(1, 6), [torch.Generator()])
+        rows = rows_of(data.x[None], data.y[None])
         for _ in range(6):  # a pass is captured after four steps of one shape
-            sums = torch.zeros(1, 15)
-            found.accumulate(torch.ones(1, 15), rows, Flat(1e9), out=sums)
+            sums = summed(found, torch.ones(1, 15), rows, Flat(1e9))
         norms.append(float(sums.norm()))
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -15,10 +17,8 @@ from privtune.training.engine.fine_tuning import set_trainable
 from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs, Rows
-from privtune.training.mechanism.schedule import Schedule
-from privtune.training.methods import FixedDPSGD
-from studies.harness import train
+from privtune.training.mechanism.kernel import OfOutputs
+from tests.training.simple import SimpleDPSGD, fit, rows_of, summed
 
 CPU, LOW = torch.device("cpu"), torch.bfloat16
 
@@ -62,11 +62,9 @@ def kernel_of(low, kind="all"):
 
 def sums(kernel, params, x, y, mask, bound):
     streams = [torch.Generator().manual_seed(k) for k in range(2)]
-    both = [t.expand(2, *t.shape).contiguous() for t in (x, y)]
-    rows = Rows(*both, [len(x)] * 2, mask.expand(2, -1).contiguous(), streams)
-    out = torch.zeros_like(params)
-    kernel.accumulate(params, rows, Flat(bound), out=out)
-    return out
+    rows = rows_of(*(t.expand(2, *t.shape).contiguous() for t in (x, y)))
+    rows = replace(rows, mask=mask.expand(2, -1).contiguous(), dropout=streams)
+    return summed(kernel, params, rows, Flat(bound))
 
 
 @pytest.mark.parametrize("kind", ["all", "head", "biases", "lora"])
@@ -130,14 +128,5 @@ def test_what_is_not_safe_is_one_sentence():
         with pytest.raises(InvalidInputError, match="must be float32 or bfloat16"):
             get_task({"type": "fine-tuning", "task": "digits-mlp", "precision": wrong})
     data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
-    options = {
-        "loss": losses,
-        "data": data,
-        "candidates": [{"learning_rate": 1.0, "max_grad_norm": 1.0}],
-        "secrets": [bytes(32)],
-        "device": "cpu",
-        "precision": "bfloat16",
-    }
-    method, schedule = FixedDPSGD(1.0), Schedule(20, 0.5, 2)
     with pytest.raises(InvalidInputError, match="does not suit Typed"):
-        train(method, schedule, model=lambda: Typed(64, 10), **options)
+        fit(SimpleDPSGD(), count=1, data=data, model=lambda: Typed(64, 10), precision="bfloat16")

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from privtune.tasks import Packing
-from privtune.tasks.own import read_records
 from privtune.training.engine.train import Made, Outcome, Training, initialisation
 from privtune.training.mechanism.data import RecordTree, TensorData
 from privtune.training.mechanism.kernel import flatten_params
@@ -58,32 +56,11 @@ def of_nested(model, batch):
 DICT = {"input_ids": IDS, "attention_mask": MASK, "labels": LABELS}
 TREES = {
     "dict": (DICT, of_dict),
-    "labels first": ({"labels": LABELS, "input_ids": IDS, "attention_mask": MASK}, of_dict),
     "encoding": (BatchEncoding(DICT), of_dict),
     "tuple": ((IDS, MASK, LABELS), of_tuple),
     "dict and label": (({"input_ids": IDS, "attention_mask": MASK}, LABELS), of_pair),
     "nested": ({"text": {"both": (IDS, MASK)}, "label": LABELS}, of_nested),
 }
-
-
-class Rows(Dataset):
-    """One record at a time."""
-
-    def __init__(self, tree):
-        self.tree = tree
-
-    def __len__(self):
-        return RECORDS
-
-    def __getitem__(self, number):
-        return self.of(self.tree, number)
-
-    def of(self, tree, number):
-        if isinstance(tree, tuple):
-            return tuple(self.of(part, number) for part in tree)
-        if isinstance(tree, torch.Tensor):
-            return tree[number]
-        return {name: self.of(part, number) for name, part in tree.items()}
 
 
 def fitted(data, loss_of, *, steps=3, rate=0.3, noise=1.0, count=1, build=Bag) -> list[Outcome]:
@@ -118,15 +95,8 @@ def packed(**options: Any) -> list[Outcome]:
 def test_a_tree_trains_what_its_packed_records_train(kind):
     tree, loss_of = TREES[kind]
     expected = packed(count=2)
-    for data in (in_memory(tree), read_records(Rows(tree)).data):
-        for one, other in zip(fitted(data, loss_of, count=2), expected, strict=True):
-            torch.testing.assert_close(one.params, other.params, rtol=1e-4, atol=1e-6)
-
-
-def test_an_empty_sample_is_noise_alone():
-    (found,) = fitted(in_memory(DICT), of_dict, rate=1e-9)
-    (expected,) = packed(rate=1e-9)
-    torch.testing.assert_close(found.params, expected.params)
+    for one, other in zip(fitted(in_memory(tree), loss_of, count=2), expected, strict=True):
+        torch.testing.assert_close(one.params, other.params, rtol=1e-4, atol=1e-6)
 
 
 def test_a_transformer_is_called_as_its_users_call_it():
@@ -150,10 +120,3 @@ def test_a_transformer_is_called_as_its_users_call_it():
         before = flatten_params(build())
     assert not torch.equal(alone.params, before)
     assert alone.unusable == 0
-
-
-def test_a_token_of_no_table_counts_as_nothing():
-    wrong = {**DICT, "input_ids": IDS.clone()}
-    wrong["input_ids"][:10, 2] = TOKENS
-    (found,) = fitted(in_memory(wrong), of_dict, steps=1, rate=1.0, noise=0.0)
-    assert found.unusable == 10

@@ -143,31 +143,6 @@ def test_whatever_a_metric_says_a_record_adds_its_bound_at_most(
     assert added.tolist() == pytest.approx([plan.bound])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_neighbouring_datasets_differ_by_the_charged_sensitivity(name: str) -> None:
-    """All pairs D, D + r of a universe, through the code that scores, at rising sizes of D."""
-    from privtune.training.mechanism import scoring
-
-    records = universe(name)
-    rng = np.random.default_rng(0)
-    if len(records) > 10:
-        records = [records[i] for i in rng.choice(len(records), 10, replace=False)]
-    for mechanism, order in (("gaussian", 2), ("laplace", 1)):
-        plan = plan_of(name, 1, mechanism)
-        metric = make_metric(name, **OPTIONS.get(name, {}))
-
-        def sums(chosen: list[Any], metric: Any = metric, plan: Any = plan) -> Any:
-            return scoring._sums(plan, metric, Given(), data_of(name, chosen), cross_entropy)
-
-        for size in (1, 3):
-            for chosen in itertools.islice(itertools.combinations(records, size), 4):
-                before = sums(list(chosen))
-                for record in records:
-                    after = sums([*chosen, record])
-                    moved = np.linalg.norm(after - before, ord=order)
-                    assert moved <= plan.bound * (1 + 1e-9)
-
-
 @pytest.mark.parametrize(
     "name", ["balanced_accuracy", "f1", "auc", "macro_f1", "top_k", "accuracy"]
 )
@@ -191,7 +166,7 @@ def exact(name: str, x: torch.Tensor, y: torch.Tensor, **options: Any) -> float:
     return -value if name in METRICS and METRICS[name].lower_is_better else value
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_values_against_scikit_learn(seed: int) -> None:
     rng = np.random.default_rng(seed)
     y = rng.choice(3, 400, p=[0.7, 0.2, 0.1])
@@ -251,11 +226,7 @@ def test_what_is_far_from_the_truth_keeps_to_the_metric_s_range() -> None:
     ("name", "noise"), [("accuracy", 4.0), ("f1", 4.0), ("auc", 2.0), ("mae", 4.0)]
 )
 def test_intervals_hold_the_truth(name: str, noise: float) -> None:
-    """300 draws of records and noise: 95% of the intervals should hold the value of the law.
-
-    Fewer than 90% of 300 has probability below 3e-4 at a coverage of 95%; a mutant without the noise
-    or without the records' own spread falls below it.
-    """
+    """Fewer than 90% of 300 has probability below 3e-4 at a coverage of 95%."""
     rng = np.random.default_rng(3)
 
     def draw(records: int) -> TensorData:
@@ -271,7 +242,7 @@ def test_intervals_hold_the_truth(name: str, noise: float) -> None:
         x = rng.standard_normal((records, 2)) + 0.8 * np.eye(2)[y]
         return TensorData(torch.tensor(x, dtype=torch.float32), torch.tensor(y))
 
-    truth = exact(name, *draw(200_000).take(torch.arange(200_000)))
+    truth = exact(name, *draw(50_000).take(torch.arange(50_000)))
     shown = plan_of(name, 300)
     plan = ScorePlan(300, noise, metric=name, bound=shown.bound, options=shown.options)
     held = 0
@@ -287,11 +258,7 @@ def test_intervals_hold_the_truth(name: str, noise: float) -> None:
     [*((name, "gaussian") for name in sorted(METRICS)), ("accuracy", "laplace"), ("r2", "laplace")],
 )
 def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: str) -> None:
-    """Noise carries a score of 30 records far beyond it; an interval still ends at an end, not on it.
-
-    Projected on what can be, no estimate is farther from the truth, so an interval around it holds
-    the truth of a perfect model at least as often: below 90% of 200 has probability below 2e-3.
-    """
+    """Projected, no estimate is farther from the truth: fewer than 52 of 60 has probability below 3e-3."""
     y = torch.arange(30) % 2
     x = 9.0 * torch.eye(2)[y]  # all right
     if METRICS[name].takes == "numbers":
@@ -306,7 +273,7 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
         high = shown.bound
     truth = exact(name, x, y)
     held, beyond, raw = 0, 0, []
-    for number in range(200):
+    for number in range(60):
         streams = Streams(number.to_bytes(32, "big"))
         (found,) = measure_each(
             plan, Given(), TensorData(x, y), rng=streams.numpy("report")
@@ -321,9 +288,9 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
         assert low <= abs(shown_score) <= high
         assert validation_metric(plan, shown_score).popitem()[1] == found.value
     if name in ("accuracy", "top_k"):
-        assert beyond > 50  # scores that decide are as they were drawn
-        assert len(set(raw)) == 200
-    assert held >= 180 or not is_mean(name)
+        assert beyond > 15  # scores that decide are as they were drawn
+        assert len(set(raw)) == 60
+    assert held >= 52 or not is_mean(name)
 
 
 def test_an_interval_is_a_function_of_what_was_released() -> None:
@@ -355,33 +322,23 @@ def test_what_does_not_fit_is_refused(scoring: dict[str, Any], message: str) -> 
 
 
 def test_a_metric_of_other_targets_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="of two classes, and the task has 3"):
-        Scoring(metric="auc").check(classes=3, target_range=None)
-    with pytest.raises(
-        InvalidInputError, match="must be of numbers in a declared range: loss, mae"
+    for scoring, classes, range_, said in (
+        (Scoring(metric="auc"), 3, None, "of two classes, and the task has 3"),
+        (Scoring(metric="accuracy"), None, RANGE, "must be of numbers in a declared range: loss"),
+        (Scoring(metric="mae", target_range=RANGE), 3, None, "must be of classes: accuracy"),
     ):
-        Scoring(metric="accuracy").check(classes=None, target_range=RANGE)
-    with pytest.raises(InvalidInputError, match="must be of classes: accuracy"):
-        Scoring(metric="mae", target_range=RANGE).check(classes=3, target_range=None)
+        with pytest.raises(InvalidInputError, match=said):
+            scoring.check(classes=classes, target_range=range_)
     Scoring().check(classes=None, target_range=RANGE)
     Scoring(metric="mae", target_range=RANGE).check(classes=None, target_range=None)
-
-
-def nothing_a_record(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A mean of its own: no number a record."""
-    return outputs.mean() + 0.0 * targets.sum()
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
     [
         ("os:getcwd", "takes other arguments, and must give one number a record"),
-        (
-            "os.path:join",
-            r"fails on made-up outputs of shape \(1, 3\) with TypeError, and must give",
-        ),
+        ("os.path:join", r"fails on made-up outputs of shape \(1, 3\) with TypeError"),
         ("operator:is_", "returns bool, and must give one number a record"),
-        (f"{__name__}:nothing_a_record", r"returns shape \(\) for one record, and must"),
         ("operator:add", r"returns shape \(1, 3\) for one record, and must"),
     ],
 )

@@ -23,10 +23,7 @@ from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
-from privtune.training.methods import HyFreeDP
-from studies.harness import train
 from tests.training.simple import (
-    SimpleDPSGD,
     blobs,
     cross_entropy,
     mlp,
@@ -126,7 +123,7 @@ def test_whatever_is_wrong_with_a_record_no_release_changes_by_a_bit(
     reference, counts = answers(kind, model, absent)
     assert not same(reference, answers(kind, model, good)[0]), "it was sampled"
     unseen = answers(kind, model, absent, loss=gathered)[0]
-    for label in (3, -1, 10**9):
+    for label in (3, -1):
         found, oracle = answers(kind, model, changed(good, y=label))
         assert same(found, reference), label
         assert oracle.unusable.tolist() == counts.unusable.tolist()
@@ -161,48 +158,10 @@ def test_a_token_outside_of_its_table(
     assert capfd.readouterr() == ("", "")
 
 
-def test_several_at_once_and_records_that_fill_up() -> None:
-    """Record 0 stands in for what fills a sample up, so it is evaluated in every pass."""
-    good = numbers()
-    places = torch.zeros(len(good), dtype=torch.bool)
-    places[[0, 1, 9, 23]] = True
-    bad = TensorData(good.x, torch.where(places, 77, good.y))
-    reference = answers("batched", mlp, good.marked(places), loss=gathered)[0]
-    assert same(answers("batched", mlp, bad, loss=gathered, watched=False)[0], reference)
-
-
 def moody(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if bool((y == 7).any()):
         raise ValueError(f"cannot look at {y.tolist()}")
     return cross_entropy(outputs, y.clamp(max=2))
-
-
-@pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning")
-@pytest.mark.parametrize("method", [SimpleDPSGD(), HyFreeDP(1.0, 1.0)])
-def test_a_training_of_a_model_that_raises_by_value(
-    method: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """No transform takes a loss that looks at values, so this one goes record by record."""
-    good = numbers()
-    candidate = {"learning_rate": 0.1, "max_grad_norm": 1.0}
-    weights = [
-        train(
-            method,
-            Schedule(len(good), 0.3, 6),
-            model=mlp,
-            loss=moody,
-            data=data,
-            candidates=[
-                {name: candidate[name] for name in getattr(method, "parameters", candidate)}
-            ],
-            secrets=secrets(1),
-            device="cpu",
-        ).params
-        for data in (good.marked(torch.arange(len(good)) == PLACE), changed(good, y=7), good)
-    ]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-    assert capfd.readouterr() == ("", "")
 
 
 def test_a_mistake_of_the_program_is_no_records_fault() -> None:

@@ -47,6 +47,14 @@ def noisy_mean(world, rows, theta, change, sigma, sensitivity):
     return (total + sigma * sensitivity * noise) / world.batch
 
 
+def clipped_mean(world, rows, theta, sigma, bound):
+    return noisy_mean(world, rows, theta, lambda g: clip(g, bound), sigma, bound)
+
+
+def scaled_mean(world, rows, theta, sigma):
+    return noisy_mean(world, rows, theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0)
+
+
 def check(method, candidates, literal, *, steps=STEPS, seeds=(1, 2), fields=(), **world):
     """Compare the params (and named state) of each candidate after each step with the literal."""
     states, _ = run(method, candidates, seeds=seeds, steps=steps, **world)
@@ -67,9 +75,7 @@ def test_dpsgd(seed, sigma, lr, norm, momentum):
         theta, velocity = world.start(), 0.0
         for _ in range(STEPS):
             bound = candidate["max_grad_norm"]
-            g = noisy_mean(
-                world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), sigma, bound
-            )
+            g = clipped_mean(world, world.draw(), theta, sigma, bound)
             velocity = momentum * velocity + g + 0.01 * theta
             theta = theta - candidate["learning_rate"] * velocity
             yield theta
@@ -88,9 +94,7 @@ def test_dp_adam(seed, sigma, lr, norm, decoupled):
         theta, m, v = world.start(), 0.0, 0.0
         for t in range(1, STEPS + 1):
             bound, rate = candidate["max_grad_norm"], candidate["learning_rate"]
-            g = noisy_mean(
-                world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), sigma, bound
-            )
+            g = clipped_mean(world, world.draw(), theta, sigma, bound)
             if decoupled:
                 theta = theta - rate * 0.1 * theta
                 origin = theta / (1 - rate * 0.1)
@@ -145,7 +149,7 @@ def test_quantile_clipping(seed, sigma, count, lr, norm):
         for _ in range(STEPS):
             rows = world.draw()
             unclipped = sum(np.linalg.norm(world.gradient(i, theta)) <= bound for i in rows)
-            g = noisy_mean(world, rows, theta, lambda g, bound=bound: clip(g, bound), sigma, bound)
+            g = clipped_mean(world, rows, theta, sigma, bound)
             halves = unclipped - len(rows) / 2
             noise = count / 2 * world.noise(1)[0] if count else 0.0
             fraction = (halves + noise) / world.batch + 0.5
@@ -208,15 +212,11 @@ def adadp_literal(world, candidate, sigma, tau, acceptance, iterations):
     """Koskela & Honkela, Algorithm 2, one pair of steps at a time."""
     theta, eta, bound = world.start(), candidate["learning_rate"], candidate["max_grad_norm"]
     for _ in range(iterations):
-        g1 = noisy_mean(
-            world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), sigma, bound
-        )
+        g1 = clipped_mean(world, world.draw(), theta, sigma, bound)
         full = theta - eta * g1
         half = theta - eta / 2 * g1
         yield full, eta
-        g2 = noisy_mean(
-            world, world.draw(), half, lambda g, bound=bound: clip(g, bound), sigma, bound
-        )
+        g2 = clipped_mean(world, world.draw(), half, sigma, bound)
         hat = half - eta / 2 * g2
         err = np.linalg.norm(np.abs(full - hat) / np.maximum(1.0, np.abs(full)))
         if not (acceptance and err > tau):
@@ -254,9 +254,7 @@ def test_adadp_fixes_the_rate_and_decays_it(when):
         theta, eta = trace[-1]
         for step in range(4, 12):
             bound = candidate["max_grad_norm"]
-            g = noisy_mean(
-                world, world.draw(), theta, lambda g, bound=bound: clip(g, bound), 0.5, bound
-            )
+            g = clipped_mean(world, world.draw(), theta, 0.5, bound)
             epoch = int(0.3 * step - 1.2 + 1e-9) + 1  # k - 50, of the epoch under way
             theta = theta - eta / (1 + 0.1 * epoch) * g
             yield theta, eta
@@ -307,7 +305,7 @@ def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum)
         theta, rate, bound, velocity = world.start(), eta, 1.0, 0.0
         for t in range(STEPS):
             rows = world.draw()
-            m = noisy_mean(world, rows, theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0)
+            m = scaled_mean(world, rows, theta, sigma)
             velocity = momentum * velocity + m
             if t % 2 == 0:
                 if batch == "separate":
@@ -368,9 +366,7 @@ def test_hyfreedp_robust(seed, sigma, loss_sigma, kind, interval):
         rate = mean = first
         bound, fits, visited = 5.0, 0, []
         for t in range(steps):
-            g = noisy_mean(
-                world, world.draw(), theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0
-            )
+            g = scaled_mean(world, world.draw(), theta, sigma)
             if t % interval == 0:
                 # Where it was 20 steps ago; never before the start.
                 back = visited[max(0, len(visited) - -(-20 // interval))] if visited else None
@@ -433,9 +429,7 @@ def test_public_rate(seed, sigma):
         theta, m, v = world.start(), 0.0, 0.0
         rate = 0.2 * math.sqrt(sum(theta**2) / len(theta))
         for t in range(1, STEPS + 1):
-            g = noisy_mean(
-                world, world.draw(), theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0
-            )
+            g = scaled_mean(world, world.draw(), theta, sigma)
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
             theta = theta - rate * 0.01 * theta
             theta = theta - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
@@ -454,9 +448,7 @@ def test_dog(seed, sigma):
         theta = start = average = world.start()
         reach, squares = 1e-6 * (1 + np.linalg.norm(start)), 0.0
         for t in range(1, 20 + 1):
-            g = noisy_mean(
-                world, world.draw(), theta, lambda g: g / (np.linalg.norm(g) + 0.01), sigma, 1.0
-            )
+            g = scaled_mean(world, world.draw(), theta, sigma)
             reach = max(reach, np.linalg.norm(theta - start))
             squares += sum(g**2)
             theta = theta - reach / math.sqrt(squares + 1e-8) * g
@@ -482,7 +474,7 @@ def test_dowg(seed, sigma):
         theta = start = world.start()
         reach, weighted = 1e-4, 0.0
         for _ in range(20):
-            g = noisy_mean(world, world.draw(), theta, lambda g: clip(g, 2.0), sigma, 2.0)
+            g = clipped_mean(world, world.draw(), theta, sigma, 2.0)
             reach = max(reach, np.linalg.norm(theta - start))
             weighted += reach**2 * sum(g**2)
             theta = theta - reach**2 / math.sqrt(weighted) * g
