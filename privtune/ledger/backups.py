@@ -48,12 +48,17 @@ def backup(storage: Storage, path: Path) -> Path:
         allowed = f"must not end in {', '.join(STORE[1:])}, as files that belong to a database do"
         raise InvalidInputError("file", str(path), allowed)
     draft, witness = path.with_name(f"{DRAFT}{uuid.uuid4().hex}"), Witness(path)
+    witness.forget()  # what was noted beside a copy that is gone is not about this one
     try:
         create_private(draft)
         try:
             heads = _copy(storage, draft)
-            witness.forget()  # what was noted beside a copy that is gone is not about this one
-            draft.replace(path)
+            try:
+                os.link(draft, path)  # unlike a rename, it fails where a file has come meanwhile
+            except OSError as error:
+                if path.exists():
+                    raise InvalidInputError("file", str(path), "must be a new file") from error
+                draft.replace(path)  # a file system without links
         finally:
             for left in (draft, Path(f"{draft}-journal")):
                 left.unlink(missing_ok=True)

@@ -406,9 +406,11 @@ class Ledger:
                 )
             noted = dict(sealed or {})
             if kind is Kind.SETTLED:
+                forget_secret(
+                    connection, budget, number
+                )  # locks the round: its rows stay as they are
                 if (digest := round_digest(connection, budget, number)) is not None:
                     noted["round"] = digest
-                forget_secret(connection, budget, number)
             return [Line(kind, number, body={"note": note} if note else {}, sealed=noted)]
 
         history, _ = self.log.write(budget, decide)

@@ -14,12 +14,15 @@ from sqlalchemy.engine import URL, make_url
 
 from privtune.errors import InvalidInputError
 from privtune.files import create_private
-from privtune.ledger.errors import LedgerCorruptedError
+from privtune.ledger.errors import LedgerCorruptedError, LedgerError
 from privtune.ledger.urls import masked_url
 from privtune.names import check_text
 
 STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 """How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
+
+_HEAD = re.compile(rb".+ \d+ [0-9a-f]{64}")
+"""A line of the heads that are noted beside a SQLite ledger: budget, entry, digest."""
 
 _EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
 
@@ -33,8 +36,15 @@ class Witness:
 
     def forget(self) -> None:
         """Delete the heads that were noted beside a database that is gone."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        if self.path is None or not os.path.lexists(self.path):
+            return
+        # The last line may have broken off in a crash.
+        lines = [] if self.path.is_symlink() else self.path.read_bytes().splitlines()[:-1]
+        if self.path.is_symlink() or not all(_HEAD.fullmatch(line) for line in lines):
+            raise LedgerError(
+                f"{self.path} holds no heads of a ledger's logs: it is in the way, so remove it."
+            )
+        self.path.unlink()
 
     def note(self, budget: str, seq: int, head: str) -> None:
         """Note a head that was committed. What cannot be written is not noted: the log is whole."""

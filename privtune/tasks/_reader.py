@@ -111,8 +111,10 @@ def _csv(path: Path) -> Source:
         return block if block.isascii() else block.decode("utf-8", "replace").encode()
 
     with path.open("rb") as file:
-        header = _cells(decoded(file.readline()).removeprefix(b"\xef\xbb\xbf"))
-        start = file.tell()
+        first = file.readline()  # of a file whose lines end in CR alone: all of it
+        first = first[: first.find(b"\r", 0, len(first.rstrip())) + 1] or first
+        header = _cells(decoded(first).removeprefix(b"\xef\xbb\xbf"))
+        start = len(first)
 
     def blocks() -> Iterator[bytes]:
         with path.open("rb") as file:
@@ -122,10 +124,11 @@ def _csv(path: Path) -> Source:
 
     def read(names: Sequence[str]) -> Iterator[Columns]:
         places = [header.index(name) for name in names]
-        odd: list[bytes] = []
+        unclosed: list[bytes] = []
+        ragged: list[bytes] = []
 
         def set_apart(row: arrow.InvalidRow) -> str:
-            odd.append(row.text.encode())
+            ragged.append(row.text.encode())
             return "skip"
 
         parse = arrow.ParseOptions(invalid_row_handler=set_apart)
@@ -136,7 +139,7 @@ def _csv(path: Path) -> Source:
         for block in blocks():
             if b'"' in block:  # a quote that stays open would swallow the lines after it
                 lines = [(line, _closed(line)) for line in block.splitlines()]
-                odd += [line for line, closed in lines if not closed]
+                unclosed += [line for line, closed in lines if not closed]
                 block = b"\n".join(line for line, closed in lines if closed)  # noqa: PLW2901
             if not block.strip():
                 continue
@@ -148,10 +151,9 @@ def _csv(path: Path) -> Source:
             found = arrow.read_csv(pa.BufferReader(block), whole, parse, convert).combine_chunks()
             if len(found):
                 yield {n: _whole(found[str(p)]) for n, p in zip(names, places, strict=True)}
-        # Odd lines come last, whatever the blocks were: which rows of a unit are first is its own doing.
-        yield from batched(
-            names, (_line(line, places, len(header)) for line in odd if line.strip())
-        )
+        # Odd lines come last, by kind: in order of blocks, another person's lines would move them.
+        odd = (line for line in (*unclosed, *ragged) if line.strip())
+        yield from batched(names, (_line(line, places, len(header)) for line in odd))
 
     return Source(
         header,
@@ -232,10 +234,8 @@ def _typed(column: pa.Array) -> pa.Array:
         or types.is_boolean(column.type)
     ):
         return column
-    if types.is_decimal(column.type):
-        return column.cast("float64")
     try:
-        text = column.cast("string")
+        text = column.cast("string")  # of decimals, too: two ids above 2^53 are one float
         text.validate(full=True)
     except pa.ArrowException:  # text that is not UTF-8, or cells that are lists
         binary = types.is_string(column.type) or types.is_large_string(column.type)
@@ -282,7 +282,7 @@ def _text(cell: Any) -> str:
 
 def texts(column: pa.Array) -> pa.Array:
     """Return the cells of a column as text."""
-    if types.is_floating(column.type):
+    if types.is_floating(column.type) or types.is_boolean(column.type):
         return pa.array(
             [None if cell is None else _text(cell) for cell in column.to_pylist()], pa.string()
         )

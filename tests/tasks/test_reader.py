@@ -1,0 +1,54 @@
+"""Cells keep what tells records apart, whatever stands beside them in the file."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from privtune.tasks import _reader
+
+pytestmark = pytest.mark.quick
+
+
+def rows(source: _reader.Source, *names: str) -> list[tuple[object, ...]]:
+    columns = [
+        [c for batch in source.read(names) for c in _reader.texts(batch[n]).to_pylist()]
+        for n in names
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def test_two_ids_that_are_one_float_stay_two_people(tmp_path: Path) -> None:
+    ids = [Decimal(2**53), Decimal(2**53 + 1)]
+    table = pa.table({"who": pa.array(ids, pa.decimal128(38, 0))})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found = rows(_reader.open_table(tmp_path / "a.parquet"), "who")
+    assert found == [(str(2**53),), (str(2**53 + 1),)]
+
+
+def test_a_boolean_id_is_the_same_text_beside_any_others(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"who": true}\n')
+    (tmp_path / "b.jsonl").write_text('{"who": true}\n{"who": "x"}\n')
+    alone, beside = (rows(_reader.open_table(tmp_path / f"{n}.jsonl"), "who") for n in "ab")
+    assert alone == beside[:1] == [("True",)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_as_files_end_them(tmp_path: Path, end: str) -> None:
+    (tmp_path / "a.csv").write_bytes(end.join(["a,b", "1,2", "3,4"]).encode())
+    assert rows(_reader.open_table(tmp_path / "a.csv"), "a", "b") == [("1", "2"), ("3", "4")]
+
+
+@pytest.mark.parametrize("block", [20, 1 << 20])
+def test_odd_lines_keep_their_order_whatever_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(_reader, "_BLOCK", block)
+    lines = ["a,b", "1", "2,3", "4,5", "6,7", '8,"9', "10,11", "12", '13,"14']
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    found = [row[0] for row in rows(_reader.open_table(tmp_path / "a.csv"), "a", "b")]
+    assert found == ["2", "4", "6", "10", "8", "13", "1", "12"]
