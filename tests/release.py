@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 NEEDED = (
     "privtune/py.typed",
     "privtune/tasks/digits-demo.yaml",
+    "privtune/ledger/certificate.html",
     "privtune/views/templates/study.html",
 )
 
