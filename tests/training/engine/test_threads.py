@@ -16,7 +16,7 @@ from privtune.training.engine import train as engine
 from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.stacks import Memory, divide
 from privtune.training.engine.watch import traced
-from privtune.training.mechanism import clipping
+from privtune.training.mechanism import clipping, kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs
@@ -227,7 +227,8 @@ def test_what_threads_change_is_put_back(cores):
     all_is_as_before()
 
 
-def test_a_model_that_is_taken_record_by_record_uses_no_pool(cores, no_pool):
+def test_a_model_that_is_taken_record_by_record_uses_no_pool(cores, no_pool, monkeypatch):
+    monkeypatch.setattr(kernel, "_said", set())  # a warning comes once a process
     with pytest.warns(FallbackWarning, match="in a pass of its own"):
         run(model=OneByOne, steps=2)
 
