@@ -206,7 +206,7 @@ LINES = {
     "audit": 1821,
     "cli": 2410,
     "execution": 1175,
-    "ledger": 5182,
+    "ledger": 5181,
     "plots": 868,
     "strategies": 4243,
     "study": 7065,

@@ -406,9 +406,8 @@ class Ledger:
                 )
             noted = dict(sealed or {})
             if kind is Kind.SETTLED:
-                forget_secret(
-                    connection, budget, number
-                )  # locks the round: its rows stay as they are
+                # First, for it locks the round: a row reopened meanwhile would leave another digest.
+                forget_secret(connection, budget, number)
                 if (digest := round_digest(connection, budget, number)) is not None:
                     noted["round"] = digest
             return [Line(kind, number, body={"note": note} if note else {}, sealed=noted)]
