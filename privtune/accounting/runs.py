@@ -181,12 +181,7 @@ class RunLaw(ABC):
         Args:
             x: Points in [0, 1], of any shape.
         """
-        points = np.asarray(x, dtype=np.float64)
-        if self.sure_runs:
-            return self._with_sure_runs(points, 1)
-        if self.cap is None:
-            return self._pgf_derivative(points)
-        return self._capped_derivative(self._pgf_derivative, points, 1)
+        return self._derived(self._pgf_derivative, x, 1)
 
     def pgf_second_derivative(self, x: ArrayLike) -> Floats:
         """Return `φ''(x) = E[K (K-1) x^(K-2)]` for x in [0, 1].
@@ -194,12 +189,16 @@ class RunLaw(ABC):
         Args:
             x: Points in [0, 1], of any shape.
         """
+        return self._derived(self._pgf_second, x, 2)
+
+    def _derived(self, uncapped: Callable[[Floats], Floats], x: ArrayLike, order: int) -> Floats:
+        """Return a derivative of the law as it is, from that of the law without a cap."""
         points = np.asarray(x, dtype=np.float64)
         if self.sure_runs:
-            return self._with_sure_runs(points, 2)
+            return self._with_sure_runs(points, order)
         if self.cap is None:
-            return self._pgf_second(points)
-        return self._capped_derivative(self._pgf_second, points, 2)
+            return uncapped(points)
+        return self._capped_derivative(uncapped, points, order)
 
     def _with_sure_runs(self, x: Floats, order: int) -> Floats:
         """Return the order-th derivative of `x^s ψ(x)`, ψ of the drawn law, by Leibniz's rule."""
