@@ -96,6 +96,7 @@ class QuantileClipping(Method):
     ) -> Self:
         """Build the method with a count noise of B/20 (more for small batches) and what is left."""
         from privtune.accounting import Gaussian, PoissonSampled, Repeated, calibrate
+        from privtune.accounting.calibration import rounded_up
 
         chosen = dict(options)
         given = chosen.pop("count_noise_multiplier", None)
@@ -111,7 +112,7 @@ class QuantileClipping(Method):
                 f"must be above {joint:.3g}, the noise that the whole step needs",
                 "Take a larger expected batch or more count noise.",
             )
-        gradient = (joint**-2 - count**-2) ** -0.5
+        gradient = rounded_up((joint**-2 - count**-2) ** -0.5, 1e-4)
         return build(cls, chosen, noise_multiplier=gradient, count_noise_multiplier=count)
 
     def event(self, schedule: Schedule) -> Event:
