@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Context
 from functools import cache, partial
 
 from privtune.accounting._checks import check_delta, check_number
@@ -21,6 +20,7 @@ from privtune.accounting.events import Adjacency, Composed, Event, Gaussian, fla
 from privtune.accounting.pairs import Gains, shape
 from privtune.accounting.registry import entry, scaled
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.numbers import ceil_digits
 
 LARGEST = 1e6
 SMALLEST = 1e-4
@@ -31,8 +31,7 @@ def rounded_up(x: float, tolerance: float) -> float:
     """Return the next number of few digits, above x by less than a tenth of a relative tolerance."""
     # The last digits of exp and log differ between platforms, and a training's noise derives from all of
     # its plan: with 2e-13 more of it, every released bit would be another.
-    digits = 2 - math.floor(math.log10(tolerance))
-    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(x)))
+    return ceil_digits(x, 2 - math.floor(math.log10(tolerance)))
 
 
 def solve_decreasing(
