@@ -216,7 +216,7 @@ LINES = {
     "training": 4,
     "training/engine": 4590,
     "training/mechanism": 3478,
-    "training/methods": 2763,
+    "training/methods": 2687,
     "views": 1361,
 }
 """Lines of Python in each room. A number here may only fall: what is new pays with what goes."""

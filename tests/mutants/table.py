@@ -1123,14 +1123,14 @@ _in(
     ),
     (
         "the filter does not count failures of approximate DP",
-        "    def fails(self, event: ApproximateDP) -> bool:\n        return True",
-        "    def fails(self, event: ApproximateDP) -> bool:\n        return False",
+        "    def fails(self, event: ev.ApproximateDP) -> bool:\n        return True",
+        "    def fails(self, event: ev.ApproximateDP) -> bool:\n        return False",
         f"{_FILTER}::test_weights",
     ),
     (
         "what is not private has a guarantee",
-        "class _NonPrivate(_Known[NonPrivate]):\n    private = False\n",
-        "class _NonPrivate(_Known[NonPrivate]):\n    private = True\n",
+        "class _NonPrivate(_Known[ev.NonPrivate]):\n    private = False\n",
+        "class _NonPrivate(_Known[ev.NonPrivate]):\n    private = True\n",
         f"{_ACCOUNTANT}::test_non_private_is_infinite_everywhere",
     ),
     (

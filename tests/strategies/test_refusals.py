@@ -54,7 +54,11 @@ def test_a_refusal_says_why_and_the_way_out(
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("hyfreedp", {"interval": "5"}, "interval of method 'hyfreedp' = '5': must be a whole number"),
+        (
+            "hyfreedp",
+            {"interval": "5"},
+            "interval of method 'hyfreedp' = '5': must be a whole number",
+        ),
         ("dpsgd", {"momentum": [0.9]}, "momentum of method 'dpsgd' = .*: must be a number"),
         ("prodigy", {"average": 3}, "average of method 'prodigy' = 3: must be text"),
     ],
