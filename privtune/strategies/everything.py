@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from privtune import accounting as acc
+import privtune.accounting as acc
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_extra
