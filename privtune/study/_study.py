@@ -531,20 +531,22 @@ class Study:
     def _with_model(self, release: Release) -> Release:
         """Return a release that can make its model."""
 
-        def make() -> torch.nn.Module:
-            from privtune.study.build import model_for
-
+        def known() -> Task:
             task = self._tasks.get(release.arm)
             if task is None and self.spec.task is None:
                 raise PrivTuneError(
                     f"Only the program that ran arm {release.arm!r} can make its model: build it again "
                     "and call load_state_dict(release.state_dict(), strict=False)."
                 )
-            plan = self._life.plans()[release.arm]
-            made = self._life.task() if task is None else task
-            return model_for(made, plan.training_of(release.params), release.params)
+            return self._life.task() if task is None else task
 
-        return replace(release, make=make)
+        def make() -> torch.nn.Module:
+            from privtune.study.build import model_for
+
+            plan = self._life.plans()[release.arm]
+            return model_for(known(), plan.training_of(release.params), release.params)
+
+        return replace(release, make=make, serve=lambda model: known().served(model))
 
     def release(self, arm: str) -> Release:
         """Return the release of one arm.
