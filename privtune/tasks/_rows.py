@@ -11,8 +11,6 @@ import importlib
 import io
 import json
 import math
-import struct
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -37,6 +35,9 @@ TEXTS = 32  # that an encoder reads at once, always as many: all sums have one s
 NETWORK = "network.pt2"  # as torch.export has it
 _MODEL = "model.json"
 _AT_ONCE = 1024  # rows that a network sees at once
+_BLACK = (  # a PNG of one point, in base64
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgAB5Sfe/AAAAABJRU5ErkJggg=="
+)
 _LARGEST = 1 << 28  # bytes of a picture; a larger one cannot be used
 
 
@@ -144,7 +145,7 @@ class TextRows(Rows):
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
         """The tokenizer and the encoder, from local files alone."""
-        hf = importlib.import_module("transformers")
+        hf = _library("transformers", "transformers")
         try:
             tokenizer = hf.AutoTokenizer.from_pretrained(self.tokenizer, local_files_only=True)
             encoder = hf.AutoModel.from_pretrained(
@@ -240,7 +241,7 @@ class PictureRows(Rows):
     def opened(self, file: Path | bytes) -> Any:
         """Return a picture of the declared shape, in [0, 1]; NaN where it cannot be read."""
         channels, height, width = self.shape
-        pil = importlib.import_module("PIL.Image")
+        pil = _library("PIL.Image", "pillow")
         try:
             found = (
                 io.BytesIO(file) if isinstance(file, bytes) else regular_file(file, most=_LARGEST)
@@ -297,17 +298,7 @@ class PictureRows(Rows):
         return np.full(self.shape, np.nan, dtype=np.float32)
 
     def example(self) -> Any:
-        """A black picture, as a PNG in base64."""
-        _, height, width = self.shape
-
-        def chunk(name: bytes, data: bytes) -> bytes:
-            body = name + data
-            return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
-
-        head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-        lines = zlib.compress(bytes((width + 1) * height), 9)
-        parts = chunk(b"IHDR", head) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
-        return [{"picture": base64.b64encode(b"\x89PNG\r\n\x1a\n" + parts).decode()}]
+        return [{"picture": _BLACK}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,11 +381,21 @@ KINDS: Mapping[str, type[Rows]] = {
 }
 
 
+def _library(module: str, distribution: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise PrivTuneError(
+            f"Predictions need {distribution}: pip install {distribution}."
+        ) from None
+
+
 def _cells(given: Any, names: Sequence[str]) -> dict[str, list[Any]]:
     """Return the cells of some columns of a DataFrame, of dicts one a row, or of a dict of columns."""
+    found: dict[str, list[Any]]
     if isinstance(given, list | tuple) and all(isinstance(row, Mapping) for row in given):
         known = {str(name) for row in given for name in row} or set(names)
-        found: Any = {name: [row.get(name) for row in given] for name in names if name in known}
+        found = {name: [row.get(name) for row in given] for name in names if name in known}
     elif hasattr(given, "columns"):
         labels = [str(label) for label in given.columns]
         if twice := [name for name in names if labels.count(name) > 1]:
@@ -455,7 +456,7 @@ class Served:
         Raises:
             InvalidInputError: If a column is missing, or arrays are of another shape.
         """
-        frames = importlib.import_module("pandas")
+        frames = _library("pandas", "pandas")
         index = getattr(given, "index", None) if hasattr(given, "columns") else None
         return frames.DataFrame(  # type: ignore[no-any-return]
             {
@@ -497,7 +498,8 @@ class Served:
         import torch
 
         inputs = torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, self.rows.dtype))
-        for part in inputs.split(_AT_ONCE):
+        for start in range(0, max(len(x), 1), _AT_ONCE):
+            part = inputs[start : start + _AT_ONCE]
             # Of no row or one, an exported program would be another.
             filled = torch.cat([part, part.new_zeros((max(0, 2 - len(part)), *part.shape[1:]))])
             with torch.no_grad():
