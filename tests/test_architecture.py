@@ -202,21 +202,21 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
 
 
 LINES = {
-    "accounting": 7870,
+    "accounting": 7856,
     "audit": 1821,
-    "cli": 2410,
+    "cli": 2401,
     "execution": 1175,
-    "ledger": 5181,
+    "ledger": 5146,
     "plots": 868,
-    "strategies": 4243,
-    "study": 7065,
+    "strategies": 4219,
+    "study": 7055,
     "tasks": 5306,
     "top level": 1709,
     "tracking": 891,
     "training": 4,
     "training/engine": 4590,
     "training/mechanism": 3478,
-    "training/methods": 2763,
+    "training/methods": 2687,
     "views": 1361,
 }
 """Lines of Python in each room. A number here may only fall: what is new pays with what goes."""
