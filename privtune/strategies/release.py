@@ -179,6 +179,8 @@ class Release:
         >>> release = study.release("defaults")
         >>> release.params, release.sealed, round(release.guarantee.delta, 5)
         ({'learning_rate': 0.5, 'max_grad_norm': 1.0}, False, 1e-05)
+        >>> release
+        <Release of 'defaults' by fixed: 15 weights, {'learning_rate': 0.5, 'max_grad_norm': 1.0}, (ε = ...>
         >>> {name: tuple(values.shape) for name, values in release.state_dict().items()}
         {'weight': (3, 4), 'bias': (3,)}
         >>> release.model.training
@@ -206,6 +208,14 @@ class Release:
         default=None, compare=False, repr=False
     )
     shown: Callable[[], Sequence[FrozenTrial]] = field(default=tuple, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        size = sum(math.prod(shape) for shape in self.shapes.values())
+        score = "" if self.score is None else f", score {self.score:.4g}"
+        return (
+            f"<Release of {self.arm!r} by {self.strategy}: {size:,} weights, {dict(self.params)}{score}, "
+            f"{self.guarantee}>"
+        )
 
     @property
     def model(self) -> torch.nn.Module:

@@ -690,15 +690,15 @@ approximate DP that never fails | accounting/test_rdp.py::test_what_fails_outrig
 -np.full_like(ORDERS, np.inf) if event.delta > 0.0 else pure_curve(event.epsilon)
 +pure_curve(event.epsilon)
 the filter does not count failures of approximate DP | ledger/test_filter.py::test_weights
--    def fails(self, event: ApproximateDP) -> bool:
+-    def fails(self, event: ev.ApproximateDP) -> bool:
 -        return True
-+    def fails(self, event: ApproximateDP) -> bool:
++    def fails(self, event: ev.ApproximateDP) -> bool:
 +        return False
 what is not private has a guarantee | accounting/test_accountant.py::test_non_private_is_infinite_everywhere
--class _NonPrivate(_Known[NonPrivate]):
+-class _NonPrivate(_Known[ev.NonPrivate]):
 -    private = False
 -
-+class _NonPrivate(_Known[NonPrivate]):
++class _NonPrivate(_Known[ev.NonPrivate]):
 +    private = True
 +
 a release of all records passes as one of a sample
