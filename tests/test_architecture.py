@@ -202,21 +202,21 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
 
 
 LINES = {
-    "accounting": 7856,
+    "accounting": 7827,
     "audit": 1821,
     "cli": 2401,
     "execution": 1175,
-    "ledger": 5146,
+    "ledger": 5102,
     "plots": 868,
-    "strategies": 4219,
-    "study": 7055,
+    "strategies": 4133,
+    "study": 7020,
     "tasks": 5306,
     "top level": 1706,
     "tracking": 891,
     "training": 4,
     "training/engine": 4590,
     "training/mechanism": 3478,
-    "training/methods": 2687,
+    "training/methods": 2671,
     "views": 1361,
 }
 """Lines of Python in each room. A number here may only fall: what is new pays with what goes."""

@@ -79,22 +79,14 @@ class TrainingPlan:
     rate_factor: float = 1.0
 
     def as_trained(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a candidate's hyperparameters as this training uses them.
-
-        Args:
-            params: The candidate, as it is released.
-        """
+        """Return the hyperparameters that this training uses for a candidate of these ``params``."""
         rate = params.get("learning_rate")
         if self.rate_factor == 1.0 or not is_number(rate):
             return dict(params)
         return {**params, "learning_rate": rate * self.rate_factor}
 
     def scaled(self, factor: float) -> TrainingPlan:
-        """Return the plan with every noise multiplier times ``factor``.
-
-        Args:
-            factor: Above 0.
-        """
+        """Return the training with every noise multiplier times ``factor``, above 0."""
         method = self.method.scaled(factor)
         return replace(self, method=method)
 
@@ -122,11 +114,7 @@ class TrainingPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
-        """Return the plan that :meth:`to_dict` wrote.
-
-        Args:
-            data: What it wrote.
-        """
+        """Return the training that ``data`` of :meth:`to_dict` describes."""
         fields = dict(data["method"])
         name = fields.pop("name")
         kind: Any = Declared if name == Declared.name else METHODS[name]
@@ -158,10 +146,7 @@ class SearchPlan:
     trials: int | None = None
 
     def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
-        """Return what a candidate runs.
-
-        Args:
-            params: A candidate.
+        """Return the training that a candidate of these ``params`` runs.
 
         Raises:
             InvalidInputError: If the candidate is no point of the grid.
@@ -172,19 +157,11 @@ class SearchPlan:
         raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
 
     def each(self, change: Callable[[TrainingPlan], TrainingPlan]) -> SearchPlan:
-        """Return the plan with every one of its trainings changed.
-
-        Args:
-            change: Makes the other training of one.
-        """
+        """Return the search with each of its trainings replaced by ``change`` of it."""
         return replace(self, trainings=tuple(map(change, self.trainings)))
 
     def scaled(self, factor: float) -> SearchPlan:
-        """Return the plan with every noise multiplier times ``factor``.
-
-        Args:
-            factor: Above 0.
-        """
+        """Return the search with every noise multiplier times ``factor``, above 0."""
         return self.each(lambda training: training.scaled(factor))
 
     @property
@@ -203,11 +180,7 @@ class SearchPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchPlan:
-        """Return the plan that :meth:`to_dict` wrote.
-
-        Args:
-            data: What it wrote.
-        """
+        """Return the search that ``data`` of :meth:`to_dict` describes."""
         trainings = tuple(TrainingPlan.from_dict(d) for d in data["trainings"])
         return cls(trainings, tuple(data["points"]), data["trials"])
 
@@ -287,11 +260,7 @@ class Plan:
         return {**{n: v for n, v in drawn.items() if n in takes}, **self.search.points[which]}
 
     def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
-        """Return what the model of a release was trained by.
-
-        Args:
-            params: The release's hyperparameters; empty where there is no model.
-        """
+        """Return the training of a released model, of these ``params``; empty where there is no model."""
         if self.final or self.search is None or not params:
             return self.training
         return self.search.training_of(params)
@@ -337,11 +306,7 @@ class Plan:
         return self.details.get("threshold")
 
     def with_noise(self, noise: NoiseOptions) -> Plan:
-        """Return the plan with the noise of every training from this source.
-
-        Args:
-            noise: Where noise comes from, and how it is treated.
-        """
+        """Return the plan with every training's noise from the source ``noise``."""
         search = self.search and self.search.each(lambda t: replace(t, noise=noise))
         return replace(self, training=replace(self.training, noise=noise), search=search)
 
@@ -374,11 +339,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Return the plan that :meth:`to_dict` wrote.
-
-        Args:
-            data: What it wrote.
-        """
+        """Return the plan that ``data`` of :meth:`to_dict` describes."""
         readers: Mapping[str, Callable[[Any], Any]] = {
             "event": event_from_dict,
             "training": TrainingPlan.from_dict,

@@ -135,10 +135,7 @@ class StudyStore:
 
 
 def study_names(url: str) -> list[str]:
-    """Return the names of the studies in a storage.
-
-    Args:
-        url: Database URL of studies and budgets.
+    """Return the names of the studies in the database ``url``.
 
     Example:
         >>> study_names(study.storage)
