@@ -10,17 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import (
-    Adjacency,
-    Event,
-    Gaussian,
-    NonPrivate,
-    RunLaw,
-    calibrate,
-    epsilon,
-    event_from_dict,
-    run_law_from_dict,
-)
+import privtune.accounting as acc
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import RECORD
@@ -91,7 +81,7 @@ class TrainingPlan:
         return replace(self, method=method)
 
     @property
-    def event(self) -> Event:
+    def event(self) -> acc.Event:
         """What one such training costs."""
         return self.method.event(self.schedule)
 
@@ -224,10 +214,10 @@ class Plan:
 
     arm: str
     strategy: str
-    event: Event
+    event: acc.Event
     training: TrainingPlan
     params: Mapping[str, float]
-    runs: RunLaw | None = None
+    runs: acc.RunLaw | None = None
     score: ScorePlan | None = None
     released: tuple[str, ...]
     sealed: tuple[str, ...]
@@ -288,7 +278,7 @@ class Plan:
     @property
     def is_private(self) -> bool:
         """Whether the arm has any guarantee. One that has none is no part of a budget."""
-        return not isinstance(self.event, NonPrivate)
+        return not isinstance(self.event, acc.NonPrivate)
 
     @property
     def is_sealed(self) -> bool:
@@ -341,9 +331,9 @@ class Plan:
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Return the plan that ``data`` of :meth:`to_dict` describes."""
         readers: Mapping[str, Callable[[Any], Any]] = {
-            "event": event_from_dict,
+            "event": acc.event_from_dict,
             "training": TrainingPlan.from_dict,
-            "runs": run_law_from_dict,
+            "runs": acc.run_law_from_dict,
             "score": lambda score: ScorePlan(**score),
             "report": lambda score: ScorePlan(**score),
             "search": SearchPlan.from_dict,
@@ -376,7 +366,7 @@ class StagePlan:
 
     arm: str
     stage: TaskStage
-    event: Event
+    event: acc.Event
     scale: float
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     public_facts: Mapping[str, str] = field(default_factory=dict)
@@ -410,7 +400,7 @@ class StagePlan:
         return cls(
             arm=data["arm"],
             stage=make_stage(data["stage"]),
-            event=event_from_dict(data["event"]),
+            event=acc.event_from_dict(data["event"]),
             scale=data["scale"],
             noise=NoiseOptions.of(data["noise"]),
             public_facts=data["public"],
@@ -428,7 +418,7 @@ def plan_stage(
     *,
     epsilon: float,
     delta: float,
-    adjacency: Adjacency,
+    adjacency: acc.Adjacency,
     noise: NoiseOptions,
     public_facts: Mapping[str, str],
 ) -> StagePlan:
@@ -436,9 +426,9 @@ def plan_stage(
     multiplier = stage.noise_multiplier
     if multiplier is None:
         share = epsilon * (stage.epsilon_share or 0.0)
-        unit = Gaussian(1.0)
-        multiplier = calibrate(unit, epsilon=share, delta=delta, adjacency=adjacency).scale
-    event = Gaussian(multiplier)
+        unit = acc.Gaussian(1.0)
+        multiplier = acc.calibrate(unit, epsilon=share, delta=delta, adjacency=adjacency).scale
+    event = acc.Gaussian(multiplier)
     if mass_beyond_reach(event) > _NEGLIGIBLE * delta:
         raise PrivTuneError(
             f"Stage {stage.name!r}: with so little noise its outputs lie beyond the reach of any "
@@ -462,7 +452,7 @@ def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) ->
 
 
 def epsilon_spent(
-    training: TrainingPlan, *, delta: float, adjacency: Adjacency, points: int = 12
+    training: TrainingPlan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
 ) -> list[tuple[int, float]]:
     """Return what a training has spent after some of its steps."""
     return [
@@ -477,6 +467,6 @@ def epsilon_spent(
 
 
 @lru_cache(maxsize=256)
-def _epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
+def _epsilon(event: acc.Event, delta: float, adjacency: acc.Adjacency) -> float:
     """Return ε; arms that differ in anything but their noise ask the same."""
-    return epsilon(event, delta, adjacency=adjacency).epsilon
+    return acc.epsilon(event, delta, adjacency=adjacency).epsilon
