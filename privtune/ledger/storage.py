@@ -43,7 +43,7 @@ class _Held(threading.local):
 class Storage:
     """One database, opened by one process, whose threads may share it."""
 
-    def __init__(self, url: str, *, patience: float = 60.0) -> None:
+    def __init__(self, url: str | Path, *, patience: float = 60.0) -> None:
         self.url = places.checked_url(url)
         self.patience = patience
         self.dialect = self.url.get_backend_name()
