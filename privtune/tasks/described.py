@@ -16,13 +16,14 @@ import numpy as np
 from privtune.errors import InvalidInputError
 from privtune.files import read_bounded, regular_file
 from privtune.imports import find_extra, find_function, users_code
-from privtune.tasks._columns import values_of
+from privtune.tasks._cells import CLIPPED, Fault, coded, column_of, is_missing, label_faults, texts
+from privtune.tasks._declared import values_of
 from privtune.tasks._facts import SPLITS, TaskAbsentError, TaskDataError
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, places, split_read
-from privtune.tasks._reader import BATCH, coded, column_of, heard, is_missing, open_table, texts
+from privtune.tasks._reader import BATCH, UTF8, Form, Source, heard, open_table
 from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
-from privtune.tasks._usable import CLIPPED, Fault, RecordCheck, Tally, label_faults
+from privtune.tasks._usable import RecordCheck, Tally
 
 if TYPE_CHECKING:
     from torch import nn
@@ -155,6 +156,11 @@ def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
         "key": str(spec.get("key", KEY)),
         "classes": read_classes(spec["classes"]) if "classes" in spec else None,
     }
+
+
+def read_form(spec: Mapping[str, Any]) -> Form:
+    """Return how a text file is written, of a spec's ``delimiter`` and ``encoding``."""
+    return Form(**{name: spec[name] for name in ("delimiter", "encoding") if name in spec})
 
 
 def read_classes(given: Any) -> tuple[Any, ...]:
@@ -350,6 +356,10 @@ class _Texts(Described):
     tokenizer: str
     encoder: str
     length: int
+    form: Form = UTF8
+
+    def _open(self) -> Source:
+        return open_table(Path(self.path), (self.text, self.label), self.form)
 
     def check(self) -> None:
         """Check libraries, the header and the encoder."""
@@ -359,7 +369,7 @@ class _Texts(Described):
 
     def header(self) -> None:
         """Check the header of the file."""
-        open_table(Path(self.path)).check((self.text, self.label), self.path)
+        self._open().check((self.text, self.label), self.path)
 
     def _encoder(self) -> tuple[Any, Any]:
         """Return the tokenizer and the encoder, from local files alone."""
@@ -378,7 +388,7 @@ class _Texts(Described):
 
     def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
         """Return texts by content and label: features are rounded as the machine has it."""
-        file = open_table(Path(self.path))
+        file = self._open()
         most, encode = file.most(), partial(self._features, *self._encoder()) if whole else None
         size = _TEXTS if whole else BATCH
         pieces = (
@@ -432,9 +442,8 @@ class _Texts(Described):
 def text(spec: Mapping[str, Any]) -> Task:
     """Return the task of texts that a spec describes, as docs/spec.md says; nothing is read."""
     needed = ("path", "classes", "encoder")
-    check_fields(
-        "text", spec, (*needed, "text", "label", "tokenizer", "length", "model"), needed=needed
-    )
+    known = (*needed, "text", "label", "tokenizer", "length", "model", "delimiter", "encoding")
+    check_fields("text", spec, known, needed=needed)
     weights = weights_at(spec["encoder"], field="task.encoder")
     length = spec.get("length", 128)
     if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= 8192:
@@ -446,6 +455,7 @@ def text(spec: Mapping[str, Any]) -> Task:
         tokenizer=str(Path(str(spec.get("tokenizer", spec["encoder"]))).expanduser()),
         encoder=str(weights.path),
         length=length,
+        form=read_form(spec),
         shape=(_width(weights.path),),
         **shared_fields(spec),
     )

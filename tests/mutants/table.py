@@ -1412,11 +1412,41 @@ _in(
         "except ():",
         f"{_ONE}::test_one_record_changes_no_other",
     ),
+)
+_in(
+    "tasks/_cells.py",
     (
         "one half of a character ends the reading of all",
         'return str(cell).encode(errors="replace").decode()',
         "return str(cell).encode().decode()",
         f"{_ONE}::test_one_record_changes_no_other",
+    ),
+    (
+        "a mark of thousands stands anywhere",
+        r"{{2,3}})*{mark}\d{{3}}|",
+        r"{{2,3}})*{mark}\d{{1,3}}|",
+        "tests/tasks/test_files.py",
+    ),
+    (
+        "text beside a number of JSON decides how it is read",
+        'return f"{whole}e{exponent}" if exponent else whole',
+        "return str(cell)",
+        "tests/tasks/test_files.py",
+    ),
+    (
+        "labels that differ in case alone are one",
+        "        key = _exact\n",
+        "        pass\n",
+        "tests/tasks/test_files.py",
+    ),
+)
+_in(
+    "tasks/_reader.py",
+    (
+        "a wrong letter swallows the end of its line",
+        "if not known and (len(letters) != 256 or not letters[:128].isascii()):",
+        "if not known and not letters:",
+        "tests/tasks/test_files.py",
     ),
 )
 
