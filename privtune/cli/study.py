@@ -264,7 +264,7 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
         Path | None, typer.Option(help="Write the comparison as one self-contained page.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Write its chart alone, utility against ε, as a page.")
+        Path | None, typer.Option(help="Write its chart alone: .html, .png, .svg or .pdf.")
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one line of CSV an arm.")] = False,
     as_markdown: Annotated[bool, typer.Option("--md", help="Print a table of Markdown.")] = False,
@@ -274,16 +274,20 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
     from privtune.cli._common import write_page
     from privtune.cli._tables import print_comparison
+    from privtune.plots._image import KINDS
     from privtune.views.comparison import comparison_document, to_csv, to_markdown
     from privtune.views.report import render_chart, render_study
 
     if sum((html is not None, plot is not None, as_csv, as_markdown, as_json)) > 1:
         raise typer.BadParameter("give one of --html, --plot, --csv, --md and --json")
+    kind = ".html" if plot is None else plot.suffix.lower()
+    if kind not in (".html", *KINDS):
+        raise typer.BadParameter(f"--plot {plot}: a chart ends in .html, {', '.join(KINDS)}")
     with closing(_load(name, storage)) as study:
         if html is not None:
             write_page(html, render_study(study))
         elif plot is not None:
-            write_page(plot, render_chart(study))
+            write_page(plot, render_chart(study, kind))
         elif as_json:
             emit_json(comparison_document(study))
         elif as_csv:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -130,7 +131,7 @@ class Ledger:
     """Opens, or creates, the ledger in a database.
 
     Args:
-        url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; ``privtune.db`` in the
+        url: ``file.db``, ``sqlite:///file.db`` or ``postgresql://user@host/database``; ``privtune.db`` in the
             working directory unless given.
         patience: How long to wait for other processes, in seconds.
         clock: The time that is noted with every entry, for tests; else this machine's.
@@ -173,7 +174,7 @@ class Ledger:
 
     def __init__(
         self,
-        url: str = "sqlite:///privtune.db",
+        url: str | Path = "sqlite:///privtune.db",
         *,
         patience: float = 60.0,
         clock: Callable[[], datetime] | None = None,

@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
 from privtune.strategies.options import check_types
-from privtune.training.mechanism.metrics import (
-    METRICS,
-    Joint,
-    Metric,
-    OwnScore,
-    is_mean,
-    label,
-    lower_is_better,
-    make_metric,
-)
+from privtune.training.mechanism import metrics
 
 if TYPE_CHECKING:
     from privtune.tasks import Score
@@ -93,9 +84,11 @@ class ScorePlan:
             return score
         if self.metric in ("cost", "value"):
             return min(max(score, -self.bound), self.bound)
-        if not is_mean(self.metric):
+        if not metrics.is_mean(self.metric):
             return score
-        low, high = (-self.bound, 0.0) if lower_is_better(self.metric) else (0.0, self.bound)
+        low, high = (
+            (-self.bound, 0.0) if metrics.lower_is_better(self.metric) else (0.0, self.bound)
+        )
         return min(max(score, low), high)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,11 +103,11 @@ def validation_metric(
     """Return a score under the name of its metric; nothing without a finite score."""
     if plan is None or score is None or not math.isfinite(score):
         return {}
-    value = 0.0 - score if lower_is_better(plan.metric) else score
-    return {f"{of}_{label(plan.metric)}": value}
+    value = 0.0 - score if metrics.lower_is_better(plan.metric) else score
+    return {f"{of}_{metrics.label(plan.metric)}": value}
 
 
-_OF_NUMBERS = tuple(metric.name for metric in METRICS.values() if metric.takes == "numbers")
+_OF_NUMBERS = tuple(metric.name for metric in metrics.METRICS.values() if metric.takes == "numbers")
 
 
 @dataclass(frozen=True)
@@ -224,20 +217,22 @@ class Scoring:
         """Return how each metric is scored alone."""
         return (self,)
 
-    def make(self, target_range: tuple[float, float] | None = None) -> Metric:
+    def make(self, target_range: tuple[float, float] | None = None) -> metrics.Metric:
         """Return the metric, or all of a report's metrics as one.
 
         Args:
             target_range: The range that the task declares for its targets; None for classes.
         """
         made = tuple(each._made(target_range) for each in self._each())
-        return made[0] if len(made) == 1 else Joint(metrics=made, mechanism=self.mechanism)
+        return made[0] if len(made) == 1 else metrics.Joint(metrics=made, mechanism=self.mechanism)
 
-    def _made(self, target_range: tuple[float, float] | None) -> Metric:
+    def _made(self, target_range: tuple[float, float] | None) -> metrics.Metric:
         name = self.metric or ("accuracy" if target_range is None else "mae")
         numbers = name in _OF_NUMBERS
         known = target_range if self.target_range is None and numbers else self.target_range
-        return make_metric(name, bound=self.bound, k=self.k, bins=self.bins, target_range=known)
+        return metrics.make_metric(
+            name, bound=self.bound, k=self.k, bins=self.bins, target_range=known
+        )
 
     def check(
         self,
@@ -323,7 +318,7 @@ class Scoring:
     def _terms(self, target_range: tuple[float, float] | None) -> tuple[str, dict[str, Any], float]:
         """Return the name, the options and the bound of one metric."""
         metric = self._made(target_range)
-        name = metric.name if metric.name in METRICS else str(self.metric)
+        name = metric.name if metric.name in metrics.METRICS else str(self.metric)
         options = {
             field.name: value
             for field in fields(metric)
@@ -340,13 +335,13 @@ def _own_bound(name: str, bound: float) -> dict[str, float]:
 
 
 def _check(
-    metric: Metric,
+    metric: metrics.Metric,
     classes: int | None,
     target_range: tuple[float, float] | None,
     rows: int | None,
 ) -> None:
     """Refuse a metric that is not one of a task's targets."""
-    if isinstance(metric, OwnScore):
+    if isinstance(metric, metrics.OwnScore):
         metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
     # Records of one's own may declare neither: what it scores by says what its targets are.
     numbers = (
@@ -356,10 +351,10 @@ def _check(
     )
     found = [
         other.name
-        for other in METRICS.values()
+        for other in metrics.METRICS.values()
         if other.takes == "any" or (other.takes == "numbers") == numbers
     ]
-    if metric.name in METRICS and metric.name not in found:
+    if metric.name in metrics.METRICS and metric.name not in found:
         what = "numbers in a declared range" if numbers else "classes"
         raise InvalidInputError(
             "scoring.metric", metric.name, f"must be of {what}: {', '.join(found)}"
@@ -441,7 +436,7 @@ class Reporting(Scoring):
         known: set[str] = set()
         found = []
         for name in (self.metric, *self.also):
-            kind = OwnScore if ":" in str(name) else METRICS.get(str(name))
+            kind = metrics.OwnScore if ":" in str(name) else metrics.METRICS.get(str(name))
             own = set() if kind is None else {f.name for f in fields(kind)} & given
             own |= {"target_range"} & given
             known |= own

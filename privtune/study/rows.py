@@ -134,11 +134,11 @@ class StudyStore:
             return list(connection.scalars(query))
 
 
-def study_names(url: str) -> list[str]:
+def study_names(url: str | Path) -> list[str]:
     """Return the names of the studies in a storage.
 
     Args:
-        url: Database URL of studies and budgets.
+        url: The database of studies and budgets: its URL, or the path of a SQLite file.
 
     Example:
         >>> study_names(study.storage)

@@ -24,6 +24,7 @@ from privtune.tasks._cells import (
     NO_NUMBER,
     OTHER,
     PLAIN,
+    UNITS,
     Fault,
     Floats,
     Mask,
@@ -247,6 +248,13 @@ class Date(Column):
     def moment(self, cell: Any) -> datetime.datetime | None:
         """Return the time that a cell holds, None if it is none."""
         return moment_of(cell, self.format, self.unit)
+
+    def written(self, moment: datetime.datetime) -> str | int:
+        """Return a time as a cell holds it."""
+        if self.unit:
+            since = moment - datetime.datetime(1970, 1, 1)
+            return since // datetime.timedelta(seconds=1) * UNITS[self.unit]
+        return moment.strftime(self.format) if self.format else moment.date().isoformat()
 
     def _features(self, moment: datetime.datetime) -> list[float]:
         moment = min(max(moment, self.low), self.high)
