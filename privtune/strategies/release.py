@@ -54,10 +54,7 @@ class Ending(StrEnum):
 
     @classmethod
     def of(cls, weights: torch.Tensor) -> Ending:
-        """Return how a training that was not pruned ended: trained or diverged.
-
-        Args:
-            weights: What it trained.
+        """Return whether a training that gave these ``weights`` trained or diverged.
 
         Example:
             >>> import torch
@@ -102,11 +99,7 @@ class TrialResult:
     checked: str = ""
 
     def with_score(self, score: float | None) -> TrialResult:
-        """Return the result with another score, its weights unread: ``replace`` would read them.
-
-        Args:
-            score: The score.
-        """
+        """Return the result with another ``score``, its weights unread: ``replace`` would read them."""
         other = copy(self)
         object.__setattr__(other, "score", score)
         return other

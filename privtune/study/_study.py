@@ -554,10 +554,7 @@ class Study:
         return replace(release, make=make, serve=lambda model: known().served(model))
 
     def release(self, arm: str) -> Release:
-        """Return the release of one arm.
-
-        Args:
-            arm: Name of the arm.
+        """Return the release of the arm of the name ``arm``.
 
         Raises:
             PrivTuneError: If there is no such arm, or it has not been released.
@@ -586,10 +583,7 @@ class Study:
         return self._life.trials.records(arm)
 
     def failures(self, arm: str) -> Sequence[Mapping[str, Any]]:
-        """Return what stopped an arm: ``time`` and ``traceback``. For the curator alone.
-
-        Args:
-            arm: Name of the arm.
+        """Return the errors that stopped ``arm``, with time and traceback. For the curator alone.
 
         Raises:
             SealedTrialsError: Outside of the trust boundary.
@@ -603,11 +597,7 @@ class Study:
         return self._life.failures(arm)
 
     def model_path(self, arm: str) -> Path:
-        """Return where the released model of an arm is, as safetensors.
-
-        Args:
-            arm: Name of the arm.
-        """
+        """Return the safetensors file of the model that ``arm`` released."""
         return self._life.write(arm, MODEL)
 
     def spent(self) -> Guarantee:
