@@ -31,7 +31,7 @@ FLOORS = {
     "ledger": 1,
     "spaces": 1,
     "training": 1,
-    "tasks": 6208,
+    "tasks": 2,
     "strategies": 3,
     "execution": 4,
     "study": 5,
