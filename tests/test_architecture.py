@@ -206,7 +206,7 @@ LINES = {
     "audit": 1821,
     "cli": 2511,
     "execution": 1162,
-    "ledger": 5089,
+    "ledger": 5079,
     "plots": 939,
     "strategies": 4171,
     "study": 7002,
