@@ -202,7 +202,7 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
 
 
 LINES = {
-    "accounting": 7819,
+    "accounting": 7818,
     "audit": 1821,
     "cli": 2511,
     "execution": 1162,

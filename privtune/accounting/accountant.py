@@ -247,23 +247,16 @@ def _worse(directions: tuple[Any, Any], wanted: str, target: float) -> float:
 
 def _stable(compute: Callable[[float], float], tolerance: float = 1e-3) -> float:
     """Return a bound on a lattice so fine that halving its step moves it by less than a tolerance."""
-    return _refined(compute, tolerance) * (1.0 + _MARGIN)
-
-
-def _refined(compute: Callable[[float], float], tolerance: float) -> float:
-    fineness = 1.0
-    value = compute(fineness)
-    while fineness < _MAX_FINENESS:
+    fineness, value, moved = 1.0, compute(1.0), True
+    while moved and fineness < _MAX_FINENESS:
         fineness *= 2.0
         try:
             finer = compute(fineness)
         except GridError:
-            return value
-        best = min(value, finer)  # each lattice gives a bound: the smaller one holds
-        if abs(finer - value) <= tolerance * finer or not math.isfinite(finer):
-            return best
-        value = best
-    return value
+            break
+        moved = math.isfinite(finer) and abs(finer - value) > tolerance * finer
+        value = min(value, finer)  # each lattice gives a bound: the smaller one holds
+    return value * (1.0 + _MARGIN)
 
 
 _METHODS = ("best", "rdp", "pld")
