@@ -12,13 +12,14 @@ from privtune.accounting.rdp import gaussian_delta, gaussian_epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.weights import weigh
 from tests.accounting.helpers import steps
+from tests.tiers import FULL
 
 REPLACE = dp.Adjacency.REPLACE_ONE
-BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 5.0, 30), (0.01, 0.3, 100)]
+BASES = [(256 / 60000, 1.0, 2340), (0.5, 5.0, 30), (0.01, 0.3, 100)]
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("level", [1e-3, 1e-5, 1e-9])
+@pytest.mark.parametrize("level", [1e-3, 1e-9])
 def test_agrees_with_dp_accounting(base, level):
     rate, noise, count = base
     pld = reference.from_gaussian_mechanism(noise, sampling_prob=rate).self_compose(count)
@@ -43,7 +44,7 @@ def test_laplace_agrees_with_dp_accounting():
     assert ours.epsilon == pytest.approx(sampled.get_epsilon_for_delta(1e-5), rel=1e-3)
 
 
-@pytest.mark.parametrize(("scale", "count"), [(10.0, 3), (10.0, 6), (10.0, 12), (20.0, 12)])
+@pytest.mark.parametrize(("scale", "count"), [(10.0, 3), (20.0, 12)])
 def test_few_laplace_releases_are_not_understated(scale, count):
     """dp-accounting, rounding down, is below; the atom of all largest losses was once lost."""
     pld = reference.from_laplace_mechanism(
@@ -128,7 +129,7 @@ small = st.sampled_from(
 
 
 @given(small, st.integers(2, 4))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12 if FULL else 6, deadline=None)
 def test_repetition_is_composition(event, count):
     """The wheel forgets no multiplicity: n times = n copies = n copies, nested."""
     repeated = dp.epsilon(dp.Repeated(count, event), 1e-5)
@@ -139,7 +140,7 @@ def test_repetition_is_composition(event, count):
 
 
 @given(small, small, small)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12 if FULL else 6, deadline=None)
 def test_order_does_not_matter_and_more_costs_more(a, b, c):
     forward = dp.epsilon(dp.Composed([a, b, c]), 1e-5).epsilon
     assert forward == pytest.approx(dp.epsilon(dp.Composed([c, b, a]), 1e-5).epsilon, rel=1e-3)

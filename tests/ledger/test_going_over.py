@@ -38,8 +38,8 @@ def gaussian_profile(variance: float, at: np.ndarray) -> np.ndarray:
     return above - np.exp(at) * stats.norm.cdf(-mu / 2 - at / mu)
 
 
-@pytest.mark.parametrize("order", [1.5, 4.0, 18.0])
-@pytest.mark.parametrize("variance", [1e-3, 0.1, 0.8, 2.0])
+@pytest.mark.parametrize("order", [1.5, 18.0])
+@pytest.mark.parametrize("variance", [1e-3, 0.1, 2.0])
 def test_what_gaussian_charges_take_of_a_filter(order: float, variance: float) -> None:
     """The profile of G(V) lies under the conversion of d_α(V), and touches it."""
     found = pf.gaussian_divergence(order, variance)
@@ -190,8 +190,7 @@ def worst(order: float, limit: float, slack: float, most: float, *, free: bool =
     return value(0, (0,) * len(MENU), (0,) * len(MENU), 0)
 
 
-@pytest.mark.parametrize("order", [2.5, 5.0])
-@pytest.mark.parametrize("limit", [0.35, 0.6])
+@pytest.mark.parametrize(("order", "limit"), [(2.5, 0.6), (5.0, 0.35)])
 def test_no_adaptive_adversary_gets_past_the_theorem(order: float, limit: float) -> None:
     """Every choice, after every outcome, of what the rule admits: divergences first, then Gaussian."""
     slack, most = 2e-3, 8e-3
