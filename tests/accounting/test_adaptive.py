@@ -9,7 +9,7 @@ import pytest
 import privtune.accounting as dp
 from privtune.accounting import epsilon
 from privtune.accounting.accountant import lower_bound
-from privtune.accounting.instances import Stages, instance_epsilon
+from privtune.accounting.instances import Stages
 from privtune.accounting.lower import Outcomes, composition
 from privtune.accounting.pairs import under_chords
 from privtune.accounting.rdp import gaussian_delta
@@ -99,18 +99,6 @@ def test_what_shows_the_record_and_what_hardly_happens_is_kept():
     assert found.p.sum() == pytest.approx(1.0, rel=1e-12)
     assert found.q.sum() == pytest.approx(0.99**2, rel=1e-12)  # what shows the absence is left out
     assert found.delta(3.0) >= 1.0 - 0.99**2 - 1e-9
-
-
-@pytest.mark.parametrize("law", [dp.Geometric(10), dp.Poisson(20)])
-def test_company_costs_no_less_where_choices_may_look_back(law):
-    chosen = dp.PrivateSelection(dp.Gaussian(3.0), law)
-    for event in (
-        dp.Composed([chosen, dp.Laplace(4.0)]),
-        dp.Composed([chosen, chosen, dp.Gaussian(2.0)]),
-    ):
-        together = lower_bound(event, 1e-5)
-        alone = max(instance_epsilon(part, 1e-5) for part in event.events)
-        assert together > 1.04 * alone
 
 
 def best_merge(epsilon, delta, generating, at, pieces=400):

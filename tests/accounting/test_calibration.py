@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import privtune.accounting as dp
 from privtune.accounting import epsilon
 from privtune.accounting.accountant import _answer
-from privtune.accounting.calibration import searches_learn, sketch, solve_decreasing
+from privtune.accounting.calibration import sketch, solve_decreasing
 from privtune.accounting.selection import Table
 from privtune.errors import InvalidInputError, PrivTuneError
 from tests.accounting.helpers import counted, steps
@@ -175,23 +175,6 @@ def test_a_cliff_that_ends_on_the_target_itself_is_found(enough):
 def test_an_answer_between_the_last_stride_and_the_largest_is_found():
     found = solved(lambda x: math.inf if x < 8e5 else 0.5, 1.0, 1e-3, start=7e4)
     assert 8e5 <= found <= 8e5 * 1.01
-
-
-def test_a_search_for_another_target_begins_where_the_last_ended():
-    event = steps(0.05, 1.0, 400)
-
-    def asked(*targets):
-        with counted() as work:
-            found = [dp.calibrate(event, epsilon=target, delta=1e-5).scale for target in targets]
-        return found, work.transformed
-
-    (cold, _), twice = asked(2.0, 2.2)
-    with searches_learn():
-        (warm, other), after = asked(2.0, 2.2)
-    assert warm == cold
-    assert after < 0.9 * twice
-    answer = epsilon(dp.scale_noise(event, other), 1e-5).epsilon
-    assert 2.2 * (1 - 3e-4) <= answer <= 2.2
 
 
 TRAINING = steps(0.06, 1.2, 300)

@@ -169,13 +169,6 @@ def test_a_block_without_divergence_leaves_room() -> None:
     assert empty - 0.7 < room < empty - 0.2
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
-def test_the_best_order_is_near_the_optimum(epsilon: float) -> None:
-    order = pf.best_order(epsilon, 1e-5)
-    room = {a: pf.capacity(pf.empty_profile, a, epsilon, 1e-5) / a for a in pf.ORDERS}
-    assert room[order] == pytest.approx(max(room.values()), rel=1e-9)
-
-
 def test_every_order_of_a_filter_is_tabulated() -> None:
     """A stored order between two tabulated ones would make old charges weigh more."""
     assert set(pf.ORDERS) <= {float(order) for order in ORDERS}

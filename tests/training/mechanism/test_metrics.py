@@ -17,7 +17,7 @@ from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan, Scoring
 from privtune.strategies.scoring import validation_metric
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.metrics import METRICS, interval, is_mean, make_metric
+from privtune.training.mechanism.metrics import METRICS, is_mean, make_metric
 from privtune.training.mechanism.scoring import cross_entropy, measure_each, score
 from privtune.training.mechanism.streams import Streams
 
@@ -291,16 +291,6 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
         assert beyond > 15  # scores that decide are as they were drawn
         assert len(set(raw)) == 60
     assert held >= 52 or not is_mean(name)
-
-
-def test_an_interval_is_a_function_of_what_was_released() -> None:
-    metric = make_metric("f1")
-    terms: dict[str, Any] = {"scale": 0.01, "mechanism": "laplace", "records": 100}
-    means = np.array([0.3, 0.1])
-    assert interval(metric, means, **terms) == interval(metric, means, **terms)
-    exact: dict[str, Any] = {"scale": 0.0, "mechanism": "gaussian", "records": 400}
-    ends = interval(make_metric("accuracy"), np.array([0.9]), **exact)
-    assert ends == pytest.approx((0.87, 0.93), abs=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -77,16 +77,6 @@ def test_the_noise_is_the_stream_s_next_draw_times_the_charged_scale(
         assert found == pytest.approx(exact(plan) + unit * 2.0 * bound / 60, rel=1e-12)
 
 
-@pytest.mark.statistical
-@pytest.mark.parametrize(("mechanism", "factor"), [("gaussian", 1.0), ("laplace", math.sqrt(2.0))])
-def test_the_noise_has_the_charged_deviation(mechanism: str, factor: float) -> None:
-    # 400 draws: the deviation's relative error is 3.5 % (Laplace 5.6 %), tested at five of them.
-    plan = ScorePlan(60, 2.0, mechanism)
-    noise = [score(plan, MODEL, DATA, rng=rng(n)) - exact() for n in range(400)]
-    assert np.std(noise) == pytest.approx(2.0 / 60 * factor, rel=0.18 * factor)
-    assert abs(np.mean(noise)) < 5 * 2.0 / 60 * factor / 20
-
-
 def test_the_sum_is_divided_by_what_was_declared() -> None:
     fewer = TensorData(DATA.x[:40], DATA.y[:40])
     alone = exact(ScorePlan(40, None), data=fewer)

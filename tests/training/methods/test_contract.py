@@ -244,17 +244,3 @@ def test_without_noise_the_event_guarantees_nothing(name):
     schedule = Schedule(100, 0.1, 5)
     silent = planned(name, schedule, 3).scaled(0.0)
     assert silent.event(schedule) == NonPrivate()
-
-
-def test_hyfreedp_is_charged_by_the_joint_account():
-    """q = 0.02, T = 250, K = 5 at epsilon 3; the paper's account would really spend 4.75."""
-    schedule = Schedule(10_000, 0.02, 250)
-    budget = {"epsilon": 3.0, "delta": 1e-5}
-    same = METHODS["hyfreedp"].for_budget(schedule, **budget, loss_batch="same")
-    assert same.loss_noise_multiplier == pytest.approx(5.06, rel=0.01)
-    auto = METHODS["hyfreedp"].for_budget(schedule, **budget)
-    assert auto.loss_batch == "separate"
-    assert auto.loss_noise_multiplier == pytest.approx(1.88, rel=0.01)
-    plain = METHODS["dpsgd"].for_budget(schedule, **budget)
-    ratio = auto.gradient_noise_multiplier / plain.noise_multiplier
-    assert ratio == pytest.approx(1.01, rel=1e-6)
