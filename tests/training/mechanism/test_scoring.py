@@ -18,7 +18,7 @@ from privtune.training.mechanism import noise
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.scoring import score
 from privtune.training.mechanism.streams import Streams
-from tests.training.simple import blobs, cross_entropy, mlp
+from tests.training.simple import blobs, cross_entropy, gathered, mlp
 
 pytestmark = pytest.mark.quick
 
@@ -250,12 +250,8 @@ class Words(nn.Module):
         return self.head(self.table(x).mean(dim=1))
 
 
-def hidden(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return -outputs.log_softmax(dim=-1).gather(-1, (y + 0).unsqueeze(-1)).squeeze(-1)
-
-
 @pytest.mark.parametrize("plan", [EXACT, LOSS])
-@pytest.mark.parametrize("loss", [cross_entropy, hidden])
+@pytest.mark.parametrize("loss", [cross_entropy, gathered])
 @pytest.mark.parametrize("fault", ["token", "class", "negative class"])
 def test_a_record_that_cannot_be_used_adds_exactly_nothing(
     plan: ScorePlan, loss: Any, fault: str, capfd: pytest.CaptureFixture[str]

@@ -23,7 +23,7 @@ from privtune.training.mechanism.kernel import OfOutputs
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
-from tests.training.simple import blobs, cross_entropy, mlp, secrets
+from tests.training.simple import blobs, cross_entropy, gathered, mlp, secrets
 
 CPU = torch.device("cpu")
 PLACE = 3  # of the record that cannot be used
@@ -44,11 +44,6 @@ class Tokens(nn.Module):
 
 def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3))
-
-
-def gathered(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A cross-entropy that hides its classes: what a label is looked up in cannot be watched."""
-    return -outputs.log_softmax(dim=-1).gather(-1, (y + 0).unsqueeze(-1)).squeeze(-1)
 
 
 def tokens(records: int = 24) -> TensorData:
