@@ -20,10 +20,18 @@ from privtune.accounting.events import Adjacency, Composed, Event, Gaussian, fla
 from privtune.accounting.pairs import Gains, shape
 from privtune.accounting.registry import entry, scaled
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.numbers import ceil_digits
 
 LARGEST = 1e6
 SMALLEST = 1e-4
 _ROUNDS = 60
+
+
+def rounded_up(x: float, tolerance: float) -> float:
+    """Return the next number of few digits, above x by less than a tenth of a relative tolerance."""
+    # The last digits of exp and log differ between platforms, and a training's noise derives from all of
+    # its plan: with 2e-13 more of it, every released bit would be another.
+    return ceil_digits(x, 2 - math.floor(math.log10(tolerance)))
 
 
 def solve_decreasing(
@@ -36,9 +44,9 @@ def solve_decreasing(
     steep: float = 1.2,
     enough: float = 1.0,
 ) -> float:
-    """Return x, within a relative `tolerance` of the least, at which a falling function meets a target."""
+    """Return x of few digits, near the least at which a falling function meets a target."""
     # Secants of the logarithms: the function takes long. It was evaluated at the x that is returned, and
-    # found above the target at an x closer than the tolerance. `steep`: how much faster x changes than it.
+    # found above the target at an x within the tolerance. `steep`: how much faster x changes than it.
     aim = 0.5 * (1.0 + enough) * target
     seen: list[tuple[float, float]] = []  # the points on the side that is left
 
@@ -51,23 +59,24 @@ def solve_decreasing(
             power, stride, least = _slope(*seen[-2:], usual=steep), 1.0, 1.0
         return _power(max(min(ratio, 1e6) ** power, least), stride)
 
-    low, high = start, start
-    low_value = high_value = function(start)
+    rounded = partial(rounded_up, tolerance=tolerance)
+    low = high = rounded(start)
+    low_value = high_value = function(high)
     if enough * target <= high_value <= target:
-        return start
+        return high
     if high_value > target:
         while high_value > target:
             if high >= LARGEST:
                 raise impossible()
             low, low_value = high, high_value
-            high = min(high * outward(high, high_value), LARGEST)
+            high = rounded(min(high * outward(high, high_value), LARGEST))
             high_value = function(high)
     else:
         while low_value <= target:
             high, high_value = low, low_value
             if enough < 1.0 and enough * target <= high_value:
                 return high
-            low /= outward(low, low_value)
+            low = rounded(low / outward(low, low_value))
             if low < SMALLEST:
                 return high
             low_value = function(low)
@@ -85,7 +94,7 @@ def solve_decreasing(
         if straight and enough == 1.0:
             near = width - 0.9 * tolerance
             root = near if root > near else max(root + 0.2 * tolerance, 0.9 * tolerance)
-        middle = low * math.exp(root)
+        middle = rounded(low * math.exp(root))
         value = function(middle)
         if value > target:
             low, low_value = middle, value
@@ -262,10 +271,10 @@ def sketch(
     if _nests(event) and adjacency is Adjacency.ADD_REMOVE:
         memory = _memory.get() or _Memory()
         guess = _guessed(memory, event, epsilon, delta, tolerance)
-        if guess is not None and SMALLEST <= (scale := math.exp(guess[0])) <= LARGEST:
+        if guess is not None and SMALLEST <= math.exp(guess[0]) <= LARGEST:
             end = _End(guess[0] + math.log(shape(event)[1]), math.log(epsilon), guess[1])
             memory.ends.setdefault((shape(event)[0], delta), []).append(end)
-            return scale
+            return rounded_up(math.exp(guess[0]), tolerance)
     found = calibrate(event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=tolerance)
     return found.scale
 
@@ -349,6 +358,7 @@ def _near(
         scale = math.exp(place)
         if not SMALLEST <= scale <= LARGEST:
             return None
+        scale = rounded_up(scale, accuracy)
         value = reported(scale)
         if not math.isfinite(value) or value <= 0.0:
             return None

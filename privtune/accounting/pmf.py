@@ -483,6 +483,8 @@ def _tilted(
     spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     spectrum[alive] = np.exp(logs)
     values = np.asarray(sp.fft.irfft(spectrum, size))
+    # Higham 2002, Theorem 24.2, bounds the 2-norm of the error. That each point has an even share of it
+    # is assumed (README, FFT rounding).
     rounding = forward + (4.0 + 2.0 * math.log2(size)) * _EPS
     noise = rounding * math.sqrt(inner(values, values) / size)
     return values, noise, log_scale

@@ -124,7 +124,8 @@ def _how_to_start(life: Life) -> str:
     shown = masked_url(life.url)
     command = f"privtune worker {life.name} --storage {shlex.quote(shown)}"
     hidden = " (put in what *** hides, or set PRIVTUNE_STORAGE)" if shown != life.url else ""
-    local = " on this machine" if shown.startswith("sqlite") else " wherever the storage is reached"
+    here = life.storage.dialect == "sqlite"
+    local = " on this machine" if here else " wherever the storage is reached"
     return f"Start one{local}: {command}{hidden}"
 
 

@@ -175,6 +175,21 @@ def _line(line: bytes, places: Sequence[int], width: int) -> list[Any]:
     return [cells[place] if place < len(cells) else None for place in places]
 
 
+def csv_rows(path: Path) -> tuple[list[str], Iterator[list[str | None]]]:
+    """Return the header of a CSV file, and the cells of each line in order; one is a record, as ever."""
+    check_file(path)
+    with path.open("rb") as file:
+        header = _cells(file.readline().removeprefix(b"\xef\xbb\xbf"))
+
+    def read() -> Iterator[list[str | None]]:
+        with path.open("rb") as file:
+            file.readline()
+            for line in filter(bytes.strip, file):
+                yield _line(line, range(len(header)), len(header))
+
+    return header, read()
+
+
 def _cells(line: bytes) -> list[str]:
     try:
         return next(csv.reader([line.decode("utf-8", "replace").rstrip("\r\n")]), [])

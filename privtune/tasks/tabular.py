@@ -14,10 +14,11 @@ import numpy as np
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
 from privtune.numbers import is_number
-from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_of, read_columns
+from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_of
 from privtune.tasks._facts import TaskDataError
 from privtune.tasks._partition import by_unit, places
 from privtune.tasks._reader import Columns, Source, coded, is_missing, numbers_of, open_table, texts
+from privtune.tasks._rows import TableRows
 from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
 from privtune.tasks._usable import CLIPPED, NO_NUMBER, Fault, RecordCheck, Tally, label_faults
 from privtune.tasks.described import (
@@ -48,18 +49,21 @@ class Table(Described):
     query: str | None
     target: str
     target_range: tuple[float, float] | None
-    features: tuple[Column, ...]
+    rows: TableRows  # whose projection is a number until a stage releases it
     id: str | None
-    projection: tuple[tuple[float, ...], ...] | int | None  # a number until a stage releases them
     unpaid: tuple[str, ...]
     unit: str  # what is grouped
     independent: bool  # declared: each row of the query comes from one protected record
 
     @property
+    def features(self) -> tuple[Column, ...]:
+        """The declared feature columns."""
+        return self.rows.features
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read."""
-        features = (column.name for column in self.features)
-        return (*features, self.target, *([] if self.id is None else [self.id]))
+        return (*self.rows.names, self.target, *([] if self.id is None else [self.id]))
 
     @property
     def stem(self) -> str:
@@ -110,7 +114,7 @@ class Table(Described):
 
     def made(self, x: Any) -> Any:
         """Return inputs projected on the released directions, where there are some."""
-        return x if self.projection is None else x @ np.asarray(self.projection, np.float32).T
+        return self.rows.projected(x)
 
     def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
         """Return features and targets."""
@@ -119,12 +123,8 @@ class Table(Described):
 
     def _part(self, batch: Columns) -> Part:
         y, faults = self._targets(batch[self.target])
-        x = np.empty((len(y), sum(column.width for column in self.features)), dtype=np.float32)
-        start = 0
-        for column in self.features:
-            x[:, start : start + column.width], wrong = column.read(batch[column.name])
-            faults += wrong
-            start += column.width
+        x, wrong = self.rows.of(batch)
+        faults += wrong
         ids = None
         if self.id is not None:
             ids = [str(name).strip() for name in texts(batch[self.id]).to_pylist()]
@@ -221,8 +221,10 @@ def read_table(spec: Mapping[str, Any]) -> Table:
             spec.get("classes"),
             "is required for a classification, target_range: [low, high] for a regression; one of them",
         )
-    features, target = read_columns(spec.get("bounds"), spec.get("columns")), str(spec["target"])
-    names = [column.name for column in features]
+    rows = TableRows(
+        bounds=spec.get("bounds"), columns=spec.get("columns"), projection=spec.get("projection")
+    )
+    features, names, target = rows.features, rows.names, str(spec["target"])
     if target in names:
         field = "bounds" if target in map(str, spec.get("bounds") or ()) else "columns"
         raise InvalidInputError(f"task.{field}", target, "is the target, not a feature")
@@ -235,12 +237,12 @@ def read_table(spec: Mapping[str, Any]) -> Table:
     if spec.get("class_weights") == PAID:
         unpaid.append("class_weights")
     width = sum(column.width for column in features)
-    projection = _projection(spec.get("projection"), width)
-    if isinstance(projection, int):
+    _check_projection(rows.projection, width)
+    if isinstance(rows.projection, int):
         unpaid.append("projection")
-        width = projection
-    elif projection is not None:
-        width = len(projection)
+        width = rows.projection
+    elif rows.projection is not None:
+        width = len(rows.projection)
     place, query = _source(spec)
     return Table(
         **shared_fields(spec),
@@ -251,9 +253,8 @@ def read_table(spec: Mapping[str, Any]) -> Table:
         target_range=pair_of("task.target_range", spec["target_range"])
         if "target_range" in spec
         else None,
-        features=features,
+        rows=rows,
         id=identity,
-        projection=projection,
         unpaid=tuple(unpaid),
         grouped=grouped,
         unit=str(spec.get("unit", identity)) if grouped else "record",
@@ -311,10 +312,10 @@ def _independent(spec: Mapping[str, Any]) -> bool:
     return True
 
 
-def _projection(given: Any, width: int) -> tuple[tuple[float, ...], ...] | int | None:
-    """Return public directions, or how many of them a stage will release."""
+def _check_projection(given: Any, width: int) -> None:
+    """Refuse what is no public directions, nor how many of them a stage will release."""
     if given is None or isinstance(given, int):
-        return given
+        return
     listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     if not listed or not all(
         isinstance(row, Sequence) and len(row) == width and all(map(is_number, row))
@@ -323,7 +324,6 @@ def _projection(given: Any, width: int) -> tuple[tuple[float, ...], ...] | int |
         raise InvalidInputError(
             "task.projection", given, f"must be a list of directions, {width} numbers each"
         )
-    return tuple(tuple(map(float, row)) for row in given)
 
 
 def _model(spec: Mapping[str, Any], table: Table) -> tuple[str, Callable[[], nn.Module]]:
@@ -402,7 +402,7 @@ def _constants(spec: Mapping[str, Any], table: Table) -> Mapping[str, float]:
     """Return what is proven of the loss of a linear model on declared features; of others nothing."""
     weights = spec.get("class_weights") or ()
     linear = spec.get("model", "linear") in ("linear", "logistic")
-    if not linear or table.projection is not None or weights == PAID:
+    if not linear or table.rows.projection is not None or weights == PAID:
         return {}
     square = sum(column.square for column in table.features)
     if table.classes is None:

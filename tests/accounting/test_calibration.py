@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import privtune.accounting as dp
 from privtune.accounting import epsilon
 from privtune.accounting.accountant import _answer
-from privtune.accounting.calibration import sketch, solve_decreasing
+from privtune.accounting.calibration import rounded_up, sketch, solve_decreasing
 from privtune.accounting.selection import Table
 from privtune.errors import InvalidInputError, PrivTuneError
 from tests.accounting.helpers import counted, steps
@@ -38,6 +38,21 @@ def test_ends_just_below_the_target(event, target):
     assert answer.guarantee.epsilon <= target
     looser = epsilon(dp.scale_noise(event, answer.scale * (1 - 5e-4)), 1e-5).epsilon
     assert looser > target * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-7])
+def test_noise_has_few_digits_and_its_last_ones_move_nothing(tolerance):
+    for event in (dp.Laplace(1.0), dp.Gaussian(1.0), steps(0.01, 1.0, 1000)):
+        scale = dp.calibrate(event, epsilon=1.0, delta=1e-5, tolerance=tolerance).scale
+        assert scale == float(f"{scale:.{1 - math.floor(math.log10(tolerance))}e}")
+        below = math.nextafter(scale * (1 - 1e-12), 0.0)
+        assert rounded_up(below, tolerance) == rounded_up(scale, tolerance) == scale
+        assert rounded_up(scale * (1 + 1e-12), tolerance) > scale
+
+
+@given(st.floats(1e-4, 1e6), st.floats(1e-9, 0.4))
+def test_rounding_adds_at_most_a_tenth_of_the_tolerance(noise, tolerance):
+    assert noise <= rounded_up(noise, tolerance) <= noise * (1 + 0.1 * tolerance)
 
 
 def test_unsampled_gaussians_under_replace_one():
