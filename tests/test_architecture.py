@@ -210,7 +210,7 @@ LINES = {
     "plots": 939,
     "strategies": 4171,
     "study": 7002,
-    "tasks": 5843,
+    "tasks": 6208,
     "top level": 1709,
     "tracking": 1093,
     "training": 4,

@@ -75,7 +75,7 @@ def predict(
         raise PrivTuneError(
             f"Arm {arm!r} takes arrays, which no CSV file holds: ask release.predict(arrays) in Python."
         )
-    header, lines = csv_rows(file)
+    header, lines = csv_rows(file, served.rows.names)
     parts = (list(zip(*part, strict=True)) for part in _parts(lines))
     found = (
         (cells, served.answers(*served.rows.read(dict(zip(header, cells, strict=True)))))

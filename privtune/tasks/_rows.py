@@ -13,7 +13,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,10 +22,10 @@ import numpy as np
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.files import regular_file
-from privtune.tasks._columns import Category, Column, Date, Ordinal, read_columns
+from privtune.tasks._cells import CLIPPED, Fault, Mask, column_of, is_missing, texts
+from privtune.tasks._columns import Category, Column, Date, Ordinal
+from privtune.tasks._declared import read_columns, read_notation
 from privtune.tasks._facts import TaskDataError
-from privtune.tasks._reader import Columns, Mask, column_of, is_missing, texts
-from privtune.tasks._usable import CLIPPED, Fault
 
 if TYPE_CHECKING:
     import pandas
@@ -83,17 +83,18 @@ class TableRows(Rows):
     bounds: Any
     columns: Any
     projection: Any = None
+    notation: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def features(self) -> tuple[Column, ...]:
         """The declared feature columns."""
-        return read_columns(self.bounds, self.columns)
+        return read_columns(self.bounds, self.columns, read_notation("task", self.notation))
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.features)
 
-    def of(self, batch: Columns) -> tuple[Any, list[Fault]]:
+    def of(self, batch: Mapping[str, Any]) -> tuple[Any, list[Fault]]:
         """Return the features of some records ``[N, width]``, and what is not as declared."""
         faults: list[Fault] = []
         x = np.empty((len(batch[self.names[0]]), sum(c.width for c in self.features)), np.float32)
@@ -123,7 +124,7 @@ def _example(column: Column) -> Any:
     if isinstance(column, Ordinal):
         return column.levels[0]
     if isinstance(column, Date):
-        return column.low.date().isoformat()
+        return column.written(column.low)
     return 0.5 * (getattr(column, "low", 0.0) + getattr(column, "high", 0.0))
 
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
+    from privtune.tasks._cells import Fault
     from privtune.tasks._rows import Rows, Served
-    from privtune.tasks._usable import Fault, RecordCheck
+    from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.data import RecordTree, TensorData
     from privtune.training.mechanism.kernel import LossOf
 
@@ -450,7 +451,7 @@ class Task(PublicFacts):
 
 def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iterator[Fault]:
     """Yield what is not as declared of records in memory."""
-    from privtune.tasks._usable import NO_NUMBER, Fault
+    from privtune.tasks._cells import NO_NUMBER, Fault
     from privtune.training.mechanism.data import find_facts
 
     x, y = data.x.cpu(), data.y.cpu()
@@ -485,8 +486,7 @@ def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iter
 
 def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
     """Yield what is wrong with targets of some records."""
-    from privtune.tasks._reader import column_of
-    from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault
+    from privtune.tasks._cells import CLIPPED, LABEL, NO_NUMBER, Fault, column_of
 
     targets = y.reshape(len(y), -1)
     if task.classes is None:

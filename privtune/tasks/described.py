@@ -16,14 +16,15 @@ import numpy as np
 from privtune.errors import InvalidInputError
 from privtune.files import read_bounded, regular_file
 from privtune.imports import find_extra, find_function, users_code
-from privtune.tasks._columns import values_of
+from privtune.tasks._cells import Fault, coded, column_of, label_faults, texts
+from privtune.tasks._declared import values_of
 from privtune.tasks._facts import SPLITS, TaskAbsentError, TaskDataError
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, places, split_read
-from privtune.tasks._reader import BATCH, coded, column_of, heard, open_table, texts
+from privtune.tasks._reader import BATCH, UTF8, Form, Source, heard, open_table
 from privtune.tasks._rows import TEXTS, PictureRows, Rows, TextRows
 from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
-from privtune.tasks._usable import Fault, RecordCheck, Tally, label_faults
+from privtune.tasks._usable import RecordCheck, Tally
 
 if TYPE_CHECKING:
     from torch import nn
@@ -156,6 +157,11 @@ def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
         "key": str(spec.get("key", KEY)),
         "classes": read_classes(spec["classes"]) if "classes" in spec else None,
     }
+
+
+def read_form(spec: Mapping[str, Any]) -> Form:
+    """Return how a text file is written, of a spec's ``delimiter`` and ``encoding``."""
+    return Form(**{name: spec[name] for name in ("delimiter", "encoding") if name in spec})
 
 
 def read_classes(given: Any) -> tuple[Any, ...]:
@@ -326,6 +332,10 @@ class _Texts(Described):
 
     rows: TextRows
     label: str
+    form: Form = UTF8
+
+    def _open(self) -> Source:
+        return open_table(Path(self.path), (*self.rows.names, self.label), self.form)
 
     def check(self) -> None:
         """Check libraries, the header and the encoder."""
@@ -335,11 +345,11 @@ class _Texts(Described):
 
     def header(self) -> None:
         """Check the header of the file."""
-        open_table(Path(self.path)).check((*self.rows.names, self.label), self.path)
+        self._open().check((*self.rows.names, self.label), self.path)
 
     def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
         """Return texts by content and label: features are rounded as the machine has it."""
-        file, text = open_table(Path(self.path)), self.rows.text
+        file, text = self._open(), self.rows.text
         most, size = file.most(), TEXTS if whole else BATCH
         pieces = (
             (batch[text].slice(start, size), batch[self.label].slice(start, size))
@@ -367,9 +377,8 @@ class _Texts(Described):
 def text(spec: Mapping[str, Any]) -> Task:
     """Return the task of texts that a spec describes, as docs/spec.md says; nothing is read."""
     needed = ("path", "classes", "encoder")
-    check_fields(
-        "text", spec, (*needed, "text", "label", "tokenizer", "length", "model"), needed=needed
-    )
+    known = (*needed, "text", "label", "tokenizer", "length", "model", "delimiter", "encoding")
+    check_fields("text", spec, known, needed=needed)
     weights = weights_at(spec["encoder"], field="task.encoder")
     length = spec.get("length", 128)
     if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= 8192:
@@ -377,6 +386,7 @@ def text(spec: Mapping[str, Any]) -> Task:
     found = _Texts(
         path=str(spec["path"]),
         label=str(spec.get("label", "label")),
+        form=read_form(spec),
         rows=TextRows(
             text=str(spec.get("text", "text")),
             tokenizer=str(Path(str(spec.get("tokenizer", spec["encoder"]))).expanduser()),
