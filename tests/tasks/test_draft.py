@@ -51,9 +51,8 @@ def filled(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_draft_is_refused_until_it_is_filled_and_then_runs(
-    tmp_path: Path, storage: str, kind: str
-) -> None:
+def test_a_draft_is_refused_until_it_is_filled_and_then_runs(tmp_path: Path, kind: str) -> None:
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
     frame, path = people(400), tmp_path / f"my people.{kind}"
     if kind == "csv":
         frame.to_pandas().to_csv(path, index=False)
@@ -84,10 +83,8 @@ def test_a_draft_says_nothing_of_a_record(tmp_path: Path, kind: str) -> None:
             "age": pa.array([4711.5] * count, pa.float64()),
             "seen": pa.array(days, pa.date32()),
         }
-        columns |= {
-            n: pa.array([v] * count, pa.string())
-            for n, v in (("town", "Atlantis"), ("left", "maybe"))
-        }
+        for name, value in (("town", "Atlantis"), ("left", "maybe")):
+            columns[name] = pa.array([value] * count, pa.string())
         frame = pa.table(columns)
         if kind == "parquet":
             parquet.write_table(frame, path)
