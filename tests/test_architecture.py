@@ -202,11 +202,11 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
 
 
 LINES = {
-    "accounting": 7819,
+    "accounting": 7818,
     "audit": 1821,
     "cli": 2538,
     "execution": 1162,
-    "ledger": 5089,
+    "ledger": 5079,
     "plots": 939,
     "strategies": 4171,
     "study": 7007,

@@ -110,13 +110,13 @@ def numbered(
 
 
 def check_requests(requests: Sequence[ChargeRequest]) -> None:
-    """Refuse what is no request."""
+    """Refuse a list of charge requests that is empty, or holds anything else."""
     if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
         raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
 
 
 def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
-    """Decide outside of the lock, and say what would fit."""
+    """Refuse requests that do not fit before the budget is locked, and say what would fit."""
     if not requests:
         return
     events = [request.event for request in requests]

@@ -287,7 +287,7 @@ class Plan:
 
     @property
     def scored(self) -> str:
-        """Of which its score is: ``validation`` of the released model, or ``tuning`` of the winner."""
+        """Which model is scored: ``validation`` says the released one, ``tuning`` the search's winner."""
         return "tuning" if self.final and self.search is not None else "validation"
 
     @property
@@ -302,7 +302,7 @@ class Plan:
 
     @property
     def beyond_reach(self) -> float:
-        """Mass of the outputs that the generator cannot reach: see ``accounting.reach``."""
+        """Bound on the mass of outputs that the noise generator cannot reach: see ``accounting.reach``."""
         return mass_beyond_reach(self.event)
 
     @property
@@ -454,7 +454,7 @@ def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) ->
 def epsilon_spent(
     training: TrainingPlan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
 ) -> list[tuple[int, float]]:
-    """Return what a training has spent after some of its steps."""
+    """Return ε after some of a training's steps, as pairs (step, ε)."""
     return [
         (
             step,

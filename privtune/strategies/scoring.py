@@ -313,7 +313,7 @@ def _check(
     target_range: tuple[float, float] | None,
     rows: int | None,
 ) -> None:
-    """Refuse a metric that is not one of a task's targets."""
+    """Refuse a metric of classes for numbers, or of numbers for classes."""
     if isinstance(metric, metrics.OwnScore):
         metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
     # Records of one's own may declare neither: what it scores by says what its targets are.

@@ -243,7 +243,7 @@ def _planner(
 
 
 def advice(planned: StudyPlan) -> Sensitivity:
-    """Return what would cost or save ε in a study: noise on scores, runs, caps, δ."""
+    """Return how ε changes with the noise on scores, the runs, caps and δ of a planned study."""
     from privtune.accounting.costs import sensitivity
 
     names: dict[acc.Event, str] = {}

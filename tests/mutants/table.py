@@ -282,7 +282,7 @@ losses of a score are not clipped
 +values.unsqueeze(-1)
 
 == training/mechanism/scoring.py
-half the noise on scores | training/mechanism/test_scoring.py::test_the_noise_has_the_charged_deviation
+half the noise on scores | training/mechanism/test_scoring.py::test_the_noise_is_the_stream_s_next_draw_times_the_charged_scale
 -len(sums)) * plan.standard_deviation
 +len(sums)) * 0.5 * plan.standard_deviation
 what a record adds to a score is held to no bound
