@@ -210,7 +210,7 @@ LINES = {
     "plots": 939,
     "strategies": 4171,
     "study": 7007,
-    "tasks": 6354,
+    "tasks": 6360,
     "top level": 1709,
     "tracking": 1093,
     "training": 4,
