@@ -38,6 +38,7 @@ FLOORS = {
     "audit": 5,
     "api": 6,
     "opacus": 6,
+    "sklearn": 6,
     "plots": 6,
     "views": 7,
     "tracking": 8,
