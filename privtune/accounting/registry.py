@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from privtune.accounting import events as ev
 from privtune.accounting import lower
+from privtune.accounting import pairs as dominating
 from privtune.accounting._checks import LARGEST
 from privtune.accounting.curves import (
     ORDERS,
@@ -31,23 +32,6 @@ from privtune.accounting.curves import (
     sampled_laplace_curve,
     selection_curve,
     split_curve,
-)
-from privtune.accounting.pairs import (
-    THIN,
-    Direction,
-    Gains,
-    Pair,
-    amplified,
-    approximate_pair,
-    laplace_pair,
-    loss_deviation,
-    on_lattice,
-    sampled_gaussian,
-    tabulate,
-    thinned,
-    tuner_pair,
-    worst_pair,
-    zcdp_pair,
 )
 from privtune.accounting.pmf import compose, mixture
 from privtune.accounting.runs import Geometric
@@ -77,22 +61,22 @@ class UnknownEventError(PrivTuneError):
 class Pairs(Protocol):
     """What an entry may ask about the events inside its own."""
 
-    gains: Gains | None
+    gains: dominating.Gains | None
     """What the rearrangement gained at another noise, for searches; None for an account."""
 
-    def at(self, event: ev.Event, step: float) -> Pair:
+    def at(self, event: ev.Event, step: float) -> dominating.Pair:
         """Return the pair of an event on a lattice."""
 
-    def fine(self, event: ev.Event, fineness: float) -> Pair:
+    def fine(self, event: ev.Event, fineness: float) -> dominating.Pair:
         """Return the pair of an event on a lattice of its own choice."""
 
     def step(self, event: ev.Event, fineness: float) -> float:
         """Return the step of that lattice."""
 
-    def unsampled(self, event: ev.Event, share: float) -> Pair:
+    def unsampled(self, event: ev.Event, share: float) -> dominating.Pair:
         """Return the pair of the releases about one sample, before any sampling."""
 
-    def own(self, event: ev.Event, fineness: float) -> Pair:
+    def own(self, event: ev.Event, fineness: float) -> dominating.Pair:
         """Return the pair of an event that carries a lattice of its own."""
 
     def tuners(self, event: ev.Event, fineness: float) -> Tuners:
@@ -126,22 +110,22 @@ class Instances(Protocol):
         """Return the outcomes of an instance of an event."""
 
     def dearest(self, events: Sequence[ev.Event]) -> lower.Outcomes:
-        """Return those of the event that costs most."""
+        """Return the outcomes of that event, among several, which costs most."""
 
     def chosen(
         self, event: ev.Event, choose: Callable[[lower.Outcomes], lower.Outcomes]
     ) -> lower.Outcomes:
-        """Return those of an event after a choice made for P over Q in the direction asked."""
+        """Return the outcomes of an event that follows a choice, scored for P over Q."""
 
 
 class Edges(Protocol):
     """What an entry may ask about noise that ends somewhere: the mass that one release loses."""
 
     def gaussian(self, noise_multiplier: float) -> float:
-        """Return that of a Gaussian release."""
+        """Return the mass that one Gaussian release loses."""
 
     def laplace(self, noise_multiplier: float) -> float:
-        """Return that of a Laplace release."""
+        """Return the mass that one Laplace release loses."""
 
 
 class Entry(ABC, Generic[E]):
@@ -171,7 +155,7 @@ class Entry(ABC, Generic[E]):
         """Return a scale of the privacy loss, for the choice of a lattice."""
 
     @abstractmethod
-    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
+    def pair(self, event: E, step: float, pairs: Pairs) -> dominating.Pair:
         """Return the dominating pair on the lattice of a composition."""
 
     @abstractmethod
@@ -240,7 +224,7 @@ class Entry(ABC, Generic[E]):
         """Return the bounds of a choice among runs in both directions (remove, add)."""
         raise UnknownEventError(f"a {event.type} event is no choice among runs.")
 
-    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> dominating.Pair:
         """Return the pair on a lattice of the event's own."""
         raise UnknownEventError(f"a {event.type} event has no lattice of its own.")
 
@@ -249,7 +233,7 @@ _OWN = 2.0  # fineness of a lattice of its own
 
 
 class _NoLook(Entry[E]):
-    """What is no part of a training, and has no noise of its own that could be scaled."""
+    """Events that are no release of a training and have no noise multiplier of their own."""
 
     def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
         return None
@@ -267,7 +251,7 @@ class _Composition(Entry[E]):
     def deviation(self, event: E, pairs: Pairs) -> float:
         raise UnknownEventError(f"a {event.type} event is charged by its parts.")
 
-    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
+    def pair(self, event: E, step: float, pairs: Pairs) -> dominating.Pair:
         return pairs.at(event, step)
 
     def instance(self, event: E, instances: Instances) -> lower.Outcomes:
@@ -281,7 +265,7 @@ class _Composition(Entry[E]):
 
 
 class _Compound(_NoLook[E]):
-    """What carries a lattice of its own; its profile becomes a pair on that of a composition."""
+    """Events that are accounted on a lattice of their own, such as selections, maxima, tuning on a subset."""
 
     own_lattice = True
 
@@ -289,14 +273,14 @@ class _Compound(_NoLook[E]):
         pair = pairs.own(event, _OWN)
         return max(pair.remove.deviation, pair.add.deviation, 1e-6)
 
-    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
-        return on_lattice(pairs.own(event, _OWN), step)
+    def pair(self, event: E, step: float, pairs: Pairs) -> dominating.Pair:
+        return dominating.on_lattice(pairs.own(event, _OWN), step)
 
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
         return max(map(of, event.children()))
 
     @abstractmethod
-    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair: ...
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> dominating.Pair: ...
 
 
 class _Known(_NoLook[E]):
@@ -341,9 +325,11 @@ class _Gaussian(_Release):
     def deviation(self, event: ev.Gaussian, pairs: Pairs) -> float:
         return 1.0 / event.noise_multiplier
 
-    def pair(self, event: ev.Gaussian, step: float, pairs: Pairs) -> Pair:
-        pmf = sampled_gaussian(1.0, event.noise_multiplier, step, Direction.REMOVE)
-        return Pair(pmf, pmf)
+    def pair(self, event: ev.Gaussian, step: float, pairs: Pairs) -> dominating.Pair:
+        pmf = dominating.sampled_gaussian(
+            1.0, event.noise_multiplier, step, dominating.Direction.REMOVE
+        )
+        return dominating.Pair(pmf, pmf)
 
     def instance(self, event: ev.Gaussian, instances: Instances) -> lower.Outcomes:
         return lower.gaussian_outcomes(event.noise_multiplier)
@@ -364,8 +350,8 @@ class _Laplace(_Release):
     def deviation(self, event: ev.Laplace, pairs: Pairs) -> float:
         return min(1.0 / event.noise_multiplier, 1.0)
 
-    def pair(self, event: ev.Laplace, step: float, pairs: Pairs) -> Pair:
-        return laplace_pair(event.noise_multiplier, step)
+    def pair(self, event: ev.Laplace, step: float, pairs: Pairs) -> dominating.Pair:
+        return dominating.laplace_pair(event.noise_multiplier, step)
 
     def instance(self, event: ev.Laplace, instances: Instances) -> lower.Outcomes:
         return lower.laplace_outcomes(event.noise_multiplier)
@@ -396,7 +382,7 @@ class _Joint(_Composition[ev.Joint]):
 
 
 class _PoissonSampled(Entry[ev.PoissonSampled]):
-    """Its pair is that of the releases moved atom by atom; one Gaussian has a closed form."""
+    """A release about a Poisson sample: one Gaussian in closed form, others by their unsampled pair."""
 
     replace_one = False
     paired_weight = True
@@ -421,20 +407,20 @@ class _PoissonSampled(Entry[ev.PoissonSampled]):
     def deviation(self, event: ev.PoissonSampled, pairs: Pairs) -> float:
         sigma, scales = self._releases(event)
         if not scales:
-            return loss_deviation(event.rate, sigma)
+            return dominating.loss_deviation(event.rate, sigma)
         if len(scales) == 1 and math.isinf(sigma):
             return min(event.rate * math.expm1(min(1.0 / scales[0], 1.0)), 1.0)
         return joint_deviation(event.rate, sigma, scales)
 
-    def pair(self, event: ev.PoissonSampled, step: float, pairs: Pairs) -> Pair:
+    def pair(self, event: ev.PoissonSampled, step: float, pairs: Pairs) -> dominating.Pair:
         sigma, scales = self._releases(event)
         if not scales:
-            return Pair(
-                sampled_gaussian(event.rate, sigma, step, Direction.REMOVE),
-                sampled_gaussian(event.rate, sigma, step, Direction.ADD),
+            return dominating.Pair(
+                dominating.sampled_gaussian(event.rate, sigma, step, dominating.Direction.REMOVE),
+                dominating.sampled_gaussian(event.rate, sigma, step, dominating.Direction.ADD),
             )
         pair = pairs.unsampled(event.event, step / self.deviation(event, pairs))
-        return Pair(*amplified(pair.remove, pair.add, event.rate, step))
+        return dominating.Pair(*dominating.amplified(pair.remove, pair.add, event.rate, step))
 
     def instance(self, event: ev.PoissonSampled, instances: Instances) -> lower.Outcomes:
         return lower.sampled(instances.of(event.event), event.rate)
@@ -465,8 +451,8 @@ class _ZCDP(_Known[ev.ZCDP]):
     def deviation(self, event: ev.ZCDP, pairs: Pairs) -> float:
         return math.sqrt(2.0 * max(event.rho, 1e-8))
 
-    def pair(self, event: ev.ZCDP, step: float, pairs: Pairs) -> Pair:
-        return zcdp_pair(event.rho, event.rho * ORDERS, step)
+    def pair(self, event: ev.ZCDP, step: float, pairs: Pairs) -> dominating.Pair:
+        return dominating.zcdp_pair(event.rho, event.rho * ORDERS, step)
 
     def instance(self, event: ev.ZCDP, instances: Instances) -> lower.Outcomes:
         noise = 1.0 / math.sqrt(2.0 * max(event.rho, 1.0 / LARGEST))
@@ -483,8 +469,8 @@ class _ApproximateDP(_Known[ev.ApproximateDP]):
     def deviation(self, event: ev.ApproximateDP, pairs: Pairs) -> float:
         return max(event.epsilon, 1e-3)
 
-    def pair(self, event: ev.ApproximateDP, step: float, pairs: Pairs) -> Pair:
-        return approximate_pair(event.epsilon, event.delta, step)
+    def pair(self, event: ev.ApproximateDP, step: float, pairs: Pairs) -> dominating.Pair:
+        return dominating.approximate_pair(event.epsilon, event.delta, step)
 
     def instance(self, event: ev.ApproximateDP, instances: Instances) -> lower.Outcomes:
         return lower.two_sided(event.epsilon, event.delta)
@@ -508,7 +494,7 @@ class _NonPrivate(_Known[ev.NonPrivate]):
     def instance(self, event: ev.NonPrivate, instances: Instances) -> lower.Outcomes:
         return lower.two_sided(0.0, 1.0)
 
-    def pair(self, event: ev.NonPrivate, step: float, pairs: Pairs) -> Pair:
+    def pair(self, event: ev.NonPrivate, step: float, pairs: Pairs) -> dominating.Pair:
         raise UnknownEventError("data left without protection has no dominating pair.")
 
 
@@ -569,11 +555,11 @@ class _WorstOf(_Compound[ev.WorstOf]):
             return mixture_curve(curves, np.asarray(event.weights))
         return np.asarray(curves.max(axis=0))
 
-    def own_pair(self, event: ev.WorstOf, fineness: float, pairs: Pairs) -> Pair:
+    def own_pair(self, event: ev.WorstOf, fineness: float, pairs: Pairs) -> dominating.Pair:
         found = _together(event.events, fineness, pairs)
         if event.weights is None:
-            return worst_pair(found)
-        return Pair(
+            return dominating.worst_pair(found)
+        return dominating.Pair(
             mixture([pair.remove for pair in found], event.weights),
             mixture([pair.add for pair in found], event.weights),
         )
@@ -597,8 +583,8 @@ class _Parallel(_Compound[ev.Parallel]):
     def curve(self, event: ev.Parallel, of: CurveOf) -> Floats:
         return np.asarray(np.max([of(child) for child in event.events], axis=0))
 
-    def own_pair(self, event: ev.Parallel, fineness: float, pairs: Pairs) -> Pair:
-        return worst_pair(_together(event.events, fineness, pairs))
+    def own_pair(self, event: ev.Parallel, fineness: float, pairs: Pairs) -> dominating.Pair:
+        return dominating.worst_pair(_together(event.events, fineness, pairs))
 
     def instance(self, event: ev.Parallel, instances: Instances) -> lower.Outcomes:
         return instances.dearest(event.events)
@@ -622,7 +608,7 @@ class _Parallel(_Compound[ev.Parallel]):
         return " ∥ ".join(map(of, event.events))
 
 
-def _together(events: Sequence[ev.Event], fineness: float, pairs: Pairs) -> list[Pair]:
+def _together(events: Sequence[ev.Event], fineness: float, pairs: Pairs) -> list[dominating.Pair]:
     """Return the pairs of alternatives on one lattice, fine enough for each."""
     step = min(pairs.step(child, fineness) for child in events)
     return [pairs.at(child, step) for child in events]
@@ -641,7 +627,7 @@ _THRESHOLD_SIZE = 400
 
 
 class _Chosen(_Compound[E]):
-    """Best of K and its kin."""
+    """Choices: best of K, and the first run that passes a threshold."""
 
     one_instance = False
     paired_weight = True
@@ -654,11 +640,11 @@ class _Chosen(_Compound[E]):
         selection = self.choice(event).selection
         return selection_curve(of(selection.event), selection.runs)
 
-    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> dominating.Pair:
         remove, add = pairs.tuners(event, fineness)
         if pairs.gains is not None:
             return pairs.gains.pair(event, remove, add, self.size)
-        return tuner_pair(remove, add, self.size)
+        return dominating.tuner_pair(remove, add, self.size)
 
 
 class _PrivateSelection(_Chosen[ev.PrivateSelection]):
@@ -699,7 +685,7 @@ class _ThresholdSelection(_Chosen[ev.ThresholdSelection]):
         return Choice(ev.PrivateSelection(event.event, Geometric(1.0 / event.stop)), threshold=True)
 
     def tuners(self, event: ev.ThresholdSelection, fineness: float, pairs: Pairs) -> Tuners:
-        pair = thinned(pairs.fine(event.event, fineness), fineness)
+        pair = dominating.thinned(pairs.fine(event.event, fineness), fineness)
         return Threshold(pair.remove, event.stop), Threshold(pair.add, event.stop)
 
     def instance(self, event: ev.ThresholdSelection, instances: Instances) -> lower.Outcomes:
@@ -728,17 +714,23 @@ class _SubsampledTuning(_Compound[ev.SubsampledTuning]):
             return split_curve(ORDERS, tuning, training, event.rate)
         return amplified_curve(ORDERS, tuning, event.rate) + training
 
-    def own_pair(self, event: ev.SubsampledTuning, fineness: float, pairs: Pairs) -> Pair:
+    def own_pair(
+        self, event: ev.SubsampledTuning, fineness: float, pairs: Pairs
+    ) -> dominating.Pair:
         tuning, last = pairs.fine(event.tuning, fineness), pairs.fine(event.training, fineness)
         if event.variant == 1:
-            first = thinned(tuning, fineness)
+            first = dominating.thinned(tuning, fineness)
             deviations = [pair.remove.deviation for pair in (first, last)]
             deviation = min((d for d in deviations if d > 0.0), default=1.0)
-            step = 2.0 * THIN * max(deviation, 1e-4) / fineness
+            step = 2.0 * dominating.THIN * max(deviation, 1e-4) / fineness
             both = (first.remove, first.add), (last.remove, last.add)
-            return Pair(*tabulate(*both, event.rate, step))
-        removed, added = amplified(tuning.remove, tuning.add, event.rate, last.remove.step)
-        return Pair(compose([(removed, 1), (last.remove, 1)]), compose([(added, 1), (last.add, 1)]))
+            return dominating.Pair(*dominating.tabulate(*both, event.rate, step))
+        removed, added = dominating.amplified(
+            tuning.remove, tuning.add, event.rate, last.remove.step
+        )
+        return dominating.Pair(
+            compose([(removed, 1), (last.remove, 1)]), compose([(added, 1), (last.add, 1)])
+        )
 
     def instance(self, event: ev.SubsampledTuning, instances: Instances) -> lower.Outcomes:
         tuning, last = instances.of(event.tuning), instances.of(event.training)

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privtune.cli._common import (
-    DEFAULT_STORAGE,
-    AsJson,
-    Storage,
-    emit_json,
-    planning,
-    say,
-    show_changes,
-)
+from privtune.cli import _common as common
+from privtune.errors import InvalidInputError
 from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
@@ -50,8 +43,8 @@ def create(
         str | None,
         typer.Option(help="Absolute URL of an object store for large results: s3://bucket/folder."),
     ] = None,
-    storage: Storage = DEFAULT_STORAGE,
-    as_json: AsJson = False,
+    storage: common.Storage = common.DEFAULT_STORAGE,
+    as_json: common.AsJson = False,
 ) -> None:
     """Plan a study and store it, with its budget if that does not exist. Touches no data."""
     from privtune.study import Study, StudySpec
@@ -59,16 +52,41 @@ def create(
     parsed = StudySpec.from_file(spec)
     if artifacts is not None:
         parsed = StudySpec.parse({**parsed.model_dump(mode="json"), "artifacts": artifacts})
-    with planning(parsed):
+    with common.planning(parsed):
         study = Study.create(parsed, storage)
     with closing(study):
-        if as_json:
-            emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
-        else:
-            say(
-                f"Created study {study.name} with {len(study.plans)} arms; nothing has been charged yet. "
-                f"Run it with: privtune study run {study.name}"
-            )
+        common.tell(
+            {"study": study.name, "arms": list(study.arms)},
+            f"Created study {study.name} with {len(study.arms)} arms; nothing has been charged yet. "
+            f"Run it with: privtune study run {study.name}",
+            as_json=as_json,
+        )
+
+
+@app.command()
+def draft(
+    file: Annotated[Path, typer.Argument(help="A table: CSV, JSON lines, Parquet or Arrow.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Write here; else to the file's name with .yaml, here."),
+    ] = None,
+    delimiter: Annotated[str, typer.Option(help="What parts the columns of a CSV file.")] = "",
+    encoding: Annotated[str, typer.Option(help="The letters of a CSV file.")] = "utf-8",
+) -> None:
+    """Write the spec of a table from its header, with what you must declare left open. Reads no record."""
+    from privtune.tasks import draft as draft_of
+
+    text = draft_of(file, target=target, delimiter=delimiter, encoding=encoding)
+    place = to or Path(f"{file.stem}.yaml")
+    try:
+        with place.open("x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise InvalidInputError("to", str(place), "must be a file that is not there yet") from None
+    common.say(
+        f"Wrote {place}. Write what is known without the data in the place of every TODO in it."
+    )
 
 
 @app.command()
@@ -79,7 +97,7 @@ def plan(
     ] = False,
     data: Data = None,
     curator: Curator = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show what a study would do and cost, arm by arm. Touches no storage, and data for a curator alone."""
     from privtune.cli import _tables
@@ -91,7 +109,7 @@ def plan(
 
     _give(data)
     parsed = StudySpec.from_file(spec)
-    with planning(parsed):
+    with common.planning(parsed):
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
     records = None
@@ -103,7 +121,7 @@ def plan(
     space, drawn = parsed.search_space(), _tables.examples(parsed)
     if as_json:
         staged = [{**s.to_dict(), "guarantee": finite(cost.to_dict())} for s, cost in stages]
-        emit_json(
+        common.emit_json(
             {
                 "study": parsed.name,
                 "target_epsilon": parsed.target_epsilon,
@@ -126,7 +144,7 @@ def plan(
     # Of a user's own data the first record was read for its shapes.
     own = isinstance(parsed.task, Mapping) and parsed.task.get("type") == "own"
     total, unit = planned.total, parsed.budget.unit
-    say(
+    common.say(
         f"{'All stages and arms' if stages else 'All arms'} together: ε = "
         f"{show_epsilon(total.epsilon, 4)} at δ = {total.delta:g} "
         f"({show_adjacency(total.adjacency, unit)}, {together(total)}); target "
@@ -136,8 +154,8 @@ def plan(
     if records is not None:
         _tables.print_records(records)
     if advised is not None:
-        say("With a change, and everything else as planned, all arms together would be:")
-        show_changes(advised)
+        common.say("With a change, and everything else as planned, all arms together would be:")
+        common.show_changes(advised)
 
 
 @app.command()
@@ -145,7 +163,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     name: Annotated[
         str, typer.Argument(help="Name of the study; or its spec, a YAML file, to create it first.")
     ],
-    storage: Storage = DEFAULT_STORAGE,
+    storage: common.Storage = common.DEFAULT_STORAGE,
     mlflow: Annotated[bool, typer.Option(help="Log releases to MLflow.")] = True,
     jobs: Annotated[int, typer.Option(help="Worker processes for sealed rounds.")] = 1,
     executor: Annotated[
@@ -167,7 +185,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         bool, typer.Option("--anyway", help="Charge and run although most records cannot be used.")
     ] = False,
     curator: Curator = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Run a study, or go on where it was interrupted."""
     from privtune.training.engine.compute import check_stack
@@ -199,35 +217,31 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
                 anyway=anyway,
             )
         if as_json:
-            emit_json(comparison_document(study))
+            common.emit_json(comparison_document(study))
         else:
             print_comparison(study, logged=mlflow)
 
 
 @app.command("list")
-def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+def list_(storage: common.Storage = common.DEFAULT_STORAGE, as_json: common.AsJson = False) -> None:
     """List the studies."""
     from privtune.study import study_names
 
     names = study_names(storage)
-    if as_json:
-        emit_json(names)
-        return
-    for name in names:
-        say(name)
+    common.tell(names, *names, as_json=as_json)
 
 
 @app.command()
 def show(
     name: Name,
-    storage: Storage = DEFAULT_STORAGE,
+    storage: common.Storage = common.DEFAULT_STORAGE,
     curator: Annotated[
         bool,
         typer.Option(
             envvar="PRIVTUNE_CURATOR", help="Show sealed trials. Never show them to anyone else."
         ),
     ] = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
     from privtune.cli import _tables
@@ -244,9 +258,9 @@ def show(
         stopped = {name: study.failures(name) for name in named if curator}
         if as_json:
             own = {"sealed_trials": json_ready(sealed), "failures": stopped}
-            emit_json({**document, **own} if curator else document)
+            common.emit_json({**document, **own} if curator else document)
             return
-        say(f"Study {study.name} on {study.spec.task_name}", bold=True)
+        common.say(f"Study {study.name} on {study.spec.task_name}", bold=True)
         for stage in study.stages:
             more = {"state": stage.state, "released": stage.words or "nothing yet"}
             _tables.print_stage(stage.plan, stage.guarantee, "", **more)
@@ -268,11 +282,10 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one line of CSV an arm.")] = False,
     as_markdown: Annotated[bool, typer.Option("--md", help="Print a table of Markdown.")] = False,
-    storage: Storage = DEFAULT_STORAGE,
-    as_json: AsJson = False,
+    storage: common.Storage = common.DEFAULT_STORAGE,
+    as_json: common.AsJson = False,
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
-    from privtune.cli._common import write_page
     from privtune.cli._tables import print_comparison
     from privtune.plots._image import KINDS
     from privtune.views.comparison import comparison_document, to_csv, to_markdown
@@ -285,11 +298,11 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
         raise typer.BadParameter(f"--plot {plot}: a chart ends in .html, {', '.join(KINDS)}")
     with closing(_load(name, storage)) as study:
         if html is not None:
-            write_page(html, render_study(study))
+            common.write_page(html, render_study(study))
         elif plot is not None:
-            write_page(plot, render_chart(study, kind))
+            common.write_page(plot, render_chart(study, kind))
         elif as_json:
-            emit_json(comparison_document(study))
+            common.emit_json(comparison_document(study))
         elif as_csv:
             sys.stdout.write(to_csv(comparison_document(study)))
         elif as_markdown:
@@ -310,7 +323,7 @@ def export(
     html: Annotated[
         Path | None, typer.Option(help="With --sp800-226: write a page here instead.")
     ] = None,
-    storage: Storage = DEFAULT_STORAGE,
+    storage: common.Storage = common.DEFAULT_STORAGE,
 ) -> None:
     """Print all that may leave the trust boundary: spec, plans, releases, the budget's certificate."""
     if (registry and evaluation) or (html is not None and not evaluation):
@@ -321,21 +334,20 @@ def export(
 
             sys.stdout.write(to_yaml(study))
         elif evaluation:
-            from privtune.cli._common import write_page
             from privtune.views.officer import to_html, to_markdown
 
             if html is not None:
-                write_page(html, to_html(study))
+                common.write_page(html, to_html(study))
             else:
                 sys.stdout.write(to_markdown(study))
         else:
-            emit_json(study.export())
+            common.emit_json(study.export())
 
 
 @app.command()
 def delete(
     name: Name,
-    storage: Storage = DEFAULT_STORAGE,
+    storage: common.Storage = common.DEFAULT_STORAGE,
     leave_objects: Annotated[
         bool,
         typer.Option(
@@ -350,11 +362,11 @@ def delete(
     if not yes:
         typer.confirm(f"Delete study {name}, its trials and its models?", abort=True)
     left = delete_study(name, storage, leave_objects=leave_objects)
-    say(
+    common.say(
         f"Deleted study {name}. What it charged stays charged: what was released cannot be taken back."
     )
     for folder in left:
-        say(f"{folder} stays: it holds files that the study did not make.")
+        common.say(f"{folder} stays: it holds files that the study did not make.")
 
 
 def _give(data: Path | None) -> None:
@@ -386,8 +398,8 @@ def sync(
     register: Annotated[
         str | None, typer.Option(help="Register those models under this name.")
     ] = None,
-    storage: Storage = DEFAULT_STORAGE,
-    as_json: AsJson = False,
+    storage: common.Storage = common.DEFAULT_STORAGE,
+    as_json: common.AsJson = False,
 ) -> None:
     """Log releases to MLflow that are not there yet, such as those of a study run while it was down."""
     from privtune.study import Study
@@ -398,9 +410,9 @@ def sync(
         models = {
             arm: log_model(study, arm, register=register, uri=tracking_uri) for arm in model or ()
         }
-    if as_json:
-        emit_json({"study": name, "logged": list(logged), "models": models})
-        return
-    for arm, address in models.items():
-        say(f"Logged the model of {arm}: {address}")
-    say(f"Logged {', '.join(logged)}." if logged else "Nothing to log.")
+    common.tell(
+        {"study": name, "logged": list(logged), "models": models},
+        *(f"Logged the model of {arm}: {address}" for arm, address in models.items()),
+        f"Logged {', '.join(logged)}." if logged else "Nothing to log.",
+        as_json=as_json,
+    )

@@ -21,16 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.files import made_private
-from privtune.ledger import engines
+from privtune.ledger import engines, places
 from privtune.ledger.errors import LedgerBusyError, LedgerError, LedgerSchemaError
-from privtune.ledger.places import (
-    STORE,
-    Witness,
-    checked_url,
-    create_database,
-    database_path,
-    read_only_url,
-)
 from privtune.ledger.schema import HEAD, VERSION_TABLE, metadata, version
 from privtune.ledger.urls import masked_url
 
@@ -52,13 +44,13 @@ class Storage:
     """One database, opened by one process, whose threads may share it."""
 
     def __init__(self, url: str | Path, *, patience: float = 60.0) -> None:
-        self.url = checked_url(url)
+        self.url = places.checked_url(url)
         self.patience = patience
         self.dialect = self.url.get_backend_name()
-        self.witness = Witness(database_path(self.url))
+        self.witness = places.Witness(places.database_path(self.url))
         self._pid = os.getpid()
-        create_database(self.url)
-        opened, path = read_only_url(self.url), database_path(self.url)
+        places.create_database(self.url)
+        opened, path = places.read_only_url(self.url), places.database_path(self.url)
         writable = "mode" not in opened.query
         self._turn = engines.Turn(
             path if writable else None, patience, _busy(self.safe_url, patience)
@@ -243,7 +235,7 @@ class Storage:
 @cache
 def _make_private(database: Path) -> None:
     """Set owner-only permissions on a store's files; warn of those of another owner."""
-    open_ones = [path for end in STORE if made_private(path := Path(f"{database}{end}"))]
+    open_ones = [path for end in places.STORE if made_private(path := Path(f"{database}{end}"))]
     if open_ones:
         _log.warning(
             "Others may read secrets and losing scores in %s, and only its owner can change that: "

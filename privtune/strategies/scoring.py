@@ -64,21 +64,13 @@ class ScorePlan:
         return self.noise_multiplier * sensitivity / self.records
 
     def scaled(self, factor: float) -> ScorePlan:
-        """Return the plan with its noise times ``factor``.
-
-        Args:
-            factor: Above 0.
-        """
+        """Return the score plan with its noise times ``factor``, above 0."""
         if self.noise_multiplier is None:
             return self
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def held(self, score: float | None) -> float | None:
-        """Return a score within what its metric can be, as it is shown; choices use the score itself.
-
-        Args:
-            score: The score: higher is better.
-        """
+        """Return a ``score`` cut to what its metric can be, as it is shown; choices use the score itself."""
         # Choices are made among the scores themselves: those beyond an end would tie there.
         if score is None or not math.isfinite(score):
             return score
@@ -168,10 +160,7 @@ class Scoring:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the checked ``scoring`` of a spec.
-
-        Args:
-            data: Fields by name.
+        """Return the ``scoring`` of a spec, checked, from its fields ``data``.
 
         Raises:
             InvalidInputError: If a field is unknown, or outside its domain.
@@ -204,11 +193,7 @@ class Scoring:
 
     @classmethod
     def of(cls, score: Score | None) -> Scoring:
-        """Return how a task says that its trials are scored; the usual way where it says nothing.
-
-        Args:
-            score: A metric, or a function, and its bound.
-        """
+        """Return the scoring that a task's ``score`` asks for; the usual one where it is None."""
         if score is None:
             return cls()
         return cls(metric=score.name, bound=score.bound, mechanism=score.mechanism)
@@ -218,11 +203,7 @@ class Scoring:
         return (self,)
 
     def make(self, target_range: tuple[float, float] | None = None) -> metrics.Metric:
-        """Return the metric, or all of a report's metrics as one.
-
-        Args:
-            target_range: The range that the task declares for its targets; None for classes.
-        """
+        """Return the metric, or a report's as one, for the task's ``target_range``, None for classes."""
         made = tuple(each._made(target_range) for each in self._each())
         return made[0] if len(made) == 1 else metrics.Joint(metrics=made, mechanism=self.mechanism)
 
@@ -241,21 +222,16 @@ class Scoring:
         target_range: tuple[float, float] | None,
         rows: int | None = None,
     ) -> None:
-        """Refuse a metric that is not one of a task's targets; try one's own on a made-up record.
+        """Refuse a metric that suits neither a task of ``classes`` nor one of a ``target_range``.
 
-        Args:
-            classes: Number of classes; None where it is not known, or for a regression.
-            target_range: The declared range of a regression's targets; None for classes.
-            rows: Rows of one record, where records are units; None where a record is a row.
+        A metric of one's own is tried on a made-up record, of so many ``rows`` where records are units. What
+        a task does not have is None.
         """
         for each in self._each():
             _check(each._made(target_range), classes, target_range, rows)
 
     def check_noise(self, *, public: bool) -> None:
-        """Refuse a noise mechanism where the score has no noise.
-
-        Args:
-            public: Whether the split is declared public.
+        """Refuse a noise mechanism on a split that is ``public``, whose score has no noise.
 
         Raises:
             InvalidInputError: If the mechanism is not the usual one, and nothing is noised by it.
@@ -278,15 +254,9 @@ class Scoring:
         adjacency: Adjacency,
         target_range: tuple[float, float] | None = None,
     ) -> ScorePlan:
-        """Return the plan of one score: at most (epsilon, delta), or exact on a public split.
+        """Return a score on ``records``: exact if the split is ``public``, else noised.
 
-        Args:
-            records: Declared number of validation records, at least 1.
-            public: Whether the split is declared public.
-            epsilon: What one score may cost, above 0.
-            delta: In (0, 1).
-            adjacency: The relation of neighbouring datasets.
-            target_range: The range that the task declares for its targets; None for classes.
+        Its noise is for (``epsilon``, ``delta``) under ``adjacency``; ``target_range`` as for :meth:`make`.
         """
         exact = self.exact(records=records, target_range=target_range)
         if public:
@@ -298,12 +268,7 @@ class Scoring:
         return replace(exact, noise_multiplier=noise, moved=None if moved == exact.bound else moved)
 
     def exact(self, *, records: int, target_range: tuple[float, float] | None = None) -> ScorePlan:
-        """Return the plan of one score without noise, for a split that is public.
-
-        Args:
-            records: Number of records.
-            target_range: The range that the task declares for its targets; None for classes.
-        """
+        """Return an exact score on a public split of ``records``; ``target_range`` as for :meth:`make`."""
         first, *more = (each._terms(target_range) for each in self._each())
         name, options, bound = first
         if more:
@@ -340,7 +305,7 @@ def _check(
     target_range: tuple[float, float] | None,
     rows: int | None,
 ) -> None:
-    """Refuse a metric that is not one of a task's targets."""
+    """Refuse a metric of classes for numbers, or of numbers for classes."""
     if isinstance(metric, metrics.OwnScore):
         metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
     # Records of one's own may declare neither: what it scores by says what its targets are.

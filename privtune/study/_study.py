@@ -509,19 +509,10 @@ class Study:
         }
 
     def delete(self, *, leave_objects: bool = False) -> list[Path]:
-        """Delete the study, its trials and its models. Its charges are the ledger's and stay.
-
-        Only files that the study made are deleted. What stops it (a kill, an object store that cannot
-        be reached) leaves the study there, so that another call completes it.
-
-        Args:
-            leave_objects: Leave what is in an object store that is gone for good.
+        """Delete the study, as :func:`delete_study` does, which also explains ``leave_objects``.
 
         Returns:
             The study's folders that stay, since they hold files of others.
-
-        Raises:
-            PrivTuneError: If the study runs at this moment, or something cannot be deleted now.
         """
         return self._life.delete(leave_objects=leave_objects)
 
@@ -536,26 +527,25 @@ class Study:
     def _with_model(self, release: Release) -> Release:
         """Return a release that can make its model."""
 
-        def make() -> torch.nn.Module:
-            from privtune.study.build import model_for
-
+        def known() -> Task:
             task = self._tasks.get(release.arm)
             if task is None and self.spec.task is None:
                 raise PrivTuneError(
                     f"Only the program that ran arm {release.arm!r} can make its model: build it again "
                     "and call load_state_dict(release.state_dict(), strict=False)."
                 )
-            plan = self._life.plans()[release.arm]
-            made = self._life.task() if task is None else task
-            return model_for(made, plan.training_of(release.params), release.params)
+            return self._life.task() if task is None else task
 
-        return replace(release, make=make)
+        def make() -> torch.nn.Module:
+            from privtune.study.build import model_for
+
+            plan = self._life.plans()[release.arm]
+            return model_for(known(), plan.training_of(release.params), release.params)
+
+        return replace(release, make=make, serve=lambda model: known().served(model))
 
     def release(self, arm: str) -> Release:
-        """Return the release of one arm.
-
-        Args:
-            arm: Name of the arm.
+        """Return the release of the arm of the name ``arm``.
 
         Raises:
             PrivTuneError: If there is no such arm, or it has not been released.
@@ -584,10 +574,7 @@ class Study:
         return self._life.trials.records(arm)
 
     def failures(self, arm: str) -> Sequence[Mapping[str, Any]]:
-        """Return what stopped an arm: ``time`` and ``traceback``. For the curator alone.
-
-        Args:
-            arm: Name of the arm.
+        """Return the errors that stopped ``arm``, with time and traceback. For the curator alone.
 
         Raises:
             SealedTrialsError: Outside of the trust boundary.
@@ -601,11 +588,7 @@ class Study:
         return self._life.failures(arm)
 
     def model_path(self, arm: str) -> Path:
-        """Return where the released model of an arm is, as safetensors.
-
-        Args:
-            arm: Name of the arm.
-        """
+        """Return the safetensors file of the model that ``arm`` released."""
         return self._life.write(arm, MODEL)
 
     def spent(self) -> Guarantee:
@@ -630,9 +613,10 @@ class Study:
 
 
 def delete_study(name: str, storage: str | Path, *, leave_objects: bool = False) -> list[Path]:
-    """Delete a study, its trials and its models.
+    """Delete a study, its trials and its models, and only files that it made.
 
-    Its charges are the ledger's and stay: what was released cannot be taken back.
+    Its charges are the ledger's and stay: what was released cannot be taken back. What stops a deletion (a
+    kill, an object store that cannot be reached) leaves the study there, so that another call completes it.
 
     Args:
         name: Name of the study.
@@ -644,6 +628,7 @@ def delete_study(name: str, storage: str | Path, *, leave_objects: bool = False)
 
     Raises:
         StudyNotFoundError: If there is no such study.
+        PrivTuneError: If it runs at this moment, or something cannot be deleted now.
 
     Example:
         >>> import privtune

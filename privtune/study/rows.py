@@ -135,10 +135,7 @@ class StudyStore:
 
 
 def study_names(url: str | Path) -> list[str]:
-    """Return the names of the studies in a storage.
-
-    Args:
-        url: The database of studies and budgets: its URL, or the path of a SQLite file.
+    """Return the names of the studies in a database, ``url``: its URL, or the path of a SQLite file.
 
     Example:
         >>> study_names(study.storage)

@@ -27,7 +27,6 @@ from privtune.study._familiar import answer
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
-    from privtune.strategies import TrainingPlan
     from privtune.study.trials import ShownTrial
 
 _NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
@@ -87,34 +86,16 @@ class Suggestions:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """Suggest a number, as Optuna's trials do.
+        """Return a number for ``name`` from ``low`` to ``high``, by ``step``; ``log``: log-uniform.
 
-        Args:
-            name: Name of the hyperparameter.
-            low: Least value.
-            high: Largest value.
-            step: Distance of the values; any value unless given.
-            log: Whether the logarithm is uniform; ``low`` is above 0 then.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
+        As with Optuna's trials, it is the same one whenever the trial asks for this name.
         """
         return float(self._suggest(name, FloatDistribution(low, high, log=log, step=step)))
 
     def suggest_int(
         self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
     ) -> int:
-        """Suggest a whole number, as Optuna's trials do.
-
-        Args:
-            name: Name of the hyperparameter.
-            low: Least value.
-            high: Largest value, included.
-            step: Distance of the values.
-            log: Whether the logarithm is uniform; ``low`` is at least 1 then.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
+        """Return a whole number for ``name`` from ``low`` to ``high``, by ``step``; ``log``: log-uniform.
 
         Raises:
             InvalidInputError: If it is the learning rate of a tuning subset, which is scaled.
@@ -126,28 +107,15 @@ class Suggestions:
         return int(value)
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """Suggest one of some choices, as Optuna's trials do.
+        """Return one of the ``choices`` for ``name``, as Optuna's trials do.
 
-        Args:
-            name: Name of the hyperparameter.
-            choices: None, booleans, numbers, texts, scalars of NumPy's, or tuples of these; a list, a
-                tuple, a range or an array of them. Of others (modules, functions, enums) suggest the names.
-
-        Returns:
-            One of them; the same one whenever the trial asks for this name.
+        Choices are None, booleans, numbers, texts, scalars of NumPy's, or tuples of these, in a list, a
+        tuple, a range or an array. Of others (modules, functions, enums) suggest the names.
         """
         return self._suggest(name, categorical(name, choices))
 
     def suggest(self, name: str, prior: Prior) -> Any:
-        """Suggest a value of a public prior: log-normal, a mixture, one of your own.
-
-        Args:
-            name: Name of the hyperparameter.
-            prior: Its law.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
-        """
+        """Return a value for ``name`` of a public ``prior``: log-normal, a mixture, one of your own."""
         return self._suggest(name, prior.distribution, prior)
 
     def _suggest(
@@ -196,10 +164,6 @@ def _same_values(law: BaseDistribution, other: BaseDistribution) -> bool:
 class Trial(Suggestions):
     """One trial of a study, handed to ``build``, which suggests hyperparameters and builds a candidate.
 
-    Args:
-        training: What this trial is charged for.
-        **given: What ``Suggestions`` takes.
-
     Example:
         >>> import torch
         >>> import privtune
@@ -215,7 +179,6 @@ class Trial(Suggestions):
         ...     decay = trial.suggest("decay", privtune.LogNormal(median=1e-3, sigma=1.0))
         ...     heavy = 0.9 if trial.suggest_categorical("heavy", [True, False]) else 0.0
         ...     model = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.Linear(width, 2))
-        ...     trial.set_user_attr("weights", sum(p.numel() for p in model.parameters()))
         ...     return privtune.Candidate(
         ...         model, torch.optim.SGD(model.parameters(), rate, heavy, weight_decay=decay)
         ...     )
@@ -236,20 +199,7 @@ class Trial(Suggestions):
     if not TYPE_CHECKING:
         __getattr__ = answer
 
-    def __init__(self, training: TrainingPlan, **given: Any) -> None:
-        super().__init__(training, **given)
-        self.user_attrs: dict[str, Any] = {}
-
     @property
     def steps(self) -> int:
         """How many steps the training takes: for a schedule of the learning rate."""
         return self._training.schedule.steps
-
-    def set_user_attr(self, name: str, value: Any) -> None:
-        """Keep a value with the trial, inside the trust boundary, until the trial ends.
-
-        Args:
-            name: Its name.
-            value: Anything.
-        """
-        self.user_attrs[name] = value
