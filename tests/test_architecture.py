@@ -214,7 +214,7 @@ LINES = {
     "strategies": 4157,
     "study": 6969,
     "tasks": 6360,
-    "top level": 1709,
+    "top level": 2146,
     "tracking": 1093,
     "training": 4,
     "training/engine": 4590,
