@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Literal
 
 from privtune.errors import InvalidInputError
 from privtune.numbers import show_epsilon
-from privtune.plots._style import COLOURS, apply_style, colours
+from privtune.plots._style import apply_style, looks
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _COLUMNS = 2
-_SYMBOLS = ("circle", "diamond", "square", "x")
 _GIVEN = ", paper"
 
 
@@ -66,9 +65,7 @@ def plot_lines(
         cells[row[panel] if panel else "", row[line]][float(row[x])].append(float(row[y]))
     panels = list(dict.fromkeys(each for each, _ in cells))
     names = list(dict.fromkeys(name.removesuffix(_GIVEN) for _, name in cells))
-    palette = colours(names)
-    # Colours start over after eight: then the marker tells lines apart.
-    symbols = {name: _SYMBOLS[i // len(COLOURS) % len(_SYMBOLS)] for i, name in enumerate(names)}
+    look = looks(names)
     columns = min(_COLUMNS, max(1, len(panels)))
     above = max(1, math.ceil(len(panels) / columns))
     figure = make_subplots(rows=above, cols=columns, subplot_titles=panels if panel else None)
@@ -86,8 +83,8 @@ def plot_lines(
                 legendgroup=name,
                 showlegend=name not in shown,
                 mode="lines+markers",
-                line={"color": palette[of], "dash": "dash" if quoted else "solid"},
-                marker={"symbol": symbols[of] + ("-open" if quoted else ""), "size": 8},
+                line={"color": look[of].colour, "dash": "dash" if quoted else "solid"},
+                marker={"symbol": look[of].symbol + ("-open" if quoted else ""), "size": 8},
                 error_y={"type": "data", "array": [_bar(points[value], bars) for value in at]},
                 hovertemplate=f"{name}<br>%{{y:.4g}} at {x} = %{{x}}<extra></extra>",
             ),

@@ -67,31 +67,49 @@ def render_study(study: Study) -> str:
 
 
 def render_chart(study: Study) -> str:
-    """Return a page of one chart: what arms reached against their ε, and the ε of one training.
+    """Return a page of one chart: what arms reached, their ε and their cost.
 
     Raises:
         InvalidInputError: If arms have no metric in common, or none is released.
     """
-    from privtune.plots import plot_utility
-
     arms = study.status()
     name = text.utility_name(arms)
     if " or " in name:
         remedy = "They have no axis in common; privtune study compare NAME --html FILE shows both."
         raise InvalidInputError("metric", name, "one chart shows one of them", remedy)
-    chart = plot_utility(study, metric=name, arms=arms)
-    if not chart.data:
+    if _measured(arms) is None:
         remedy = "Run the study first, or see the table: privtune study compare NAME."
         raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
-    shown = figure("utility", chart)
+    shown = _compared(study, arms)
     said = text.explain_utility(arms)
     return render("chart.html", plotly=True, title=study.name, shown=shown, utility=said)
 
 
+def _measured(arms: Sequence[ArmStatus]) -> str | None:
+    """Return the metric that arms have in common: losses and accuracies have no axis in common."""
+    name, shown = text.utility_name(arms), text.utility_column(arms)[1].values()
+    return name if " or " not in name and any(v != text.NOT_MEASURED for v in shown) else None
+
+
+def _compared(study: Study, arms: Sequence[ArmStatus]) -> Values:
+    """Return the figure of the comparison, and what its lines are for."""
+    from privtune.plots import plot_comparison
+
+    chart = plot_comparison(study, metric=_measured(arms), arms=arms)
+    noised = any(arm.plan.report is not None and arm.plan.report.event is not None for arm in arms)
+    return {
+        **figure("comparison-plot", chart),
+        "lines": chart.data[0].error_x.visible,
+        "noised": noised,
+    }
+
+
 def _comparison(arms: Sequence[ArmStatus]) -> Values:
+    from privtune.plots._study import ranked
+
     utility, values = text.utility_column(arms)
     rows = []
-    for arm in arms:
+    for arm, _ in ranked(arms, _measured(arms)):
         release = arm.release
         row = (
             arm.plan.arm,
@@ -107,7 +125,7 @@ def _comparison(arms: Sequence[ArmStatus]) -> Values:
     return {
         "columns": ("arm", "strategy", *numeric, "released parameters"),
         "rows": rows,
-        "caption": "What each arm reached, at what ε, at what cost",
+        "caption": "The same in numbers",
         "numeric": numeric,
     }
 
@@ -124,14 +142,8 @@ def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
         "numeric": ("ε added", "ε alone"),
     }
     found: Values = {"budget": figure("budget", plots.plot_budget(study), numbers=parts)}
-    name = text.utility_name(arms)
-    measured = [v for v in text.utility_column(arms)[1].values() if v != text.NOT_MEASURED]
-    if measured and " or " not in name:  # losses and accuracies have no axis in common
-        chart = plots.plot_utility(study, metric=name, arms=arms)
-        found["utility"] = figure("utility", chart)
+    found["comparison"] = _compared(study, arms)
     released = [arm.release for arm in arms if arm.release is not None]
-    if released:
-        found["cost"] = figure("cost", plots.plot_cost(study, arms=arms))
     if any(release.curves for release in released):
         found["trajectories"] = figure("trajectories", plots.plot_trajectories(study, arms=arms))
     laws: dict[object, list[Plan]] = {}
