@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from privtune.errors import InvalidInputError
@@ -130,12 +129,13 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
 
     figure = plot_lines(rows, x="epsilon", y=metric, line="arm", panel="task")
     lines = {(trace.xaxis, trace.name): trace for trace in figure.data}
-    axes = dict(zip(dict.fromkeys(row["task"] for row in rows), _axes(), strict=False))
+    tasks = enumerate(dict.fromkeys(row["task"] for row in rows), start=1)
+    axes = {task: f"x{i if i > 1 else ''}" for i, task in tasks}  # Plotly's names of axes
     claims = {(row["task"], row["arm"], float(row["epsilon"])): row.get("claimed") for row in rows}
     for (task, arm, epsilon), given in claims.items():
         claimed = float(given or epsilon)
         if claimed < 0.999 * epsilon:
-            trace = lines[f"x{axes[task]}", arm]
+            trace = lines[axes[task], arm]
             mean = trace.y[list(trace.x).index(epsilon)]
             figure.add_trace(
                 go.Scatter(
@@ -153,8 +153,3 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
             )
     figure.update_xaxes(title="ε (hollow: as usually claimed)", rangemode="tozero")
     return figure
-
-
-def _axes() -> Iterator[str]:
-    """Return Plotly's names of axes after their first letter: nothing, 2, 3 and so on."""
-    return itertools.chain([""], map(str, itertools.count(2)))

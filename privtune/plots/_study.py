@@ -45,7 +45,7 @@ def wilson_interval(rate: float, records: int) -> tuple[float, float]:
 def plot_comparison(
     study: Study,
     *,
-    metric: str | None = "test_accuracy",
+    metric: str = "test_accuracy",
     arms: Sequence[ArmStatus] | None = None,
 ) -> go.Figure:
     """Plot what each arm's released model reached, the ε of its whole procedure, and its cost.
@@ -53,8 +53,7 @@ def plot_comparison(
     Args:
         study: A study; arms that released nothing yet stand below the others.
         metric: A metric of the releases on the test split (``test_accuracy``, ``test_auc``, ...), or
-            the score that arms chose by (``validation_accuracy``, ``validation_loss``, ...);
-            ``None`` leaves its panel out.
+            the score that arms chose by (``validation_accuracy``, ``validation_loss``, ...).
         arms: What ``study.status()`` returned, if it was read already.
 
     Returns:
@@ -76,41 +75,41 @@ def plot_comparison(
     rows = ranked(read, metric)[::-1]  # Plotly draws the first row lowest
     names = [status.plan.arm for status, _ in rows]
     look = looks([status.plan.arm for status in read])
-    totals = [status.guarantee.epsilon for status, _ in rows]
-    costs = [status.plan.expected_gradient_evaluations for status, _ in rows]
     colours = [look[name].colour for name in names]
+    totals = [status.guarantee.epsilon for status, _ in rows]
     # Infinity has no place on an axis: its bar is a text alone.
-    shown = [show_epsilon(e) if math.isfinite(e) else "no guarantee" for e in totals]
     finite = [e if math.isfinite(e) else 0.0 for e in totals]
-    panels = {
-        f"ε (δ = {budget.delta:g})": _bars(names, finite, shown, colours),
-        "gradients (expected)": _bars(names, costs, [f"{n:,.0f}" for n in costs], colours),
-    }
-    if metric is not None:
-        # Only a task declares a test split public; an open study has no such metric.
-        records = 1 if study.spec.task is None else study.spec.load_task().test_records
-        reached = _reached(rows, metric, records, look)
-        sure = ", 95% interval" if reached.error_x.visible else ""
-        panels = {f"{metric.replace('_', ' ')}{sure}": reached, **panels}
+    shown = [show_epsilon(e) if math.isfinite(e) else "no guarantee" for e in totals]
+    costs = [status.plan.expected_gradient_evaluations for status, _ in rows]
+    # Only a task declares a test split public; an open study has no such metric.
+    records = 1 if study.spec.task is None else study.spec.load_task().test_records
+    reached = _reached(rows, metric, records, look)
+    sure = reached.error_x.visible
     figure = make_subplots(
         rows=1,
-        cols=len(panels),
+        cols=3,
         shared_yaxes=True,
-        subplot_titles=list(panels),
-        column_widths=[0.46, 0.27, 0.27][-len(panels) :],
+        subplot_titles=(
+            f"{metric.replace('_', ' ')}{', 95% interval' if sure else ''}",
+            f"ε (δ = {budget.delta:g})",
+            "gradients (expected)",
+        ),
+        column_widths=[0.46, 0.27, 0.27],
         horizontal_spacing=0.04,
     )
     row = 30 if len(rows) <= MOST_TRACES else 18
     apply_style(figure, height=90 + row * len(rows), side_by_side=True)
-    for column, panel in enumerate(panels.values(), start=1):
-        figure.add_trace(panel, row=1, col=column)
-    figure.add_trace(_alone(budget, [s for s, _ in rows]), row=1, col=len(panels) - 1)
+    figure.add_trace(reached, row=1, col=1)
+    figure.add_trace(_bars(names, finite, shown, colours), row=1, col=2)
+    figure.add_trace(_bars(names, costs, [f"{n:,.0f}" for n in costs], colours), row=1, col=3)
+    figure.add_trace(_alone(budget, [status for status, _ in rows]), row=1, col=2)
     figure.update_xaxes(rangemode="tozero")
-    if metric is not None:
+    figure.update_xaxes(
         # Without an interval beside it, a small difference would fill the panel.
-        mode = "normal" if reached.error_x.visible else "tozero"
-        share = is_share(metric.partition("_")[2])
-        figure.update_xaxes(rangemode=mode, tickformat=".0%" if share else None, col=1)
+        rangemode="normal" if sure else "tozero",
+        tickformat=".0%" if is_share(metric.partition("_")[2]) else None,
+        col=1,
+    )
     labels = [_label(status, value, metric) for status, value in rows]
     figure.update_yaxes(
         categoryorder="array", categoryarray=names, tickvals=names, ticktext=labels, showgrid=False
@@ -119,21 +118,20 @@ def plot_comparison(
     return figure
 
 
-def ranked(arms: Sequence[ArmStatus], metric: str | None) -> list[tuple[ArmStatus, float | None]]:
+def ranked(arms: Sequence[ArmStatus], metric: str) -> list[tuple[ArmStatus, float | None]]:
     """Return arms with what they reached, the best first; those that reached nothing stand last."""
-    sign = 1.0 if lower_is_better((metric or "").partition("_")[2]) else -1.0
-    found = [(status, None if metric is None else _value_of(status, metric)) for status in arms]
+    sign = 1.0 if lower_is_better(metric.partition("_")[2]) else -1.0
+    found = [(status, _value_of(status, metric)) for status in arms]
     return sorted(found, key=lambda pair: math.inf if pair[1] is None else sign * pair[1])
 
 
-def _label(status: ArmStatus, value: float | None, metric: str | None) -> str:
+def _label(status: ArmStatus, value: float | None, metric: str) -> str:
     """Return an arm's name, and in bold what it reached; without that, how far it is."""
     arm = status.plan.arm
     name = arm if len(arm) <= _LONGEST else f"{arm[: _LONGEST - 1]}…"
-    if value is not None:
-        return f"{name} <b>{value:{_digits(metric)}}</b>"
-    state = status.state if status.release is None else "not measured"
-    return name if metric is None else f"{name} ({state})"
+    if value is None:
+        return f"{name} ({status.state if status.release is None else 'not measured'})"
+    return f"{name} <b>{value:{_digits(metric)}}</b>"
 
 
 def _bars(
@@ -195,7 +193,6 @@ def _reached(
             "line": {"color": GREY, "width": 1},
         },
         error_x={
-            "type": "data",
             "visible": any(low < high for *_, (low, high) in known),
             "symmetric": False,
             "array": [high - value for _, value, (_, high) in known],
@@ -209,8 +206,8 @@ def _reached(
     )
 
 
-def _digits(metric: str | None) -> str:
-    return ".1%" if is_share((metric or "").partition("_")[2]) else ".4f"
+def _digits(metric: str) -> str:
+    return ".1%" if is_share(metric.partition("_")[2]) else ".4f"
 
 
 def _interval(status: ArmStatus, metric: str, value: float, records: int) -> tuple[float, float]:

@@ -54,7 +54,6 @@ def render_study(study: Study) -> str:
         seed=study.spec.seed,
         declared=text.declared_trainings(study),
         comparison=_comparison(arms),
-        utility=text.explain_utility(arms),
         expected=text.EXPECTED,
         stages=stages,
         figures=_figures(study, arms),
@@ -73,35 +72,26 @@ def render_chart(study: Study) -> str:
         InvalidInputError: If arms have no metric in common, or none is released.
     """
     arms = study.status()
-    name = text.utility_name(arms)
-    if " or " in name:
-        remedy = "They have no axis in common; privtune study compare NAME --html FILE shows both."
-        raise InvalidInputError("metric", name, "one chart shows one of them", remedy)
-    if _measured(arms) is None:
+    name, values = text.utility_column(arms)
+    if " or " in name or set(values.values()) <= {text.NOT_MEASURED}:
+        why = "no released arm has it, or others have another one"
         remedy = "Run the study first, or see the table: privtune study compare NAME."
-        raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
-    shown = _compared(study, arms)
-    said = text.explain_utility(arms)
-    return render("chart.html", plotly=True, title=study.name, shown=shown, utility=said)
-
-
-def _measured(arms: Sequence[ArmStatus]) -> str | None:
-    """Return the metric that arms have in common: losses and accuracies have no axis in common."""
-    name, shown = text.utility_name(arms), text.utility_column(arms)[1].values()
-    return name if " or " not in name and any(v != text.NOT_MEASURED for v in shown) else None
+        raise InvalidInputError("metric", name, why, remedy)
+    return render("chart.html", plotly=True, title=study.name, shown=_compared(study, arms))
 
 
 def _compared(study: Study, arms: Sequence[ArmStatus]) -> Values:
     """Return the figure of the comparison, and what its lines are for."""
     from privtune.plots import plot_comparison
 
-    chart = plot_comparison(study, metric=_measured(arms), arms=arms)
+    chart = plot_comparison(study, metric=_metric(arms), arms=arms)
     noised = any(arm.plan.report is not None and arm.plan.report.event is not None for arm in arms)
-    return {
-        **figure("comparison-plot", chart),
-        "lines": chart.data[0].error_x.visible,
-        "noised": noised,
-    }
+    said = {"utility": text.explain_utility(arms), "noised": noised}
+    return {**figure("arms", chart), "lines": chart.data[0].error_x.visible, **said}
+
+
+def _metric(arms: Sequence[ArmStatus]) -> str:
+    return text.utility_name(arms).split(" or ")[0]  # losses and accuracies have no order in common
 
 
 def _comparison(arms: Sequence[ArmStatus]) -> Values:
@@ -109,7 +99,7 @@ def _comparison(arms: Sequence[ArmStatus]) -> Values:
 
     utility, values = text.utility_column(arms)
     rows = []
-    for arm, _ in ranked(arms, _measured(arms)):
+    for arm, _ in ranked(arms, _metric(arms)):
         release = arm.release
         row = (
             arm.plan.arm,
@@ -143,8 +133,7 @@ def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
     }
     found: Values = {"budget": figure("budget", plots.plot_budget(study), numbers=parts)}
     found["comparison"] = _compared(study, arms)
-    released = [arm.release for arm in arms if arm.release is not None]
-    if any(release.curves for release in released):
+    if any(arm.release is not None and arm.release.curves for arm in arms):
         found["trajectories"] = figure("trajectories", plots.plot_trajectories(study, arms=arms))
     laws: dict[object, list[Plan]] = {}
     for plan in (arm.plan for arm in arms if arm.plan.runs is not None):
