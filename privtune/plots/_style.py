@@ -14,8 +14,8 @@ MOST_TRACES = 24
 _TABLE = (
     ("#0072b2", "circle"), ("#d55e00", "square"), ("#009e73", "diamond"),
     ("#aa55ff", "triangle-up"), ("#ccbb00", "cross"), ("#66bbff", "x"), ("#6611aa", "star"),
-    ("#882200", "triangle-down"), ("#ff77bb", "pentagon"), ("#bb0077", "hourglass"),
-    ("#0000ee", "bowtie"), ("#005544", "triangle-left"),
+    ("#882200", "triangle-down"), ("#ff77bb", "pentagon"), ("#bb0077", "triangle-right"),
+    ("#0000ee", "diamond-tall"), ("#005544", "triangle-left"),
 )  # fmt: skip
 """Colours, the first three of Okabe and Ito (2008), far apart with any colour vision and on any paper."""
 

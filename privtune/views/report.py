@@ -22,6 +22,8 @@ from privtune.views.record import budget_view, ledger_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import plotly.graph_objects as go
+
     from privtune.strategies import Plan
     from privtune.study import ArmStatus, Study
     from privtune.views.record import BudgetView
@@ -65,26 +67,33 @@ def render_study(study: Study) -> str:
     )
 
 
-def render_chart(study: Study) -> str:
-    """Return a page of one chart: what arms reached, their ε and their cost.
+def render_chart(study: Study, kind: str = ".html") -> str | bytes:
+    """Return one chart: what arms reached, their ε and their cost.
+
+    Args:
+        study: The study.
+        kind: A page, ``.html``, or a picture: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
         InvalidInputError: If arms have no metric in common, or none is released.
     """
+    from privtune.plots import plot_comparison
+    from privtune.plots._image import to_image
+
     arms = study.status()
     name, values = text.utility_column(arms)
     if " or " in name or set(values.values()) <= {text.NOT_MEASURED}:
         why = "no released arm has it, or others have another one"
         remedy = "Run the study first, or see the table: privtune study compare NAME."
         raise InvalidInputError("metric", name, why, remedy)
-    return render("chart.html", plotly=True, title=study.name, shown=_compared(study, arms))
-
-
-def _compared(study: Study, arms: Sequence[ArmStatus]) -> Values:
-    """Return the figure of the comparison, and what its lines are for."""
-    from privtune.plots import plot_comparison
-
     chart = plot_comparison(study, metric=_metric(arms), arms=arms)
+    if kind != ".html":
+        return to_image(chart, kind)
+    return render("chart.html", plotly=True, title=study.name, shown=_compared(chart, arms))
+
+
+def _compared(chart: go.Figure, arms: Sequence[ArmStatus]) -> Values:
+    """Return the figure of the comparison, and what its lines are for."""
     noised = any(arm.plan.report is not None and arm.plan.report.event is not None for arm in arms)
     said = {"utility": text.explain_utility(arms), "noised": noised}
     return {**figure("arms", chart), "lines": chart.data[0].error_x.visible, **said}
@@ -132,7 +141,8 @@ def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
         "numeric": ("ε added", "ε alone"),
     }
     found: Values = {"budget": figure("budget", plots.plot_budget(study), numbers=parts)}
-    found["comparison"] = _compared(study, arms)
+    chart = plots.plot_comparison(study, metric=_metric(arms), arms=arms)
+    found["comparison"] = _compared(chart, arms)
     if any(arm.release is not None and arm.release.curves for arm in arms):
         found["trajectories"] = figure("trajectories", plots.plot_trajectories(study, arms=arms))
     laws: dict[object, list[Plan]] = {}
