@@ -211,7 +211,7 @@ LINES = {
     "ledger": 5079,
     "plots": 939,
     "strategies": 4171,
-    "study": 7007,
+    "study": 7014,
     "tasks": 6360,
     "top level": 1709,
     "tracking": 1093,
