@@ -211,7 +211,7 @@ LINES = {
     "ledger": 5073,
     "plots": 939,
     "strategies": 4157,
-    "study": 6969,
+    "study": 6976,
     "tasks": 6360,
     "top level": 1709,
     "tracking": 1093,
