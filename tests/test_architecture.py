@@ -212,7 +212,7 @@ LINES = {
     "plots": 939,
     "strategies": 4157,
     "study": 6976,
-    "tasks": 6360,
+    "tasks": 6300,
     "top level": 1709,
     "tracking": 1093,
     "training": 4,
