@@ -131,28 +131,18 @@ def _called(
 
 def _packed(task: Task, candidate: Candidate) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """Return the augmentation of a candidate as one of inputs as the engine has them."""
-    augment, views = candidate.augment, candidate.multiplicity
-    if isinstance(views, bool) or not isinstance(views, int) or not 1 <= views <= 1024:
-        raise InvalidInputError(
-            "Candidate.multiplicity", views, "must be a whole number from 1 to 1024"
-        )
-    if augment is None and views > 1:
-        raise InvalidInputError(
-            "Candidate.multiplicity",
-            views,
-            "counts the views that augment draws, and none is given",
-        )
-    if augment is None or (task.tree is None and not task.unit):
+    augment, views, tree = candidate.augment, candidate.multiplicity, task.tree
+    if not isinstance(views, int) or not 1 <= views <= (1 if augment is None else 1024):
+        allowed = "must be a whole number from 1 to 1024, and 1 without augment"
+        raise InvalidInputError("Candidate.multiplicity", views, allowed)
+    if augment is None or (tree is None and not task.unit):
         return augment
-    given, tree, unit = augment, task.tree, task.unit
 
     def packed(x: torch.Tensor) -> torch.Tensor:
-        rows = x.flatten(0, 1) if unit else x
-        if tree is None:
-            found: torch.Tensor = given(rows)
-        else:
-            found = tree.inputs.pack(given(tree.inputs.unpack(rows)))
-        return found.view(x.shape) if unit else found
+        rows = x.flatten(0, 1) if task.unit else x
+        found = augment(rows if tree is None else tree.inputs.unpack(rows))
+        whole: torch.Tensor = found if tree is None else tree.inputs.pack(found)
+        return whole.view(x.shape) if task.unit else whole
 
     return packed
 

@@ -207,6 +207,7 @@ def described(built: Built) -> dict[str, Any]:
     settings = [{n: repr(v) for n, v in group.items() if n != "params"} for group in groups]
     schedule = candidate.schedule
     told: Any = schedule
+    parts = candidate.method, candidate.trainable, candidate.max_grad_norm, candidate.multiplicity
     if not isinstance(schedule, str | Mapping | None):
         known = hasattr(schedule, "optimizer")
         told = walked(schedule, _SOME) if known else type(schedule).__name__
@@ -216,15 +217,7 @@ def described(built: Built) -> dict[str, Any]:
         ],
         "first weights": _digest(built.model),
         "optimizer settings": (type(optimizer).__name__, settings, repr(told)),
-        "clipping, methods or trained parts": repr(
-            (
-                dict(built.values),
-                candidate.method,
-                candidate.trainable,
-                candidate.max_grad_norm,
-                candidate.multiplicity,
-            )
-        ),
+        "clipping, methods or trained parts": repr((dict(built.values), *parts)),
         "attributes of the model": _attributes(built.model),
     }
 

@@ -673,6 +673,8 @@ _in(
 )
 
 _AVERAGES = "tests/training/methods/test_rate_schedule.py"
+_VIEWS = "tests/training/engine/test_views.py"
+_TUNED = "tests/tasks/test_fine_tuning.py"
 
 _in(
     "training/engine/train.py",
@@ -681,6 +683,24 @@ _in(
         "params = member.narrowed(now.mean[row])",
         "params = member.narrowed(now.state.params[row])",
         _AVERAGES,
+    ),
+    (
+        "gradients of views are added up, not averaged",
+        "torch.stack([self.loss_of(model, view, y) for view in views]).mean(dim=0)",
+        "torch.stack([self.loss_of(model, view, y) for view in views]).sum(dim=0)",
+        _VIEWS,
+    ),
+    (
+        "a loss that looks at one record is given all views of it",
+        "return replace(self, together=same)",
+        "return replace(self, together=True)",
+        _VIEWS,
+    ),
+    (
+        "one view of a record serves for all",
+        "views = [self.augment(x) for _ in range(self.views)]",
+        "views = [self.augment(x)] * self.views",
+        _VIEWS,
     ),
 )
 _in(
@@ -1292,6 +1312,18 @@ _in(
         "made = rule(layer, tuple(a[k].squeeze(1) for a in seen), g[k].squeeze(1))",
         f"{_RULES}::test_a_rule_sees_one_record",
     ),
+    (
+        "a part that runs again on the way back draws other numbers",
+        "    if ACTIVE.watch is None:",
+        "    if True:",
+        f"{_CANDIDATES}::test_checkpointing_of_activations_changes_nothing",
+    ),
+    (
+        "what autocast makes of a pass is said to couple records",
+        "            if is_autocasting():",
+        "            if False:",
+        f"{_CANDIDATES}::test_autocast_is_refused_around_a_training_and_named_inside_of_one",
+    ),
 )
 _in(
     "training/engine/capture.py",
@@ -1336,6 +1368,27 @@ _in(
         "whole, _ = fresh(self.whole)",
         "whole = self.whole",
         f"{_NEIGHBOURS}::test_features_of_a_frozen_part_hang_on_their_own_record",
+    ),
+    (
+        "a frozen BatchNorm is left in training mode",
+        "            part.eval()  # its running",
+        "            pass  # its running",
+        f"{_TUNED}::test_a_frozen_batchnorm_is_an_affine_map_and_stays_one",
+    ),
+    (
+        "adapters of GPT-2 have the sizes of the other side",
+        "sizes = base.weight.shape if isinstance(base, nn.Linear) else base.weight.shape[::-1]",
+        "sizes = base.weight.shape",
+        f"{_TUNED}::test_adapters_of_convolutions_and_of_gpt2_start_as_the_public_model",
+    ),
+)
+_in(
+    "tasks/_fine_tuning.py",
+    (
+        "a file of weights runs a program",
+        "weights_only=True",
+        "weights_only=False",
+        f"{_TUNED}::test_a_state_dict_of_torch_is_read_and_no_other_pickle_is_run",
     ),
 )
 _QUERIES = "tests/tasks/test_queries.py"

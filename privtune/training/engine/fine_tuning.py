@@ -39,7 +39,7 @@ class Lora(nn.Module):
         self.down: nn.Module
         self.up: nn.Module
         if isinstance(base, nn.Conv2d):
-            windows = (base.kernel_size, base.stride, base.padding, base.dilation)
+            windows: Any = (base.kernel_size, base.stride, base.padding, base.dilation)
             self.down = nn.Conv2d(base.in_channels, rank, *windows, **like)
             self.up = nn.Conv2d(rank, base.out_channels, 1, **like)
         else:

@@ -427,7 +427,8 @@ _CHECKPOINT: Any = getattr(checkpoint, "__wrapped__", checkpoint)
 def _checkpoint(part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a part once where a watch looks on: run again on the way back, it would draw other numbers."""
     if ACTIVE.watch is None:
-        return torch._dynamo.disable(_CHECKPOINT)(part, *args, **kwargs)
+        usual: Any = torch._dynamo.disable(_CHECKPOINT)  # type: ignore[no-untyped-call]
+        return usual(part, *args, **kwargs)
     own = {*signature(_CHECKPOINT).parameters, "preserve_rng_state"}
     return part(*args, **{name: value for name, value in kwargs.items() if name not in own})
 

@@ -10,11 +10,16 @@ import pytest
 import torch
 from torch import nn
 
+import privtune
 from privtune.errors import InvalidInputError
+from privtune.strategies import TrainingPlan
+from privtune.study.build import build_candidate
+from privtune.tasks.own import own_task
 from privtune.training.engine.train import OfViews, choose_kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import LossOf, flatten_params
+from privtune.training.methods import FixedDPSGD
 from tests.training.engine.test_candidates import (
     CPU,
     DATA,
@@ -99,6 +104,47 @@ def test_candidates_of_as_many_views_share_a_stack(stacked: list[int]) -> None: 
     for k, n in enumerate(views):
         (alone,) = run([replace(make(k), augment=scaled, views=n)])
         torch.testing.assert_close(alone.params, found[k].params, rtol=1e-4, atol=1e-5)
+
+
+def test_an_augmentation_sees_what_the_loss_sees() -> None:
+    """Of dicts it gets the inputs, of units their rows; what it returns is packed again."""
+    seen = []
+
+    def build(trial: Any) -> Any:
+        return privtune.Candidate(mlp(), augment=noted, multiplicity=2, max_grad_norm=1.0)
+
+    def noted(x: Any) -> Any:
+        seen.append(x)
+        return {**x, "b": -x["b"]} if isinstance(x, dict) else -x
+
+    def augmented(data: Any) -> Any:
+        task = own_task(build, loss=loss_of, train=data)
+        plan = TrainingPlan(SCHEDULE, FixedDPSGD(1.0))
+        built = build_candidate(task, plan, secret=bytes(32), fixed={"learning_rate": 1.0})
+        assert built.made.views == 2
+        assert built.made.augment is not None
+        x = task.load().train.x[:1]
+        return x, built.made.augment(x)
+
+    dicts = {"a": torch.ones(9, 2), "b": torch.ones(9, 3), "labels": torch.zeros(9).long()}
+    x, found = augmented(dicts)
+    assert {name: part.shape for name, part in seen[0].items()} == {"a": (1, 2), "b": (1, 3)}
+    assert found.tolist() == [[1.0, 1.0, -1.0, -1.0, -1.0]]
+    rows = TensorData(torch.ones(9, 4, 8), torch.zeros(9, 4).long(), unit="person")
+    x, found = augmented(rows)
+    assert seen[1].shape == (4, 8)
+    assert torch.equal(found, -x)
+
+
+@pytest.mark.parametrize("views", [0, 2, 2.0])
+def test_views_are_counted_where_there_are_any(views: Any) -> None:
+    def build(trial: Any) -> Any:
+        return privtune.Candidate(mlp(), multiplicity=views, max_grad_norm=1.0)
+
+    task = own_task(build, loss=loss_of, train=(DATA.x, DATA.y))
+    plan = TrainingPlan(SCHEDULE, FixedDPSGD(1.0))
+    with pytest.raises(InvalidInputError, match="from 1 to 1024, and 1 without augment"):
+        build_candidate(task, plan, secret=bytes(32), fixed={"learning_rate": 1.0})
 
 
 def first_alone(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
