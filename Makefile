@@ -64,8 +64,8 @@ mutants: $(STAMP)
 # On PostgreSQL too where PRIVTUNE_TEST_POSTGRES_URL says where; what was counted stands in campaigns.log.
 campaigns: $(STAMP)
 	PRIVTUNE_CAMPAIGN=full $(BIN)/python -m pytest --timeout 0 --log-file campaigns.log --log-file-level INFO \
-		tests/ledger/test_campaigns.py tests/study/test_lifecycle.py tests/cli/test_fuzz.py tests/accounting/test_fuzz.py \
-		tests/accounting/test_attack.py tests/accounting/test_rearrangement.py tests/audit tests/study/test_struck.py \
+		tests/ledger/test_campaigns.py tests/ledger/test_model.py tests/study/test_lifecycle.py tests/cli/test_fuzz.py \
+		tests/accounting tests/training/mechanism/test_tails.py tests/audit tests/study/test_struck.py \
 		tests/tracking/test_servers.py
 
 lint: $(STAMP)

@@ -23,12 +23,12 @@ SHOWN_ON_A_STUDY = ("privtune.plots.", "privtune.study.", "privtune.strategies."
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _own_folder(request: pytest.FixtureRequest) -> None:
     """Run an example in a folder of its own, so that its default storage is a fresh one."""
-    if isinstance(request.node, pytest.DoctestItem):
-        monkeypatch.chdir(tmp_path)
+    if isinstance(
+        request.node, pytest.DoctestItem
+    ):  # other tests make no folder that they do not ask for
+        request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))
         if request.node.name.startswith(SHOWN_ON_A_STUDY):
             namespace = request.getfixturevalue("doctest_namespace")
             namespace["study"] = request.getfixturevalue("finished_study")
@@ -74,6 +74,20 @@ def _same_numbers() -> None:
         numpy.random.seed(0)
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """Read Optuna's migrations once, not for every database: they are half of what a small study takes."""
+    if (made := sys.modules.get("optuna.storages._rdb.storage")) is not None:
+        kept: list[Any] = []
+        read = made._VersionManager._create_alembic_script
+
+        def read_once(manager: Any) -> Any:
+            if not kept:
+                kept.append(read(manager))
+            return kept[0]
+
+        made._VersionManager._create_alembic_script = read_once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -35,7 +36,7 @@ def create_study(
     noise: str | Mapping[str, Any] | None = None,
     artifacts: str | None = None,
     seed: int | None = None,
-    storage: str = _DEFAULT_STORAGE,
+    storage: str | Path = _DEFAULT_STORAGE,
     load_if_exists: bool = False,
 ) -> Study:
     """Plan a study and store it. Touches no data and spends nothing.
@@ -66,7 +67,7 @@ def create_study(
         noise: ``plain``, ``secure``, or ``source`` and ``floating_point``.
         artifacts: URL of an object store for large models, encrypted there; the database unless given.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
-        storage: Database URL of studies and budgets.
+        storage: The database of studies and budgets: its URL, or the path of a SQLite file.
         load_if_exists: Return a study of this name as it is, if there is one. Whatever else is given
             must be what it was created with.
 
@@ -124,12 +125,14 @@ def create_study(
 
 
 @answers
-def load_study(name: str, *, storage: str = _DEFAULT_STORAGE, curator: bool = False) -> Study:
+def load_study(
+    name: str, *, storage: str | Path = _DEFAULT_STORAGE, curator: bool = False
+) -> Study:
     """Load a study that exists.
 
     Args:
         name: Name of the study.
-        storage: Database URL of studies and budgets.
+        storage: The database of studies and budgets: its URL, or the path of a SQLite file.
         curator: Whether you are inside the trust boundary and may see sealed trials.
 
     Returns:

@@ -88,10 +88,11 @@ def section(doc: str, title: str) -> str:
 
 
 def named(doc: str) -> set[str]:
-    """What the sections of arguments and attributes name."""
+    """What first lines name in backticks, and the sections of arguments and attributes."""
     text = section(doc, "Args") + section(doc, "Attributes")
+    first = re.findall(r"`(\w+)`", " ".join(re.findall(r"(?:\A|\n\n)(\w.*)", doc)))
     heads = re.findall(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?:", text, re.MULTILINE)
-    return {name.lstrip("*") for head in heads for name in head.split(", ")}
+    return {name.lstrip("*") for head in heads for name in head.split(", ")} | set(first)
 
 
 def parameters(value: Any) -> set[str]:

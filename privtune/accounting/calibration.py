@@ -20,10 +20,18 @@ from privtune.accounting.events import Adjacency, Composed, Event, Gaussian, fla
 from privtune.accounting.pairs import Gains, shape
 from privtune.accounting.registry import entry, scaled
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.numbers import ceil_digits
 
 LARGEST = 1e6
 SMALLEST = 1e-4
 _ROUNDS = 60
+
+
+def rounded_up(x: float, tolerance: float) -> float:
+    """Return the next number of few digits, above x by less than a tenth of a relative tolerance."""
+    # The last digits of exp and log differ between platforms, and a training's noise derives from all of
+    # its plan: with 2e-13 more of it, every released bit would be another.
+    return ceil_digits(x, 2 - math.floor(math.log10(tolerance)))
 
 
 def solve_decreasing(
@@ -36,9 +44,9 @@ def solve_decreasing(
     steep: float = 1.2,
     enough: float = 1.0,
 ) -> float:
-    """Return x, within a relative `tolerance` of the least, at which a falling function meets a target."""
+    """Return x of few digits, near the least at which a falling function meets a target."""
     # Secants of the logarithms: the function takes long. It was evaluated at the x that is returned, and
-    # found above the target at an x closer than the tolerance. `steep`: how much faster x changes than it.
+    # found above the target at an x within the tolerance. `steep`: how much faster x changes than it.
     aim = 0.5 * (1.0 + enough) * target
     seen: list[tuple[float, float]] = []  # the points on the side that is left
 
@@ -51,23 +59,24 @@ def solve_decreasing(
             power, stride, least = _slope(*seen[-2:], usual=steep), 1.0, 1.0
         return _power(max(min(ratio, 1e6) ** power, least), stride)
 
-    low, high = start, start
-    low_value = high_value = function(start)
+    rounded = partial(rounded_up, tolerance=tolerance)
+    low = high = rounded(start)
+    low_value = high_value = function(high)
     if enough * target <= high_value <= target:
-        return start
+        return high
     if high_value > target:
         while high_value > target:
             if high >= LARGEST:
                 raise impossible()
             low, low_value = high, high_value
-            high = min(high * outward(high, high_value), LARGEST)
+            high = rounded(min(high * outward(high, high_value), LARGEST))
             high_value = function(high)
     else:
         while low_value <= target:
             high, high_value = low, low_value
             if enough < 1.0 and enough * target <= high_value:
                 return high
-            low /= outward(low, low_value)
+            low = rounded(low / outward(low, low_value))
             if low < SMALLEST:
                 return high
             low_value = function(low)
@@ -85,7 +94,7 @@ def solve_decreasing(
         if straight and enough == 1.0:
             near = width - 0.9 * tolerance
             root = near if root > near else max(root + 0.2 * tolerance, 0.9 * tolerance)
-        middle = low * math.exp(root)
+        middle = rounded(low * math.exp(root))
         value = function(middle)
         if value > target:
             low, low_value = middle, value
@@ -95,7 +104,7 @@ def solve_decreasing(
 
 
 def _slope(*seen: tuple[float, float], usual: float) -> float:
-    """Return how much faster than the function x changes between two points, relatively."""
+    """Return Δ log x over -Δ log f(x) between two points of a falling function, or the usual value."""
     (x, value), (other, beyond) = seen[0], seen[-1]
     if not 0.0 < beyond < math.inf or not 0.0 < value < math.inf or value == beyond:
         return usual
@@ -262,10 +271,10 @@ def sketch(
     if _nests(event) and adjacency is Adjacency.ADD_REMOVE:
         memory = _memory.get() or _Memory()
         guess = _guessed(memory, event, epsilon, delta, tolerance)
-        if guess is not None and SMALLEST <= (scale := math.exp(guess[0])) <= LARGEST:
+        if guess is not None and SMALLEST <= math.exp(guess[0]) <= LARGEST:
             end = _End(guess[0] + math.log(shape(event)[1]), math.log(epsilon), guess[1])
             memory.ends.setdefault((shape(event)[0], delta), []).append(end)
-            return scale
+            return rounded_up(math.exp(guess[0]), tolerance)
     found = calibrate(event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=tolerance)
     return found.scale
 
@@ -297,7 +306,7 @@ _memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)
 
 @contextmanager
 def searches_learn() -> Iterator[None]:
-    """Let each calibration within begin where earlier ones, of like events, ended."""
+    """Let every calibration in this block start from the noise that earlier, similar ones found."""
     token = _memory.set(_memory.get() or _Memory())
     try:
         yield
@@ -308,7 +317,7 @@ def searches_learn() -> Iterator[None]:
 def _guessed(
     memory: _Memory, event: Event, target: float, delta: float, accuracy: float
 ) -> tuple[float, float] | None:
-    """Return the logarithm of a factor that is about right, and the slope of log ε there, or None."""
+    """Estimate the log of the noise factor that meets a target, and the slope of log ε there; or None."""
 
     def height(scale: float, fineness: float, gains: Gains | None = None) -> float:
         """Return log(ε / target) on one lattice; NaN where that does not answer."""
@@ -340,7 +349,7 @@ def _near(
     accuracy: float,
     reported: Callable[[float], float],
 ) -> float | None:
-    """Return a factor that a search found and the accountant confirmed to be on the safe side, or None."""
+    """Search a noise factor at which the accountant itself reports at most the target, or return None."""
     kind, noise = shape(event)
     place, slope = _guessed(memory, event, target, delta, accuracy) or _NOWHERE
     below = 0.5 * accuracy * -slope
@@ -349,6 +358,7 @@ def _near(
         scale = math.exp(place)
         if not SMALLEST <= scale <= LARGEST:
             return None
+        scale = rounded_up(scale, accuracy)
         value = reported(scale)
         if not math.isfinite(value) or value <= 0.0:
             return None
@@ -369,7 +379,7 @@ def _near(
 
 
 def _coarsely(height: Callable[[float], float]) -> tuple[float, float] | None:
-    """Return the logarithm of a factor and a slope by a coarse lattice; None where it does not answer."""
+    """Estimate the same on the coarsest lattice, where each answer is quick; None where it gives none."""
     place, slope = _NOWHERE
     last = None
     for _ in range(_GUESSES):
@@ -393,7 +403,7 @@ def _coarsely(height: Callable[[float], float]) -> tuple[float, float] | None:
 def _finely(
     height: Callable[[float], float], place: float, slope: float, accuracy: float
 ) -> tuple[float, float] | None:
-    """Improve a factor and its slope on a finer lattice, on which each answer takes longer."""
+    """Improve that estimate on a finer lattice, on which each answer takes longer."""
     last = None
     for _ in range(_FINER):
         now = height(math.exp(place))
@@ -435,7 +445,7 @@ def _is_slow(part: Event) -> bool:
 
 
 def _nests(event: Event) -> bool:
-    """Return whether selections stand inside other events of the composition: it takes long to account."""
+    """Return whether a composition has selections beside other events, which takes long to account."""
     return any(_is_slow(part) and entry(part).choice(part) is None for part in flatten(event))
 
 

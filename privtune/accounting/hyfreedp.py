@@ -15,24 +15,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from privtune.accounting import events as ev
 from privtune.accounting._checks import check_integer, check_number
 from privtune.accounting.accountant import Guarantee, quick_epsilon
 from privtune.accounting.accountant import epsilon as report
 from privtune.accounting.calibration import CalibrationError, calibrate, solve_decreasing
-from privtune.accounting.events import (
-    Composed,
-    Event,
-    Gaussian,
-    Joint,
-    Laplace,
-    PoissonSampled,
-    Repeated,
-)
 from privtune.errors import InvalidInputError
 
 _LOSSES = 3
 _LOSS_BATCHES = ("same", "separate")
-_MECHANISMS: dict[str, type[Gaussian | Laplace]] = {"gaussian": Gaussian, "laplace": Laplace}
+_MECHANISMS: dict[str, type[ev.Gaussian | ev.Laplace]] = {
+    "gaussian": ev.Gaussian,
+    "laplace": ev.Laplace,
+}
 _STEEP = 60.0  # 1% of ε is for the losses: their noise changes so much faster than ε
 GRADIENT_NOISE_FACTOR = 1.01  # the paper's γ: about 1% of the budget goes to the losses
 
@@ -57,7 +52,7 @@ class HyFreeNoise:
     gradient_noise: float
     loss_noise: float
     loss_batch: str
-    event: Event
+    event: ev.Event
     guarantee: Guarantee
 
 
@@ -86,7 +81,7 @@ def hyfreedp_event(
     loss_noise: float,
     loss_batch: str = "same",
     mechanism: str = "gaussian",
-) -> Event:
+) -> ev.Event:
     """Return the event of one HyFreeDP training.
 
     Args:
@@ -115,19 +110,21 @@ def hyfreedp_event(
     if mechanism not in _MECHANISMS:
         raise InvalidInputError("mechanism", mechanism, "must be gaussian or laplace")
     with_losses = hyfreedp_loss_steps(steps, interval)
-    gradient = Gaussian(gradient_noise)
+    gradient = ev.Gaussian(gradient_noise)
     losses = [_MECHANISMS[mechanism](loss_noise)] * _LOSSES
     if loss_batch == "separate":
-        return Composed(
+        return ev.Composed(
             [
-                Repeated(steps, PoissonSampled(rate, gradient)),
-                Repeated(with_losses, PoissonSampled(rate, Joint(losses))),
+                ev.Repeated(steps, ev.PoissonSampled(rate, gradient)),
+                ev.Repeated(with_losses, ev.PoissonSampled(rate, ev.Joint(losses))),
             ]
         )
-    together = Repeated(with_losses, PoissonSampled(rate, Joint([gradient, *losses])))
+    together = ev.Repeated(with_losses, ev.PoissonSampled(rate, ev.Joint([gradient, *losses])))
     if with_losses == steps:
         return together
-    return Composed([Repeated(steps - with_losses, PoissonSampled(rate, gradient)), together])
+    return ev.Composed(
+        [ev.Repeated(steps - with_losses, ev.PoissonSampled(rate, gradient)), together]
+    )
 
 
 def hyfreedp_noise(
@@ -175,7 +172,7 @@ def hyfreedp_noise(
     if loss_batch not in (*_LOSS_BATCHES, "auto"):
         raise InvalidInputError("loss_batch", loss_batch, "must be same, separate or auto")
     plain = calibrate(
-        Repeated(steps, PoissonSampled(rate, Gaussian(1.0))), epsilon=target, delta=delta
+        ev.Repeated(steps, ev.PoissonSampled(rate, ev.Gaussian(1.0))), epsilon=target, delta=delta
     )
     factor = check_number("gradient_noise_factor", gradient_noise_factor, above=1.0)
     gradient_noise = factor * plain.scale

@@ -87,10 +87,7 @@ class RunLaw(ABC):
         self.drawn  # noqa: B018  its fields are checked
 
     def can_have_cap(self, cap: int) -> bool:
-        """Return whether the law can be given this cap: beside a minimum φ is a sum up to it.
-
-        Args:
-            cap: A most number of runs.
+        """Return whether the law can be given `cap` as most runs: beside a minimum φ is a sum up to it.
 
         Example:
             >>> from privtune.accounting import Geometric
@@ -165,30 +162,18 @@ class RunLaw(ABC):
         return False
 
     def pgf(self, x: ArrayLike) -> Floats:
-        """Return `φ(x) = E[x^K]` for x in [0, 1].
-
-        Args:
-            x: Points in [0, 1], of any shape.
-        """
+        """Return `φ(x) = E[x^K]` for any array `x` of points in [0, 1]."""
         points = np.asarray(x, dtype=np.float64)
         if self.sure_runs:
             return self._with_sure_runs(points, 0)
         return self._pgf(points) if self.cap is None else self._summed(points, 0)
 
     def pgf_derivative(self, x: ArrayLike) -> Floats:
-        """Return `φ'(x) = E[K x^(K-1)]` for x in [0, 1]; `φ'(1)` is the expected number of runs.
-
-        Args:
-            x: Points in [0, 1], of any shape.
-        """
+        """Return `φ'(x) = E[K x^(K-1)]` for points `x` in [0, 1]; `φ'(1)` is the expected number of runs."""
         return self._derived(self._pgf_derivative, x, 1)
 
     def pgf_second_derivative(self, x: ArrayLike) -> Floats:
-        """Return `φ''(x) = E[K (K-1) x^(K-2)]` for x in [0, 1].
-
-        Args:
-            x: Points in [0, 1], of any shape.
-        """
+        """Return `φ''(x) = E[K (K-1) x^(K-2)]` for points `x` in [0, 1]."""
         return self._derived(self._pgf_second, x, 2)
 
     def _derived(self, uncapped: Callable[[Floats], Floats], x: ArrayLike, order: int) -> Floats:
@@ -232,11 +217,7 @@ class RunLaw(ABC):
         return np.asarray(np.polynomial.polynomial.polyval(x, terms) * x ** (start - order))
 
     def pmf(self, k: ArrayLike) -> Floats:
-        """Return `P(K = k)` for whole numbers k.
-
-        Args:
-            k: Numbers of runs, of any shape.
-        """
+        """Return `P(K = k)` for any array `k` of whole numbers."""
         values = np.asarray(k, dtype=np.float64)
         if self.sure_runs:
             return self.drawn.pmf(values - self.sure_runs)
@@ -269,10 +250,7 @@ class RunLaw(ABC):
         return float(self.pmf(0)) if self.can_be_zero else 0.0
 
     def at_most(self, k: int) -> float:
-        """Return P(K <= k).
-
-        Args:
-            k: A number of runs, at least 0.
+        """Return P(K <= k) for a whole number `k` of at least 0.
 
         Example:
             >>> from privtune.accounting import Geometric
@@ -282,19 +260,12 @@ class RunLaw(ABC):
         return min(float(self.pmf(np.arange(k + 1)).sum()), 1.0)
 
     def quantile(self, p: float) -> int:
-        """Return the smallest k with `P(K <= k) >= p`, for p in [0, 1).
-
-        Args:
-            p: A probability.
-        """
+        """Return the smallest k with P(K <= k) >= p, for a probability `p` in [0, 1)."""
         level = check_number("p", p, at_least=0.0, below=1.0)
         return self._invert(level, strict=False)
 
     def sample(self, rng: np.random.Generator | None = None) -> int:
-        """Draw K.
-
-        Args:
-            rng: The stream to draw from; None draws from the entropy of the operating system.
+        """Draw K from the stream `rng`; of None, from the entropy of the operating system.
 
         Returns:
             The number of runs, by exact inversion of the distribution function.

@@ -71,7 +71,7 @@ class Audited:
 
     @property
     def passed(self) -> bool:
-        """Whether no more was found than is reported."""
+        """Whether the lower bounds found are at most the reported ε."""
         return self.epsilon <= self.reported
 
 
@@ -421,7 +421,7 @@ def _selection(plan: Plan, strategy: Strategy, terms: _Terms) -> Audited:
 
 
 def _score(plan: Plan, terms: _Terms) -> Audited:
-    """Audit one noised score of a validation record that counts as much as one may."""
+    """Audit one noised score, by a validation record that changes the metric as much as one can."""
     started = time.perf_counter()
     assert plan.score is not None  # noqa: S101 (there is one)
     assert plan.score.event is not None  # noqa: S101

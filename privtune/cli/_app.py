@@ -13,8 +13,9 @@ _GROUPS = {
     "account": "What an event costs: epsilon, delta, calibration.",
     "budget": "Budgets and their charges.",
     "study": "Studies: create, plan, run, compare.",
+    "model": "Released models: export.",
 }
-_COMMANDS = ("strategies", "tasks", "demo", "doctor", "ui", "worker", "audit")
+_COMMANDS = ("strategies", "tasks", "demo", "doctor", "ui", "worker", "audit", "predict")
 
 
 def mount(command: str | None = None, inner: str | None = None) -> typer.Typer:
@@ -42,7 +43,7 @@ def mount(command: str | None = None, inner: str | None = None) -> typer.Typer:
             app.add_typer(group, name=name, help=text, no_args_is_help=True)
     for name in _COMMANDS:
         if command == name or not known:
-            home = "audit" if name == "audit" else "commands"
+            home = {"audit": "audit", "predict": "model"}.get(name, "commands")
             module = importlib.import_module(f"privtune.cli.{home}")
             app.command()(getattr(module, name))
     return app

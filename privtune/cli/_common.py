@@ -44,7 +44,7 @@ Storage = Annotated[
         "--storage",
         envvar="PRIVTUNE_STORAGE",
         callback=_from_file,
-        help="URL of the database of studies and budgets.",
+        help="Database of studies and budgets: its URL, or the path of a SQLite file (p.db).",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -207,9 +207,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def write_page(path: Path, page: str) -> None:
-    """Write a self-contained page."""
+def write_page(path: Path, page: str | bytes) -> None:
+    """Write a self-contained page, or a picture."""
     from privtune.ledger.page import write_file
 
     write_file(path, page)
-    say(f"Wrote {path}: it opens in any browser, without a network.")
+    opens = ": it opens in any browser, without a network" if isinstance(page, str) else ""
+    say(f"Wrote {path}{opens}.")

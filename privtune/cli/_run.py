@@ -6,17 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import progress as rich_progress
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from privtune.cli._common import planning
 from privtune.imports import libraries
@@ -48,12 +39,12 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:
             from privtune.tracking.mlflow import MlflowObserver
 
         observer = MlflowObserver(study)
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        _OpenOnly(MofNCompleteColumn()),
-        _OpenOnly(TimeElapsedColumn()),
+    progress = rich_progress.Progress(
+        rich_progress.SpinnerColumn(),
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        _OpenOnly(rich_progress.MofNCompleteColumn()),
+        _OpenOnly(rich_progress.TimeElapsedColumn()),
         console=Console(file=open_stream(sys.stdout)),
         disable=quiet,
     )
@@ -78,21 +69,21 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:
             progress.stop()
 
 
-class _OpenOnly(ProgressColumn):
+class _OpenOnly(rich_progress.ProgressColumn):
     """Shows another column for arms that are not sealed: a round's time tells its runs."""
 
-    def __init__(self, column: ProgressColumn) -> None:
+    def __init__(self, column: rich_progress.ProgressColumn) -> None:
         super().__init__()
         self._column = column
 
-    def render(self, task: Task) -> RenderableType:
+    def render(self, task: rich_progress.Task) -> RenderableType:
         return "" if task.fields.get("sealed") else self._column.render(task)
 
 
 class _ProgressObserver(Observer):
     """Shows a bar for an arm, of a sealed one that it runs and no more; then tells the tracker's observer."""
 
-    def __init__(self, progress: Progress, then: Observer | None) -> None:
+    def __init__(self, progress: rich_progress.Progress, then: Observer | None) -> None:
         self._progress = progress
         self._then = then
         self._bars: dict[str, Any] = {}

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privtune.cli._common import (
-    DEFAULT_STORAGE,
-    AsJson,
-    Storage,
-    emit_json,
-    planning,
-    say,
-    show_changes,
-)
+from privtune.cli import _common as common
 from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
@@ -50,8 +42,8 @@ def create(
         str | None,
         typer.Option(help="Absolute URL of an object store for large results: s3://bucket/folder."),
     ] = None,
-    storage: Storage = DEFAULT_STORAGE,
-    as_json: AsJson = False,
+    storage: common.Storage = common.DEFAULT_STORAGE,
+    as_json: common.AsJson = False,
 ) -> None:
     """Plan a study and store it, with its budget if that does not exist. Touches no data."""
     from privtune.study import Study, StudySpec
@@ -59,13 +51,13 @@ def create(
     parsed = StudySpec.from_file(spec)
     if artifacts is not None:
         parsed = StudySpec.parse({**parsed.model_dump(mode="json"), "artifacts": artifacts})
-    with planning(parsed):
+    with common.planning(parsed):
         study = Study.create(parsed, storage)
     with closing(study):
         if as_json:
-            emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
+            common.emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
         else:
-            say(
+            common.say(
                 f"Created study {study.name} with {len(study.plans)} arms; nothing has been charged yet. "
                 f"Run it with: privtune study run {study.name}"
             )
@@ -79,7 +71,7 @@ def plan(
     ] = False,
     data: Data = None,
     curator: Curator = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show what a study would do and cost, arm by arm. Touches no storage, and data for a curator alone."""
     from privtune.cli import _tables
@@ -91,7 +83,7 @@ def plan(
 
     _give(data)
     parsed = StudySpec.from_file(spec)
-    with planning(parsed):
+    with common.planning(parsed):
         planned = plan_study(parsed)
         advised = advice_on(planned) if advice else None
     records = None
@@ -103,7 +95,7 @@ def plan(
     space, drawn = parsed.search_space(), _tables.examples(parsed)
     if as_json:
         staged = [{**s.to_dict(), "guarantee": finite(cost.to_dict())} for s, cost in stages]
-        emit_json(
+        common.emit_json(
             {
                 "study": parsed.name,
                 "target_epsilon": parsed.target_epsilon,
@@ -126,7 +118,7 @@ def plan(
     # Of a user's own data the first record was read for its shapes.
     own = isinstance(parsed.task, Mapping) and parsed.task.get("type") == "own"
     total, unit = planned.total, parsed.budget.unit
-    say(
+    common.say(
         f"{'All stages and arms' if stages else 'All arms'} together: ε = "
         f"{show_epsilon(total.epsilon, 4)} at δ = {total.delta:g} "
         f"({show_adjacency(total.adjacency, unit)}, {together(total)}); target "
@@ -136,8 +128,8 @@ def plan(
     if records is not None:
         _tables.print_records(records)
     if advised is not None:
-        say("With a change, and everything else as planned, all arms together would be:")
-        show_changes(advised)
+        common.say("With a change, and everything else as planned, all arms together would be:")
+        common.show_changes(advised)
 
 
 @app.command()
@@ -145,7 +137,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
     name: Annotated[
         str, typer.Argument(help="Name of the study; or its spec, a YAML file, to create it first.")
     ],
-    storage: Storage = DEFAULT_STORAGE,
+    storage: common.Storage = common.DEFAULT_STORAGE,
     mlflow: Annotated[bool, typer.Option(help="Log releases to MLflow.")] = True,
     jobs: Annotated[int, typer.Option(help="Worker processes for sealed rounds.")] = 1,
     executor: Annotated[
@@ -167,7 +159,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         bool, typer.Option("--anyway", help="Charge and run although most records cannot be used.")
     ] = False,
     curator: Curator = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Run a study, or go on where it was interrupted."""
     from privtune.training.engine.compute import check_stack
@@ -199,35 +191,35 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
                 anyway=anyway,
             )
         if as_json:
-            emit_json(comparison_document(study))
+            common.emit_json(comparison_document(study))
         else:
             print_comparison(study, logged=mlflow)
 
 
 @app.command("list")
-def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+def list_(storage: common.Storage = common.DEFAULT_STORAGE, as_json: common.AsJson = False) -> None:
     """List the studies."""
     from privtune.study import study_names
 
     names = study_names(storage)
     if as_json:
-        emit_json(names)
+        common.emit_json(names)
         return
     for name in names:
-        say(name)
+        common.say(name)
 
 
 @app.command()
 def show(
     name: Name,
-    storage: Storage = DEFAULT_STORAGE,
+    storage: common.Storage = common.DEFAULT_STORAGE,
     curator: Annotated[
         bool,
         typer.Option(
             envvar="PRIVTUNE_CURATOR", help="Show sealed trials. Never show them to anyone else."
         ),
     ] = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show a study: its arms, their states, what they cost."""
     from privtune.cli import _tables
@@ -244,9 +236,9 @@ def show(
         stopped = {name: study.failures(name) for name in named if curator}
         if as_json:
             own = {"sealed_trials": json_ready(sealed), "failures": stopped}
-            emit_json({**document, **own} if curator else document)
+            common.emit_json({**document, **own} if curator else document)
             return
-        say(f"Study {study.name} on {study.spec.task_name}", bold=True)
+        common.say(f"Study {study.name} on {study.spec.task_name}", bold=True)
         for stage in study.stages:
             more = {"state": stage.state, "released": stage.words or "nothing yet"}
             _tables.print_stage(stage.plan, stage.guarantee, "", **more)
@@ -264,28 +256,32 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
         Path | None, typer.Option(help="Write the comparison as one self-contained page.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Write its chart alone, utility against ε, as a page.")
+        Path | None, typer.Option(help="Write its chart alone: .html, .png, .svg or .pdf.")
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one line of CSV an arm.")] = False,
     as_markdown: Annotated[bool, typer.Option("--md", help="Print a table of Markdown.")] = False,
-    storage: Storage = DEFAULT_STORAGE,
-    as_json: AsJson = False,
+    storage: common.Storage = common.DEFAULT_STORAGE,
+    as_json: common.AsJson = False,
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
     from privtune.cli._common import write_page
     from privtune.cli._tables import print_comparison
+    from privtune.plots._image import KINDS
     from privtune.views.comparison import comparison_document, to_csv, to_markdown
     from privtune.views.report import render_chart, render_study
 
     if sum((html is not None, plot is not None, as_csv, as_markdown, as_json)) > 1:
         raise typer.BadParameter("give one of --html, --plot, --csv, --md and --json")
+    kind = ".html" if plot is None else plot.suffix.lower()
+    if kind not in (".html", *KINDS):
+        raise typer.BadParameter(f"--plot {plot}: a chart ends in .html, {', '.join(KINDS)}")
     with closing(_load(name, storage)) as study:
         if html is not None:
             write_page(html, render_study(study))
         elif plot is not None:
-            write_page(plot, render_chart(study))
+            write_page(plot, render_chart(study, kind))
         elif as_json:
-            emit_json(comparison_document(study))
+            common.emit_json(comparison_document(study))
         elif as_csv:
             sys.stdout.write(to_csv(comparison_document(study)))
         elif as_markdown:
@@ -306,7 +302,7 @@ def export(
     html: Annotated[
         Path | None, typer.Option(help="With --sp800-226: write a page here instead.")
     ] = None,
-    storage: Storage = DEFAULT_STORAGE,
+    storage: common.Storage = common.DEFAULT_STORAGE,
 ) -> None:
     """Print all that may leave the trust boundary: spec, plans, releases, the budget's certificate."""
     if (registry and evaluation) or (html is not None and not evaluation):
@@ -325,13 +321,13 @@ def export(
             else:
                 sys.stdout.write(to_markdown(study))
         else:
-            emit_json(study.export())
+            common.emit_json(study.export())
 
 
 @app.command()
 def delete(
     name: Name,
-    storage: Storage = DEFAULT_STORAGE,
+    storage: common.Storage = common.DEFAULT_STORAGE,
     leave_objects: Annotated[
         bool,
         typer.Option(
@@ -346,11 +342,11 @@ def delete(
     if not yes:
         typer.confirm(f"Delete study {name}, its trials and its models?", abort=True)
     left = delete_study(name, storage, leave_objects=leave_objects)
-    say(
+    common.say(
         f"Deleted study {name}. What it charged stays charged: what was released cannot be taken back."
     )
     for folder in left:
-        say(f"{folder} stays: it holds files that the study did not make.")
+        common.say(f"{folder} stays: it holds files that the study did not make.")
 
 
 def _give(data: Path | None) -> None:
@@ -382,8 +378,8 @@ def sync(
     register: Annotated[
         str | None, typer.Option(help="Register those models under this name.")
     ] = None,
-    storage: Storage = DEFAULT_STORAGE,
-    as_json: AsJson = False,
+    storage: common.Storage = common.DEFAULT_STORAGE,
+    as_json: common.AsJson = False,
 ) -> None:
     """Log releases to MLflow that are not there yet, such as those of a study run while it was down."""
     from privtune.study import Study
@@ -395,8 +391,8 @@ def sync(
             arm: log_model(study, arm, register=register, uri=tracking_uri) for arm in model or ()
         }
     if as_json:
-        emit_json({"study": name, "logged": list(logged), "models": models})
+        common.emit_json({"study": name, "logged": list(logged), "models": models})
         return
     for arm, address in models.items():
-        say(f"Logged the model of {arm}: {address}")
-    say(f"Logged {', '.join(logged)}." if logged else "Nothing to log.")
+        common.say(f"Logged the model of {arm}: {address}")
+    common.say(f"Logged {', '.join(logged)}." if logged else "Nothing to log.")

@@ -23,7 +23,7 @@ _RECORDS = 4  # made-up records that a check looks at
 
 
 class AdapterError(PrivTuneError):
-    """What would be released of a model is not what was trained."""
+    """The weights that would be released do not give the model that was trained."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Head:
 def reduced(
     task: Task, data: TensorData
 ) -> tuple[Callable[[], torch.nn.Module], Callable[[TensorData], TensorData]]:
-    """Return what is trained of a task's model, and what makes its inputs of the records."""
+    """Return the maker of the trained part of a task's model, and the function from records to its inputs."""
     # Features are a function of their record alone, so computing them once changes no guarantee.
     if task.trainable == "head" and data.x.is_floating_point() == (task.tokens is None):
         part = _part(task.model, task.input_shape, task.tokens)

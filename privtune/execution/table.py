@@ -6,11 +6,11 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.rounds import Finished, Lease, Rounds
@@ -28,13 +28,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Handed:
-    """The result of a row."""
+class Handed(Finished):
+    """The result of a row, with what was prepared to store it."""
 
-    lease: Lease
-    score: float
-    document: Mapping[str, Any]  # JSON-ready, for the row itself
-    keep: Callable[[Any], None] | None = None  # stores the rest, in the transaction that accepts it
     drop: Callable[[], None] | None = None  # deletes what was staged, of a result that came second
     more: bool = False  # the next result is there already: both are handed in in one transaction
 
@@ -98,7 +94,7 @@ def work_through(
 def _asked(
     rounds: Rounds, charge_id: str, worker: str, **terms: int
 ) -> Callable[[], tuple[Lease, ...]]:
-    """Return a call that leases rows; made again, it gets those whose answer the first one lost."""
+    """Return a function that leases rows; called again, it returns the rows whose answer was lost."""
     asked = False
 
     def ask() -> tuple[Lease, ...]:
@@ -124,16 +120,7 @@ def _at_once(
 
 def _hand_in(rounds: Rounds, results: Sequence[Handed], enough: float | None) -> None:
     """Hand in results; what was prepared for those that came second is deleted."""
-    finished = [
-        Finished(
-            done.lease,
-            done.score,
-            done.document,
-            last=enough is not None and done.score >= enough,
-            keep=done.keep,
-        )
-        for done in results
-    ]
+    finished = [replace(r, last=enough is not None and r.score >= enough) for r in results]
     first: Container[int] = ()
     try:
         first = patiently(partial(rounds.complete_some, finished))

@@ -288,7 +288,7 @@ def accuracy(model: torch.nn.Module, data: TensorData) -> float:
 
 
 def held_to_classes(data: TensorData, classes: int | None) -> TensorData:
-    """Return the data, of which records whose target is none of the declared ones are unusable."""
+    """Return the data with all records marked unusable whose target is no declared class or number."""
     if data.unit:  # whose fillers are no targets: units have no others left
         return data
     if data.y.is_floating_point():
@@ -367,7 +367,7 @@ def dry_run(
 
 
 def seconds_per_step(clock: Sequence[float], *, steps: int, threads: int) -> float:
-    """Return what a step of all stacks takes, from when each step of each ended."""
+    """Return the seconds of one step of all stacks, from the times at which their steps ended."""
     # The median: some steps capture or allocate once, and are not what a step costs. Of stacks side
     # by side one step may end right after another's, so as many as there are are taken together.
     splits = (len(clock) - 1) / steps

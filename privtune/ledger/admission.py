@@ -10,41 +10,12 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from privtune.accounting import (
-    Adjacency,
-    Composed,
-    Event,
-    Gaussian,
-    Geometric,
-    Guarantee,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    delta,
-    epsilon,
-    scale_noise,
-)
+import privtune.accounting as acc
 from privtune.accounting.rdp import confirm_composition
 from privtune.accounting.registry import training
+from privtune.ledger import privacy_filter
 from privtune.ledger.errors import BudgetClosedError, DeclarationClosedError
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History, order_of
-from privtune.ledger.privacy_filter import (
-    APPROXIMATE_SHARE,
-    BLOCK_SHARE,
-    FAILING_SHARE,
-    FILTER_SHARE,
-    ODOMETER_SHARE,
-    Profile,
-    below_tabulated,
-    capacity,
-    empty_profile,
-    gaussian_divergence,
-    gaussian_room,
-    lines,
-    odometer_epsilon,
-    tabulate,
-    total_delta,
-)
 from privtune.ledger.values import Admission, Budget, BudgetExceededError
 from privtune.ledger.weights import Weight, slack_of, weigh, weigh_as_gaussian
 
@@ -61,7 +32,7 @@ _LAST = 0.25
 _MIDDLE = 10  # of the halvings of its δ among which the filter looks for what one request may take
 
 
-def admit(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]]:
+def admit(history: History, asked: Sequence[acc.Event]) -> tuple[str, list[Weight]]:
     """Return the basis on which a budget admits a request as a whole, and the weights; else refuse."""
     budget = history.terms()
     if history.closed:
@@ -87,12 +58,12 @@ def admit(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]]:
     return found
 
 
-def fits(history: History, asked: Sequence[Event]) -> bool:
+def fits(history: History, asked: Sequence[acc.Event]) -> bool:
     """Return whether the budget holds more events, by the rule that is now in force."""
     return admission_of(history, asked) is not None
 
 
-def admission_of(history: History, asked: Sequence[Event]) -> tuple[str, list[Weight]] | None:
+def admission_of(history: History, asked: Sequence[acc.Event]) -> tuple[str, list[Weight]] | None:
     """Return the basis on which a budget holds more events and what they weigh; None if on none."""
     budget = history.terms()
     # Before the first start all is fixed before the first release: any bound says what it costs.
@@ -116,24 +87,24 @@ def admission_of(history: History, asked: Sequence[Event]) -> tuple[str, list[We
     return (BASIS_FILTER, weights) if part <= 1.0 else None
 
 
-def _holds(events: tuple[Event, ...], budget: Budget) -> bool:
+def _holds(events: tuple[acc.Event, ...], budget: Budget) -> bool:
     """Whether a budget holds events that were all fixed before the first release."""
     # Most of a large block is admitted while there is room: then sums of curves say so at once.
     kinds = Counter(events).items()
-    block = _one(Repeated(count, event) if count > 1 else event for event, count in kinds)
-    quick = epsilon(block, budget.delta, adjacency=budget.adjacency, method="rdp").epsilon
+    block = _one(acc.Repeated(count, event) if count > 1 else event for event, count in kinds)
+    quick = acc.epsilon(block, budget.delta, adjacency=budget.adjacency, method="rdp").epsilon
     return quick <= budget.epsilon or _composed(events, budget).epsilon <= budget.epsilon
 
 
 def _as_gaussian(
-    history: History, asked: Sequence[Event], room: Fraction, room_delta: Fraction
+    history: History, asked: Sequence[acc.Event], room: Fraction, room_delta: Fraction
 ) -> tuple[float, list[Weight]]:
-    """Return the part of what is left that events take as Gaussian charges, and what they weigh."""
+    """Return the part of the filter's room that events take as Gaussian charges, and their weights."""
     budget = history.terms()
     order, best = order_of(budget), (math.inf, list[Weight]())
-    before = Fraction(gaussian_divergence(order, float(history.variance)))
-    left = Fraction(gaussian_room(order, float(room + before))) - history.variance
-    share, halving = APPROXIMATE_SHARE * budget.delta, _MIDDLE
+    before = Fraction(privacy_filter.gaussian_divergence(order, float(history.variance)))
+    left = Fraction(privacy_filter.gaussian_room(order, float(room + before))) - history.variance
+    share, halving = privacy_filter.APPROXIMATE_SHARE * budget.delta, _MIDDLE
     for _ in range(4):
         slack = share * 2.0**-halving
         weights = [weigh_as_gaussian(event, budget.adjacency, slack) for event in asked]
@@ -151,13 +122,13 @@ def _as_gaussian(
         halving += step
     # What decides is the theorem's own condition; parts only compare.
     total = history.variance + sum(weight.exact()[0] for weight in best[1])
-    if Fraction(gaussian_divergence(order, float(total))) > room + before:
+    if Fraction(privacy_filter.gaussian_divergence(order, float(total))) > room + before:
         return math.inf, []
     return best
 
 
 def _parts(weights: Sequence[Weight], room: Fraction, room_delta: Fraction) -> tuple[float, float]:
-    """Return the parts of what is left that weights take; infinite exactly if they do not fit."""
+    """Return the parts of the filter's room, and of its δ, that weights take; infinite if they do not fit."""
     if not all(math.isfinite(weight.divergence) for weight in weights):
         return math.inf, math.inf
     exact = [weight.exact() for weight in weights]
@@ -216,8 +187,8 @@ class FilterState:
         return there
 
 
-def weights_of(history: History, asked: Sequence[Event]) -> list[Weight]:
-    """Return what events weigh in the budget's filter."""
+def weights_of(history: History, asked: Sequence[acc.Event]) -> list[Weight]:
+    """Return each event's Rényi divergence at the filter's order, and the δ with which it may fail."""
     budget = history.terms()
     slack = slack_of(budget.delta)
     return [weigh(event, order_of(budget), budget.adjacency, slack) for event in asked]
@@ -235,7 +206,7 @@ def filter_state(history: History) -> FilterState:
         order=order,
         capacity=total if math.isfinite(total) else None,
         used=math.inf if history.unbounded else float(_used(history)),
-        delta_capacity=APPROXIMATE_SHARE * budget.delta,
+        delta_capacity=privacy_filter.APPROXIMATE_SHARE * budget.delta,
         delta_used=float(history.used_delta),
         variance=float(history.variance),
     )
@@ -256,11 +227,13 @@ def _used(history: History) -> Fraction:
     if not history.variance:
         return history.used
     order = order_of(history.terms())
-    return history.used + Fraction(gaussian_divergence(order, float(history.variance)))
+    return history.used + Fraction(
+        privacy_filter.gaussian_divergence(order, float(history.variance))
+    )
 
 
 def filter_excess(history: History) -> float:
-    """Return by what share of its capacity the filter holds more than that; 0 while it holds."""
+    """Return by what share of its capacity the filter is overdrawn; 0 while it is not."""
     room, room_delta = filter_room(history)
     if room >= 0 and room_delta >= 0:
         return 0.0
@@ -268,8 +241,8 @@ def filter_excess(history: History) -> float:
     return math.inf if room_delta < 0 or not total else float(-room) / total
 
 
-def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
-    """Return what everything charged costs together, whenever one looks."""
+def odometer(history: History, *, allowed: float = 0.0) -> acc.Guarantee:
+    """Return ε of everything charged, valid whenever it is read: by whoever stops on what was released."""
     # Who reads at any time, and stops by what was released, learns at most this: the odometer's theorem.
     budget = history.terms()
     block = tuple(history.block.values())
@@ -285,16 +258,18 @@ def odometer(history: History, *, allowed: float = 0.0) -> Guarantee:
         bounds["filter"] = budget.epsilon * (1.0 + excess) - left
     method = min(bounds, key=lambda name: bounds[name])
     # Where nothing could be added, the block was read at the whole δ.
-    whole = 1.0 if grows else 1.0 + APPROXIMATE_SHARE + ODOMETER_SHARE
-    return Guarantee(bounds[method], whole * budget.delta, method, budget.adjacency, bounds)
+    whole = 1.0 if grows else 1.0 + privacy_filter.APPROXIMATE_SHARE + privacy_filter.ODOMETER_SHARE
+    return acc.Guarantee(bounds[method], whole * budget.delta, method, budget.adjacency, bounds)
 
 
-def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed: float) -> float:
+def _reading(
+    history: History, budget: Budget, block: tuple[acc.Event, ...], allowed: float
+) -> float:
     slack, orders = slack_of(budget.delta), {order_of(budget)}
-    orders |= {order for order, _ in lines(budget.epsilon, budget.delta)}
+    orders |= {order for order, _ in privacy_filter.lines(budget.epsilon, budget.delta)}
 
-    def failing(events: Counter[Event]) -> float:
-        """Bound the probability that anything fails at any line, or in the filter."""
+    def failing(events: Counter[acc.Event]) -> float:
+        """Bound the probability that any of these events fails, at whichever order it is weighed."""
         return math.fsum(
             count * max(weigh(event, at, budget.adjacency, slack).delta for at in orders)
             for event, count in list(events.items())
@@ -304,8 +279,8 @@ def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed
     # What is not quite Gaussian is no failure: the filter's δ pays for it, a line's for failures.
     beside = failing(history.later) - late + (float(history.used_delta) if history.late else 0.0)
     if (
-        beside * (1 + 1e-9) > APPROXIMATE_SHARE * budget.delta
-        or late * (1 + 1e-9) > FAILING_SHARE * budget.delta
+        beside * (1 + 1e-9) > privacy_filter.APPROXIMATE_SHARE * budget.delta
+        or late * (1 + 1e-9) > privacy_filter.FAILING_SHARE * budget.delta
     ):
         return math.inf
 
@@ -317,52 +292,61 @@ def _reading(history: History, budget: Budget, block: tuple[Event, ...], allowed
         return total * (1 + 1e-9) / (1.0 + allowed)
 
     profile = _profile(block, budget)
-    read = odometer_epsilon(profile, spent, epsilon=budget.epsilon, delta=budget.delta)
+    read = privacy_filter.odometer_epsilon(
+        profile, spent, epsilon=budget.epsilon, delta=budget.delta
+    )
     if history.later:
         return read
-    return min(read, block_epsilon(block, BLOCK_SHARE * budget.delta, budget.adjacency).epsilon)
+    return min(
+        read,
+        block_epsilon(block, privacy_filter.BLOCK_SHARE * budget.delta, budget.adjacency).epsilon,
+    )
 
 
-def _composed(events: tuple[Event, ...], budget: Budget) -> Guarantee:
+def _composed(events: tuple[acc.Event, ...], budget: Budget) -> acc.Guarantee:
     return block_epsilon(events, budget.delta, budget.adjacency)
 
 
 @lru_cache(maxsize=512)
-def block_epsilon(events: tuple[Event, ...], at: float, adjacency: Adjacency) -> Guarantee:
+def block_epsilon(
+    events: tuple[acc.Event, ...], at: float, adjacency: acc.Adjacency
+) -> acc.Guarantee:
     """Return the best bound for events that were all fixed before the first release."""
     if not events:
-        return Guarantee(0.0, at, "nothing", adjacency, {"nothing": 0.0})
-    return epsilon(_one(events), at, adjacency=adjacency)
+        return acc.Guarantee(0.0, at, "nothing", adjacency, {"nothing": 0.0})
+    return acc.epsilon(_one(events), at, adjacency=adjacency)
 
 
-def _room(block: tuple[Event, ...], budget: Budget, order: float) -> float:
+def _room(block: tuple[acc.Event, ...], budget: Budget, order: float) -> float:
     """Return the capacity of the filter beside a block, −∞ where it has none."""
-    share = FILTER_SHARE * budget.delta
+    share = privacy_filter.FILTER_SHARE * budget.delta
     # Most blocks use their budget up, and a fifth of the nodes shows that, with room for rounding.
-    below = _profile(block, budget, below_tabulated)
-    if total_delta(below, order, 0.0, budget.epsilon) > 1.001 * share:
+    below = _profile(block, budget, privacy_filter.below_tabulated)
+    if privacy_filter.total_delta(below, order, 0.0, budget.epsilon) > 1.001 * share:
         return -math.inf
     return _capacity(_profile(block, budget), order, budget.epsilon, share)
 
 
 @lru_cache(maxsize=64)
 def _profile(
-    events: tuple[Event, ...], budget: Budget, table: Callable[..., Profile] = tabulate
-) -> Profile:
+    events: tuple[acc.Event, ...],
+    budget: Budget,
+    table: Callable[..., privacy_filter.Profile] = privacy_filter.tabulate,
+) -> privacy_filter.Profile:
     if not events:
-        return empty_profile
+        return privacy_filter.empty_profile
     event = _one(events)
     # Beyond e^700 there are no numbers; a profile is constant where its table ends, from above.
     highest, adjacency = min(2 * budget.epsilon + 4, 700.0), budget.adjacency
-    return table(lambda at: delta(event, at, adjacency=adjacency).delta, highest)
+    return table(lambda at: acc.delta(event, at, adjacency=adjacency).delta, highest)
 
 
-_capacity = lru_cache(maxsize=256)(capacity)
+_capacity = lru_cache(maxsize=256)(privacy_filter.capacity)
 
 
-def _one(events: Iterable[Event]) -> Event:
+def _one(events: Iterable[acc.Event]) -> acc.Event:
     fixed = tuple(events)
-    return fixed[0] if len(fixed) == 1 else Composed(fixed)
+    return fixed[0] if len(fixed) == 1 else acc.Composed(fixed)
 
 
 _MEAN = 10
@@ -370,33 +354,34 @@ _LARGEST = 1e4
 _DIGITS = 3
 
 
-def suggestions(history: History, asked: Sequence[Event]) -> tuple[str, ...]:
+def suggestions(history: History, asked: Sequence[acc.Event]) -> tuple[str, ...]:
     """Return what would fit in place of a refused request, one phrase each."""
     found = training(asked[0]) if len(asked) == 1 else None
     if found is None:
         return (_together(history, asked),)
     count, rate = found
 
-    def plain(sigma: float) -> Event:
-        return Repeated(count, PoissonSampled(rate, Gaussian(sigma)))
+    def plain(sigma: float) -> acc.Event:
+        return acc.Repeated(count, acc.PoissonSampled(rate, acc.Gaussian(sigma)))
 
     alone = _smallest(lambda sigma: fits(history, [plain(sigma)]), 1.0)
     if alone is None:
         return ("no DP-SGD training of this length, at any noise",)
     phrases = [f"a DP-SGD training with q = {rate:g}, T = {count} from σ ≥ {alone:g}"]
     tuned = _smallest(
-        lambda sigma: fits(history, [PrivateSelection(plain(sigma), Geometric(_MEAN))]), 1.7 * alone
+        lambda sigma: fits(history, [acc.PrivateSelection(plain(sigma), acc.Geometric(_MEAN))]),
+        1.7 * alone,
     )
     if tuned is not None:
         phrases.append(f"a selection of mean {_MEAN} over it from σ ≥ {tuned:g}")
     return tuple(phrases)
 
 
-def _together(history: History, asked: Sequence[Event]) -> str:
-    """Return by how much the noise of everything asked has to grow, and what that costs."""
+def _together(history: History, asked: Sequence[acc.Event]) -> str:
+    """Say in one phrase by how much all noise of a request has to grow to fit, and what that costs."""
 
-    def louder(factor: float) -> tuple[Event, ...]:
-        return tuple(scale_noise(event, factor) for event in asked)
+    def louder(factor: float) -> tuple[acc.Event, ...]:
+        return tuple(acc.scale_noise(event, factor) for event in asked)
 
     factor = _smallest(lambda by: fits(history, louder(by)), 1.0)
     if factor is None:

@@ -21,14 +21,7 @@ import sqlalchemy as sa
 
 from privtune.accounting import Composed, Guarantee
 from privtune.accounting.compare import AUTODP, NOT_MADE, DisputedAccountError, ask_witnesses
-from privtune.ledger.admission import (
-    DRIFT,
-    block_epsilon,
-    filter_excess,
-    filter_state,
-    odometer,
-    weights_of,
-)
+from privtune.ledger import admission
 from privtune.ledger.audits import audits_of, check_audits
 from privtune.ledger.chain import ENTRY_VERSION, Entry, Kind, canonical, digest_of
 from privtune.ledger.errors import SENSELESS, LedgerCorruptedError, UnknownBudgetError
@@ -187,8 +180,8 @@ def replay(
 
 
 def verified(history: History, notes: Iterable[str] = ()) -> Verification:
-    """Return what a replayed log says, with every warning that follows from it."""
-    guarantee = odometer(history)
+    """Return the verification of a replayed log, with every warning that follows from it."""
+    guarantee = admission.odometer(history)
     within = is_within(history, guarantee)
     warnings = list(notes)
     if history.drift:
@@ -196,8 +189,8 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
         warnings.append(
             f"This version's account of {len(history.drift)} admissions (entry {places}) lies up to "
             f"{100.0 * max(history.drift.values()):.2g}% above the one that admitted them. That is "
-            f"within the {100.0 * DRIFT:g}% by which accounts of versions may differ; the ε here is "
-            "this version's."
+            f"within the {100.0 * admission.DRIFT:g}% by which accounts of versions may differ; "
+            "the ε here is this version's."
         )
     recorded = history.recorded
     if recorded:
@@ -223,7 +216,7 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
 def is_within(history: History, guarantee: Guarantee) -> bool:
     """Return whether what everything charged costs is at most the budget."""
     # Where a rule admitted everything, another version's account may lie a little above the rule's.
-    allowed = _ROUNDING if history.recorded else 2.0 * DRIFT
+    allowed = _ROUNDING if history.recorded else 2.0 * admission.DRIFT
     return guarantee.epsilon <= history.terms().epsilon * (1 + allowed)
 
 
@@ -233,12 +226,12 @@ def _check_filter(history: History, entry: Entry) -> None:
     if charge.basis == BASIS_GAUSSIAN:
         weight = weigh_as_gaussian(charge.event, history.terms().adjacency, noted.delta)
     else:
-        [weight] = weights_of(history, [charge.event])
+        [weight] = admission.weights_of(history, [charge.event])
     why = "it weighs more than it notes"
-    if weight.delta > noted.delta * (1 + DRIFT) + 1e-15:
+    if weight.delta > noted.delta * (1 + admission.DRIFT) + 1e-15:
         raise _wrong(entry, why)
     _note(history, entry, weight.divergence - 1e-15, noted.divergence, why)
-    excess = filter_excess(history)
+    excess = admission.filter_excess(history)
     _note(history, entry, 1.0 + excess, 1.0, "the filter did not have room for it")
 
 
@@ -247,7 +240,7 @@ def _note(history: History, entry: Entry, now: float, then: float, why: str) -> 
     if now <= then * (1 + _ROUNDING):
         return
     share = now / then - 1.0 if then > 0.0 else math.inf
-    if share > DRIFT:
+    if share > admission.DRIFT:
         raise _wrong(entry, why)
     history.drift[entry.seq] = max(share, history.drift.get(entry.seq, 0.0))
 
@@ -260,7 +253,7 @@ def _check_block(history: History, last: Entry) -> None:
         for number, event in history.block.items()
         if history.charges[number].basis == BASIS_DECLARED
     )
-    cost = block_epsilon(declared, budget.delta, budget.adjacency).epsilon
+    cost = admission.block_epsilon(declared, budget.delta, budget.adjacency).epsilon
     why = f"the declared charges cost ε = {show_epsilon(cost, 6)}, more than the budget's {budget.epsilon:g}"
     _note(history, last, cost, budget.epsilon, why)
 
@@ -307,7 +300,7 @@ def export_certificate(storage: Storage, name: str, *, witnessed: bool = False) 
         "libraries": {library: _installed(library) for library in _LIBRARIES},
         "entry_version": ENTRY_VERSION,
         "entries": [_public(line) for line in lines],
-        **_summary(history, odometer(history)),
+        **_summary(history, admission.odometer(history)),
     }
     if audits := audits_of(storage, history):
         certificate["audits"] = audits
@@ -359,7 +352,9 @@ def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
     name = certificate["budget"]["terms"]["name"]
     lines = [_entry(name, value) for value in certificate["entries"]]
     history = replay(name, ((line, None) for line in lines), head=head)
-    for key, value in _summary(history, odometer(history, allowed=DRIFT)).items():
+    for key, value in _summary(
+        history, admission.odometer(history, allowed=admission.DRIFT)
+    ).items():
         if not _COMPARED.get(key, _same)(certificate.get(key), value):
             raise LedgerCorruptedError(
                 f"the certificate's {key!r} is not what its entries say: it was edited."
@@ -387,7 +382,7 @@ def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
 
 
 def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
-    """Return what follows from the entries."""
+    """Return the part of a certificate that its entries determine: terms, charges, ε."""
     return {
         "within_budget": is_within(history, guarantee),
         "head": history.head,
@@ -407,7 +402,7 @@ def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
         "guarantee": guarantee.to_dict(),
         # What the filter could admit takes a table of the block's profile, a second of every training:
         # it is stated where it decided.
-        **({"filter": filter_state(history).to_dict()} if history.later else {}),
+        **({"filter": admission.filter_state(history).to_dict()} if history.later else {}),
     }
 
 
@@ -448,7 +443,7 @@ def _same(there: Any, computed: Any, share: float = _ROUNDING) -> bool:
 
 
 def _as_strict(there: Any, computed: Any) -> bool:
-    """Compare a cost with today's, by the bounds of today: it must not promise more privacy."""
+    """Say whether a certified ε is at least what this version computes: it promises no more privacy."""
     if not isinstance(there, Mapping) or not {"epsilon", "method"} <= there.keys():
         return False
     fixed = [key for key in computed if key not in ("epsilon", "method", "bounds")]
@@ -458,7 +453,7 @@ def _as_strict(there: Any, computed: Any) -> bool:
 
 
 def _as_full(there: Any, computed: Any) -> bool:
-    """Compare a filter with today's: it must not have had more room."""
+    """Say whether a certified filter had at most the room that this version computes."""
     if not isinstance(there, Mapping) or there.keys() != computed.keys():
         return False
     had, has = there["capacity"], computed["capacity"]
@@ -472,7 +467,7 @@ def _as_full(there: Any, computed: Any) -> bool:
 def _not_below(one: Any, other: Any) -> bool:
     """Whether a number is at least another, up to what accounts of versions may differ by."""
     try:
-        return float(one) >= float(other) / (1 + 2.0 * DRIFT)
+        return float(one) >= float(other) / (1 + 2.0 * admission.DRIFT)
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -15,14 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
-from privtune.ledger.errors import (
-    LedgerBusyError,
-    LedgerConnectionError,
-    LedgerCorruptedError,
-    LedgerError,
-    LedgerFullError,
-    LedgerReadOnlyError,
-)
+from privtune.ledger import errors
 from privtune.ledger.urls import masked
 
 WRITE, QUICK = "privtune_write", "privtune_quick"
@@ -80,7 +73,7 @@ def open_engine(url: URL, patience: float) -> Engine:
         )
     except ModuleNotFoundError as error:
         needs = "PostgreSQL needs psycopg: install it with pip install 'privtune[postgres]'."
-        raise LedgerError(needs) from error
+        raise errors.LedgerError(needs) from error
 
     def on_connect(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
@@ -200,7 +193,7 @@ class Turn:
             if (now := self._passed()) != last:
                 last, since = now, time.monotonic()
             elif time.monotonic() - since > self._patience:
-                raise LedgerBusyError(self._busy)
+                raise errors.LedgerBusyError(self._busy)
             pause()
 
     def _passed(self) -> int:
@@ -230,35 +223,35 @@ LOCK_TIMEOUT = "55P03"
 
 # What the driver says (lower case), or PostgreSQL's code, which is the same in all of its languages -> the
 # error, and what to do about it. The first match counts.
-_KNOWN: tuple[tuple[str, type[LedgerError], str], ...] = (
+_KNOWN: tuple[tuple[str, type[errors.LedgerError], str], ...] = (
     (
         "append-only",
-        LedgerCorruptedError,
+        errors.LedgerCorruptedError,
         "somebody tried to change an entry: the log is append-only",
     ),
     (
         "disk is full|disk full|no space left|disk i/o error|53100",
-        LedgerFullError,
+        errors.LedgerFullError,
         "the disk is full or failing: nothing was written; make room and try again",
     ),
     (
         "readonly|read-only|25006",
-        LedgerReadOnlyError,
+        errors.LedgerReadOnlyError,
         "the storage is read-only: nothing was written; give this user the right to write, or copy it",
     ),
     (
         f"locked|{LOCK_TIMEOUT}|40P01|40001",
-        LedgerBusyError,
+        errors.LedgerBusyError,
         "another process holds the lock: nothing was written; try again",
     ),
     (
         "not a database|malformed",
-        LedgerCorruptedError,
+        errors.LedgerCorruptedError,
         "the file is damaged, or no SQLite database; restore it from a copy and verify it",
     ),
     (
         "unable to open",
-        LedgerConnectionError,
+        errors.LedgerConnectionError,
         "the file cannot be opened; check that its folder exists and is yours",
     ),
 )
@@ -277,11 +270,11 @@ def translated(url: str) -> Iterator[None]:
             if state in words or any(word in text for word in words if word.islower()):
                 raise kind(f"{url}: {remedy}.") from error
         if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
-            raise LedgerConnectionError(
+            raise errors.LedgerConnectionError(
                 f"{url}: the connection failed ({_first_line(error)}); an unfinished transaction "
                 "is rolled back by the database, so look at the charges before trying again."
             ) from error
-        raise LedgerError(f"{url}: the database refused ({_first_line(error)}).") from error
+        raise errors.LedgerError(f"{url}: the database refused ({_first_line(error)}).") from error
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -109,13 +110,13 @@ def numbered(
 
 
 def check_requests(requests: Sequence[ChargeRequest]) -> None:
-    """Refuse what is no request."""
+    """Refuse a list of charge requests that is empty, or holds anything else."""
     if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
         raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
 
 
 def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
-    """Decide outside of the lock, and say what would fit."""
+    """Refuse requests that do not fit before the budget is locked, and say what would fit."""
     if not requests:
         return
     events = [request.event for request in requests]
@@ -130,7 +131,7 @@ class Ledger:
     """Opens, or creates, the ledger in a database.
 
     Args:
-        url: ``sqlite:///file.db`` or ``postgresql://user@host/database``; ``privtune.db`` in the
+        url: ``file.db``, ``sqlite:///file.db`` or ``postgresql://user@host/database``; ``privtune.db`` in the
             working directory unless given.
         patience: How long to wait for other processes, in seconds.
         clock: The time that is noted with every entry, for tests; else this machine's.
@@ -173,7 +174,7 @@ class Ledger:
 
     def __init__(
         self,
-        url: str = "sqlite:///privtune.db",
+        url: str | Path = "sqlite:///privtune.db",
         *,
         patience: float = 60.0,
         clock: Callable[[], datetime] | None = None,
@@ -202,10 +203,7 @@ class Ledger:
         self.log.storage.close()
 
     def create_budget(self, budget: Budget) -> Budget:
-        """Return a budget as stored, its order chosen: a new one, or the one that is there with these terms.
-
-        Args:
-            budget: The terms.
+        """Return a `budget` as stored, with its order: a new one, or the one that is there with these terms.
 
         Raises:
             BudgetExistsError: A budget of that name has other terms.
@@ -237,11 +235,7 @@ class Ledger:
         return there
 
     def close_budget(self, name: str) -> None:
-        """Close a budget for good: it admits nothing more; what it admitted may still run.
-
-        Args:
-            name: The budget's name.
-        """
+        """Close the budget `name` for good: it admits nothing more; what it admitted may still run."""
         check_text(name, "budget")
 
         def decide(_connection: Connection, history: History) -> list[Line]:
@@ -323,10 +317,7 @@ class Ledger:
         return history.charges[written[0].charge]
 
     def start(self, charge_id: str) -> Charge:
-        """Mark a reserved charge as started. Call it before the first access to the data.
-
-        Args:
-            charge_id: The charge's id, as ``"clinic-1"``.
+        """Mark a reserved charge, `charge_id`, as started. Call it before the first access to the data.
 
         Returns:
             The charge, as it is now.
@@ -353,13 +344,10 @@ class Ledger:
         return self.move(charge_id, Kind.SETTLED, sealed={"transcript_digest": transcript_digest})
 
     def void(self, charge_id: str) -> Charge:
-        """Give back a charge that never started.
+        """Give back a charge, `charge_id`, that never started.
 
         After the budget's first start a voided charge stays in the declared block: dropping it may be a
         reaction to what was seen.
-
-        Args:
-            charge_id: The charge's id, as ``"clinic-1"``.
 
         Returns:
             The charge, as it is now.
@@ -421,11 +409,7 @@ class Ledger:
         return self.log.storage.safe_url
 
     def budget(self, name: str) -> Budget:
-        """Return the terms of a budget.
-
-        Args:
-            name: The budget's name.
-        """
+        """Return the terms of the budget `name`."""
         return self.log.current(name).terms()
 
     def budgets(self) -> tuple[Budget, ...]:
@@ -433,19 +417,11 @@ class Ledger:
         return tuple(self.budget(name) for name in self.log.names())
 
     def is_closed(self, name: str) -> bool:
-        """Return whether a budget was closed for good.
-
-        Args:
-            name: The budget's name.
-        """
+        """Return whether the budget `name` was closed for good."""
         return self.log.current(name).closed
 
     def charge(self, charge_id: str) -> Charge:
-        """Return one charge.
-
-        Args:
-            charge_id: The charge's id, as ``"clinic-1"``.
-        """
+        """Return the charge of an id, `charge_id`, like "clinic-1"."""
         budget, number = self.parse(charge_id)
         return charge_of(self.log.current(budget), number)
 
@@ -466,44 +442,25 @@ class Ledger:
         )
 
     def spent(self, budget: str) -> Guarantee:
-        """Return what everything charged costs together, at the budget's δ (the odometer).
-
-        Args:
-            budget: The budget's name.
-        """
+        """Return the odometer of a `budget`: what everything charged to it costs together, at its δ."""
         return odometer(self.log.current(budget))
 
     def remaining(self, budget: str) -> float:
-        """Return the ε that the odometer leaves, never below 0.
-
-        Args:
-            budget: The budget's name.
-        """
+        """Return the ε that the odometer leaves of a `budget`, never below 0."""
         history = self.log.current(budget)
         return max(0.0, history.terms().epsilon - odometer(history).epsilon)
 
     def filter_state(self, budget: str) -> FilterState:
-        """Return the filter beside the odometer: whether it is in force, and what it has left.
-
-        Args:
-            budget: The budget's name.
-        """
+        """Return the privacy filter of a `budget`: whether it is in force, and what it has left."""
         return filter_state(self.log.current(budget))
 
     def head(self, budget: str) -> str:
-        """Return the hash of the log's last entry. Note it elsewhere: it proves what was there.
-
-        Args:
-            budget: The budget's name.
-        """
+        """Return the hash of a `budget`'s last entry. Note it elsewhere: it proves what was there."""
         return self.log.current(budget).head
 
     @staticmethod
     def parse(charge_id: str) -> tuple[str, int]:
-        """Return the budget's name and the charge's number of an id.
-
-        Args:
-            charge_id: The charge's id, as ``"clinic-1"``.
+        """Return the budget's name and the charge's number of a `charge_id` like "clinic-1".
 
         Raises:
             InvalidInputError: It is none.

@@ -49,20 +49,22 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
     return f"{page}\n"
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all: whoever crashes leaves the old one, or none."""
     if not path.name:
         raise LedgerReadOnlyError(f"{path} is no file that can be written.")
     # Whoever crashes leaves the old file, or none, and never half of one.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    if isinstance(content, str):
         # Half of a surrogate pair, as a text of YAML may hold, is written as JSON escapes it.
-        file = draft.open("w", encoding="utf-8", errors="backslashreplace")
+        content = content.encode(errors="backslashreplace")
+    try:
+        file = draft.open("wb")
     except OSError as error:
         raise LedgerReadOnlyError(f"{path} cannot be written: {error.strerror}.") from error
     try:
         with file:
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         forget_times(draft)

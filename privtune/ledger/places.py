@@ -24,7 +24,9 @@ STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 _HEAD = re.compile(rb".+ \d+ [0-9a-f]{64}")
 """A line of the heads that are noted beside a SQLite ledger: budget, entry, digest."""
 
-_EXAMPLES = "Examples: sqlite:///privtune.db, postgresql://user@host/database."
+_EXAMPLES = "Examples: runs/p.db, sqlite:///privtune.db, postgresql://user@host/database."
+_FILE = re.compile(r"[^:@?#]+\.(db|sqlite3?)")
+"""A path to a SQLite file: an ending tells it from a URL that lacks its scheme, which may hold a password."""
 
 
 class Witness:
@@ -84,8 +86,9 @@ class Witness:
             )
 
 
-def checked_url(url: str) -> URL:
-    """Return a storage's URL with its driver; refuse one that names no store, without its password."""
+def checked_url(url: str | Path) -> URL:
+    """Return the URL, with its driver, of a storage given by URL or path; refuse what names no store."""
+    url = str(url) if isinstance(url, Path) else url
     shown = masked_url(str(url))
 
     def wrong(allowed: str, remedy: str = _EXAMPLES) -> InvalidInputError:
@@ -93,7 +96,11 @@ def checked_url(url: str) -> URL:
 
     try:
         check_text(url, "storage")
-        parsed = make_url(url)
+        parsed = (
+            URL.create("sqlite", database=os.path.expanduser(url))
+            if _FILE.fullmatch(url)
+            else make_url(url)
+        )
         backend = parsed.get_backend_name()
         if backend == "sqlite" and parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
             raise ValueError
@@ -126,7 +133,7 @@ def checked_url(url: str) -> URL:
     return parsed
 
 
-def artifact_root(url: str) -> Path:
+def artifact_root(url: str | Path) -> Path:
     """Return the folder for models and trackers' files."""
     if given := os.environ.get("PRIVTUNE_ARTIFACTS"):
         return Path(given).absolute()

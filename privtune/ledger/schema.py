@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    DDL,
-    CheckConstraint,
-    Column,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    Text,
-    event,
-)
+import sqlalchemy as sa
 
 HEAD = "1"
 """The version of the schema that this program reads and writes; another one is refused."""
@@ -26,38 +10,38 @@ HEAD = "1"
 VERSION_TABLE = "privtune_schema"
 """The table that holds the schema's version. Optuna keeps its own in ``alembic_version``."""
 
-version = Table(
+version = sa.Table(
     VERSION_TABLE,
-    MetaData(),
-    Column("version_num", String(32), nullable=False),
-    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
 )
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-budgets = Table(
+budgets = sa.Table(
     "privtune_budgets",
     metadata,
-    Column("name", String(100), primary_key=True),
-    Column("entries", Integer, nullable=False),
-    Column("charges", Integer, nullable=False),
-    Column("head", String(64), nullable=False),
+    sa.Column("name", sa.String(100), primary_key=True),
+    sa.Column("entries", sa.Integer, nullable=False),
+    sa.Column("charges", sa.Integer, nullable=False),
+    sa.Column("head", sa.String(64), nullable=False),
 )
 """One row per budget: the head of its log. The row that writers lock, and the only one updated."""
 
-entries = Table(
+entries = sa.Table(
     "privtune_entries",
     metadata,
-    Column("budget", String(100), ForeignKey("privtune_budgets.name"), nullable=False),
-    Column("seq", Integer, nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("charge", Integer, nullable=False),
-    Column("body", Text, nullable=False),
-    Column("sealed", Text, nullable=False),
-    Column("previous", String(64), nullable=False),
-    Column("hash", String(64), nullable=False),
-    PrimaryKeyConstraint("budget", "seq", name="privtune_entries_pk"),
-    CheckConstraint("seq > 0", name="privtune_entries_seq"),
+    sa.Column("budget", sa.String(100), sa.ForeignKey("privtune_budgets.name"), nullable=False),
+    sa.Column("seq", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("charge", sa.Integer, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("sealed", sa.Text, nullable=False),
+    sa.Column("previous", sa.String(64), nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.PrimaryKeyConstraint("budget", "seq", name="privtune_entries_pk"),
+    sa.CheckConstraint("seq > 0", name="privtune_entries_seq"),
 )
 """The logs, append-only: triggers refuse every update and delete."""
 
@@ -76,87 +60,87 @@ _TRIGGERS = {
 }
 for _dialect, _statements in _TRIGGERS.items():
     for _statement in _statements:
-        trigger = DDL(_statement)  # type: ignore[no-untyped-call]
-        event.listen(entries, "after_create", trigger.execute_if(dialect=_dialect))
+        trigger = sa.DDL(_statement)  # type: ignore[no-untyped-call]
+        sa.event.listen(entries, "after_create", trigger.execute_if(dialect=_dialect))
 
-rounds = Table(
+rounds = sa.Table(
     "privtune_rounds",
     metadata,
-    Column("budget", String(100), ForeignKey("privtune_budgets.name"), nullable=False),
-    Column("charge", Integer, nullable=False),
-    Column("tasks", Integer, nullable=False),
-    Column("secret", String(64), nullable=False),
-    PrimaryKeyConstraint("budget", "charge", name="privtune_rounds_pk"),
+    sa.Column("budget", sa.String(100), sa.ForeignKey("privtune_budgets.name"), nullable=False),
+    sa.Column("charge", sa.Integer, nullable=False),
+    sa.Column("tasks", sa.Integer, nullable=False),
+    sa.Column("secret", sa.String(64), nullable=False),
+    sa.PrimaryKeyConstraint("budget", "charge", name="privtune_rounds_pk"),
 )
 """One row per opened selection round. Sealed: the number of tasks and the secret stay here."""
 
-tasks = Table(
+tasks = sa.Table(
     "privtune_tasks",
     metadata,
-    Column("budget", String(100), nullable=False),
-    Column("charge", Integer, nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("worker", String(200), nullable=False),
-    Column("leased_until", Double, nullable=False),
-    Column("done", Integer, nullable=False),
-    Column("score", Double, nullable=True),
-    Column("result", Text, nullable=True),
-    PrimaryKeyConstraint("budget", "charge", "number", name="privtune_tasks_pk"),
-    ForeignKeyConstraint(
+    sa.Column("budget", sa.String(100), nullable=False),
+    sa.Column("charge", sa.Integer, nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("worker", sa.String(200), nullable=False),
+    sa.Column("leased_until", sa.Double, nullable=False),
+    sa.Column("done", sa.Integer, nullable=False),
+    sa.Column("score", sa.Double, nullable=True),
+    sa.Column("result", sa.Text, nullable=True),
+    sa.PrimaryKeyConstraint("budget", "charge", "number", name="privtune_tasks_pk"),
+    sa.ForeignKeyConstraint(
         ["budget", "charge"], ["privtune_rounds.budget", "privtune_rounds.charge"]
     ),
-    CheckConstraint("done IN (0, 1)", name="privtune_tasks_done"),
+    sa.CheckConstraint("done IN (0, 1)", name="privtune_tasks_done"),
     # Or a lease would look at all finished rows of a long round.
-    Index("privtune_tasks_open", "budget", "charge", "done", "number"),
+    sa.Index("privtune_tasks_open", "budget", "charge", "done", "number"),
 )
 """A round's trials. ``leased_until`` is a Unix time; the first result of a row stays."""
 
-studies = Table(
+studies = sa.Table(
     "privtune_studies",
     metadata,
-    Column("name", String(512), primary_key=True),
-    Column("uid", String(32), nullable=False),
-    Column("spec", Text, nullable=False),
-    Column("root", Text, nullable=False),
+    sa.Column("name", sa.String(512), primary_key=True),
+    sa.Column("uid", sa.String(32), nullable=False),
+    sa.Column("spec", sa.Text, nullable=False),
+    sa.Column("root", sa.Text, nullable=False),
 )
 """One row per study. ``root`` is the absolute folder of its files: its own is below, by its name."""
 
-arms = Table(
+arms = sa.Table(
     "privtune_arms",
     metadata,
-    Column("study", String(512), ForeignKey("privtune_studies.name"), nullable=False),
-    Column("name", String(512), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("plan", Text, nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("secret", String(64), nullable=False),
-    Column("release", Text, nullable=True),
-    Column("announced", Integer, nullable=False),
-    PrimaryKeyConstraint("study", "name", name="privtune_arms_pk"),
+    sa.Column("study", sa.String(512), sa.ForeignKey("privtune_studies.name"), nullable=False),
+    sa.Column("name", sa.String(512), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("plan", sa.Text, nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("secret", sa.String(64), nullable=False),
+    sa.Column("release", sa.Text, nullable=True),
+    sa.Column("announced", sa.Integer, nullable=False),
+    sa.PrimaryKeyConstraint("study", "name", name="privtune_arms_pk"),
 )
 """One row per arm, in the order of ``number``. ``digest`` is its charge's, of the study's id and the plan;
 the secret is empty once the arm is released."""
 
-blobs = Table(
+blobs = sa.Table(
     "privtune_blobs",
     metadata,
-    Column("study", String(512), ForeignKey("privtune_studies.name"), nullable=False),
-    Column("name", String(1024), nullable=False),
-    Column("data", LargeBinary, nullable=True),
-    Column("place", Text, nullable=True),
-    PrimaryKeyConstraint("study", "name", name="privtune_blobs_pk"),
+    sa.Column("study", sa.String(512), sa.ForeignKey("privtune_studies.name"), nullable=False),
+    sa.Column("name", sa.String(1024), nullable=False),
+    sa.Column("data", sa.LargeBinary, nullable=True),
+    sa.Column("place", sa.Text, nullable=True),
+    sa.PrimaryKeyConstraint("study", "name", name="privtune_blobs_pk"),
 )
 """Results and released models, by their path in the study's folder; NULL where that file holds it.
 ``place`` is JSON where an object store does: the object's name, and the key that opens it."""
 
-failures = Table(
+failures = sa.Table(
     "privtune_failures",
     metadata,
-    Column("id", String(32), primary_key=True),
-    Column("study", String(512), ForeignKey("privtune_studies.name"), nullable=False),
-    Column("arm", String(512), nullable=False),
-    Column("time", Double, nullable=False),
-    Column("traceback", Text, nullable=False),
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("study", sa.String(512), sa.ForeignKey("privtune_studies.name"), nullable=False),
+    sa.Column("arm", sa.String(512), nullable=False),
+    sa.Column("time", sa.Double, nullable=False),
+    sa.Column("traceback", sa.Text, nullable=False),
 )
 """What stopped arms, in Unix time. Sealed: it may come from the data."""

@@ -21,27 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from privtune.files import made_private
-from privtune.ledger.engines import (
-    LOCK_TIMEOUT,
-    QUICK,
-    WRITE,
-    SecureConnection,
-    Turn,
-    open_engine,
-    open_session,
-    pause,
-    sqlstate,
-    translated,
-)
+from privtune.ledger import engines, places
 from privtune.ledger.errors import LedgerBusyError, LedgerError, LedgerSchemaError
-from privtune.ledger.places import (
-    STORE,
-    Witness,
-    checked_url,
-    create_database,
-    database_path,
-    read_only_url,
-)
 from privtune.ledger.schema import HEAD, VERSION_TABLE, metadata, version
 from privtune.ledger.urls import masked_url
 
@@ -62,23 +43,25 @@ class _Held(threading.local):
 class Storage:
     """One database, opened by one process, whose threads may share it."""
 
-    def __init__(self, url: str, *, patience: float = 60.0) -> None:
-        self.url = checked_url(url)
+    def __init__(self, url: str | Path, *, patience: float = 60.0) -> None:
+        self.url = places.checked_url(url)
         self.patience = patience
         self.dialect = self.url.get_backend_name()
-        self.witness = Witness(database_path(self.url))
+        self.witness = places.Witness(places.database_path(self.url))
         self._pid = os.getpid()
-        create_database(self.url)
-        opened, path = read_only_url(self.url), database_path(self.url)
+        places.create_database(self.url)
+        opened, path = places.read_only_url(self.url), places.database_path(self.url)
         writable = "mode" not in opened.query
-        self._turn = Turn(path if writable else None, patience, _busy(self.safe_url, patience))
+        self._turn = engines.Turn(
+            path if writable else None, patience, _busy(self.safe_url, patience)
+        )
         self._unchanging = path if "immutable" in opened.query else None
         self._seen = self._state()
         self._held = _Held()
         if path is not None:
             _make_private(path)
-        with translated(self.safe_url):
-            self.engine = open_engine(opened, patience)
+        with engines.translated(self.safe_url):
+            self.engine = engines.open_engine(opened, patience)
 
     @property
     def safe_url(self) -> str:
@@ -94,7 +77,7 @@ class Storage:
         """Give a connection that only reads; it waits for nobody who writes."""
         self._same_process()
         with (
-            translated(self.safe_url),
+            engines.translated(self.safe_url),
             self._connected() as connection,
             self._begin(connection),
         ):
@@ -118,8 +101,8 @@ class Storage:
     def write(self) -> Iterator[Connection]:
         """Give a connection in a writing transaction; commit at the end, or write nothing."""
         self._same_process()
-        with self._turn.taken(), translated(self.safe_url), self._connected() as plain:
-            connection = plain.execution_options(**{WRITE: True, QUICK: False})
+        with self._turn.taken(), engines.translated(self.safe_url), self._connected() as plain:
+            connection = plain.execution_options(**{engines.WRITE: True, engines.QUICK: False})
             with self._begin(connection):
                 yield connection
 
@@ -128,11 +111,11 @@ class Storage:
         """Give a connection for one statement whose loss in a crash costs nothing but work."""
         self._same_process()
         # SQLite's log is written in order: what waits for the disk later takes this with it.
-        with self._turn.taken(), translated(self.safe_url), self._connected() as plain:
+        with self._turn.taken(), engines.translated(self.safe_url), self._connected() as plain:
             if self.dialect == "postgresql" and self._held.connection is None:
                 yield plain.execution_options(isolation_level="AUTOCOMMIT")
                 return
-            connection = plain.execution_options(**{WRITE: True, QUICK: True})
+            connection = plain.execution_options(**{engines.WRITE: True, engines.QUICK: True})
             with self._begin(connection):
                 yield connection
 
@@ -151,12 +134,14 @@ class Storage:
     def options_for_others(self) -> dict[str, Any]:
         """SQLAlchemy's options for a library that opens the database itself."""
         if self.dialect == "sqlite":
-            return {"connect_args": {"timeout": self.patience, "factory": SecureConnection}}
+            return {"connect_args": {"timeout": self.patience, "factory": engines.SecureConnection}}
         args, options = self.engine.dialect.create_connect_args(self.url)
         # A server's connections are few: none stays open.
         return {
             "poolclass": sa.NullPool,
-            "creator": lambda: open_session(self.engine.dialect, self.patience, *args, **options),
+            "creator": lambda: engines.open_session(
+                self.engine.dialect, self.patience, *args, **options
+            ),
         }
 
     def lock(
@@ -171,7 +156,7 @@ class Storage:
                 with connection.begin_nested():  # a wait that fails ends a transaction
                     return connection.execute(row.with_for_update(), values).one_or_none()
             except sa.exc.OperationalError as error:
-                if sqlstate(error) != LOCK_TIMEOUT:
+                if engines.sqlstate(error) != engines.LOCK_TIMEOUT:
                     raise
                 # A lock that goes from hand to hand is waited for; one holder is not.
                 now = connection.execute(row.with_only_columns(_HOLDER), values).scalar()
@@ -184,7 +169,7 @@ class Storage:
         """Hold a name until the block or the process ends; False if another holds it already."""
         self._same_process()
         if self.dialect == "postgresql":
-            with translated(self.safe_url), self.engine.connect() as connection:
+            with engines.translated(self.safe_url), self.engine.connect() as connection:
                 key = sa.func.hashtextextended(sa.func.concat(sa.func.current_schema(), name), 0)
                 held = connection.execute(sa.select(sa.func.pg_try_advisory_lock(key))).scalar_one()
                 connection.commit()
@@ -237,7 +222,7 @@ class Storage:
                     raise
                 if time.monotonic() > deadline:
                     raise LedgerBusyError(_busy(self.safe_url, self.patience)) from error
-            pause()
+            engines.pause()
 
     def _same_process(self) -> None:
         if os.getpid() != self._pid:
@@ -250,7 +235,7 @@ class Storage:
 @cache
 def _make_private(database: Path) -> None:
     """Set owner-only permissions on a store's files; warn of those of another owner."""
-    open_ones = [path for end in STORE if made_private(path := Path(f"{database}{end}"))]
+    open_ones = [path for end in places.STORE if made_private(path := Path(f"{database}{end}"))]
     if open_ones:
         _log.warning(
             "Others may read secrets and losing scores in %s, and only its owner can change that: "

@@ -123,12 +123,7 @@ class Round(Protocol):
         ...
 
     def tell(self, number: int, result: TrialResult) -> None:
-        """Tell the sampler the score of trial ``number``, or that it was pruned.
-
-        Args:
-            number: The trial, from 0.
-            result: Its result.
-        """
+        """Tell the sampler the score of trial ``number``, or that it was pruned: its ``result``."""
         ...
 
 

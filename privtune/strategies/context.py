@@ -64,22 +64,14 @@ class PlanningContext:
     sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:
-        """Return the plan of one score at ``epsilon``, exact on a public validation split.
-
-        Args:
-            epsilon: What one score may cost, above 0; unused where the split is public.
-        """
+        """Return how a trial is scored at ``epsilon``, above 0; exactly on a public validation split."""
         task = self.task
         self.scoring.check_noise(public=task.public_validation)
         self._check_moves(public=task.public_validation)
         return self._score(public=task.public_validation, epsilon=epsilon)
 
     def plan_report(self, epsilon: float) -> ScorePlan | None:
-        """Return the plan of an arm's final score on the test split; None if none is asked for.
-
-        Args:
-            epsilon: What the arm costs.
-        """
+        """Return how an arm of ``epsilon`` is scored on the test split in the end; None if unasked."""
         task, report = self.task, self.report
         if report is None:
             return None

@@ -13,16 +13,7 @@ import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from privtune.accounting import (
-    Adjacency,
-    Event,
-    Geometric,
-    Guarantee,
-    NonPrivate,
-    Parallel,
-    PrivateSelection,
-    Repeated,
-)
+import privtune.accounting as acc
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_extra
@@ -103,7 +94,7 @@ class Everything(Drawing):
         search = self._search(context, epsilon=epsilon / 4)
 
         # A validation record meets every score, and no training.
-        cost = partial(Repeated, self.trials)
+        cost = partial(acc.Repeated, self.trials)
         search, score, event = meet(search, self._event, cost, context=context, epsilon=epsilon)
         return Plan(
             arm=self.arm,
@@ -119,8 +110,8 @@ class Everything(Drawing):
             details={"sampler": self.sampler, "batch": self.batch},
         )
 
-    def _event(self, search: SearchPlan) -> Event:
-        return Repeated(self.trials, self._trial_event(search))
+    def _event(self, search: SearchPlan) -> acc.Event:
+        return acc.Repeated(self.trials, self._trial_event(search))
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Ask, train, tell; release the best and every trial."""
@@ -184,16 +175,18 @@ def grid_of(space: SearchSpace, points: int = 5) -> dict[str, list[Any]]:
     return grid
 
 
-def selection_instead(plan: Plan, *, delta: float, adjacency: Adjacency) -> Guarantee | None:
+def selection_instead(
+    plan: Plan, *, delta: float, adjacency: acc.Adjacency
+) -> acc.Guarantee | None:
     """Return what releasing the best alone had cost at the same noise; None for a dependent sampler."""
     if plan.search is None or plan.search.trials is None or plan.details.get("sampler") != "random":
         return None
-    base = Repeated(1, plan.search.trainings[0].event)
-    event: Event = base
+    base = acc.Repeated(1, plan.search.trainings[0].event)
+    event: acc.Event = base
     if plan.score is not None and plan.score.event is not None:
-        event = Parallel((base, plan.score.event))
-    law = Geometric(float(plan.search.trials))
-    return account(PrivateSelection(event, law), delta, adjacency=adjacency)
+        event = acc.Parallel((base, plan.score.event))
+    law = acc.Geometric(float(plan.search.trials))
+    return account(acc.PrivateSelection(event, law), delta, adjacency=adjacency)
 
 
 class NonPrivateError(PrivTuneError):
@@ -231,7 +224,7 @@ class NonPrivateGrid(Searching):
         self._check_parameters(context)
         method = budgeted(context, self.method, self.options, epsilon=1.0)
         training = TrainingPlan(context.schedule, method.scaled(0.0))
-        if not isinstance(training.event, NonPrivate):
+        if not isinstance(training.event, acc.NonPrivate):
             raise StrategyError(
                 f"Arm {self.arm!r}: method {self.method!r} has no form without noise. Use dpsgd."
             )
@@ -241,7 +234,7 @@ class NonPrivateGrid(Searching):
         return Plan(
             arm=self.arm,
             strategy=self.name,
-            event=NonPrivate(),
+            event=acc.NonPrivate(),
             training=training,
             params=dict(self.parameters),
             score=context.exact_score(),

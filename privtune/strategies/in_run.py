@@ -9,8 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from privtune.errors import InvalidInputError
+from privtune.spaces import without_numpy
 from privtune.strategies._base import Needs, Round
 from privtune.strategies.context import PlanningContext
+from privtune.strategies.options import check_types
 from privtune.strategies.plan import SEALED_STEPS, Plan, TrainingPlan
 from privtune.strategies.release import Outcome
 from privtune.tasks._fine_tuning import PART, check_part, for_candidate
@@ -139,7 +141,9 @@ def budgeted(
         target = {"epsilon": epsilon, "delta": context.delta}
         # It stands where a method does, though nothing here trains by it.
         return cast("Method", context.declared.calibrated(adjacency=context.adjacency, **target))
-    method = method_class(name)
+    method, options = method_class(name), without_numpy(options)
+    # Those of a spec were checked when it was read; those given in Python are first seen here.
+    check_types(method, options, where=f"method {name!r}")
     if not context.define_by_run:
         options = method.complete(
             options,

@@ -8,20 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from privtune.accounting import (
-    Adjacency,
-    Binomial,
-    Event,
-    Geometric,
-    Logarithmic,
-    Poisson,
-    PrivateSelection,
-    Repeated,
-    RunLaw,
-    TruncatedNegativeBinomial,
-    calibrate,
-    run_law_from_dict,
-)
+import privtune.accounting as acc
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 
@@ -44,12 +31,12 @@ _OFTEN = 0.1  # the probability of at most one candidate above which more are su
 _SUGGESTED = (2, 3)
 _GRAIN = 1000  # means are found in thousandths, so that a plan shows the number it charges
 
-_FAMILIES: tuple[tuple[str, Callable[[float], RunLaw]], ...] = (
-    ("geometric", Geometric),
-    ("truncated negative binomial, shape 0.5", lambda m: TruncatedNegativeBinomial(0.5, m)),
-    ("truncated negative binomial, shape 2", lambda m: TruncatedNegativeBinomial(2.0, m)),
-    ("logarithmic", Logarithmic),
-    ("poisson", Poisson),
+_FAMILIES: tuple[tuple[str, Callable[[float], acc.RunLaw]], ...] = (
+    ("geometric", acc.Geometric),
+    ("truncated negative binomial, shape 0.5", lambda m: acc.TruncatedNegativeBinomial(0.5, m)),
+    ("truncated negative binomial, shape 2", lambda m: acc.TruncatedNegativeBinomial(2.0, m)),
+    ("logarithmic", acc.Logarithmic),
+    ("poisson", acc.Poisson),
 )
 
 
@@ -78,7 +65,7 @@ class OptionsOfLaw:
     maximum: int | None = None
     min_runs: int | None = None
 
-    def run_law(self) -> RunLaw:
+    def run_law(self) -> acc.RunLaw:
         """Return the law of the number of runs, where it is given.
 
         Raises:
@@ -88,7 +75,7 @@ class OptionsOfLaw:
             raise unused_price(self.training_epsilon)
         return self._law(10.0 if self.mean_runs is None else self.mean_runs)
 
-    def _law(self, mean: float | str) -> RunLaw:
+    def _law(self, mean: float | str) -> acc.RunLaw:
         """Return the law with this mean number of runs."""
         if self.power is not None:
             raise InvalidInputError("power", self.power, "is taken with law: auto only")
@@ -108,22 +95,22 @@ class OptionsOfLaw:
 _OPTIONS = {"mean": "mean_runs", "minimum": "min_runs"}  # as an arm calls the fields of a law
 
 
-def law_of_runs(fields: Mapping[str, Any]) -> RunLaw:
+def law_of_runs(fields: Mapping[str, Any]) -> acc.RunLaw:
     """Return a law of the number of runs; its fields are called as the arm's options are."""
     try:
-        return run_law_from_dict(fields)
+        return acc.run_law_from_dict(fields)
     except InvalidInputError as error:
         name = _OPTIONS.get(error.name, error.name)
         raise InvalidInputError(name, error.value, error.allowed, error.remedy) from None
 
 
-def few_runs(law: RunLaw) -> dict[str, float]:
+def few_runs(law: acc.RunLaw) -> dict[str, float]:
     """Return how likely it is that a selection draws no candidate, one, and at most two."""
     none, one = law.zero_probability, float(law.pmf(1))
     return {"none": none, "one": one, "at_most_two": law.at_most(2)}
 
 
-def say_few_runs(law: RunLaw) -> str:
+def say_few_runs(law: acc.RunLaw) -> str:
     """Return :func:`few_runs` in words, percentages rounded up."""
     found = {name: f"{math.ceil(1000 * p - 1e-6) / 10:g}%" for name, p in few_runs(law).items()}
     none = f"no candidate with probability {found['none']}, " if law.can_be_zero else ""
@@ -140,17 +127,22 @@ def is_wide(space: Mapping[str, Any]) -> bool:
     return len(space) >= _DIMENSIONS or any(spans(law) for law in space.values())
 
 
-def with_law(event: Event, law: RunLaw, other: RunLaw) -> Event:
+def with_law(event: acc.Event, law: acc.RunLaw, other: acc.RunLaw) -> acc.Event:
     """Return an event in which another law takes the place of a law of runs, wherever it stands."""
     if getattr(event, "runs", None) == law:
         changed: Any = event
-        return cast("Event", replace(changed, runs=other))
+        return cast("acc.Event", replace(changed, runs=other))
     parts = event.children()
     return event.rebuild([with_law(part, law, other) for part in parts]) if parts else event
 
 
 def price_of_minimums(
-    event: Event, law: RunLaw, space: Mapping[str, Any], *, delta: float, adjacency: Adjacency
+    event: acc.Event,
+    law: acc.RunLaw,
+    space: Mapping[str, Any],
+    *,
+    delta: float,
+    adjacency: acc.Adjacency,
 ) -> dict[int, float]:
     """Return what a fewest number of runs costs, for a selection that often draws one of a wide space."""
     found: dict[int, float] = {}
@@ -177,14 +169,14 @@ def unused_price(value: float) -> InvalidInputError:
     )
 
 
-def finding_probability(law: RunLaw) -> float:
+def finding_probability(law: acc.RunLaw) -> float:
     """Return the probability that a candidate of the best tenth is among the runs."""
     return 1.0 - float(law.pgf(1.0 - _TOP))
 
 
 def choose_law(
-    base: Event, *, epsilon: float, delta: float, adjacency: Adjacency, power: float
-) -> tuple[RunLaw, list[dict[str, Any]]]:
+    base: acc.Event, *, epsilon: float, delta: float, adjacency: acc.Adjacency, power: float
+) -> tuple[acc.RunLaw, list[dict[str, Any]]]:
     """Choose the law that finds a top-10% candidate with a given probability at the least noise."""
     if not 0.1 < power < 0.99:
         raise InvalidInputError("power", power, "must lie between 0.1 and 0.99")
@@ -194,20 +186,20 @@ def choose_law(
 
 @lru_cache(maxsize=64)
 def _choose(
-    base: Event, epsilon: float, delta: float, adjacency: Adjacency, power: float
-) -> tuple[RunLaw, list[dict[str, Any]]]:
-    def factor(event: Event) -> float:
-        return calibrate(
+    base: acc.Event, epsilon: float, delta: float, adjacency: acc.Adjacency, power: float
+) -> tuple[acc.RunLaw, list[dict[str, Any]]]:
+    def factor(event: acc.Event) -> float:
+        return acc.calibrate(
             event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=_TOLERANCE
         ).scale
 
     count = math.ceil(math.log1p(-power) / math.log1p(-_TOP))
     # Of laws with a largest number of runs: one that draws half of its trials, and all of them.
-    families = (*_FAMILIES, ("binomial", lambda m: Binomial(2 * count, m)))
+    families = (*_FAMILIES, ("binomial", lambda m: acc.Binomial(2 * count, m)))
     found = {name: _with_power(family, power) for name, family in families}
     laws = {name: law for name, law in found.items() if law is not None}
-    laws["fixed number of runs"] = Binomial(count, count)
-    noise = {name: factor(PrivateSelection(base, law)) for name, law in laws.items()}
+    laws["fixed number of runs"] = acc.Binomial(count, count)
+    noise = {name: factor(acc.PrivateSelection(base, law)) for name, law in laws.items()}
     chosen = min(noise, key=lambda name: noise[name])
     trade: list[dict[str, Any]] = [
         {
@@ -218,7 +210,7 @@ def _choose(
         }
         for name, law in laws.items()
     ]
-    everything = factor(Repeated(count, base))
+    everything = factor(acc.Repeated(count, base))
     trade.append(
         {
             "law": "everything released (composition)",
@@ -230,7 +222,7 @@ def _choose(
     return laws[chosen], trade
 
 
-def _with_power(family: Callable[[float], RunLaw], power: float) -> RunLaw | None:
+def _with_power(family: Callable[[float], acc.RunLaw], power: float) -> acc.RunLaw | None:
     """Return the law of least mean that finds with this probability; None where none does."""
     from scipy.optimize import brentq
 
@@ -249,15 +241,15 @@ def _with_power(family: Callable[[float], RunLaw], power: float) -> RunLaw | Non
 
 
 def largest_mean(
-    base: Event,
-    family: Callable[[float], RunLaw],
+    base: acc.Event,
+    family: Callable[[float], acc.RunLaw],
     *,
-    whole: Callable[[Event, RunLaw], Event] = PrivateSelection,
+    whole: Callable[[acc.Event, acc.RunLaw], acc.Event] = acc.PrivateSelection,
     least: float = 1.0,
     epsilon: float,
     delta: float,
-    adjacency: Adjacency,
-) -> RunLaw | None:
+    adjacency: acc.Adjacency,
+) -> acc.RunLaw | None:
     """Return the law of the largest mean whose selection stays within a target; bisection."""
 
     def fits(thousandths: int) -> bool:

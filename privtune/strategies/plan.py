@@ -10,17 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import (
-    Adjacency,
-    Event,
-    Gaussian,
-    NonPrivate,
-    RunLaw,
-    calibrate,
-    epsilon,
-    event_from_dict,
-    run_law_from_dict,
-)
+import privtune.accounting as acc
 from privtune.accounting.reach import mass_beyond_reach
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import RECORD
@@ -79,27 +69,19 @@ class TrainingPlan:
     rate_factor: float = 1.0
 
     def as_trained(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a candidate's hyperparameters as this training uses them.
-
-        Args:
-            params: The candidate, as it is released.
-        """
+        """Return the hyperparameters that this training uses for a candidate of these ``params``."""
         rate = params.get("learning_rate")
         if self.rate_factor == 1.0 or not is_number(rate):
             return dict(params)
         return {**params, "learning_rate": rate * self.rate_factor}
 
     def scaled(self, factor: float) -> TrainingPlan:
-        """Return the plan with every noise multiplier times ``factor``.
-
-        Args:
-            factor: Above 0.
-        """
+        """Return the training with every noise multiplier times ``factor``, above 0."""
         method = self.method.scaled(factor)
         return replace(self, method=method)
 
     @property
-    def event(self) -> Event:
+    def event(self) -> acc.Event:
         """What one such training costs."""
         return self.method.event(self.schedule)
 
@@ -122,11 +104,7 @@ class TrainingPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingPlan:
-        """Return the plan that :meth:`to_dict` wrote.
-
-        Args:
-            data: What it wrote.
-        """
+        """Return the training that ``data`` of :meth:`to_dict` describes."""
         fields = dict(data["method"])
         name = fields.pop("name")
         kind: Any = Declared if name == Declared.name else METHODS[name]
@@ -158,10 +136,7 @@ class SearchPlan:
     trials: int | None = None
 
     def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
-        """Return what a candidate runs.
-
-        Args:
-            params: A candidate.
+        """Return the training that a candidate of these ``params`` runs.
 
         Raises:
             InvalidInputError: If the candidate is no point of the grid.
@@ -172,19 +147,11 @@ class SearchPlan:
         raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
 
     def each(self, change: Callable[[TrainingPlan], TrainingPlan]) -> SearchPlan:
-        """Return the plan with every one of its trainings changed.
-
-        Args:
-            change: Makes the other training of one.
-        """
+        """Return the search with each of its trainings replaced by ``change`` of it."""
         return replace(self, trainings=tuple(map(change, self.trainings)))
 
     def scaled(self, factor: float) -> SearchPlan:
-        """Return the plan with every noise multiplier times ``factor``.
-
-        Args:
-            factor: Above 0.
-        """
+        """Return the search with every noise multiplier times ``factor``, above 0."""
         return self.each(lambda training: training.scaled(factor))
 
     @property
@@ -203,11 +170,7 @@ class SearchPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchPlan:
-        """Return the plan that :meth:`to_dict` wrote.
-
-        Args:
-            data: What it wrote.
-        """
+        """Return the search that ``data`` of :meth:`to_dict` describes."""
         trainings = tuple(TrainingPlan.from_dict(d) for d in data["trainings"])
         return cls(trainings, tuple(data["points"]), data["trials"])
 
@@ -251,10 +214,10 @@ class Plan:
 
     arm: str
     strategy: str
-    event: Event
+    event: acc.Event
     training: TrainingPlan
     params: Mapping[str, float]
-    runs: RunLaw | None = None
+    runs: acc.RunLaw | None = None
     score: ScorePlan | None = None
     released: tuple[str, ...]
     sealed: tuple[str, ...]
@@ -287,11 +250,7 @@ class Plan:
         return {**{n: v for n, v in drawn.items() if n in takes}, **self.search.points[which]}
 
     def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
-        """Return what the model of a release was trained by.
-
-        Args:
-            params: The release's hyperparameters; empty where there is no model.
-        """
+        """Return the training of a released model, of these ``params``; empty where there is no model."""
         if self.final or self.search is None or not params:
             return self.training
         return self.search.training_of(params)
@@ -319,7 +278,7 @@ class Plan:
     @property
     def is_private(self) -> bool:
         """Whether the arm has any guarantee. One that has none is no part of a budget."""
-        return not isinstance(self.event, NonPrivate)
+        return not isinstance(self.event, acc.NonPrivate)
 
     @property
     def is_sealed(self) -> bool:
@@ -328,7 +287,7 @@ class Plan:
 
     @property
     def scored(self) -> str:
-        """Of which its score is: ``validation`` of the released model, or ``tuning`` of the winner."""
+        """Which model is scored: ``validation`` says the released one, ``tuning`` the search's winner."""
         return "tuning" if self.final and self.search is not None else "validation"
 
     @property
@@ -337,17 +296,13 @@ class Plan:
         return self.details.get("threshold")
 
     def with_noise(self, noise: NoiseOptions) -> Plan:
-        """Return the plan with the noise of every training from this source.
-
-        Args:
-            noise: Where noise comes from, and how it is treated.
-        """
+        """Return the plan with every training's noise from the source ``noise``."""
         search = self.search and self.search.each(lambda t: replace(t, noise=noise))
         return replace(self, training=replace(self.training, noise=noise), search=search)
 
     @property
     def beyond_reach(self) -> float:
-        """Mass of the outputs that the generator cannot reach: see ``accounting.reach``."""
+        """Bound on the mass of outputs that the noise generator cannot reach: see ``accounting.reach``."""
         return mass_beyond_reach(self.event)
 
     @property
@@ -374,15 +329,11 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Return the plan that :meth:`to_dict` wrote.
-
-        Args:
-            data: What it wrote.
-        """
+        """Return the plan that ``data`` of :meth:`to_dict` describes."""
         readers: Mapping[str, Callable[[Any], Any]] = {
-            "event": event_from_dict,
+            "event": acc.event_from_dict,
             "training": TrainingPlan.from_dict,
-            "runs": run_law_from_dict,
+            "runs": acc.run_law_from_dict,
             "score": lambda score: ScorePlan(**score),
             "report": lambda score: ScorePlan(**score),
             "search": SearchPlan.from_dict,
@@ -415,7 +366,7 @@ class StagePlan:
 
     arm: str
     stage: TaskStage
-    event: Event
+    event: acc.Event
     scale: float
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     public_facts: Mapping[str, str] = field(default_factory=dict)
@@ -449,7 +400,7 @@ class StagePlan:
         return cls(
             arm=data["arm"],
             stage=make_stage(data["stage"]),
-            event=event_from_dict(data["event"]),
+            event=acc.event_from_dict(data["event"]),
             scale=data["scale"],
             noise=NoiseOptions.of(data["noise"]),
             public_facts=data["public"],
@@ -467,7 +418,7 @@ def plan_stage(
     *,
     epsilon: float,
     delta: float,
-    adjacency: Adjacency,
+    adjacency: acc.Adjacency,
     noise: NoiseOptions,
     public_facts: Mapping[str, str],
 ) -> StagePlan:
@@ -475,9 +426,9 @@ def plan_stage(
     multiplier = stage.noise_multiplier
     if multiplier is None:
         share = epsilon * (stage.epsilon_share or 0.0)
-        unit = Gaussian(1.0)
-        multiplier = calibrate(unit, epsilon=share, delta=delta, adjacency=adjacency).scale
-    event = Gaussian(multiplier)
+        unit = acc.Gaussian(1.0)
+        multiplier = acc.calibrate(unit, epsilon=share, delta=delta, adjacency=adjacency).scale
+    event = acc.Gaussian(multiplier)
     if mass_beyond_reach(event) > _NEGLIGIBLE * delta:
         raise PrivTuneError(
             f"Stage {stage.name!r}: with so little noise its outputs lie beyond the reach of any "
@@ -501,9 +452,9 @@ def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) ->
 
 
 def epsilon_spent(
-    training: TrainingPlan, *, delta: float, adjacency: Adjacency, points: int = 12
+    training: TrainingPlan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
 ) -> list[tuple[int, float]]:
-    """Return what a training has spent after some of its steps."""
+    """Return ε after some of a training's steps, as pairs (step, ε)."""
     return [
         (
             step,
@@ -516,6 +467,6 @@ def epsilon_spent(
 
 
 @lru_cache(maxsize=256)
-def _epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
+def _epsilon(event: acc.Event, delta: float, adjacency: acc.Adjacency) -> float:
     """Return ε; arms that differ in anything but their noise ask the same."""
-    return epsilon(event, delta, adjacency=adjacency).epsilon
+    return acc.epsilon(event, delta, adjacency=adjacency).epsilon

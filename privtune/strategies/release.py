@@ -14,10 +14,12 @@ from privtune.errors import PrivTuneError
 
 if TYPE_CHECKING:
     import optuna
+    import pandas
     import torch
     from optuna.trial import FrozenTrial
 
     from privtune.accounting import Guarantee
+    from privtune.tasks._rows import Served
 
 
 class Weights:
@@ -52,10 +54,7 @@ class Ending(StrEnum):
 
     @classmethod
     def of(cls, weights: torch.Tensor) -> Ending:
-        """Return how a training that was not pruned ended: trained or diverged.
-
-        Args:
-            weights: What it trained.
+        """Return whether a training that gave these ``weights`` trained or diverged.
 
         Example:
             >>> import torch
@@ -100,11 +99,7 @@ class TrialResult:
     checked: str = ""
 
     def with_score(self, score: float | None) -> TrialResult:
-        """Return the result with another score, its weights unread: ``replace`` would read them.
-
-        Args:
-            score: The score.
-        """
+        """Return the result with another ``score``, its weights unread: ``replace`` would read them."""
         other = copy(self)
         object.__setattr__(other, "score", score)
         return other
@@ -169,6 +164,7 @@ class Release:
         shapes: Shapes of the parameters by name, in the order in which they lie in ``weights``.
         machine: What it was computed on: device, driver, versions of libraries.
         make: Makes the model with other weights; None where nobody here can.
+        serve: Makes of a model one that takes raw rows; None where nobody here can.
         shown: Returns the trials as Optuna has them, where all of them are paid for.
         checked: What a declared training was checked against; empty where it was not.
 
@@ -176,6 +172,8 @@ class Release:
         >>> release = study.release("defaults")
         >>> release.params, release.sealed, round(release.guarantee.delta, 5)
         ({'learning_rate': 0.5, 'max_grad_norm': 1.0}, False, 1e-05)
+        >>> release
+        <Release of 'defaults' by fixed: 15 weights, {'learning_rate': 0.5, 'max_grad_norm': 1.0}, (ε = ...>
         >>> {name: tuple(values.shape) for name, values in release.state_dict().items()}
         {'weight': (3, 4), 'bias': (3,)}
         >>> release.model.training
@@ -199,7 +197,18 @@ class Release:
     machine: Mapping[str, str] = field(default_factory=dict)
     checked: str = ""
     make: Callable[[], torch.nn.Module] | None = field(default=None, compare=False, repr=False)
+    serve: Callable[[torch.nn.Module], Served] | None = field(
+        default=None, compare=False, repr=False
+    )
     shown: Callable[[], Sequence[FrozenTrial]] = field(default=tuple, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        size = sum(math.prod(shape) for shape in self.shapes.values())
+        score = "" if self.score is None else f", score {self.score:.4g}"
+        return (
+            f"<Release of {self.arm!r} by {self.strategy}: {size:,} weights, {dict(self.params)}{score}, "
+            f"{self.guarantee}>"
+        )
 
     @property
     def model(self) -> torch.nn.Module:
@@ -219,12 +228,51 @@ class Release:
         model.load_state_dict(self.state_dict(), strict=False)
         return model.eval()
 
+    @property
+    def served(self) -> Served:
+        """The released model as one that takes raw rows, made anew each time.
+
+        Raises:
+            PrivTuneError: As of :attr:`model`.
+        """
+        model = self.model
+        assert self.serve is not None, "whoever makes the model can serve it"  # noqa: S101
+        return self.serve(model)
+
+    def predict(self, given: Any) -> pandas.DataFrame:
+        """Return what the released model says of raw rows, as its task describes them.
+
+        Post-processing of the release: it costs nothing, whatever rows are asked about.
+
+        Args:
+            given: A DataFrame or a list of dicts with the columns of a table, or the column of texts;
+                for pictures also arrays ``[n, height, width, channels]``; for data of your own arrays
+                ``[n, ...]`` like the inputs, by name where there are several. Other columns are
+                ignored.
+
+        Returns:
+            One row for each, with the index of a DataFrame: ``prediction``, the class as it is declared
+            or a number in the target's units and range, and ``probability_CLASS`` of each class. Of
+            other networks ``output``, what they return. A row that training could not have used has
+            no prediction.
+
+        Raises:
+            PrivTuneError: As of :attr:`model`, and if a column is missing.
+
+        Example:
+            >>> release = study.release("defaults")
+            >>> release.predict([[0.0, 0.0, 0.0, 0.0]]).columns.tolist()
+            ['prediction', 'probability_0', 'probability_1', 'probability_2']
+        """
+        return self.served.predict(given)
+
     def __getstate__(self) -> dict[str, Any]:
         """Travel between processes with weights that are read, not with what reads them."""
         # A process that gets it has neither the function that reads weights nor the store they are in.
         return {
             **self.__dict__,
             "make": None,
+            "serve": None,
             "_weights": self.weights,
             "trials": [replace(trial, weights=trial.weights) for trial in self.trials],
             "shown": partial(list, self.shown()),

@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
 from privtune.strategies.options import check_types
-from privtune.training.mechanism.metrics import (
-    METRICS,
-    Joint,
-    Metric,
-    OwnScore,
-    is_clipped,
-    is_mean,
-    label,
-    lower_is_better,
-    make_metric,
-    perplexity,
-)
+from privtune.training.mechanism import metrics
 
 if TYPE_CHECKING:
     from privtune.tasks import Score
@@ -75,31 +64,25 @@ class ScorePlan:
         return self.noise_multiplier * sensitivity / self.records
 
     def scaled(self, factor: float) -> ScorePlan:
-        """Return the plan with its noise times ``factor``.
-
-        Args:
-            factor: Above 0.
-        """
+        """Return the score plan with its noise times ``factor``, above 0."""
         if self.noise_multiplier is None:
             return self
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def held(self, score: float | None) -> float | None:
-        """Return a score within what its metric can be, as it is shown; choices use the score itself.
-
-        Args:
-            score: The score: higher is better.
-        """
+        """Return a ``score`` cut to what its metric can be, as it is shown; choices use the score itself."""
         # Choices are made among the scores themselves: those beyond an end would tie there.
         if score is None or not math.isfinite(score):
             return score
         if self.metric in ("cost", "value"):
             return min(max(score, -self.bound), self.bound)
-        if not is_mean(self.metric):
+        if not metrics.is_mean(self.metric):
             return score
-        low, high = (-self.bound, 0.0) if lower_is_better(self.metric) else (0.0, self.bound)
+        low, high = (
+            (-self.bound, 0.0) if metrics.lower_is_better(self.metric) else (0.0, self.bound)
+        )
         if self.metric == "perplexity":
-            low, high = -perplexity(self.bound), -1.0
+            low, high = -metrics.perplexity(self.bound), -1.0
         return min(max(score, low), high)
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,11 +97,11 @@ def validation_metric(
     """Return a score under the name of its metric; nothing without a finite score."""
     if plan is None or score is None or not math.isfinite(score):
         return {}
-    value = 0.0 - score if lower_is_better(plan.metric) else score
-    return {f"{of}_{label(plan.metric)}": value}
+    value = 0.0 - score if metrics.lower_is_better(plan.metric) else score
+    return {f"{of}_{metrics.label(plan.metric)}": value}
 
 
-_OF_NUMBERS = tuple(metric.name for metric in METRICS.values() if metric.takes == "numbers")
+_OF_NUMBERS = tuple(metric.name for metric in metrics.METRICS.values() if metric.takes == "numbers")
 
 
 @dataclass(frozen=True)
@@ -179,10 +162,7 @@ class Scoring:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the checked ``scoring`` of a spec.
-
-        Args:
-            data: Fields by name.
+        """Return the ``scoring`` of a spec, checked, from its fields ``data``.
 
         Raises:
             InvalidInputError: If a field is unknown, or outside its domain.
@@ -215,11 +195,7 @@ class Scoring:
 
     @classmethod
     def of(cls, score: Score | None) -> Scoring:
-        """Return how a task says that its trials are scored; the usual way where it says nothing.
-
-        Args:
-            score: A metric, or a function, and its bound.
-        """
+        """Return the scoring that a task's ``score`` asks for; the usual one where it is None."""
         if score is None:
             return cls()
         return cls(metric=score.name, bound=score.bound, mechanism=score.mechanism)
@@ -228,20 +204,18 @@ class Scoring:
         """Return how each metric is scored alone."""
         return (self,)
 
-    def make(self, target_range: tuple[float, float] | None = None) -> Metric:
-        """Return the metric, or all of a report's metrics as one.
-
-        Args:
-            target_range: The range that the task declares for its targets; None for classes.
-        """
+    def make(self, target_range: tuple[float, float] | None = None) -> metrics.Metric:
+        """Return the metric, or a report's as one, for the task's ``target_range``, None for classes."""
         made = tuple(each._made(target_range) for each in self._each())
-        return made[0] if len(made) == 1 else Joint(metrics=made, mechanism=self.mechanism)
+        return made[0] if len(made) == 1 else metrics.Joint(metrics=made, mechanism=self.mechanism)
 
-    def _made(self, target_range: tuple[float, float] | None) -> Metric:
+    def _made(self, target_range: tuple[float, float] | None) -> metrics.Metric:
         name = self.metric or ("accuracy" if target_range is None else "mae")
         numbers = name in _OF_NUMBERS
         known = target_range if self.target_range is None and numbers else self.target_range
-        return make_metric(name, bound=self.bound, k=self.k, bins=self.bins, target_range=known)
+        return metrics.make_metric(
+            name, bound=self.bound, k=self.k, bins=self.bins, target_range=known
+        )
 
     def check(
         self,
@@ -261,10 +235,7 @@ class Scoring:
             _check(each._made(target_range), classes, target_range, rows)
 
     def check_noise(self, *, public: bool) -> None:
-        """Refuse a noise mechanism where the score has no noise.
-
-        Args:
-            public: Whether the split is declared public.
+        """Refuse a noise mechanism on a split that is ``public``, whose score has no noise.
 
         Raises:
             InvalidInputError: If the mechanism is not the usual one, and nothing is noised by it.
@@ -307,12 +278,7 @@ class Scoring:
         return replace(exact, noise_multiplier=noise, moved=None if moved == exact.bound else moved)
 
     def exact(self, *, records: int, target_range: tuple[float, float] | None = None) -> ScorePlan:
-        """Return the plan of one score without noise, for a split that is public.
-
-        Args:
-            records: Number of records.
-            target_range: The range that the task declares for its targets; None for classes.
-        """
+        """Return an exact score on a public split of ``records``; ``target_range`` as for :meth:`make`."""
         first, *more = (each._terms(target_range) for each in self._each())
         name, options, bound = first
         if more:
@@ -327,7 +293,7 @@ class Scoring:
     def _terms(self, target_range: tuple[float, float] | None) -> tuple[str, dict[str, Any], float]:
         """Return the name, the options and the bound of one metric."""
         metric = self._made(target_range)
-        name = metric.name if metric.name in METRICS else str(self.metric)
+        name = metric.name if metric.name in metrics.METRICS else str(self.metric)
         options = {
             field.name: value
             for field in fields(metric)
@@ -340,17 +306,17 @@ class Scoring:
 
 
 def _own_bound(name: str, bound: float) -> dict[str, float]:
-    return {"bound": bound} if is_clipped(name) else {}
+    return {"bound": bound} if metrics.is_clipped(name) else {}
 
 
 def _check(
-    metric: Metric,
+    metric: metrics.Metric,
     classes: int | None,
     target_range: tuple[float, float] | None,
     rows: int | None,
 ) -> None:
-    """Refuse a metric that is not one of a task's targets."""
-    if isinstance(metric, OwnScore):
+    """Refuse a metric of classes for numbers, or of numbers for classes."""
+    if isinstance(metric, metrics.OwnScore):
         metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
     # Records of one's own may declare neither: what it scores by says what its targets are.
     numbers = (
@@ -360,10 +326,10 @@ def _check(
     )
     found = [
         other.name
-        for other in METRICS.values()
+        for other in metrics.METRICS.values()
         if other.takes == "any" or (other.takes == "numbers") == numbers
     ]
-    if metric.name in METRICS and metric.name not in found:
+    if metric.name in metrics.METRICS and metric.name not in found:
         what = "numbers in a declared range" if numbers else "classes"
         raise InvalidInputError(
             "scoring.metric", metric.name, f"must be of {what}: {', '.join(found)}"
@@ -445,7 +411,7 @@ class Reporting(Scoring):
         known: set[str] = set()
         found = []
         for name in (self.metric, *self.also):
-            kind = OwnScore if ":" in str(name) else METRICS.get(str(name))
+            kind = metrics.OwnScore if ":" in str(name) else metrics.METRICS.get(str(name))
             own = set() if kind is None else {f.name for f in fields(kind)} & given
             own |= {"target_range"} & given
             known |= own

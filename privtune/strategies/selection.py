@@ -10,18 +10,10 @@ from privtune.accounting import Event, Parallel, PrivateSelection, RunLaw, Thres
 from privtune.accounting import epsilon as account
 from privtune.accounting._checks import check_number
 from privtune.errors import InvalidInputError
+from privtune.strategies import laws
 from privtune.strategies._base import Needs, Round, StrategyError, best_of
 from privtune.strategies.arms import factor_for, require_independent
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.laws import (
-    NOTHING,
-    MeanRuns,
-    OptionsOfLaw,
-    choose_law,
-    largest_mean,
-    law_of_runs,
-    unused_price,
-)
 from privtune.strategies.plan import SEALED_TRIALS, Plan, SearchPlan
 from privtune.strategies.release import Outcome
 from privtune.strategies.scoring import ScorePlan
@@ -61,7 +53,7 @@ class Selection(IndependentDrawing):
     candidates: Sequence[Mapping[str, Any]] = ()
 
     def _check(self, context: PlanningContext) -> None:
-        """Refuse what private selection does not cover, while planning."""
+        """Refuse samplers, pruners and candidates that a private selection cannot have."""
         if not self.candidates:
             super()._check(context)
             return
@@ -132,7 +124,7 @@ class Selection(IndependentDrawing):
         scale = factor_for(self._run_event(search, score), context, price)
         search, score = search.scaled(scale), score.scaled(scale)
         base = self._run_event(search, score)
-        law = largest_mean(
+        law = laws.largest_mean(
             base, self._law, whole=self._whole, least=least, epsilon=epsilon, **terms
         )
         if law is None:
@@ -171,12 +163,12 @@ class Selection(IndependentDrawing):
         """Draw K, train K candidates, release the best."""
         results = trials.select(plan)
         if not results:
-            return Outcome(None, note=NOTHING)
+            return Outcome(None, note=laws.NOTHING)
         return Outcome(best_of(results, trials.streams))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PapernotSteinke(OptionsOfLaw, Selection):
+class PapernotSteinke(laws.OptionsOfLaw, Selection):
     """Release the best of K i.i.d. candidates, with K drawn from a law and never shown.
 
     Args:
@@ -223,7 +215,7 @@ class PapernotSteinke(OptionsOfLaw, Selection):
         self._check(context)
         power = 0.6 if self.power is None else self.power
         search, score = self._search(context, epsilon=1.0), context.plan_score(1.0)
-        law, trade = choose_law(
+        law, trade = laws.choose_law(
             self._run_event(search, score),
             epsilon=epsilon,
             delta=context.delta,
@@ -269,7 +261,7 @@ class LiuTalwar(Selection):
 
     arm: str = "liu-talwar"
     gamma: float | None = None
-    mean_runs: MeanRuns = None
+    mean_runs: laws.MeanRuns = None
     training_epsilon: float | None = None
     maximum: int | None = None
     min_runs: int | None = None
@@ -282,7 +274,7 @@ class LiuTalwar(Selection):
             InvalidInputError: If neither or both of ``gamma`` and ``mean_runs`` are given.
         """
         if self.training_epsilon is not None:
-            raise unused_price(self.training_epsilon)
+            raise laws.unused_price(self.training_epsilon)
         if self.gamma is not None and self.mean_runs is not None:
             raise InvalidInputError("gamma", self.gamma, "and mean_runs say the same: give one")
         if self.gamma is not None and not 0 < self.gamma <= 1:
@@ -295,7 +287,7 @@ class LiuTalwar(Selection):
     def _law(self, mean: float | str) -> RunLaw:
         fields: dict[str, Any] = {"law": "geometric", "mean": mean}
         bounds = {"maximum": self.maximum, "minimum": self.min_runs}
-        return law_of_runs(fields | {k: v for k, v in bounds.items() if v is not None})
+        return laws.law_of_runs(fields | {k: v for k, v in bounds.items() if v is not None})
 
     def _whole(self, base: Event, law: RunLaw) -> Event:
         """Return what the selection costs; Algorithm 1 has a known threshold, and K is unbounded."""

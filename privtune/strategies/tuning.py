@@ -8,14 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from privtune.accounting import (
-    Composed,
-    Event,
-    PrivateSelection,
-    Repeated,
-    RunLaw,
-    SubsampledTuning,
-)
+import privtune.accounting as acc
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.strategies._base import Needs, Round, StrategyError, best_of
@@ -115,7 +108,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         search = self._search(subset, epsilon=epsilon / 2, part="subset", final_records=kept)
 
         # A validation record is in no subset: it meets the selection's scores, nothing else.
-        cost = partial(PrivateSelection, runs=law)
+        cost = partial(acc.PrivateSelection, runs=law)
         event_of = partial(self._event, law=law)
         search, score, event = meet(search, event_of, cost, context=context, epsilon=epsilon)
         final = _final(search.trainings[0], kept, self.variant)
@@ -148,11 +141,11 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             },
         )
 
-    def _event(self, search: SearchPlan, law: RunLaw) -> Event:
-        tuning = PrivateSelection(self._trial_event(search), law)
+    def _event(self, search: SearchPlan, law: acc.RunLaw) -> acc.Event:
+        tuning = acc.PrivateSelection(self._trial_event(search), law)
         # With a grid, the final training is whichever point won: the worst is charged.
         training = search_event(search, weighted=False)
-        return SubsampledTuning(self.variant, self.rate, tuning, training)
+        return acc.SubsampledTuning(self.variant, self.rate, tuning, training)
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Select on the subset, train once with the winner's hyperparameters."""
@@ -224,11 +217,11 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
         law = self.run_law()
         self._check(context)
         search = self._search(context, epsilon=epsilon * self.share)
-        selection = PrivateSelection(self._trial_event(search), law)
+        selection = acc.PrivateSelection(self._trial_event(search), law)
         search = search.scaled(factor_for(selection, context, epsilon * self.share))
         final = self._search(context, epsilon=epsilon * (1.0 - self.share)).trainings[0]
 
-        cost = partial(PrivateSelection, runs=law)
+        cost = partial(acc.PrivateSelection, runs=law)
         event_of = partial(self._event, law=law)
         trained = SearchThenFinal(search, final)
         trained, score, event = meet(trained, event_of, cost, context=context, epsilon=epsilon)
@@ -246,9 +239,9 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
             details={"share": self.share},
         )
 
-    def _event(self, trained: SearchThenFinal, law: RunLaw) -> Event:
-        return Composed(
-            (PrivateSelection(self._trial_event(trained.search), law), trained.final.event)
+    def _event(self, trained: SearchThenFinal, law: acc.RunLaw) -> acc.Event:
+        return acc.Composed(
+            (acc.PrivateSelection(self._trial_event(trained.search), law), trained.final.event)
         )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
@@ -324,7 +317,7 @@ class LinearScaling(Searching):
         search = SearchPlan(trainings[:2], ({"search": 0}, {"search": 1}), 2 * self.trials)
         trained = SearchThenFinal(search, trainings[2])
 
-        cost = partial(Repeated, 2 * self.trials)
+        cost = partial(acc.Repeated, 2 * self.trials)
         trained, score, event = meet(trained, self._event, cost, context=context, epsilon=epsilon)
         law = context.space["learning_rate"]
         return Plan(
@@ -352,9 +345,9 @@ class LinearScaling(Searching):
         method = budgeted(context, self.method, self.options, epsilon=epsilon)
         return TrainingPlan(context.schedule, method)
 
-    def _event(self, trained: SearchThenFinal) -> Event:
-        searches = [Repeated(self.trials, t.event) for t in trained.search.trainings]
-        return Composed((*searches, trained.final.event))
+    def _event(self, trained: SearchThenFinal) -> acc.Event:
+        searches = [acc.Repeated(self.trials, t.event) for t in trained.search.trainings]
+        return acc.Composed((*searches, trained.final.event))
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Search twice, extrapolate, train once."""

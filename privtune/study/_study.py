@@ -53,7 +53,7 @@ class Study:
 
     Args:
         name: Name of a study that is there.
-        storage: Database URL of studies and budgets.
+        storage: The database of studies and budgets: its URL, or the path of a SQLite file.
         curator: Whether you are inside of the trust boundary and may see sealed trials.
 
     Example:
@@ -79,10 +79,10 @@ class Study:
         (True, ['defaults', 'selection'])
     """
 
-    def __init__(self, name: str, storage: str, *, curator: bool = False) -> None:
-        self._life = Life(name, storage)
+    def __init__(self, name: str, storage: str | Path, *, curator: bool = False) -> None:
         self.name = name
-        self.storage = storage
+        self.storage = str(storage)
+        self._life = Life(name, self.storage)
         self.spec: StudySpec = self._life.spec
         self.folder: Path = self._life.folder
         self.observer: Observer = Observer()
@@ -93,15 +93,20 @@ class Study:
         __getattr__ = answer
 
     def __repr__(self) -> str:
-        return f"Study({self.name!r}, storage={self._life.ledger.log.storage.safe_url!r})"
+        budget = self.spec.budget
+        return (
+            f"<Study {self.name!r} of {self.spec.task_name}: {len(self.spec.arms)} arms, budget "
+            f"{budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}), "
+            f"{self._life.storage.safe_url}>"
+        )
 
     @classmethod
-    def create(cls, spec: StudySpec, storage: str) -> Study:
+    def create(cls, spec: StudySpec, storage: str | Path) -> Study:
         """Plan the study, create its budget if needed, and store it. Touches no data, spends nothing.
 
         Args:
             spec: The study.
-            storage: Database URL of studies and budgets.
+            storage: The database of studies and budgets: its URL, or the path of a SQLite file.
 
         Returns:
             The study, planned.
@@ -531,26 +536,25 @@ class Study:
     def _with_model(self, release: Release) -> Release:
         """Return a release that can make its model."""
 
-        def make() -> torch.nn.Module:
-            from privtune.study.build import model_for
-
+        def known() -> Task:
             task = self._tasks.get(release.arm)
             if task is None and self.spec.task is None:
                 raise PrivTuneError(
                     f"Only the program that ran arm {release.arm!r} can make its model: build it again "
                     "and call load_state_dict(release.state_dict(), strict=False)."
                 )
-            plan = self._life.plans()[release.arm]
-            made = self._life.task() if task is None else task
-            return model_for(made, plan.training_of(release.params), release.params)
+            return self._life.task() if task is None else task
 
-        return replace(release, make=make)
+        def make() -> torch.nn.Module:
+            from privtune.study.build import model_for
+
+            plan = self._life.plans()[release.arm]
+            return model_for(known(), plan.training_of(release.params), release.params)
+
+        return replace(release, make=make, serve=lambda model: known().served(model))
 
     def release(self, arm: str) -> Release:
-        """Return the release of one arm.
-
-        Args:
-            arm: Name of the arm.
+        """Return the release of the arm of the name ``arm``.
 
         Raises:
             PrivTuneError: If there is no such arm, or it has not been released.
@@ -579,10 +583,7 @@ class Study:
         return self._life.trials.records(arm)
 
     def failures(self, arm: str) -> Sequence[Mapping[str, Any]]:
-        """Return what stopped an arm: ``time`` and ``traceback``. For the curator alone.
-
-        Args:
-            arm: Name of the arm.
+        """Return the errors that stopped ``arm``, with time and traceback. For the curator alone.
 
         Raises:
             SealedTrialsError: Outside of the trust boundary.
@@ -596,11 +597,7 @@ class Study:
         return self._life.failures(arm)
 
     def model_path(self, arm: str) -> Path:
-        """Return where the released model of an arm is, as safetensors.
-
-        Args:
-            arm: Name of the arm.
-        """
+        """Return the safetensors file of the model that ``arm`` released."""
         return self._life.write(arm, MODEL)
 
     def spent(self) -> Guarantee:
@@ -624,14 +621,14 @@ class Study:
         self._life.close()
 
 
-def delete_study(name: str, storage: str, *, leave_objects: bool = False) -> list[Path]:
+def delete_study(name: str, storage: str | Path, *, leave_objects: bool = False) -> list[Path]:
     """Delete a study, its trials and its models.
 
     Its charges are the ledger's and stay: what was released cannot be taken back.
 
     Args:
         name: Name of the study.
-        storage: Database URL of studies and budgets.
+        storage: The database of studies and budgets: its URL, or the path of a SQLite file.
         leave_objects: Leave what is in an object store that is gone for good.
 
     Returns:
@@ -649,7 +646,7 @@ def delete_study(name: str, storage: str, *, leave_objects: bool = False) -> lis
         >>> study_names(study.storage)
         []
     """
-    with closing(Life(name, storage)) as life:
+    with closing(Life(name, str(storage))) as life:
         return life.delete(leave_objects=leave_objects)
 
 

@@ -67,10 +67,7 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
 
 
 def audits_of(study: Study) -> list[dict[str, Any]]:
-    """Return the audits that a study keeps, ready for JSON.
-
-    Args:
-        study: The study.
+    """Return the audits that a ``study`` keeps, ready for JSON.
 
     Example:
         >>> all(record["passed"] for record in audits_of(study))

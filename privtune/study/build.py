@@ -148,7 +148,7 @@ def _packed(task: Task, candidate: Candidate) -> Callable[[torch.Tensor], torch.
 
 
 def _check_kind(candidate: object) -> None:
-    """Refuse what is no candidate, and a model that has no weights yet."""
+    """Refuse a ``build`` that returns no candidate, or a model whose weights are not made yet."""
     from torch import nn
     from torch.nn.parameter import is_lazy
 
@@ -214,7 +214,7 @@ def _values(
     suggested: Mapping[str, Any],
     fixed: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what the arm's method is told of a candidate."""
+    """Return the values that the arm's method trains a candidate with: rates, norms, schedule."""
     method: Any = training.method
     norm, optimizer = candidate.max_grad_norm, candidate.optimizer
     takes_norm = "max_grad_norm" in method.parameters
@@ -251,7 +251,7 @@ def _values(
 def _check_parts(
     candidate: Candidate, method: str, *, takes_norm: bool, suggested: Mapping[str, Any]
 ) -> None:
-    """Refuse parts of a candidate that the method would not take, or that nothing would use."""
+    """Refuse a candidate's method, norm or schedule where the arm's method would ignore it."""
     norm, optimizer, schedule = candidate.max_grad_norm, candidate.optimizer, candidate.schedule
     if candidate.method not in (None, method):
         raise InvalidInputError(
@@ -283,7 +283,7 @@ def _check_parts(
 
 
 def model_for(task: Task, training: TrainingPlan, params: Mapping[str, Any]) -> nn.Module:
-    """Return the model of a candidate of these hyperparameters, whose weights are not its trained ones."""
+    """Return an untrained model of these hyperparameters, into which released weights fit."""
     if task.build is None:
         return for_candidate(task, params).model()
     return build_candidate(task, training, secret=bytes(32), fixed=params).model

@@ -27,35 +27,16 @@ class Observer:
     """
 
     def arm_started(self, plan: Plan) -> None:
-        """An arm has been charged and begins.
-
-        Args:
-            plan: The arm's plan.
-        """
+        """Hear that the arm of a ``plan`` has been charged and begins."""
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
-        """A step of an arm that is not sealed is done.
-
-        Args:
-            plan: The arm's plan.
-            done: Steps that are done.
-            steps: Steps that there will be.
-        """
+        """Hear that ``done`` of the ``steps`` of a ``plan``'s training are done; never of a sealed arm."""
 
     def released(self, plan: Plan, release: Release) -> None:
-        """An arm has been released.
-
-        Args:
-            plan: The arm's plan.
-            release: What was released.
-        """
+        """Hear that the arm of a ``plan`` has been released, and its ``release``."""
 
     def arm_failed(self, plan: Plan) -> None:
-        """An arm was interrupted; its charge stays.
-
-        Args:
-            plan: The arm's plan.
-        """
+        """Hear that the arm of a ``plan`` was interrupted; its charge stays."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +71,7 @@ class StageStatus:
 
     @property
     def words(self) -> str:
-        """What it released, for people; nothing before."""
+        """The stage's release in words; empty before there is one."""
         return "" if self.release is None else self.plan.stage.words(self.release)
 
     def to_dict(self) -> dict[str, Any]:

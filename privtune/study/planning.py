@@ -8,14 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import (
-    Adjacency,
-    CalibrationError,
-    Composed,
-    Event,
-    Guarantee,
-    share_budget,
-)
+import privtune.accounting as acc
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
@@ -60,10 +53,10 @@ class StudyPlan:
     """
 
     plans: tuple[Plan, ...]
-    guarantees: tuple[Guarantee, ...]
-    total: Guarantee
+    guarantees: tuple[acc.Guarantee, ...]
+    total: acc.Guarantee
     stages: tuple[StagePlan, ...] = ()
-    stage_guarantees: tuple[Guarantee, ...] = ()
+    stage_guarantees: tuple[acc.Guarantee, ...] = ()
 
 
 def plan_study(spec: StudySpec) -> StudyPlan:
@@ -128,16 +121,16 @@ def plan_arms(
     """Plan arms at the largest common ε, times their weights, whose composition meets a target."""
     planners = [_planner(strategy, context, stages) for strategy in strategies]
     private = [n for n, strategy in enumerate(strategies) if not strategy.needs.non_private]
-    infinite = Guarantee(math.inf, context.delta, "non_private", context.adjacency)
+    infinite = acc.Guarantee(math.inf, context.delta, "non_private", context.adjacency)
     alone = tuple(_cost(stage.event, context) for stage in stages)
     if not private:
         plans = tuple(planner(epsilon) for planner in planners)
-        total = _cost(Composed([stage.event for stage in stages]), context)
+        total = _cost(acc.Composed([stage.event for stage in stages]), context)
         return StudyPlan(plans, (infinite,) * len(plans), total, stages, alone)
     refusals: list[NoRunFitsError] = []
 
-    def event_of(planner: Callable[[float], Plan]) -> Callable[[float], Event]:
-        def event(epsilon: float) -> Event:
+    def event_of(planner: Callable[[float], Plan]) -> Callable[[float], acc.Event]:
+        def event(epsilon: float) -> acc.Event:
             try:
                 return planner(epsilon).event
             except NoRunFitsError as refusal:
@@ -150,7 +143,7 @@ def plan_arms(
     about = replace(context, sketch=True)
     sketches = [_planner(strategies[n], about, stages) for n in private]
     # A stage costs the same whatever arms are given: its noise does not hang on theirs.
-    fixed: list[Callable[[float], Event]] = [lambda _, e=stage.event: e for stage in stages]  # type: ignore[misc]
+    fixed: list[Callable[[float], acc.Event]] = [lambda _, e=stage.event: e for stage in stages]  # type: ignore[misc]
     report = context.report
     # The reports are noised, and planning chooses their share of ε.
     open_share = (
@@ -160,9 +153,9 @@ def plan_arms(
     if open_share:
         # No test record meets a training, so a report takes little. Under replace-one a record may leave
         # one split and another join the other, and both are charged.
-        left = _LEFT if context.adjacency is Adjacency.ADD_REMOVE else _LEFT_REPLACED
+        left = _LEFT if context.adjacency is acc.Adjacency.ADD_REMOVE else _LEFT_REPLACED
     try:
-        shared = share_budget(
+        shared = acc.share_budget(
             [*(event_of(planners[n]) for n in private), *fixed],
             epsilon=epsilon * (1.0 - left),
             delta=context.delta,
@@ -170,7 +163,7 @@ def plan_arms(
             weights=[*(weights[n] for n in private), *(1.0 for _ in stages)],
             sketches=[*map(event_of, sketches), *fixed],
         )
-    except CalibrationError as error:
+    except acc.CalibrationError as error:
         if refusals:
             raise max(refusals, key=lambda refusal: refusal.target) from error
         raise
@@ -182,7 +175,7 @@ def plan_arms(
     return _with_reports(planned, context, arm_epsilons, epsilon) if open_share else planned
 
 
-def _cost(event: Event, context: PlanningContext) -> Guarantee:
+def _cost(event: acc.Event, context: PlanningContext) -> acc.Guarantee:
     return account(event, context.delta, adjacency=context.adjacency)
 
 
@@ -199,7 +192,7 @@ def _with_reports(
         ]
         found = tuple(plan for plan in plans if plan is not None)
         private = [plan.event for plan in found if plan.is_private]
-        total = _cost(Composed([*private, *(s.event for s in planned.stages)]), context)
+        total = _cost(acc.Composed([*private, *(s.event for s in planned.stages)]), context)
         if len(found) < len(plans) or total.epsilon > target:
             low = middle + 1
         else:
@@ -250,10 +243,10 @@ def _planner(
 
 
 def advice(planned: StudyPlan) -> Sensitivity:
-    """Return what would cost or save ε in a study: noise on scores, runs, caps, δ."""
+    """Return how ε changes with the noise on scores, the runs, caps and δ of a planned study."""
     from privtune.accounting.costs import sensitivity
 
-    names: dict[Event, str] = {}
+    names: dict[acc.Event, str] = {}
     events = []
     for plan, guarantee in zip(planned.plans, planned.guarantees, strict=True):
         if not math.isfinite(guarantee.epsilon):
@@ -263,5 +256,5 @@ def advice(planned: StudyPlan) -> Sensitivity:
             said = filter(None, (names.get(score), f"the score of {plan.arm}"))
             names[score] = " and ".join(said)
     names |= {stage.event: f"stage {stage.arm}" for stage in planned.stages}
-    event, total = Composed([*events, *(s.event for s in planned.stages)]), planned.total
+    event, total = acc.Composed([*events, *(s.event for s in planned.stages)]), planned.total
     return sensitivity(event, total.delta, adjacency=total.adjacency, names=names)

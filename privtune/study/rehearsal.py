@@ -129,7 +129,7 @@ def _rehearse_build(
 
 
 def _measure(plan: Plan, task: Task, model: nn.Module) -> None:
-    """Measure a model as its release will be: a metric may not suit its outputs."""
+    """Compute the test metrics of a model on made-up records: a metric may not suit its outputs."""
     test = replace(made_up_records(task, 2), unit=task.unit)
     utility_of(plan, task, model, test, Streams(_SECRETS[0]).numpy("score", 0))
 
@@ -198,7 +198,7 @@ _SAID = (
 
 
 def described(built: Built) -> dict[str, Any]:
-    """Return what must be the same whenever a trial is built from the same random numbers."""
+    """Return a trial's ranges, first weights and settings: equal whenever its random numbers are."""
     from privtune.training.engine.optimizers import walked
 
     candidate, trial = built.candidate, built.trial

@@ -134,11 +134,8 @@ class StudyStore:
             return list(connection.scalars(query))
 
 
-def study_names(url: str) -> list[str]:
-    """Return the names of the studies in a storage.
-
-    Args:
-        url: Database URL of studies and budgets.
+def study_names(url: str | Path) -> list[str]:
+    """Return the names of the studies in a database, ``url``: its URL, or the path of a SQLite file.
 
     Example:
         >>> study_names(study.storage)

@@ -9,18 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import pydantic
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
 from pydantic_core import ErrorDetails
 
 from privtune.accounting import Adjacency
@@ -88,20 +78,20 @@ def _asked(check: Callable[[T], T], value: T) -> T:
         raise ValueError(f"{error.allowed}, not {error.value!r}{remedy}") from None
 
 
-def _checked(check: Callable[[T], T]) -> AfterValidator:
-    return AfterValidator(partial(_asked, check))
+def _checked(check: Callable[[T], T]) -> pydantic.AfterValidator:
+    return pydantic.AfterValidator(partial(_asked, check))
 
 
-_NUMBER = BeforeValidator(_no_switch)
+_NUMBER = pydantic.BeforeValidator(_no_switch)
 _Name = Annotated[str, _checked(check_name)]
-_Positive = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False)]
+_Positive = Annotated[float, _NUMBER, pydantic.Field(gt=0, allow_inf_nan=False)]
 
 
 class SpecError(PrivTuneError):
     """A study spec is not well formed."""
 
 
-class BudgetSpec(BaseModel):
+class BudgetSpec(pydantic.BaseModel):
     """The budget that a study draws on; created with the study if it does not exist.
 
     Args:
@@ -116,11 +106,11 @@ class BudgetSpec(BaseModel):
         <Adjacency.ADD_REMOVE: 'add-remove'>
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     name: _Name
     epsilon: _Positive
-    delta: Annotated[float, _NUMBER] = Field(gt=0, lt=1)
+    delta: Annotated[float, _NUMBER] = pydantic.Field(gt=0, lt=1)
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     unit: Annotated[str, _checked(check_unit)] = RECORD
 
@@ -131,7 +121,7 @@ class BudgetSpec(BaseModel):
         )
 
 
-class ArmSpec(BaseModel):
+class ArmSpec(pydantic.BaseModel):
     """One arm: its name, its strategy, and the strategy's own options beside them.
 
     Args:
@@ -145,7 +135,7 @@ class ArmSpec(BaseModel):
         20
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
 
     name: _Name
     strategy: str
@@ -156,7 +146,7 @@ class ArmSpec(BaseModel):
         return make_strategy(self.strategy, arm=self.name, options=dict(self.model_extra or {}))
 
 
-class StudySpec(BaseModel):
+class StudySpec(pydantic.BaseModel):
     """A study: one task, one budget, the arms that are compared.
 
     Args:
@@ -211,44 +201,44 @@ class StudySpec(BaseModel):
         privtune.study.spec.SpecError: Study spec, epoch: is not a field of it; epochs is.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     name: _Name
     task: str | Mapping[str, Any] | None = None
     budget: BudgetSpec
-    space: Annotated[Mapping[str, Mapping[str, Any]], _checked(with_public_priors)] = Field(
-        default_factory=dict
+    space: Annotated[Mapping[str, Mapping[str, Any]], _checked(with_public_priors)] = (
+        pydantic.Field(default_factory=dict)
     )
     arms: tuple[ArmSpec, ...] = ()
-    scoring: Mapping[str, Any] = Field(default_factory=dict)
+    scoring: Mapping[str, Any] = pydantic.Field(default_factory=dict)
     report: Mapping[str, Any] | None = None
     stages: tuple[Mapping[str, Any], ...] = ()
     epochs: _Positive | None = None
-    expected_batch_size: Annotated[int | None, _NUMBER] = Field(default=None, ge=1)
+    expected_batch_size: Annotated[int | None, _NUMBER] = pydantic.Field(default=None, ge=1)
     epsilon: _Positive | None = None
     device: Annotated[str, _checked(partial(check_device, here=False))] = "auto"
-    stack: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], _NUMBER] = "auto"
+    stack: Annotated[Annotated[int, pydantic.Field(ge=1)] | Literal["auto"], _NUMBER] = "auto"
     executor: str | Mapping[str, Any] | None = None
     noise: str | Mapping[str, Any] | None = None
     artifacts: str | None = None
-    seed: Annotated[int | None, _NUMBER] = Field(default=None, ge=0, lt=2**256)
+    seed: Annotated[int | None, _NUMBER] = pydantic.Field(default=None, ge=0, lt=2**256)
 
-    @field_validator("noise", "executor", "scoring", "report")
+    @pydantic.field_validator("noise", "executor", "scoring", "report")
     @classmethod
-    def _parts(cls, given: Any, info: ValidationInfo) -> Any:
+    def _parts(cls, given: Any, info: pydantic.ValidationInfo) -> Any:
         if given is not None:
             _PARTS[str(info.field_name)](given)
         return given
 
-    @field_validator("artifacts")
+    @pydantic.field_validator("artifacts")
     @classmethod
-    def _artifacts(cls, url: str | None, info: ValidationInfo) -> str | None:
+    def _artifacts(cls, url: str | None, info: pydantic.ValidationInfo) -> str | None:
         # A machine that reads a stored study need not be able to open its object store.
         return url if url is None or info.context == _STORED else _asked(check_address, url)
 
-    @field_validator("arms", "stages")
+    @pydantic.field_validator("arms", "stages")
     @classmethod
-    def _unique(cls, given: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
+    def _unique(cls, given: tuple[Any, ...], info: pydantic.ValidationInfo) -> tuple[Any, ...]:
         names, what = [getattr(arm, "name", "") for arm in given], "two arms are"
         taken = list(names)
         if info.field_name == "stages" and given:
@@ -260,9 +250,9 @@ class StudySpec(BaseModel):
             raise ValueError(f"{what} called {', '.join(twice)}; names must differ")
         return given
 
-    @field_validator("epsilon")
+    @pydantic.field_validator("epsilon")
     @classmethod
-    def _within(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
+    def _within(cls, epsilon: float | None, info: pydantic.ValidationInfo) -> float | None:
         budget = info.data.get("budget")  # absent if it is wrong itself
         if epsilon is not None and budget and epsilon > budget.epsilon:
             raise ValueError(
@@ -271,7 +261,7 @@ class StudySpec(BaseModel):
             )
         return epsilon
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _whole(self) -> StudySpec:
         declared = ("arms", "epochs", "expected_batch_size")
         given = [name for name in declared if getattr(self, name)]
@@ -305,7 +295,7 @@ class StudySpec(BaseModel):
             return cls.model_validate(without_numpy(data), context=_STORED if stored else None)
         except RecursionError:
             raise SpecError("The study spec is nested too deeply, or holds itself.") from None
-        except ValidationError as error:
+        except pydantic.ValidationError as error:
             raise SpecError(f"Study spec, {_sentence(error, data)}.") from error
 
     @classmethod
@@ -473,7 +463,7 @@ _IN_WORDS: Mapping[str, str] = {  # by Pydantic's kind of error, without its nam
 }
 
 
-def _sentence(error: ValidationError, data: object) -> str:
+def _sentence(error: pydantic.ValidationError, data: object) -> str:
     """Return what is wrong with the first field that is wrong; of a union, all that is allowed."""
     first, *others = error.errors()
     path = _path(first, data)

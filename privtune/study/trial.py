@@ -27,7 +27,6 @@ from privtune.study._familiar import answer
 from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
-    from privtune.strategies import TrainingPlan
     from privtune.study.trials import ShownTrial
 
 _NUMBERS = 2**31  # a divisor of the 2**63 seeds of a stream: each number is as likely
@@ -196,10 +195,6 @@ def _same_values(law: BaseDistribution, other: BaseDistribution) -> bool:
 class Trial(Suggestions):
     """One trial of a study, handed to ``build``, which suggests hyperparameters and builds a candidate.
 
-    Args:
-        training: What this trial is charged for.
-        **given: What ``Suggestions`` takes.
-
     Example:
         >>> import torch
         >>> import privtune
@@ -215,7 +210,6 @@ class Trial(Suggestions):
         ...     decay = trial.suggest("decay", privtune.LogNormal(median=1e-3, sigma=1.0))
         ...     heavy = 0.9 if trial.suggest_categorical("heavy", [True, False]) else 0.0
         ...     model = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.Linear(width, 2))
-        ...     trial.set_user_attr("weights", sum(p.numel() for p in model.parameters()))
         ...     return privtune.Candidate(
         ...         model, torch.optim.SGD(model.parameters(), rate, heavy, weight_decay=decay)
         ...     )
@@ -236,20 +230,7 @@ class Trial(Suggestions):
     if not TYPE_CHECKING:
         __getattr__ = answer
 
-    def __init__(self, training: TrainingPlan, **given: Any) -> None:
-        super().__init__(training, **given)
-        self.user_attrs: dict[str, Any] = {}
-
     @property
     def steps(self) -> int:
         """How many steps the training takes: for a schedule of the learning rate."""
         return self._training.schedule.steps
-
-    def set_user_attr(self, name: str, value: Any) -> None:
-        """Keep a value with the trial, inside the trust boundary, until the trial ends.
-
-        Args:
-            name: Its name.
-            value: Anything.
-        """
-        self.user_attrs[name] = value

@@ -124,14 +124,15 @@ def _how_to_start(life: Life) -> str:
     shown = masked_url(life.url)
     command = f"privtune worker {life.name} --storage {shlex.quote(shown)}"
     hidden = " (put in what *** hides, or set PRIVTUNE_STORAGE)" if shown != life.url else ""
-    local = " on this machine" if shown.startswith("sqlite") else " wherever the storage is reached"
+    here = life.storage.dialect == "sqlite"
+    local = " on this machine" if here else " wherever the storage is reached"
     return f"Start one{local}: {command}{hidden}"
 
 
 def make_files(
     life: Life, plan: Plan, *, task: Task, data: TaskData, compute: Compute, **more: Any
 ) -> TrialFiles:
-    """Return what trains the candidates of an arm of a task."""
+    """Return the trainer of an arm's candidates, with its secret and its sealed results."""
     return TrialFiles(
         plan=plan,
         secret=life.secret(plan),
@@ -247,7 +248,7 @@ class _Studies:
         return self._one.finished()
 
     def at_work(self, arm: str | None) -> Iterator[tuple[Life, Plan, str]]:
-        """Return the open rounds of all studies; none at the price of one question."""
+        """Yield the open rounds of all studies; where there is none, one query says so."""
         if not patiently(self._rounds.open_charges):
             return
         for name, uid in patiently(self._store.uids).items():

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
-    from privtune.tasks._usable import Fault, RecordCheck
+    from privtune.tasks._cells import Fault
+    from privtune.tasks._rows import Rows, Served
+    from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.data import RecordTree, TensorData
     from privtune.training.mechanism.kernel import LossOf
 
@@ -232,6 +234,8 @@ class Task(PublicFacts):
         tree: How the tensors of a record lie in ``x`` and ``y``; None where they are as given.
         like: Inputs and targets of no records ``[0, ...]``, whose shapes and types are public.
         code: What makes the same task in other processes, by ``get_task``; None where only this can.
+        raw: How raw rows become inputs; None where they are arrays of the inputs' shape.
+        columns: Columns of a DataFrame whose numbers are an input, in their order.
 
     Raises:
         InvalidInputError: If a size is below 1, or the partition is unknown.
@@ -270,6 +274,8 @@ class Task(PublicFacts):
     tree: RecordTree | None = None
     like: tuple[torch.Tensor, torch.Tensor] | None = None
     code: Mapping[str, Any] | None = None
+    raw: Rows | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.partition not in PARTITIONS:
@@ -319,6 +325,54 @@ class Task(PublicFacts):
                 "classes": self.class_names or self.classes,
                 "unit": f"{self.unit}, at most {self.rows:,}" if self.unit else "",
             }
+        )
+
+    def served(self, model: torch.nn.Module) -> Served:
+        """Return a trained model of the task as one of raw rows.
+
+        Args:
+            model: The model, in evaluation mode.
+        """
+        from privtune.tasks._rows import Served
+
+        network, rows, labels = model, self.raw, self.class_names
+        if self.tree is not None:
+            network = self.tree.inputs.wrap(model)
+        if labels is None and self.classes is not None:
+            labels = tuple(range(self.classes))
+        if rows is None:
+            rows = self._array_rows(network)
+        return Served(
+            rows=rows,
+            network=network,
+            # As JSON has them: an exported model answers with the same.
+            labels=json.loads(json.dumps(labels, default=str)),
+            counted=self.like is not None
+            and self.like[1].ndim == 1
+            and not self.like[1].is_floating_point(),
+            target_range=self.target_range,
+        )
+
+    def _array_rows(self, network: torch.nn.Module) -> Rows:
+        """Return rows that are arrays of the inputs' shape, or of the parts' that make an input."""
+        import torch
+
+        from privtune.tasks._rows import ArrayRows
+        from privtune.training.mechanism.data import find_facts
+
+        shape = self.input_shape[1:] if self.unit else self.input_shape
+        like = made_up_inputs(1, shape, self.tokens) if self.like is None else self.like[0]
+        like = torch.zeros((1, *shape), dtype=like.dtype)
+        limits = find_facts(lambda x, _: network(x), like, like).inputs
+        number = str(like.dtype).removeprefix("torch.")
+        packing = None if self.tree is None else self.tree.inputs
+        return ArrayRows(
+            parts={"inputs": shape} if packing is None else packing.parts,
+            dtypes=(number,) if packing is None else packing.dtypes,
+            shape=shape,
+            number=number,
+            columns=self.columns,
+            limits=None if limits is None else limits.flatten().tolist(),
         )
 
     def look(self) -> str:
@@ -406,7 +460,7 @@ class Task(PublicFacts):
 
 def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iterator[Fault]:
     """Yield what is not as declared of records in memory."""
-    from privtune.tasks._usable import NO_NUMBER, Fault
+    from privtune.tasks._cells import NO_NUMBER, Fault
     from privtune.training.mechanism.data import find_facts
 
     x, y = data.x.cpu(), data.y.cpu()
@@ -441,8 +495,7 @@ def _faults(task: Task, data: TensorData, model: torch.nn.Module | None) -> Iter
 
 def _target_faults(task: Task, y: torch.Tensor, rest: npt.NDArray[np.bool_]) -> Iterator[Fault]:
     """Yield what is wrong with targets of some records."""
-    from privtune.tasks._reader import column_of
-    from privtune.tasks._usable import CLIPPED, LABEL, NO_NUMBER, Fault
+    from privtune.tasks._cells import CLIPPED, LABEL, NO_NUMBER, Fault, column_of
 
     targets = y.reshape(len(y), -1)
     if task.classes is None:

@@ -8,8 +8,9 @@ this module may leave the trust boundary: it is protected by no guarantee.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-import unicodedata
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,52 +20,80 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from privtune.tasks._cells import (
+    CLIPPED,
+    LABEL,
+    MARKED,
+    MISSING,
+    NO_DATE,
+    NO_NUMBER,
+    OTHER,
+    UNITS,
+    UNREADABLE,
+    Fault,
+    Notation,
+)
+from privtune.tasks._columns import Column, Date, Number, Paid
 from privtune.tasks._facts import SPLITS
-from privtune.tasks._reader import UNREADABLE, coded, is_missing, label_of, texts
-
-MISSING, CLIPPED, OTHER = "missing", "clipped to a bound", "not declared"
-NO_NUMBER, LABEL = "not a number", "with a label that is not declared"
-"""Why a record is not as declared."""
 
 # While a declared class never occurs, how many records of other labels are no stray ones:
-_OFTEN = 0.05  # of all records
+_OFTEN = 0.05  # of all records; of what one line of the spec would mend, as many stop a run
 _RECURS = 3  # of one and the same label
 _CHANCE = 1e-6  # that a split of a keyed hash has so few records by chance
 _MANY = 1000
 _SOME = 100  # declared, above which a keyed hash gives a split twice as many by a chance of e^-38
 _KEPT = 50  # different values of a column that are not as declared, for an example
 _FEW = 1000  # different contents, above which nobody asks whether equal ones share a split
+_FITS = 0.9  # of the values that are not as declared, are as declared with a line more
+
+_NOTATIONS = [Notation(decimal=d, thousands=t) for t in ("", ",", ".", " ", "'") for d in ("", ",")]
+_FORMS = [
+    day + time
+    for day in ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%d %b %Y",
+                "%d-%b-%Y", "%b %d, %Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
+    for time in ("", " %H:%M", " %H:%M:%S")
+]  # fmt: skip
+_ADVICE = {
+    NO_NUMBER: "categories, ordinal or date if it holds no numbers",
+    NO_DATE: "format: as Python's strptime has it",
+    CLIPPED: "the bounds in the units of the file",
+    OTHER: "the values as the file has them",
+    LABEL: "classes as the file has them",
+}
+_NINES = re.compile(r"-?9{2,}(\.0*)?")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Which of some records are not as declared, in one column and in one way."""
+def mending(column: Column | None, why: str, seen: Mapping[str, int]) -> list[str]:
+    """Return the fields of a spec, any of which makes most of these values be as declared."""
+    if why in (OTHER, LABEL):
+        return ["encoding: cp1252"] if any("\ufffd" in value for value in seen) else []
+    if why == MARKED:
+        return ['thousands: "."', 'decimal: "."']
+    found: dict[Any, str] = {}
 
-    column: str  # empty where it is the whole record
-    why: str
-    records: npt.NDArray[np.bool_]
-    used: bool = False  # the record counts all the same: its value was clipped, or filled
-    declared: tuple[Any, ...] | str = ""  # what the column may hold
-    cells: pa.Array | None = None
+    def take(said: Mapping[str, Any], values: Sequence[Any], low: Any, high: Any) -> None:
+        """Keep fields unless others before read the same."""
+        right = zip(values, seen.values(), strict=True)
+        if sum(n for one, n in right if one is not None and low <= one <= high) >= _FITS * total:
+            line = ", ".join(f"{name}: {json.dumps(value)}" for name, value in said.items())
+            found.setdefault(tuple(values), line or "no format and no unit")
 
-    def written(self) -> Counter[str]:
-        """Return what such records hold, and how often."""
-        if self.cells is None:
-            return Counter()
-        held = self.cells.filter(pa.array(self.records))
-        known = texts(held.filter(pa.array(~is_missing(held)))).value_counts()
-        return Counter({one["values"]: one["counts"] for one in known.to_pylist()})
-
-
-def label_faults(
-    name: str, cells: pa.Array, classes: Sequence[Any], *, without: str
-) -> tuple[Fault, Fault]:
-    """Return two faults: labels that are missing, called ``without``, and those of no declared class."""
-    other, missing = coded(cells, classes) < 0, is_missing(cells)
-    return (
-        Fault(name, without, other & missing, cells=cells),
-        Fault(name, LABEL, other & ~missing, declared=tuple(classes), cells=cells),
-    )
+    total = sum(seen.values())
+    if isinstance(column, Number | Paid) and why == NO_NUMBER:
+        ends = (column.low, column.high) if isinstance(column, Number) else (-1e300, 1e300)
+        for one in _NOTATIONS:
+            numbers = one.numbers(pa.array(list(seen), pa.string()))[0]
+            known = [None if math.isnan(number) else float(number) for number in numbers]
+            take({name: value for name, value in vars(one).items() if value}, known, *ends)
+    elif isinstance(column, Date) and why == NO_DATE:
+        for said in ({}, *({"format": f} for f in _FORMS), *({"unit": unit} for unit in UNITS)):
+            other = replace(column, format=said.get("format", ""), unit=said.get("unit", ""))
+            take(said, list(map(other.moment, seen)), column.low, column.high)
+    often, count = max(seen.items(), key=lambda one: one[1], default=("", 0))
+    word = _NINES.fullmatch(often) if why == CLIPPED else why in (NO_NUMBER, NO_DATE)
+    if not found and word and count >= max(_RECURS, _FITS * total):
+        return [f"na_values: [{_shown(often)}]"]
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -76,9 +105,7 @@ class Finding:
     records: int
     used: bool
     hint: str = ""  # what the file says, and the spec
-    misspelt: int = (
-        0  # of all splits: a declared value (a label never written so) but for case and blanks
-    )
+    mends: str = ""  # what to write into the spec
     often: int = 0  # of all splits: have the commonest of the values
     choices: int = 0  # values that are declared; 0 where none are listed
 
@@ -88,7 +115,14 @@ class Finding:
         where = f"{self.column}: " if self.column else ""
         hint = f" ({self.hint})" if self.hint else ""
         used = ", used all the same" if self.used else ""
-        return f"{where}{self.records:,} {self.why}{used}{hint}"
+        mends = f"; write {self.mends}" if self.mends else ""
+        return f"{where}{self.records:,} {self.why}{used}{hint}{mends}"
+
+    @property
+    def advice(self) -> str:
+        """The finding in one line, with what to write."""
+        known = "" if self.mends else _ADVICE.get(self.why, "")
+        return f"{self.words}; write {known}" if known else self.words
 
 
 @dataclass(frozen=True)
@@ -121,7 +155,7 @@ class SplitCheck:
     def worst(self) -> str:
         """Why most of the unusable records cannot be used."""
         unusable = [one for one in self.findings if not one.used]
-        return f": {max(unusable, key=lambda one: one.records).words}" if unusable else ""
+        return f": {max(unusable, key=lambda one: one.records).advice}" if unusable else ""
 
 
 @dataclass(frozen=True)
@@ -168,9 +202,13 @@ class RecordCheck:
 
     def _stops(self, one: Finding, whole: SplitCheck) -> str:
         """Return a finding in words where it makes a study worth nothing; else an empty text."""
-        often = one.often >= _RECURS or one.records >= _OFTEN * whole.rows
-        if self.unseen and one.why == LABEL and (one.misspelt or often or self.alone):
-            return f"{one.words}, and none has the declared {', '.join(map(repr, self.unseen[:3]))}"
+        many = one.records >= _OFTEN * whole.rows
+        if self.unseen and one.why == LABEL and (many or one.often >= _RECURS or self.alone):
+            return (
+                f"{one.advice}, and none has the declared {', '.join(map(repr, self.unseen[:3]))}"
+            )
+        if one.mends and many:
+            return one.words
         there = whole.rows - sum(
             other.records
             for other in whole.findings
@@ -178,8 +216,11 @@ class RecordCheck:
         )
         # One declared value may be so rare that no record has it; of a list some value occurs.
         none = one.records == there and (one.why == MISSING or one.choices > 1)
-        most = 2 * (one.records if one.why == CLIPPED else one.misspelt) > there
-        return one.words if one.used and (none or most) else ""
+        return (
+            one.advice
+            if one.used and (none or 2 * one.records * (one.why == CLIPPED) > there)
+            else ""
+        )
 
     @property
     def many(self) -> str:
@@ -244,41 +285,25 @@ class _Counted:
     declared: tuple[Any, ...] | str
     records: Counter[str] = field(default_factory=Counter)
     seen: Counter[str] = field(default_factory=Counter)
-    misspelt: Counter[str] = field(default_factory=Counter)
+    against: int = 0
 
-    def add(self, written: Counter[str]) -> None:
-        """Count what is written, and by declared value how often it has another case, or blanks."""
-        for value, count in written.items():
+    def add(self, fault: Fault) -> None:
+        """Count what is written."""
+        self.declared, self.against = fault.declared, self.against + fault.against
+        for value, count in fault.written().items():
             if value in self.seen or len(self.seen) < _KEPT:
                 self.seen[value] += count
-            if (meant := self._alike.get(_folded(value))) is not None:
-                self.misspelt[meant] += count
 
     @property
-    def _alike(self) -> dict[str, str]:
-        if isinstance(self.declared, str):
-            return {}
-        return {_folded(value): str(value) for value in self.declared}
-
-    def hint(self, misspelt: int) -> str:
-        """Return what the file says and what the spec does."""
-        if not self.seen:
-            return self.declared if isinstance(self.declared, str) else ""
-        common = [value for value, _ in self.seen.most_common(3)]
-        if isinstance(self.declared, str):
-            return f"such as {_shown(common[0])}{'; ' if self.declared else ''}{self.declared}"
-        alike = self._alike
-        spelt = next((value for value in self.seen if misspelt and _folded(value) in alike), None)
-        wrong = (
-            "" if spelt is None else f"the file says {spelt!r}, the spec {alike[_folded(spelt)]!r}"
-        )
-        if wrong and 2 * misspelt > self.seen.total():
-            return wrong
-        says = ", ".join(map(_shown, sorted(common)))
-        spec = ", ".join(repr(str(value)) for value in self.declared[:3])
-        more = ", ..." if len(self.declared) > 3 else ""
-        also = f"; of {misspelt:,} {wrong}" if wrong else ""
-        return f"such as {says}; declared: {spec}{more}{also}"
+    def hint(self) -> str:
+        """What the file says and what the spec does."""
+        one = isinstance(self.declared, str)
+        says = ", ".join(_shown(v) for v, _ in sorted(self.seen.most_common(1 if one else 3)))
+        spec = self.declared
+        if not isinstance(spec, str):
+            more = ", ..." if len(spec) > 3 else ""
+            spec = f"declared: {', '.join(repr(str(value)) for value in spec[:3])}{more}"
+        return "; ".join(filter(None, (f"such as {says}" if says else "", spec)))
 
 
 @dataclass
@@ -290,6 +315,7 @@ class Tally:
     sealed: bool = True  # they are expectations
     by: str = ""  # what the split of a record goes by: its content, or its id
     classes: Sequence[Any] = ()  # none of a regression
+    columns: Mapping[str, Column] = field(default_factory=dict)  # as they are declared
     rows: Counter[str] = field(default_factory=Counter)
     unusable: Counter[str] = field(default_factory=Counter)
     faults: dict[tuple[str, str], _Counted] = field(default_factory=dict)
@@ -311,14 +337,13 @@ class Tally:
         """Count some records by the numbers of their splits, with whatever is known of each."""
         unusable = np.zeros(len(drawn), dtype=bool)
         for fault in faults:
-            if not fault.records.any():
+            if not fault.records.any() and not fault.against:
                 continue
             unusable |= fault.records if not fault.used else False
             own = self.faults.setdefault(
                 (fault.column, fault.why), _Counted(fault.used, fault.declared)
             )
-            own.declared = fault.declared
-            own.add(fault.written())
+            own.add(fault)
             for number, split in enumerate(self.declared):
                 own.records[split] += int((fault.records & (drawn == number)).sum())
         for number, split in enumerate(self.declared):
@@ -352,13 +377,12 @@ class Tally:
         unseen = [str(one) for number, one in enumerate(self.classes) if number not in self.seen]
         found: dict[str, list[Finding]] = {split: [] for split in self.declared}
         for (column, why), one in self.faults.items():
-            spelt = one.misspelt
-            if why == LABEL:
-                spelt = Counter({value: spelt[value] for value in spelt if value in unseen})
-            often, choices = max(one.seen.values(), default=0), 0
-            if not isinstance(one.declared, str):
-                choices = len(one.declared)
-            said = (one.hint(spelt.total()), spelt.total(), often, choices)
+            if one.against > (1.0 - _FITS) * one.records.total():
+                continue
+            often = max(one.seen.values(), default=0)
+            choices = 0 if isinstance(one.declared, str) else len(one.declared)
+            mends = " or ".join(mending(self.columns.get(column), why, one.seen))
+            said = (one.hint, mends, often, choices)
             for split in self.declared:
                 if count := one.records[split]:
                     found[split].append(Finding(column, why, count, one.used, *said))
@@ -395,13 +419,9 @@ def _digest(values: Any) -> bytes:
     return hashlib.blake2b(same.tobytes(), digest_size=16).digest()
 
 
-def _folded(value: Any) -> str:
-    """Return a text without case, blanks, format marks and Unicode composition."""
-    text = unicodedata.normalize("NFKC", str(label_of(value))).casefold()
-    return "".join(one for one in text if not one.isspace() and unicodedata.category(one) != "Cf")
-
-
 def _shown(value: str) -> str:
     if value == UNREADABLE:
         return "a line that cannot be read"
+    if re.fullmatch(r"-?\d+e-\d+", value):  # as numbers are kept
+        return repr(str(float(value)))
     return repr(value if len(value) <= 40 else f"{value[:37]}...")

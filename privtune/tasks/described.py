@@ -16,21 +16,21 @@ import numpy as np
 from privtune.errors import InvalidInputError
 from privtune.files import read_bounded, regular_file
 from privtune.imports import find_extra, find_function, users_code
-from privtune.tasks._columns import values_of
+from privtune.tasks._cells import Fault, coded, column_of, label_faults, texts
+from privtune.tasks._declared import values_of
 from privtune.tasks._facts import SPLITS, TaskAbsentError, TaskDataError
 from privtune.tasks._fine_tuning import weights_at
 from privtune.tasks._partition import KEY, Sizes, places, split_read
-from privtune.tasks._reader import BATCH, coded, column_of, heard, is_missing, open_table, texts
+from privtune.tasks._reader import BATCH, UTF8, Form, Source, heard, open_table
+from privtune.tasks._rows import TEXTS, PictureRows, Rows, TextRows
 from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
-from privtune.tasks._usable import CLIPPED, Fault, RecordCheck, Tally, label_faults
+from privtune.tasks._usable import RecordCheck, Tally
 
 if TYPE_CHECKING:
     from torch import nn
 
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _PICTURES = 1024  # that are read at once
-_LARGEST = 1 << 28  # bytes of a picture; a larger one cannot be used
-_TEXTS = 32  # that the encoder reads at once, always as many: all sums have one shape
 _PIL = partial(find_extra, "PIL.Image", extra="images", what="A folder of pictures")
 _HF = partial(find_extra, "transformers", extra="hf", what="A task of texts")
 
@@ -72,6 +72,7 @@ class Described(ABC):
     key: str
     classes: tuple[Any, ...] | None
     shape: tuple[int, ...]  # of a record as models see it
+    rows: Rows
     grouped: bool = False  # records of one id are those of one unit
 
     @abstractmethod
@@ -122,6 +123,7 @@ class Described(ABC):
             "class_names": self.classes,
             "load": self.load,
             "loss": classification_loss,
+            "raw": self.rows,
             "public_test": read_flag(spec, "public_test"),
             "partition": "content",
             "check": self.check,
@@ -155,6 +157,11 @@ def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
         "key": str(spec.get("key", KEY)),
         "classes": read_classes(spec["classes"]) if "classes" in spec else None,
     }
+
+
+def read_form(spec: Mapping[str, Any]) -> Form:
+    """Return how a text file is written, of a spec's ``delimiter`` and ``encoding``."""
+    return Form(**{name: spec[name] for name in ("delimiter", "encoding") if name in spec})
 
 
 def read_classes(given: Any) -> tuple[Any, ...]:
@@ -201,6 +208,8 @@ def own_model(
 class _Pictures(Described):
     """Pictures: a folder of classes, or arrays in an ``.npz`` file."""
 
+    rows: PictureRows
+
     @property
     def _place(self) -> Path:
         return Path(self.path)
@@ -233,9 +242,7 @@ class _Pictures(Described):
                 f"{self.path} must be a folder of classes, or an .npz file of the arrays x and y "
                 f"({getattr(error, 'strerror', None) or type(error).__name__})."
             ) from None
-        channels, height, width = self.shape
-        fits = (height, width) if channels == 1 else None
-        if x.shape[1:] not in (self.shape, (height, width, channels), fits):
+        if not self.rows.fits(x):
             raise TaskDataError(
                 f"{self.path}: pictures are of shape {x.shape[1:]}, and task.shape declares {self.shape}."
             )
@@ -254,30 +261,14 @@ class _Pictures(Described):
         return most, map(self._part, heard(found, most, size=lambda batch: len(batch[1])))
 
     def _part(self, batch: tuple[Any, Sequence[Any]]) -> Part:
-        x, labels = batch[0], column_of(batch[1])
-        pixels = x.reshape(len(x), -1)
-        broken = ~np.isfinite(pixels).all(axis=1)
-        outside = ((pixels < 0.0) | (pixels > 1.0)).any(axis=1) & ~broken
-        faults = (
-            Fault("pictures", "that cannot be read, or hold what is no number", broken),
-            Fault("pixels", CLIPPED, outside, used=True, declared="they must lie in [0, 1]"),
-            *label_faults("labels", labels, self.classes or (), without="without a label"),
-        )
-        return Part.of(np.clip(x, 0.0, 1.0), coded(labels, self.classes or ()), faults)
+        (x, faults), labels = self.rows.of(batch[0]), column_of(batch[1])
+        wrong = label_faults("labels", labels, self.classes or (), without="without a label")
+        return Part.of(x, coded(labels, self.classes or ()), (*faults, *wrong))
 
     def _from_file(self) -> tuple[int, Iterator[tuple[Any, Sequence[Any]]]]:
         x, y = self._arrays()
-        scale = 255.0 if x.dtype == np.uint8 else 1.0
-
-        def read() -> Iterator[tuple[Any, Sequence[Any]]]:
-            for start in range(0, len(x), _PICTURES):
-                part = x[start : start + _PICTURES].astype(np.float32) / scale
-                if part.shape[1:] != self.shape:  # channels last, or none
-                    part = part.reshape(len(part), self.shape[1], self.shape[2], self.shape[0])
-                    part = part.transpose(0, 3, 1, 2)
-                yield part, y[start : start + _PICTURES].tolist()
-
-        return len(x), read()
+        parts = (slice(start, start + _PICTURES) for start in range(0, len(x), _PICTURES))
+        return len(x), ((self.rows.scaled(x[part]), y[part].tolist()) for part in parts)
 
     def _from_folder(self) -> tuple[int, Iterator[tuple[Any, Sequence[Any]]]]:
         files = [
@@ -291,22 +282,11 @@ class _Pictures(Described):
             for start in range(0, len(files), _PICTURES):
                 part = files[start : start + _PICTURES]
                 yield (
-                    np.stack([self._picture(path) for path, _ in part]),
+                    np.stack([self.rows.opened(path) for path, _ in part]),
                     [name for _, name in part],
                 )
 
         return len(files), read()
-
-    def _picture(self, path: Path) -> Any:
-        """Return a picture of the declared shape, in [0, 1]; NaN where it cannot be read."""
-        channels, height, width = self.shape
-        try:
-            with _PIL().open(regular_file(path, most=_LARGEST)) as file:
-                picture = file.convert("L" if channels == 1 else "RGB").resize((width, height))
-        except Exception:  # whatever a decoder makes of a record, it is that record's alone
-            return np.full(self.shape, np.nan, dtype=np.float32)
-        values = np.asarray(picture, dtype=np.float32).reshape(height, width, channels)
-        return values.transpose(2, 0, 1) / 255.0
 
 
 def images(spec: Mapping[str, Any]) -> Task:
@@ -323,7 +303,12 @@ def images(spec: Mapping[str, Any]) -> Task:
         raise InvalidInputError(
             "task.shape", shape, "must be [channels, height, width], of 1 or 3 channels"
         )
-    pictures = _Pictures(path=str(spec["path"]), shape=tuple(shape), **shared_fields(spec))
+    pictures = _Pictures(
+        path=str(spec["path"]),
+        shape=tuple(shape),
+        rows=PictureRows(shape=tuple(shape)),
+        **shared_fields(spec),
+    )
     name, classes = str(spec.get("model", "small-cnn")), len(pictures.classes or ())
     networks = {"small-cnn": "small_cnn", "resnet-gn": "resnet_gn"}
     if name == "small-cnn" and min(shape[1:]) < 4:
@@ -345,107 +330,69 @@ def images(spec: Mapping[str, Any]) -> Task:
 class _Texts(Described):
     """Texts: what a frozen public encoder makes of each, computed once."""
 
-    text: str
+    rows: TextRows
     label: str
-    tokenizer: str
-    encoder: str
-    length: int
+    form: Form = UTF8
+
+    def _open(self) -> Source:
+        return open_table(Path(self.path), (*self.rows.names, self.label), self.form)
 
     def check(self) -> None:
         """Check libraries, the header and the encoder."""
         _HF()
         self.header()
-        self._encoder()
+        _ = self.rows.loaded
 
     def header(self) -> None:
         """Check the header of the file."""
-        open_table(Path(self.path)).check((self.text, self.label), self.path)
-
-    def _encoder(self) -> tuple[Any, Any]:
-        """Return the tokenizer and the encoder, from local files alone."""
-        hf = _HF()
-        try:
-            tokenizer = hf.AutoTokenizer.from_pretrained(self.tokenizer, local_files_only=True)
-            encoder = hf.AutoModel.from_pretrained(
-                self.encoder, local_files_only=True, use_safetensors=True
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise TaskDataError(
-                f"task.tokenizer and task.encoder must be folders that Hugging Face's from_pretrained "
-                f"reads ({type(error).__name__})."
-            ) from None
-        return tokenizer, encoder.eval()
+        self._open().check((*self.rows.names, self.label), self.path)
 
     def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
         """Return texts by content and label: features are rounded as the machine has it."""
-        file = open_table(Path(self.path))
-        most, encode = file.most(), partial(self._features, *self._encoder()) if whole else None
-        size = _TEXTS if whole else BATCH
+        file, text = self._open(), self.rows.text
+        most, size = file.most(), TEXTS if whole else BATCH
         pieces = (
-            (batch[self.text].slice(start, size), batch[self.label].slice(start, size))
-            for batch in file.read((self.text, self.label))
-            for start in range(0, len(batch[self.text]), size)
+            (batch[text].slice(start, size), batch[self.label].slice(start, size))
+            for batch in file.read((text, self.label))
+            for start in range(0, len(batch[text]), size)
         )
 
         def read() -> Iterator[Part]:
             for cells, labels in heard(pieces, most, size=lambda piece: len(piece[0])):
-                missing = is_missing(cells)
-                faults = [
-                    Fault(self.text, "without a text", missing),
-                    *label_faults(
-                        self.label, labels, self.classes or (), without="without a label"
-                    ),
-                ]
-                words = [
-                    "" if lost else word
-                    for word, lost in zip(texts(cells).to_pylist(), missing, strict=True)
-                ]
+                words, missing = self.rows.words(cells)
+                wrong = label_faults(
+                    self.label, labels, self.classes or (), without="without a label"
+                )
+                faults = [missing, *wrong]
                 ids = [f"{w}\0{n}" for w, n in zip(words, texts(labels).to_pylist(), strict=True)]
-                x = None if encode is None else encode(words)
-                if x is not None:
-                    faults.append(
-                        Fault("", "whose features are no numbers", ~np.isfinite(x).all(axis=1))
-                    )
+                x = None
+                if whole:
+                    x, broken = self.rows.features(words)
+                    faults.append(broken)
                 yield Part.of(x, coded(labels, self.classes or ()), faults, ids)
 
         return most, read()
-
-    def _features(self, tokenizer: Any, encoder: Any, words: list[str]) -> Any:
-        """Return the mean over tokens of what the encoder makes of each text, scaled to length 1."""
-        import torch
-
-        # All to one number and one length: what a text becomes must not hang on its neighbours.
-        tokens = tokenizer(
-            words + [""] * (_TEXTS - len(words)),
-            padding="max_length",
-            truncation=True,
-            max_length=self.length,
-            return_tensors="pt",
-        )
-        with torch.no_grad():
-            states = encoder(**tokens).last_hidden_state
-        there = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
-        mean = (states * there).sum(dim=1) / there.sum(dim=1).clamp(min=1.0)
-        return torch.nn.functional.normalize(mean, dim=1)[: len(words)].float().numpy()
 
 
 def text(spec: Mapping[str, Any]) -> Task:
     """Return the task of texts that a spec describes, as docs/spec.md says; nothing is read."""
     needed = ("path", "classes", "encoder")
-    check_fields(
-        "text", spec, (*needed, "text", "label", "tokenizer", "length", "model"), needed=needed
-    )
+    known = (*needed, "text", "label", "tokenizer", "length", "model", "delimiter", "encoding")
+    check_fields("text", spec, known, needed=needed)
     weights = weights_at(spec["encoder"], field="task.encoder")
     length = spec.get("length", 128)
     if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= 8192:
         raise InvalidInputError("task.length", length, "must be a whole number from 1 to 8192")
     found = _Texts(
         path=str(spec["path"]),
-        text=str(spec.get("text", "text")),
         label=str(spec.get("label", "label")),
-        tokenizer=str(Path(str(spec.get("tokenizer", spec["encoder"]))).expanduser()),
-        encoder=str(weights.path),
-        length=length,
+        form=read_form(spec),
+        rows=TextRows(
+            text=str(spec.get("text", "text")),
+            tokenizer=str(Path(str(spec.get("tokenizer", spec["encoder"]))).expanduser()),
+            encoder=str(weights.path),
+            length=length,
+        ),
         shape=(_width(weights.path),),
         **shared_fields(spec),
     )

@@ -107,6 +107,7 @@ def own_task(build: Build | str | None, **given: Any) -> Task:
         parts=f"{first.parts}: {f'padded or cut to {pad_to}, ' if pad_to else ''}"
         "read from the first record, and public",
         code=_code(given),
+        columns=first.columns,
     )
 
 
@@ -357,6 +358,7 @@ class Records:
     target: bool  # each has a target that a metric can be computed of
     alone: bool  # each is one tensor, without a target
     parts: str  # what each is made of, in words
+    columns: tuple[str, ...] = ()  # of a frame, whose numbers are the inputs
 
 
 @dataclass(frozen=True)
@@ -467,12 +469,12 @@ def _of_columns(
         torch.stack([parts[name].unusable for name in inputs]).any(dim=0),
     )
     if target is None:
-        return _of_tree((x,))
+        return replace(_of_tree((x,)), columns=tuple(map(str, inputs)))
     y = parts[target]
     if classes is not None and y.values.is_floating_point():  # as a missing label makes all of them
         wrong = ~y.values.isfinite() | (y.values != y.values.floor())
         y = _Part(y.values.masked_fill(wrong, -1).long(), y.unusable | wrong)
-    return _of_tree((x, y))
+    return replace(_of_tree((x, y)), columns=tuple(map(str, inputs)))
 
 
 def _declared(

@@ -19,7 +19,8 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.names import check_name
 from privtune.numbers import is_number
-from privtune.tasks._columns import PAID, Category
+from privtune.tasks._columns import Category
+from privtune.tasks._declared import PAID
 from privtune.tasks._facts import SPLITS
 from privtune.tasks.built_in import get_task
 from privtune.tasks.tabular import Table, read_table, tabular
@@ -267,8 +268,8 @@ class Histogram(TaskStage):
         self._category(read_table(task))
 
     def _category(self, table: Table) -> Category:
-        if self.column in (None, table.target) and table.classes is not None:
-            return Category(name=table.target, values=table.classes)
+        if self.column in (None, table.target.name) and isinstance(table.target, Category):
+            return table.target
         for column in table.features:
             if isinstance(column, Category) and column.name == self.column:
                 return column

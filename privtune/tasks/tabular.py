@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,21 @@ import numpy as np
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
 from privtune.numbers import is_number
-from privtune.tasks._columns import PAID, Category, Column, Number, Paid, pair_of, read_columns
+from privtune.tasks._cells import MISSING, Fault, coded, is_missing, label_faults, texts
+from privtune.tasks._columns import Category, Column, Number, Paid
+from privtune.tasks._declared import NOTATION, PAID, pair_of, read_notation
 from privtune.tasks._facts import TaskDataError
 from privtune.tasks._partition import by_unit, places
-from privtune.tasks._reader import Columns, Source, coded, is_missing, numbers_of, open_table, texts
+from privtune.tasks._reader import Columns, Form, Source, open_table
+from privtune.tasks._rows import TableRows
 from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
-from privtune.tasks._usable import CLIPPED, NO_NUMBER, Fault, RecordCheck, Tally, label_faults
+from privtune.tasks._usable import RecordCheck, Tally
 from privtune.tasks.described import (
     Described,
     Part,
     check_fields,
     own_model,
+    read_form,
     shared_fields,
 )
 
@@ -37,7 +41,8 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     "path", "url", "query", "target", "classes", "target_range", "bounds", "columns", "model", "hidden",
-    "class_weights", "id", "projection", "group", "max_per_group", "unit", "rows",
+    "class_weights", "id", "projection", "group", "max_per_group", "unit", "rows", "delimiter", "encoding",
+    *NOTATION,
 )  # fmt: skip
 
 
@@ -46,20 +51,28 @@ class Table(Described):
     """A table as it is declared; its file has not been opened."""
 
     query: str | None
-    target: str
-    target_range: tuple[float, float] | None
-    features: tuple[Column, ...]
+    target: Column
+    rows: TableRows  # whose projection is a number until a stage releases it
     id: str | None
-    projection: tuple[tuple[float, ...], ...] | int | None  # a number until a stage releases them
     unpaid: tuple[str, ...]
     unit: str  # what is grouped
     independent: bool  # declared: each row of the query comes from one protected record
+    form: Form
+
+    @property
+    def features(self) -> tuple[Column, ...]:
+        """The declared feature columns."""
+        return self.rows.features
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read."""
-        features = (column.name for column in self.features)
-        return (*features, self.target, *([] if self.id is None else [self.id]))
+        return (*self.rows.names, self.target.name, *([] if self.id is None else [self.id]))
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The range of the targets of a regression."""
+        return (self.target.low, self.target.high) if isinstance(self.target, Number) else None
 
     @property
     def stem(self) -> str:
@@ -71,7 +84,9 @@ class Table(Described):
         return self.path if self.query is None else f"The query of {masked_url(self.path)}"
 
     def _open(self) -> Source:
-        return open_table(Path(self.path)) if self.query is None else self._result().open()
+        if self.query is not None:
+            return self._result().open()
+        return open_table(Path(self.path), self.columns, self.form)
 
     def _result(self) -> SqlTable:
         from privtune.tasks._sql import SqlTable
@@ -84,16 +99,18 @@ class Table(Described):
             self._result().check_source()
         file = self._open()
         file.check(self.columns, self._named)
-        numeric = [column.name for column in self.features if isinstance(column, Number | Paid)]
-        if text := [name for name in numeric if name in file.words]:
+        columns = [*self.features, self.target]
+        text = [
+            column.name
+            for column in columns
+            if isinstance(column, Number | Paid)
+            and column.name in file.words
+            and not column.notation.decimal
+        ]
+        if text:
             raise TaskDataError(
-                f"{self._named}: task.bounds names {', '.join(text)}, which holds no numbers. Leave it out "
-                "of the bounds, or declare it under columns as categories, ordinal or date."
-            )
-        if self.target_range is not None and self.target in file.words:
-            raise TaskDataError(
-                f"{self._named}: the target {self.target} holds no numbers, which a target_range asks "
-                "for. Say classes for a classification."
+                f"{self._named}: {', '.join(text)} should be numbers, and the file holds text there. Write "
+                'decimal: "." (or ",") if that is numbers, else categories, ordinal, date or classes.'
             )
 
     def header(self) -> None:
@@ -110,7 +127,7 @@ class Table(Described):
 
     def made(self, x: Any) -> Any:
         """Return inputs projected on the released directions, where there are some."""
-        return x if self.projection is None else x @ np.asarray(self.projection, np.float32).T
+        return self.rows.projected(x)
 
     def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
         """Return features and targets."""
@@ -118,36 +135,30 @@ class Table(Described):
         return file.most(), map(self._part, file.batches(self.columns))
 
     def _part(self, batch: Columns) -> Part:
-        y, faults = self._targets(batch[self.target])
-        x = np.empty((len(y), sum(column.width for column in self.features)), dtype=np.float32)
-        start = 0
-        for column in self.features:
-            x[:, start : start + column.width], wrong = column.read(batch[column.name])
-            faults += wrong
-            start += column.width
+        y, faults = self._targets(batch[self.target.name])
+        x, wrong = self.rows.of(batch)
+        faults += wrong
         ids = None
         if self.id is not None:
             ids = [str(name).strip() for name in texts(batch[self.id]).to_pylist()]
             if self.grouped:  # a row that belongs to nobody is protected with nobody
-                unusable = is_missing(batch[self.id])
+                unusable = is_missing(self.target.notation.given(batch[self.id]))
                 faults.append(Fault(self.id, "without a group", unusable, cells=batch[self.id]))
         nothing = math.nan if self.classes is None else -1.0
         return Part.of(x, y, faults, ids, nothing=nothing)
 
     def _targets(self, cells: Any) -> tuple[Any, list[Fault]]:
         """Return the targets of some cells, and which of these are not as declared."""
-        if self.classes is not None:
-            wrong = label_faults(self.target, cells, self.classes, without="without a target")
-            return coded(cells, self.classes), list(wrong)
-        low, high = self.target_range or (-math.inf, math.inf)
-        values, broken = numbers_of(cells)
-        outside = (values < low) | (values > high)
-        said = f"target_range [{low:g}, {high:g}]"
-        return np.clip(values, low, high), [
-            Fault(self.target, "without a target", np.isnan(values) & ~broken, cells=cells),
-            Fault(self.target, NO_NUMBER, broken, cells=cells),
-            Fault(self.target, CLIPPED, outside, used=True, declared=said, cells=cells),
-        ]
+        name, cells = self.target.name, self.target.notation.given(cells)
+        if not isinstance(self.target, Number):
+            classes = self.classes or ()
+            wrong = label_faults(name, cells, classes, without="without a target")
+            return coded(cells, classes), list(wrong)
+        values, faults = self.target.numbers(cells)
+        low, high = self.target.low, self.target.high
+        # A target that is missing is filled by nothing.
+        faults = [replace(f, used=f.used and f.why != MISSING) for f in faults]
+        return np.clip(values, low, high), faults
 
     def examine(self) -> RecordCheck:
         """Read the records, and return how many cannot be used, and why. For the curator alone."""
@@ -159,6 +170,7 @@ class Table(Described):
             what=self.unit,
             by="" if self.grouped or not placed else "content" if self.id is None else "id",
             classes=self.classes or (),
+            columns={column.name: column for column in (*self.features, self.target)},
         )
         for part in self.parts(whole=False)[1]:
             drawn = np.zeros(len(part.y), dtype=np.int64)
@@ -185,7 +197,7 @@ class Table(Described):
     def values(self, column: Category) -> npt.NDArray[np.int64]:
         """Read which declared value of a column every record has; -1 for another, or none."""
         batches = self._open().batches([column.name])
-        found = [coded(batch[column.name], column.values) for batch in batches]
+        found = [coded(column.notation.given(b[column.name]), column.values) for b in batches]
         return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
 
@@ -202,7 +214,7 @@ def tabular(spec: Mapping[str, Any]) -> Task:
         partition="content" if table.id is None else "id",
         bounds={c.name: (c.low, c.high) for c in table.features if isinstance(c, Number)},
         values={c.name: c.words for c in table.features if not isinstance(c, Number)},
-        target_range=table.target_range,
+        target_range=table.range,
         constants=_constants(spec, table),
         rows_declared=table.independent,
     )
@@ -221,8 +233,13 @@ def read_table(spec: Mapping[str, Any]) -> Table:
             spec.get("classes"),
             "is required for a classification, target_range: [low, high] for a regression; one of them",
         )
-    features, target = read_columns(spec.get("bounds"), spec.get("columns")), str(spec["target"])
-    names = [column.name for column in features]
+    rows = TableRows(
+        bounds=spec.get("bounds"),
+        columns=spec.get("columns"),
+        projection=spec.get("projection"),
+        notation={name: spec[name] for name in NOTATION if name in spec},
+    )
+    features, names, target = rows.features, rows.names, str(spec["target"])
     if target in names:
         field = "bounds" if target in map(str, spec.get("bounds") or ()) else "columns"
         raise InvalidInputError(f"task.{field}", target, "is the target, not a feature")
@@ -235,30 +252,36 @@ def read_table(spec: Mapping[str, Any]) -> Table:
     if spec.get("class_weights") == PAID:
         unpaid.append("class_weights")
     width = sum(column.width for column in features)
-    projection = _projection(spec.get("projection"), width)
-    if isinstance(projection, int):
+    _check_projection(rows.projection, width)
+    if isinstance(rows.projection, int):
         unpaid.append("projection")
-        width = projection
-    elif projection is not None:
-        width = len(projection)
+        width = rows.projection
+    elif rows.projection is not None:
+        width = len(rows.projection)
     place, query = _source(spec)
+    shared = shared_fields(spec)
     return Table(
-        **shared_fields(spec),
+        **shared,
         path=place,
         query=query,
         shape=(width,),
-        target=target,
-        target_range=pair_of("task.target_range", spec["target_range"])
-        if "target_range" in spec
-        else None,
-        features=features,
+        target=_target(spec, target, shared["classes"]),
+        form=read_form(spec),
+        rows=rows,
         id=identity,
-        projection=projection,
         unpaid=tuple(unpaid),
         grouped=grouped,
         unit=str(spec.get("unit", identity)) if grouped else "record",
         independent=_independent(spec),
     )
+
+
+def _target(spec: Mapping[str, Any], name: str, classes: tuple[Any, ...] | None) -> Column:
+    notation = read_notation("task", spec)
+    if classes is not None:
+        return Category(name=name, notation=notation, values=classes)
+    low, high = pair_of("task.target_range", spec["target_range"])
+    return Number(name=name, notation=notation, low=low, high=high, missing=low)
 
 
 def _grouped(spec: Mapping[str, Any]) -> bool:
@@ -289,6 +312,11 @@ def _source(spec: Mapping[str, Any]) -> tuple[str, str | None]:
         return str(spec["path"]), None
     if "path" in spec:
         raise InvalidInputError("task.path", spec["path"], "goes without a query")
+    for field in ("delimiter", "encoding", "decimal", "thousands"):
+        if field in spec:
+            raise InvalidInputError(
+                f"task.{field}", spec[field], "goes with a file, not with a query"
+            )
     query = spec["query"]
     if not isinstance(query, str) or not query.strip():
         raise InvalidInputError("task.query", query, "must be one SELECT")
@@ -311,10 +339,10 @@ def _independent(spec: Mapping[str, Any]) -> bool:
     return True
 
 
-def _projection(given: Any, width: int) -> tuple[tuple[float, ...], ...] | int | None:
-    """Return public directions, or how many of them a stage will release."""
+def _check_projection(given: Any, width: int) -> None:
+    """Refuse what is no public directions, nor how many of them a stage will release."""
     if given is None or isinstance(given, int):
-        return given
+        return
     listed = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     if not listed or not all(
         isinstance(row, Sequence) and len(row) == width and all(map(is_number, row))
@@ -323,7 +351,6 @@ def _projection(given: Any, width: int) -> tuple[tuple[float, ...], ...] | int |
         raise InvalidInputError(
             "task.projection", given, f"must be a list of directions, {width} numbers each"
         )
-    return tuple(tuple(map(float, row)) for row in given)
 
 
 def _model(spec: Mapping[str, Any], table: Table) -> tuple[str, Callable[[], nn.Module]]:
@@ -344,9 +371,9 @@ def _model(spec: Mapping[str, Any], table: Table) -> tuple[str, Callable[[], nn.
         what, built_in = str(given), ("linear", "logistic", "mlp")
         of = "the numbers of features and outputs"
         build = own_model(what, features, outputs, built_in=built_in, of=of)
-    if table.target_range is None:
+    if table.range is None:
         return what, build
-    return what, ModelOf("in_range", (build, *table.target_range))
+    return what, ModelOf("in_range", (build, *table.range))
 
 
 def _hidden(given: Any) -> tuple[int, ...]:
@@ -365,10 +392,10 @@ def _loss(
     spec: Mapping[str, Any], table: Table
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     weights = spec.get("class_weights")
-    if table.target_range is not None:
+    if table.range is not None:
         if weights is not None:
             raise InvalidInputError("task.class_weights", weights, "goes with classes alone")
-        low, high = table.target_range
+        low, high = table.range
         return partial(_squared_error, half=0.5 * (high - low))
     if weights is None or weights == PAID:  # unweighted, until a stage has released them
         return classification_loss
@@ -402,7 +429,7 @@ def _constants(spec: Mapping[str, Any], table: Table) -> Mapping[str, float]:
     """Return what is proven of the loss of a linear model on declared features; of others nothing."""
     weights = spec.get("class_weights") or ()
     linear = spec.get("model", "linear") in ("linear", "logistic")
-    if not linear or table.projection is not None or weights == PAID:
+    if not linear or table.rows.projection is not None or weights == PAID:
         return {}
     square = sum(column.square for column in table.features)
     if table.classes is None:

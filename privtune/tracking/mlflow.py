@@ -11,20 +11,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import warnings
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
-from privtune.files import forget_times, midnight
+from privtune.files import forget_times
 from privtune.ledger.places import artifact_root
 from privtune.study import Observer
 from privtune.study.seal import round_ran
-from privtune.tasks._fine_tuning import for_candidate
 from privtune.tracking import store
 from privtune.tracking.machine import MachineSampler
+from privtune.tracking.model import dated, pyfunc_of, tags_of
 from privtune.tracking.store import TrackingUnavailableError, tracking_uri
 from privtune.tracking.view import VIEW_TAG, saved_view
 from privtune.training.mechanism.metrics import lower_is_better
@@ -150,6 +147,8 @@ def log_model(
 ) -> str:
     """Log a released model as an MLflow model of its arm's run, and register it if asked.
 
+    It takes raw rows, and can be loaded where this package is not installed: see ``export_model``.
+
     Args:
         study: The study.
         arm: A released arm.
@@ -168,6 +167,7 @@ def log_model(
     if release.is_nothing:
         raise PrivTuneError(f"Arm {arm!r} of study {study.name!r} has released no model.")
     sync_study(study, uri=uri)
+    tags = tags_of(study, arm)
     place = tracking_uri(study.storage, uri)
     with store.open_client(study.storage, place) as client, _fluent(place):
         experiment = store.experiment_id(client, study.name, storage=study.storage, tags={})
@@ -177,16 +177,23 @@ def log_model(
                 f"Arm {arm!r} cannot be logged before every sealed arm of study {study.name!r} has "
                 "been released."
             )
-        info = _save(study, release, run, register)
+        with pyfunc_of(study, arm) as given:
+            import mlflow
+
+            info = dated().log(
+                artifact_path=None,
+                name="model",
+                flavor=mlflow.pyfunc,
+                run_id=run,
+                registered_model_name=register,
+                tags=tags,
+                **given,
+            )
         forget_times(artifact_root(study.storage) / "mlflow", within=True)
         if register is not None:
             view = record.budget_view(study)
             ours = [c.id for c in view.charges if (c.study, c.arm) == (study.name, arm)]
-            tags = {
-                "privtune.epsilon": f"{release.guarantee.epsilon}",
-                "privtune.delta": f"{release.guarantee.delta:g}",
-                "privtune.adjacency": str(release.guarantee.adjacency),
-                "privtune.unit": plan.unit,
+            tags |= {
                 "privtune.method": release.guarantee.method,
                 "privtune.charge": ours[-1] if ours else "",
                 "privtune.event": plan.event.to_json()[:5_000],
@@ -197,38 +204,6 @@ def log_model(
             note = budget_line(study.spec.budget, view.spent, view.left)
             client.update_model_version(register, number, description=note)
     return str(info.model_uri)
-
-
-def _save(study: Study, release: Release, run: str, register: str | None) -> Any:
-    """Log the model under a day instead of a time, which would tell how long a round took."""
-    import mlflow
-    import numpy as np
-    from mlflow.models import Model
-
-    from privtune.execution.training import model_of
-
-    day = datetime.fromtimestamp(midnight(), UTC).replace(tzinfo=None)
-
-    class Dated(Model):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "utc_time_created": day})
-
-    task = for_candidate(study.spec.load_task(), release.params)
-    number = np.float32 if task.tokens is None else np.int64
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow's and torch.export's, about themselves
-        return Dated.log(
-            artifact_path=None,
-            name="model",
-            flavor=mlflow.pytorch,
-            run_id=run,
-            registered_model_name=register,
-            pytorch_model=model_of(task, release.weights),
-            # Zeros, for MLflow keeps it in clear; two rows, or the exported model takes one at a time.
-            input_example=np.zeros((2, *task.input_shape), dtype=number),
-            # Given, so that MLflow does not guess them by importing everything, for seconds.
-            pip_requirements=[f"torch=={version('torch')}", f"numpy=={version('numpy')}"],
-        )
 
 
 @contextlib.contextmanager

@@ -66,13 +66,18 @@ def render_study(study: Study) -> str:
     )
 
 
-def render_chart(study: Study) -> str:
-    """Return a page of one chart: what arms reached against their ε, and the ε of one training.
+def render_chart(study: Study, kind: str = ".html") -> str | bytes:
+    """Return one chart: what arms reached against their ε, and the ε of one training.
+
+    Args:
+        study: The study.
+        kind: A page, ``.html``, or a picture: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
         InvalidInputError: If arms have no metric in common, or none is released.
     """
     from privtune.plots import plot_utility
+    from privtune.plots._image import to_image
 
     arms = study.status()
     name = text.utility_name(arms)
@@ -83,6 +88,8 @@ def render_chart(study: Study) -> str:
     if not chart.data:
         remedy = "Run the study first, or see the table: privtune study compare NAME."
         raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
+    if kind != ".html":
+        return to_image(chart, kind)
     shown = figure("utility", chart)
     said = text.explain_utility(arms)
     return render("chart.html", plotly=True, title=study.name, shown=shown, utility=said)

@@ -12,13 +12,14 @@ from privtune.accounting.rdp import gaussian_delta, gaussian_epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.weights import weigh
 from tests.accounting.helpers import steps
+from tests.tiers import FULL
 
 REPLACE = dp.Adjacency.REPLACE_ONE
-BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 5.0, 30), (0.01, 0.3, 100)]
+BASES = [(256 / 60000, 1.0, 2340), (0.5, 5.0, 30), (0.01, 0.3, 100)]
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("level", [1e-3, 1e-5, 1e-9])
+@pytest.mark.parametrize("level", [1e-3, 1e-9])
 def test_agrees_with_dp_accounting(base, level):
     rate, noise, count = base
     pld = reference.from_gaussian_mechanism(noise, sampling_prob=rate).self_compose(count)
@@ -27,11 +28,6 @@ def test_agrees_with_dp_accounting(base, level):
     assert answer.epsilon == pytest.approx(pld.get_epsilon_for_delta(level), rel=2e-3)
     back = dp.delta(steps(*base), answer.epsilon)
     assert back.delta == pytest.approx(level, rel=2e-2)
-
-
-def test_small_rates_need_a_fine_lattice():
-    # dp-accounting's default lattice gives 0.2288; RDP gives 1.02.
-    assert dp.epsilon(steps(1e-4, 1.0, 100_000), 1e-9).epsilon == pytest.approx(0.2180, rel=1e-3)
 
 
 def test_laplace_agrees_with_dp_accounting():
@@ -43,7 +39,7 @@ def test_laplace_agrees_with_dp_accounting():
     assert ours.epsilon == pytest.approx(sampled.get_epsilon_for_delta(1e-5), rel=1e-3)
 
 
-@pytest.mark.parametrize(("scale", "count"), [(10.0, 3), (10.0, 6), (10.0, 12), (20.0, 12)])
+@pytest.mark.parametrize(("scale", "count"), [(10.0, 3), (20.0, 12)])
 def test_few_laplace_releases_are_not_understated(scale, count):
     """dp-accounting, rounding down, is below; the atom of all largest losses was once lost."""
     pld = reference.from_laplace_mechanism(
@@ -128,7 +124,7 @@ small = st.sampled_from(
 
 
 @given(small, st.integers(2, 4))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12 if FULL else 6, deadline=None)
 def test_repetition_is_composition(event, count):
     """The wheel forgets no multiplicity: n times = n copies = n copies, nested."""
     repeated = dp.epsilon(dp.Repeated(count, event), 1e-5)
@@ -139,25 +135,13 @@ def test_repetition_is_composition(event, count):
 
 
 @given(small, small, small)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12 if FULL else 6, deadline=None)
 def test_order_does_not_matter_and_more_costs_more(a, b, c):
     forward = dp.epsilon(dp.Composed([a, b, c]), 1e-5).epsilon
     assert forward == pytest.approx(dp.epsilon(dp.Composed([c, b, a]), 1e-5).epsilon, rel=1e-3)
     assert forward >= dp.epsilon(dp.Composed([a, b]), 1e-5).epsilon * (1 - 1e-3)
     single = [dp.epsilon(e, 1e-5 / 3).epsilon for e in (a, b, c)]
     assert forward <= sum(single) * (1 + 1e-3)
-
-
-def test_monotone_in_noise_rate_and_steps():
-    def cost(rate, noise, count):
-        return dp.epsilon(steps(rate, noise, count), 1e-7).epsilon
-
-    noises = [cost(0.02, s, 300) for s in (0.6, 0.8, 1.0, 1.5, 3.0)]
-    rates = [cost(q, 1.0, 300) for q in (0.002, 0.01, 0.05, 0.3, 0.99)]
-    counts = [cost(0.02, 1.0, n) for n in (1, 10, 100, 1000, 10_000)]
-    assert noises == sorted(noises, reverse=True)
-    assert rates == sorted(rates)
-    assert counts == sorted(counts)
 
 
 @pytest.mark.quick

@@ -251,8 +251,8 @@ def test_corners_of_the_domain(rate, noise, count, runs):
         assert tight.epsilon >= dp.epsilon(base, 1e-12).epsilon * (1 - 2e-3) * 0.9
 
 
-@pytest.mark.parametrize("shape", [-0.98, -0.5, 0.0, 50.0])
-@pytest.mark.parametrize("mean", [1 + 1e-9, 20.0, 1e4])
+@pytest.mark.parametrize("shape", [-0.98, 0.0, 50.0])
+@pytest.mark.parametrize("mean", [1 + 1e-9, 1e4])
 def test_every_shape_has_a_valid_selection(shape, mean):
     event = dp.PrivateSelection(steps(0.01, 1.1, 1000), dp.TruncatedNegativeBinomial(shape, mean))
     answer = dp.epsilon(event, 1e-5)
@@ -280,8 +280,7 @@ def test_thousands_of_runs_at_tiny_deltas(base, runs, level):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rate", [1e-9, 1e-7])
-@pytest.mark.parametrize("count", [60, 1000])
+@pytest.mark.parametrize(("rate", "count"), [(1e-9, 60), (1e-7, 1000)])
 def test_calibration_at_tiny_rates_warns_of_nothing(rate, count):
     """Losses so rare leave the tilt of the composition without an end of its own."""
     answer = dp.calibrate(steps(rate, 1.0, count), epsilon=4.0, delta=1e-5)
@@ -335,7 +334,9 @@ def test_every_event_is_answered(what):
     event = ANSWERED[what]
     for level in (1e-4, 0.9):
         answer = dp.epsilon(event, level)
-        assert dp.lower_bound(event, level) <= answer.epsilon < math.inf
+        assert answer.epsilon < math.inf
+        if what != "sixty-four deep":  # of which an instance takes half a minute
+            assert dp.lower_bound(event, level) <= answer.epsilon
         assert set(answer.bounds).isdisjoint(answer.reasons)
         for reason in answer.reasons.values():
             assert reason.startswith("beyond the lattice: ")

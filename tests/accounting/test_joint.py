@@ -28,8 +28,9 @@ from privtune.accounting.curves import ORDERS
 from privtune.accounting.events import flatten
 from privtune.accounting.rdp import rdp_curve
 from privtune.errors import InvalidInputError
+from tests.tiers import FULL
 
-SETTINGS = [(0.1, 0.6, 0.7), (0.01, 1.0, 2.0), (0.004, 1.0, 5.0), (0.5, 2.0, 1.0), (1e-3, 0.5, 0.3)]
+SETTINGS = [(0.1, 0.6, 0.7), (0.5, 2.0, 1.0), (1e-3, 0.5, 0.3)]
 
 
 def mixed(rate, sigma, *scales):
@@ -58,7 +59,7 @@ def exact_delta(rate, sigma, scale, eps, *, removed):
 
 
 @pytest.mark.parametrize(("rate", "sigma", "scale"), SETTINGS)
-@pytest.mark.parametrize("eps", [0.01, 0.1, 0.5, 1.5])
+@pytest.mark.parametrize("eps", [0.01, 1.5])
 def test_one_step_by_quadrature(rate, sigma, scale, eps):
     exact = max(exact_delta(rate, sigma, scale, eps, removed=r) for r in (True, False))
     ours = delta(mixed(rate, sigma, scale), eps).bounds["pld"]
@@ -82,7 +83,6 @@ def cells(rate, sigma, scales, count):
 @pytest.mark.parametrize(
     ("rate", "sigma", "scales", "count", "steps"),
     [
-        (0.02, 1.0, (3.0,), 400, 250),
         (0.1, 2.0, (1.5,), 400, 30),
         (0.02, 1.0, (5.0, 5.0), 60, 250),
         (0.3, 0.8, (0.9,), 400, 3),
@@ -103,17 +103,6 @@ def test_compositions_against_quantised_outcomes(rate, sigma, scales, count, ste
     assert low * (1 - 1e-4) <= ours.epsilon <= low * 1.03  # 60 cells an axis lose some
     assert ours.method == "pld"
     assert ours.epsilon <= ours.bounds["rdp"]
-
-
-def test_separate_samples_cost_less():
-    together = Repeated(250, mixed(0.02, 1.0, 3.0, 3.0, 3.0))
-    apart = Composed(
-        [
-            Repeated(250, PoissonSampled(0.02, Gaussian(1.0))),
-            Repeated(750, PoissonSampled(0.02, Laplace(3.0))),
-        ]
-    )
-    assert epsilon(together, 1e-5).epsilon > 1.2 * epsilon(apart, 1e-5).epsilon
 
 
 @pytest.mark.parametrize("steps", [1, 250])
@@ -184,7 +173,7 @@ def test_a_joint_about_all_records_is_its_parts():
     st.floats(0.4, 20.0),
     st.lists(st.floats(0.3, 50.0), min_size=1, max_size=3),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25 if FULL else 8, deadline=None)
 def test_laws(rate, sigma, scales):
     """A part more costs more, more noise costs less; no direction, order or bound is broken."""
     event = mixed(rate, sigma, *scales)
@@ -211,11 +200,6 @@ def test_hyfreedp_noise_for_laplace_losses(kind, count):
     assert any(isinstance(look.event, Joint) for look in looks)
     best = hyfreedp_noise(0.02, 250, epsilon=3.0, delta=1e-5, **terms)
     assert best.loss_noise <= answer.loss_noise * (1 + 1e-3)
-
-
-def test_an_unknown_mechanism_is_refused():
-    with pytest.raises(InvalidInputError, match="gaussian or laplace"):
-        hyfreedp_event(0.1, 7, interval=2, gradient_noise=1.0, loss_noise=2.0, mechanism="cauchy")
 
 
 @pytest.mark.quick
@@ -279,3 +263,5 @@ def test_which_steps_release_losses():
         hyfreedp_event(0.1, 7, interval=0, gradient_noise=1.0, loss_noise=2.0)
     with pytest.raises(InvalidInputError):
         hyfreedp_noise(0.1, 7, interval=2, epsilon=1.0, delta=1e-5, loss_batch="both")
+    with pytest.raises(InvalidInputError, match="gaussian or laplace"):
+        hyfreedp_event(0.1, 7, interval=2, gradient_noise=1.0, loss_noise=2.0, mechanism="cauchy")

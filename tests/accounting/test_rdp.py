@@ -38,7 +38,7 @@ def quadrature(log_p, log_q, order, reach):
     return math.log(value) / (order - 1)
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(0.01, 1.0), (0.2, 0.7), (0.001, 2.0), (0.9, 3.0)])
+@pytest.mark.parametrize(("rate", "noise"), [(0.2, 0.7), (0.001, 2.0), (0.9, 3.0)])
 @pytest.mark.parametrize("order", [1.1, 1.75, 2.0, 3.5, 8.0])
 def test_sampled_gaussian_by_quadrature(rate, noise, order):
     def log_q(x):
@@ -56,8 +56,8 @@ def test_sampled_gaussian_by_quadrature(rate, noise, order):
     assert ours >= quadrature(log_q, log_p, order, reach) - 1e-12
 
 
-@pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.02, 0.5, 0.99])
-@pytest.mark.parametrize("noise", [0.02, 0.5, 1.0, 4.0, 11.0, 100.0])
+@pytest.mark.parametrize("rate", [1e-6, 0.02, 0.99])
+@pytest.mark.parametrize("noise", [0.02, 1.0, 11.0, 100.0])
 def test_both_ends_bound_the_whole_binomial_sum(rate, noise):
     """High orders leave out the middle of the sum, never below the sum and hardly above it."""
     values = sampled_gaussian_curve(rate, noise, WHOLE)
@@ -136,16 +136,16 @@ def reference_steps(rate, noise, count):
     )
 
 
-SHAPES = [0.0, 0.5, 1.0, 3.0, math.inf]
+SHAPES = [0.0, 3.0, math.inf]
 MEANS = [2.0, 40.0]
 BASES = [(256 / 60000, 1.0, 2340), (0.05, 2.0, 400), (0.5, 8.0, 50)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mean", MEANS)
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", BASES[:2])
 def test_selection_equals_repeat_and_select(shape, mean, base):
-    """Papernot and Steinke, Theorems 2 and 6, on 30 settings."""
+    """Papernot and Steinke, Theorems 2 and 6, on 12 settings."""
     runs = dp.Poisson(mean) if math.isinf(shape) else dp.TruncatedNegativeBinomial(shape, mean)
     curve = rdp_curve(steps(*base))
     event = dp_event.RepeatAndSelectDpEvent(reference_steps(*base), mean, shape)
@@ -155,23 +155,6 @@ def test_selection_equals_repeat_and_select(shape, mean, base):
     assert rdp_epsilon(tuned, 1e-5, WHOLE) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
     full = dp.epsilon(dp.PrivateSelection(steps(*base), runs), 1e-5, method="rdp").epsilon
     assert full <= dp_accounting_epsilon(event, 1e-5) * (1 + 1e-6)
-
-
-# sigma 1.1, q 0.01, T 1000, delta 1e-5, by dp-accounting 0.6.0 with its default orders.
-@pytest.mark.parametrize(
-    ("law", "value"),
-    [
-        (dp.Logarithmic(10), 2.92),
-        (dp.Geometric(10), 3.43),
-        (dp.Poisson(10), 3.64),
-        (dp.Logarithmic(100), 3.55),
-        (dp.Geometric(100), 4.40),
-        (dp.Poisson(100), 13.57),
-    ],
-)
-def test_published_selection_values(law, value):
-    event = dp.PrivateSelection(steps(0.01, 1.1, 1000), law)
-    assert dp.epsilon(event, 1e-5, method="rdp").epsilon == pytest.approx(value, abs=0.02)
 
 
 @pytest.mark.parametrize("base", [*BASES, (0.01, 0.3, 100), (1e-4, 1.0, 100_000)])
@@ -243,8 +226,9 @@ def test_conversions_are_inverse_and_above_the_truth():
     assert 4.377178 <= value <= 4.80
 
 
-@pytest.mark.parametrize("scale", [0.05, 0.5, 2.0, 30.0])
-@pytest.mark.parametrize("rate", [1e-4, 0.05, 0.9])
+@pytest.mark.parametrize(
+    ("rate", "scale"), [(1e-4, 0.05), (1e-4, 30.0), (0.05, 0.5), (0.9, 0.05), (0.9, 30.0)]
+)
 def test_a_sampled_laplace_release_is_on_the_safe_side(rate, scale):
     """Whole orders against the sum in 60 digits; a quadrature was low by 8e-11 at order 4096."""
     with mpmath.workdps(60):

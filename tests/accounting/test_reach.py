@@ -12,7 +12,6 @@ from scipy.stats import norm
 
 import privtune.accounting as dp
 from privtune.accounting.reach import mass_beyond_reach
-from privtune.training.mechanism.schedule import Schedule
 
 
 def cut(x, centre, reach):
@@ -67,19 +66,6 @@ def test_no_split_of_a_gradient_is_worse():
             masses.append(float((norm.sf(reach - g) - norm.sf(reach)).sum()))
         assert max(masses) <= bound * (1 + 1e-9)
         assert bound <= 2.0 * max(masses)
-
-
-def test_what_the_old_edge_gave_away():
-    """float32 of torch on CPU, in one coordinate; and what is left of it."""
-    expected = {(60_000, 256, 8.0): 6.4e-4, (60_000, 256, 4.0): 1.5e-4, (60_000, 256, 1.0): 5.6e-6}
-    for (records, batch, eps), lost in expected.items():
-        schedule = Schedule.from_epochs(records=records, expected_batch_size=batch, epochs=20)
-        step = dp.PoissonSampled(schedule.sample_rate, dp.Gaussian(1.0))
-        event = dp.calibrate(dp.Repeated(schedule.steps, step), epsilon=eps, delta=1e-5).event
-        edge = math.sqrt(48 * math.log(2))
-        found = mass_beyond_reach(event, gaussian=edge, coordinates=1)
-        assert found == pytest.approx(lost, rel=0.05)
-        assert mass_beyond_reach(event) < 1e-200
 
 
 def test_masses_add_up_over_an_arm():

@@ -216,15 +216,7 @@ def test_an_explicit_instance_comes_close():
     assert 0.8 < share_of_the_bound() < 1.0
 
 
-@pytest.mark.parametrize(
-    ("runs", "most"),
-    [
-        (Binomial(10, 10), 1.025),
-        (Binomial(100, 100), 1.04),
-        (Poisson(40), 1.01),
-        (Poisson(200), 1.04),
-    ],
-)
+@pytest.mark.parametrize(("runs", "most"), [(Binomial(10, 10), 1.025), (Poisson(200), 1.04)])
 def test_reported_over_lower_where_many_run(runs, most):
     event = PrivateSelection(steps(1.0, 20.0, 100), runs)
     answer, lower = epsilon(event, 1e-5), lower_bound(event, 1e-5)
@@ -237,7 +229,6 @@ def test_reported_over_lower_where_many_run(runs, most):
     [
         # What a bound with the smallest loss that pays, and every level a cell, charged, nearly.
         (steps(0.02, 20.0, 1), Poisson(20), 0.003343424),
-        (steps(0.1, 100.0, 100), Poisson(20), 0.05413209),
         (steps(0.005, 2.0, 100), Geometric(100), 0.1411),
         (steps(0.005, 5.0, 10), Binomial(30, 30), 0.01830044),
     ],

@@ -177,6 +177,7 @@ def test_a_selection_of_sampled_trainings_is_audited_as_a_whole():
     assert row.bounds["all released, by its instance"] > 0.3 * row.lower
 
 
+@campaign
 @pytest.mark.statistical
 @pytest.mark.slow
 def test_four_fifths_of_what_a_selection_costs_are_found():

@@ -7,8 +7,10 @@ import inspect
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
 import yaml
 
@@ -37,7 +39,9 @@ def test_no_word_is_broken_at_any_width(
         assert word in words
 
 
-def test_every_form_of_a_comparison(cli: Cli, tmp_path: Path) -> None:
+def test_every_form_of_a_comparison(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec, at = tmp_path / "toy.yaml", ("--storage", f"sqlite:///{tmp_path / 'p.db'}")
     fixed = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}}
     arms = [{"name": name, **fixed} for name in ("one", "two")]
@@ -55,6 +59,21 @@ def test_every_form_of_a_comparison(cli: Cli, tmp_path: Path) -> None:
     assert list(traces) == ["one", "two"]
     assert all(trace["error_y"]["array"] for trace in traces.values())
     assert cli(*plot, "--csv").code == 2
+    for kind, begins in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}.items():
+        assert cli(*plot[:-1], str(tmp_path / f"chart.{kind}")).code == 0
+        assert (tmp_path / f"chart.{kind}").read_bytes().startswith(begins)
+    words = ("one", "two", "ε of the arm", "test accuracy", "%")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert cli(*plot[:-1], str(tmp_path / "chart.svg")).code == 0
+    assert all(word in (tmp_path / "chart.svg").read_text("utf-8") for word in words)
+    refused = cli(*plot[:-1], str(tmp_path / "chart.jpg"))
+    assert (refused.code, ".html, .png, .svg, .pdf" in refused.err) == (2, True)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        patch.setitem(sys.modules, "matplotlib.figure", None)
+        missing = cli(*plot[:-1], str(tmp_path / "none.png"))
+    assert (missing.code, "pip install 'privtune[ui]'" in missing.err) == (1, True)
+    assert not (tmp_path / "none.png").exists()
     document = json.loads(cli("study", "compare", "toy", *at, "--json").out)
     rows = list(csv.DictReader(io.StringIO(cli("study", "compare", "toy", *at, "--csv").out)))
     assert [row["arm"] for row in rows] == [arm["arm"] for arm in document["arms"]]

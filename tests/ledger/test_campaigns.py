@@ -17,7 +17,7 @@ from tests.tiers import FULL
 
 LOG = logging.getLogger("campaign")
 WORKERS = 32 if FULL else 12
-CRASHES = 200 if FULL else 20
+CRASHES = 200 if FULL else 8
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from unittest import mock
 
 import pytest
 
@@ -70,17 +69,6 @@ def test_the_unit_is_under_the_chain(sqlite_url: str) -> None:
     del edited["charges"][0]["unit"]
     with pytest.raises(LedgerCorruptedError, match="'charges'"):
         verify_certificate(edited)
-
-
-def test_a_log_never_mixes_units(sqlite_url: str) -> None:
-    with Ledger(sqlite_url) as ledger:
-        ledger.create_budget(Budget(3.0, 1e-5, name="b", unit="person"))
-        ledger.reserve("b", [ChargeRequest(Gaussian(5.0), unit="person")])
-        with (
-            mock.patch("privtune.ledger.ledger.refuse_other_unit", return_value=None),
-            pytest.raises(LedgerCorruptedError, match="per record, the budget is per person"),
-        ):
-            ledger.reserve("b", [ChargeRequest(Gaussian(6.0))])
 
 
 def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:

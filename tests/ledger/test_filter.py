@@ -31,8 +31,8 @@ def table(mu: float, highest: float = 8.0) -> pf.Profile:
     return pf.tabulate(lambda e: gaussian_delta(mu, e), highest)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 8.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+@pytest.mark.parametrize("epsilon", [0.1, 8.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-2])
 def test_an_empty_block_gives_the_known_conversion(epsilon: float, delta: float) -> None:
     """Canonne, Kamath & Steinke, Proposition 12, solved for the divergence."""
     for order in (1.5, 4.0, 20.0):
@@ -45,10 +45,9 @@ def test_an_empty_block_gives_the_known_conversion(epsilon: float, delta: float)
             assert found <= 0
 
 
-@pytest.mark.parametrize("mu", [0.05, 0.3, 2.0])
+@pytest.mark.parametrize("mu", [0.05, 2.0])
 @pytest.mark.parametrize("order", [2.0, 20.0])
-@pytest.mark.parametrize("spent", [0.0, 0.2, 1.0])
-@pytest.mark.parametrize("epsilon", [0.5, 5.0])
+@pytest.mark.parametrize(("spent", "epsilon"), [(0.0, 0.5), (0.2, 5.0), (1.0, 0.5)])
 def test_the_theorem_by_integration(mu: float, order: float, spent: float, epsilon: float) -> None:
     """The table is above the integral of the theorem, and close to it."""
     top = epsilon - spent + math.log(order / (order - 1))
@@ -64,9 +63,8 @@ def test_the_theorem_by_integration(mu: float, order: float, spent: float, epsil
     assert found <= exact * 1.25 + 1e-15
 
 
-@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0])
-@pytest.mark.parametrize("epsilon", [1.0, 3.0])
-@pytest.mark.parametrize("order", [3.0, 8.0])
+@pytest.mark.parametrize("mu", [0.1, 1.0])
+@pytest.mark.parametrize(("epsilon", "order"), [(1.0, 8.0), (3.0, 3.0)])
 def test_never_above_the_sum_of_divergences(mu: float, epsilon: float, order: float) -> None:
     """The theorem, without the table's rounding, is at most plain Rényi composition."""
     block = order * mu**2 / 2
@@ -76,9 +74,8 @@ def test_never_above_the_sum_of_divergences(mu: float, epsilon: float, order: fl
         assert pf.total_delta(table(mu), order, spent, epsilon) <= min(1.0, plain) * 1.1
 
 
-@pytest.mark.parametrize("mu", [0.3, 1.0])
-@pytest.mark.parametrize("nu", [0.2, 0.7])
-@pytest.mark.parametrize("order", [2.0, 6.0, 15.0])
+@pytest.mark.parametrize(("mu", "nu"), [(0.3, 0.7), (1.0, 0.2)])
+@pytest.mark.parametrize("order", [2.0, 15.0])
 def test_never_below_what_really_happens(mu: float, nu: float, order: float) -> None:
     """A Gaussian block with a Gaussian of that divergence on top: δ is known exactly."""
     for epsilon in (0.3, 1.0, 3.0):
@@ -129,8 +126,8 @@ def test_capacity_shrinks_with_the_block_and_grows_with_the_budget() -> None:
     assert pf.capacity(table(2.0), 6.0, 1.0, 1e-5) == -math.inf
 
 
-@pytest.mark.parametrize("highest", [1.0, 8.0, 20.0, 700.0])
-@pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("highest", [1.0, 20.0, 700.0])
+@pytest.mark.parametrize("mu", [0.01, 3.0])
 def test_a_fifth_of_the_nodes_refuses_nothing_that_all_of_them_admit(
     mu: float, highest: float
 ) -> None:
@@ -172,13 +169,6 @@ def test_a_block_without_divergence_leaves_room() -> None:
     assert empty - 0.7 < room < empty - 0.2
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
-def test_the_best_order_is_near_the_optimum(epsilon: float) -> None:
-    order = pf.best_order(epsilon, 1e-5)
-    room = {a: pf.capacity(pf.empty_profile, a, epsilon, 1e-5) / a for a in pf.ORDERS}
-    assert room[order] == pytest.approx(max(room.values()), rel=1e-9)
-
-
 def test_every_order_of_a_filter_is_tabulated() -> None:
     """A stored order between two tabulated ones would make old charges weigh more."""
     assert set(pf.ORDERS) <= {float(order) for order in ORDERS}
@@ -191,7 +181,7 @@ def test_the_readings_share_the_budgets_delta() -> None:
     assert pytest.approx(1.0) == pf.FILTER_SHARE + pf.APPROXIMATE_SHARE + pf.ODOMETER_SHARE
 
 
-@pytest.mark.parametrize("order", [6.0, 12.0, 20.0])
+@pytest.mark.parametrize("order", [6.0, 20.0])
 @pytest.mark.parametrize("block", [0, 4])
 def test_who_stops_a_line_at_will_has_at_most_its_delta(order: float, block: int) -> None:
     """Dynamic programming over stopping times, with exact losses: the best stopping, and what to run."""

@@ -24,7 +24,7 @@ from privtune.ledger import (
 from privtune.ledger import privacy_filter as pf
 from privtune.ledger.admission import filter_room, filter_state
 from privtune.ledger.history import BASIS_FILTER, BASIS_GAUSSIAN
-from privtune.ledger.weights import Weight, weigh, weigh_as_gaussian
+from privtune.ledger.weights import Weight, weigh_as_gaussian
 
 ADD = dp.Adjacency.ADD_REMOVE
 EPSILON, DELTA = 3.0, 1e-5
@@ -38,8 +38,8 @@ def gaussian_profile(variance: float, at: np.ndarray) -> np.ndarray:
     return above - np.exp(at) * stats.norm.cdf(-mu / 2 - at / mu)
 
 
-@pytest.mark.parametrize("order", [1.5, 4.0, 18.0])
-@pytest.mark.parametrize("variance", [1e-3, 0.1, 0.8, 2.0])
+@pytest.mark.parametrize("order", [1.5, 18.0])
+@pytest.mark.parametrize("variance", [1e-3, 0.1, 2.0])
 def test_what_gaussian_charges_take_of_a_filter(order: float, variance: float) -> None:
     """The profile of G(V) lies under the conversion of d_α(V), and touches it."""
     found = pf.gaussian_divergence(order, variance)
@@ -190,8 +190,7 @@ def worst(order: float, limit: float, slack: float, most: float, *, free: bool =
     return value(0, (0,) * len(MENU), (0,) * len(MENU), 0)
 
 
-@pytest.mark.parametrize("order", [2.5, 5.0])
-@pytest.mark.parametrize("limit", [0.35, 0.6])
+@pytest.mark.parametrize(("order", "limit"), [(2.5, 0.6), (5.0, 0.35)])
 def test_no_adaptive_adversary_gets_past_the_theorem(order: float, limit: float) -> None:
     """Every choice, after every outcome, of what the rule admits: divergences first, then Gaussian."""
     slack, most = 2e-3, 8e-3
@@ -302,16 +301,6 @@ def test_what_alone_is_more_than_the_filter_holds_is_refused(ledger: Ledger) -> 
     assert run(ledger, dp.Gaussian(3.0)) == BASIS_FILTER
 
 
-def test_no_fewer_selections_fit_than_by_divergence_alone(ledger: Ledger) -> None:
-    selection = dp.PrivateSelection(LOUD, dp.Geometric(5))
-    room = float(filter_room(ledger.log.current("b"))[0])
-    order = ledger.log.current("b").terms().order
-    assert order is not None
-    one = weigh(selection, order, ADD, 1e-10).divergence
-    _, bases = until_refused(ledger, [selection])
-    assert len(bases) >= math.floor(room / one)
-
-
 def nearly_full(ledger: Ledger) -> dp.Event:
     """Fill the filter to just above a quarter; return what then goes over."""
     while float(filter_room(ledger.log.current("b"))[0]) > 0.3 * (
@@ -388,15 +377,3 @@ def test_tiny_charges_after_going_over_leave_a_log_that_opens(
     with Ledger(sqlite_url) as again:
         assert len(again.charges("b")) == len(ledger.charges("b"))
         verify(again.log.storage, "b")
-
-
-@pytest.mark.parametrize("noted", [[10**400, 0], [1e-3, 10**400], None])
-def test_a_weight_that_is_no_number_is_no_log(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, noted: object
-) -> None:
-    late = nearly_full(ledger)
-    found = BASIS_GAUSSIAN, [noted]
-    monkeypatch.setattr("privtune.ledger.ledger.admit", lambda *_: found)
-    monkeypatch.setattr("privtune.ledger.ledger.list", lambda weight: weight, raising=False)
-    with pytest.raises(LedgerCorruptedError):
-        run(ledger, late)

@@ -38,6 +38,7 @@ from privtune.ledger import (
     verify,
 )
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
+from tests.tiers import FULL
 
 _NAME = "model"
 _FILTER_SHARE = 0.8
@@ -247,7 +248,7 @@ def test_sqlite_agrees_with_the_model(tmp_path_factory: pytest.TempPathFactory) 
     def fresh() -> str:
         return f"sqlite:///{tmp_path_factory.mktemp('model')}/ledger.db"
 
-    _run(fresh, examples=25)
+    _run(fresh, examples=25 if FULL else 8)
 
 
 @pytest.mark.postgres

@@ -31,7 +31,7 @@ from privtune.ledger import (
 )
 from privtune.ledger.chain import Kind
 from privtune.ledger.engines import translated
-from privtune.ledger.places import checked_url
+from privtune.ledger.places import artifact_root, checked_url, database_path
 from privtune.ledger.rounds import Finished, Rounds
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url
@@ -56,12 +56,40 @@ def intact(url: str, charges: int = 1) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "privtune.db", "sqlite:///a\0b.db", "sqlite:///\udcff.db", "sqlite:///file::memory:?uri=true",
+    ["", "privtune", "sqlite:///a\0b.db", "sqlite:///\udcff.db", "sqlite:///file::memory:?uri=true",
      "sqlite:///file:x?mode=memory&uri=true", "mysql://localhost/x", "sqlite://", "sqlite:///:memory:", "sqlite:////no/such/folder/x.db"],
 )  # fmt: skip
 def test_a_wrong_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInputError, match="storage"):
         Ledger(url)
+
+
+@pytest.mark.parametrize(
+    "text", ["runs/p.db", "runs/p.sqlite", "{folder}/a b%41.sqlite3", "~/p.db"]
+)
+def test_a_path_is_as_good_as_a_url(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = text.format(folder=tmp_path)
+    named = Path(text).expanduser().absolute()
+    for given in (text, Path(text)):
+        assert database_path(checked_url(given)) == named
+        assert artifact_root(given) == named.with_name(f"{named.stem}-artifacts")
+    with Ledger(text) as ledger:
+        ledger.create_budget(Budget(1.0, 1e-5, name="one"))
+    assert named.is_file()
+    with Ledger(ledger.url) as ledger:
+        assert ledger.budget("one").epsilon == 1.0
+
+
+@pytest.mark.parametrize("text", ["runs/p", "p.yaml", "bob:hunter2@host/p.db", "p.db?mode=ro"])
+def test_what_is_no_path_of_a_database_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"runs/p.db") as caught:
+        checked_url(text)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_missing_server_is_one_error() -> None:

@@ -26,18 +26,18 @@ fcntl = pytest.importorskip("fcntl")
 
 @pytest.mark.slow
 def test_nobody_gives_up_while_others_come_and_go(ledger_url: str) -> None:
-    """The last of 16 waits for longer than its patience, and for no one holder of the lock."""
+    """The last of eight waits for longer than its patience, and for no one holder of the lock."""
     with Ledger(ledger_url) as ledger:
         ledger.create_budget(Budget(3.0, 1e-5, name="b"))
 
     def write(_: int) -> None:
-        with Ledger(ledger_url, patience=2.0) as ledger:
+        with Ledger(ledger_url, patience=1.0) as ledger:
             gate.wait()
             ledger.log.write("b", lambda *_: time.sleep(0.25) or [])
 
-    gate = threading.Barrier(16)
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(write, range(16)))
+    gate = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from privtune.accounting import Adjacency
 from privtune.audit.bounds import LowerBound
 from privtune.execution.training import part_of
 from privtune.spaces import SearchSpace
@@ -20,6 +19,8 @@ from privtune.tasks import Task
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
+from tests.strategies.world import FakeRound
+from tests.strategies.world import context as usual_context
 from tests.toy import public_blobs
 
 DELTA = 1e-3
@@ -33,14 +34,8 @@ def context(
     space: Mapping[str, Any], *, task: Task | None = None, scoring: Scoring | None = None
 ) -> PlanningContext:
     """Return what to plan with: one step over all records, which is one Gaussian release."""
-    return PlanningContext(
-        task=task or public_blobs(),
-        schedule=Schedule(240, 1.0, 1),
-        space=SearchSpace.from_dict(space),
-        delta=DELTA,
-        adjacency=Adjacency.ADD_REMOVE,
-        scoring=scoring or Scoring(),
-    )
+    facts = {"schedule": Schedule(240, 1.0, 1), "delta": DELTA, "scoring": scoring or Scoring()}
+    return usual_context(space, task=task or public_blobs(), **facts)
 
 
 def deviation(training: TrainingPlan) -> float:
@@ -64,13 +59,13 @@ def three_tiers(low: float, high: float, sigma: float) -> Score:
     return score
 
 
-class ToyRound:
+class ToyRound(FakeRound):
     """The round of one arm, as strategies see it."""
 
     def __init__(
         self, plan: Plan, secret: bytes, *, canary: bool, score: Score, runs: int | None = None
     ) -> None:
-        self.space = SearchSpace.from_dict(RATE)
+        super().__init__(SearchSpace.from_dict(RATE))
         self.streams = Streams(secret)
         self.plan, self.canary, self.score, self.runs = plan, canary, score, runs
         self.named = 0
@@ -115,21 +110,6 @@ class ToyRound:
         self.named += 1
         noise = float(self.streams.numpy("noise", self.named).normal())
         return self.trial(self.named, training, params, noise)
-
-    at_once = 1
-
-    def train_numbered(self, plan: Plan, trials: Mapping[int, Any]) -> Sequence[TrialResult]:
-        assert plan.search is not None
-        return [
-            self.train(plan, plan.search.training_of(p), p, name=f"trial-{n}", scored=True)
-            for n, p in trials.items()
-        ]
-
-    def ask(self, number: int, make: Any) -> Mapping[str, Any]:
-        return self.space.draw(self.streams, number)
-
-    def tell(self, number: int, result: TrialResult) -> None:
-        """Keep nothing: candidates are drawn by themselves."""
 
 
 def sides(run: Callable[[bytes, bool], float], runs: int) -> list[Any]:

@@ -46,7 +46,6 @@ AUTO: dict[str, Any] = {"mean_runs": "auto", "training_epsilon": 1.0}
         PapernotSteinke(law="poisson", **AUTO),
         PapernotSteinke(law="truncated_negative_binomial", shape=-0.5, **AUTO),
         PapernotSteinke(law="binomial", n=30, **AUTO),
-        LiuTalwar(**AUTO),
         LiuTalwar(threshold=0.9, **AUTO),
     ],
     ids=lambda s: f"{s.name}-{getattr(s, 'law', 'geometric')}",
@@ -85,12 +84,9 @@ def test_not_even_one_run_fits() -> None:
         (PapernotSteinke(mean_runs=6, min_runs=3), 3),
         (PapernotSteinke(law="poisson", mean_runs=6, min_runs=2), 2),
         (PapernotSteinke(law="binomial", n=9, mean_runs=6, min_runs=2), 2),
-        (PapernotSteinke(law="logarithmic", mean_runs=6, min_runs=2, maximum=30), 2),
-        (LiuTalwar(gamma=0.25, min_runs=3), 3),
         (LiuTalwar(mean_runs=6, min_runs=3, threshold=0.9), 3),
         (DPHyper(mean_runs=6, min_runs=3), 3),
         (Subsampled(mean_runs=6, min_runs=3), 3),
-        (PapernotSteinke(min_runs=3, mean_runs="auto", training_epsilon=1.0), 3),
         (LiuTalwar(min_runs=2, mean_runs="auto", training_epsilon=1.0), 2),
     ],
 )
@@ -188,10 +184,8 @@ def test_a_fixed_number_and_one_by_hand_find_as_often_as_the_table_says() -> Non
 @pytest.mark.parametrize(
     ("base", "target", "power"),
     [
-        (Gaussian(1.0), 2.0, 0.6),
         (Gaussian(1.0), 2.0, 0.3),
         (Gaussian(1.0), 0.5, 0.8),
-        pytest.param(TRAINING, 1.0, 0.6, marks=pytest.mark.slow),
         pytest.param(TRAINING, 4.0, 0.9, marks=pytest.mark.slow),
     ],
 )

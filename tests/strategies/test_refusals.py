@@ -6,10 +6,11 @@ import dataclasses
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from privtune.errors import PrivTuneError
-from privtune.strategies import Scoring, make_strategy
+from privtune.strategies import InRun, PapernotSteinke, Scoring, make_strategy
 from tests.strategies.world import BOTH, context
 
 pytestmark = pytest.mark.quick
@@ -48,6 +49,36 @@ def test_a_refusal_says_why_and_the_way_out(
     with pytest.raises(PrivTuneError, match=message) as caught:
         make_strategy(name, arm="a", options=options).plan(context(space), epsilon=2.0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (
+            "hyfreedp",
+            {"interval": "5"},
+            "interval of method 'hyfreedp' = '5': must be a whole number",
+        ),
+        ("dpsgd", {"momentum": [0.9]}, "momentum of method 'dpsgd' = .*: must be a number"),
+        ("prodigy", {"average": 3}, "average of method 'prodigy' = 3: must be text"),
+    ],
+)
+def test_options_of_a_method_that_python_gives_are_checked_as_those_of_a_spec(
+    method: str, options: dict, message: str
+) -> None:
+    given = {"dpsgd": {"learning_rate": 0.5, "max_grad_norm": 1.0}}.get(method, {})
+    arm = InRun(arm="a", method=method, parameters=given, options=options)
+    with pytest.raises(PrivTuneError, match=message):
+        arm.plan(context({}), epsilon=2.0)
+    searched = PapernotSteinke(method=method, options=options)
+    with pytest.raises(PrivTuneError, match=message):
+        searched.plan(context(BOTH if given else {}), epsilon=2.0)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    arm = InRun(arm="a", method="hyfreedp", options={"interval": np.int64(5)})
+    plan = arm.plan(context({}), epsilon=2.0)
+    assert type(plan.to_dict()["training"]["method"]["interval"]) is int
 
 
 def test_scores_that_are_neither_public_nor_noised_are_refused() -> None:

@@ -18,12 +18,16 @@ import privtune
 from privtune.cli import main
 from privtune.errors import PrivTuneError
 from privtune.execution import table
+from privtune.files import OwnFolder
 from privtune.ledger import rounds as ledger_rounds
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Study, rounds
+from privtune.study import Study, delete_study, rounds
 from privtune.study import run as running
+from privtune.study._objects import ObjectStore
 from privtune.study.lifecycle import Life
+from privtune.study.rows import StoredStudy
+from privtune.study.trials import StudyTrials
 from privtune.training.engine import checkpoint
 from tests.study.elsewhere import OWN, simple
 
@@ -131,6 +135,23 @@ def cut(server: sa.URL, sessions: set[int]) -> None:
     ) as own:
         for session in list(sessions):
             own.execute("SELECT pg_terminate_backend(%s, 5000)", (session,))
+
+
+def stop_deleting(url: str, point: str, behind: bool, by: str) -> None:
+    """Delete the study `toy`, and die or exit at the named call, before it or behind it."""
+    owner, name = point.split(".")
+    owners = {o.__name__: o for o in (ObjectStore, OwnFolder, Path, StoredStudy, StudyTrials)}
+    call = getattr(owners[owner], name)
+
+    def stops(*args: Any, **options: Any) -> None:
+        if behind:
+            call(*args, **options)
+        if by == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(3)
+
+    setattr(owners[owner], name, stops)
+    delete_study("toy", url)
 
 
 def points(url: str, results: Any) -> None:

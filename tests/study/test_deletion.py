@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,8 +17,11 @@ from privtune.ledger.places import artifact_root
 from privtune.study import Study, delete_study, study_names
 from privtune.study._study import check_studies
 from privtune.study.lifecycle import Life
+from tests.ledger.campaigns import processes
+from tests.study import driven
 from tests.study.conftest import toy_spec
-from tests.tiers import campaign
+from tests.study.test_lifecycle import WARMED
+from tests.tiers import PATIENCE, campaign
 
 ARMS = toy_spec().model_dump(mode="json")["arms"][:2]
 
@@ -150,9 +151,12 @@ def test_a_deletion_that_stops_anywhere_is_completed_by_the_next(
         address = f"file://{tmp_path}/objects" if "Object" in point else None
         with closing(ran(storage, artifacts=address, budget=_budget(behind))) as study:
             uid = study._life.row.uid
-        code = _STOPPING.format(point=point, behind=behind, by=by, storage=storage)
-        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-        assert done.returncode == (-signal.SIGKILL if by == "kill" else 3), done.stderr.decode()
+        process = processes(WARMED).Process(
+            target=driven.stop_deleting, args=(storage, point, behind, by)
+        )
+        process.start()
+        process.join(PATIENCE)
+        assert process.exitcode == (-signal.SIGKILL if by == "kill" else 3)
         if "toy" in study_names(storage):
             delete_study("toy", storage)
         assert study_names(storage) == []
@@ -162,29 +166,6 @@ def test_a_deletion_that_stops_anywhere_is_completed_by_the_next(
 
 def _budget(number: int) -> dict[str, object]:
     return {"name": f"b{int(number)}", "epsilon": 6.0, "delta": 1e-5}
-
-
-_STOPPING = """
-import os, signal, sys
-from pathlib import Path
-from privtune.files import OwnFolder
-from privtune.study._objects import ObjectStore
-from privtune.study.rows import StoredStudy
-from privtune.study.trials import StudyTrials
-from privtune.study import delete_study
-owner, name = "{point}".split(".")
-owner = dict(OwnFolder=OwnFolder, ObjectStore=ObjectStore, StoredStudy=StoredStudy, StudyTrials=StudyTrials,
-             Path=Path)[owner]
-call = getattr(owner, name)
-def stops(*args, **options):
-    if {behind}:
-        call(*args, **options)
-    if "{by}" == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(3)
-setattr(owner, name, stops)
-delete_study("toy", {storage!r})
-"""
 
 
 def test_what_a_stopped_deletion_leaves_is_said_and_nobody_inherits_it(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from contextlib import closing
@@ -23,10 +22,12 @@ from privtune.strategies import Everything
 from privtune.study import Study, rounds
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
+from tests.ledger.campaigns import processes
 from tests.ledger.conftest import complete_one, lease_one
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import PATHS
-from tests.study.test_workers import charges, workers
+from tests.study.test_lifecycle import WARMED
+from tests.study.test_workers import charges, drive, worker
 
 PATH = "tests.study.elsewhere:conditional"
 
@@ -79,7 +80,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         ({"sampler": "random"}, [6]),
         ({"sampler": "grid"}, [6]),
-        ({"sampler": "tpe", "batch": 3, "trials": 12}, [3, 3, 3, 3]),
+        ({"sampler": "tpe", "batch": 3, "trials": 6}, [3, 3]),
         ({"sampler": "tpe", "trials": 3}, []),
     ],
 )
@@ -129,12 +130,6 @@ def test_optuna_s_own_objects_stay_in_one_process(storage: str, given: list[int]
     assert given == []
 
 
-def drive(url: str) -> None:
-    """Run the study `toy` on workers. Module level, to be spawned."""
-    with closing(Study("toy", url)) as study:
-        study.run(executor="external")
-
-
 def dying(url: str, folder: str) -> None:
     """Be a worker that is killed after its second row, with results of others not handed in."""
     hand_in = Rounds.complete_some
@@ -154,15 +149,15 @@ def dying(url: str, folder: str) -> None:
 def test_a_worker_and_a_driver_are_killed_in_mid_batch(storage: str, tmp_path: Path) -> None:
     (expected,) = Study.create(spec(), f"sqlite:///{tmp_path / 'inline.db'}").run()
     Study.create(spec(), storage).close()
-    context = multiprocessing.get_context("spawn")
+    context = processes(WARMED)
     driver = context.Process(target=drive, args=(storage,))
-    worker = context.Process(target=dying, args=(storage, str(tmp_path)))
+    dies = context.Process(target=dying, args=(storage, str(tmp_path)))
     driver.start()
-    worker.start()
-    worker.join(600)
+    dies.start()
+    dies.join(600)
     driver.kill()
     driver.join()
-    assert worker.exitcode == -signal.SIGKILL
+    assert dies.exitcode == -signal.SIGKILL
     with closing(Life("toy", storage)) as life:
         (arm,) = life.arms().values()
         assert life.stage(arm.plan) is Stage.STARTED
@@ -170,7 +165,7 @@ def test_a_worker_and_a_driver_are_killed_in_mid_batch(storage: str, tmp_path: P
         done = [name for name in results.names() if name.endswith(".safetensors")]
         assert len(done) == 2
         before = {name: results.get(name) for name in done}
-    with workers(storage), closing(Study("toy", storage)) as study:
+    with worker(storage), closing(Study("toy", storage)) as study:
         (release,) = study.run(executor="external")
     same(release, expected)
     assert charges(storage, "toy") == 1

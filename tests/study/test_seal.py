@@ -38,7 +38,7 @@ def talk() -> None:
     sys.stderr.write(f"{WORD} stderr\n")
     os.write(1, f"{WORD} descriptor\n".encode())
     os.write(2, f"{WORD} descriptor 2\n".encode())
-    subprocess.run([sys.executable, "-c", f"print('{WORD} child')"], check=True)
+    subprocess.run(["echo", f"{WORD} child"], check=True)
     logging.getLogger("theirs").warning("%s logging", WORD)
 
 

@@ -93,7 +93,8 @@ def column(name: str, change: Callable[[pd.Series], Any]) -> Change:
 CODES = {"classes": [0, 1, 2]}
 RANGE = {"classes": None, "target": "visits", "target_range": [0, 20]}
 FILES: list[tuple[str, Change, dict[str, Any], str]] = [
-    ("Yes for yes", column("y", lambda y: y.str.title()), {}, "'(Yes', the spec 'yes'|No', the spec 'no')"),
+    ("positive for yes", column("y", lambda y: y.replace("yes", "positive")), {},
+     "such as 'positive'; declared: 'no', 'yes'.; write classes as the file has them"),
     (
         "labels 101 to 103",
         column("y", lambda y: 101 + np.arange(len(y)) % 3),
@@ -109,14 +110,13 @@ FILES: list[tuple[str, Change, dict[str, Any], str]] = [
     ("no target", column("y", lambda y: np.nan), {}, "without a target"),
     ("no values", column("age", lambda a: np.nan), {}, "age: 400 missing"),
     ("words for numbers", column("age", lambda a: "old"), {}, "age: 400 not a number"),
-    ("ages in days", column("age", lambda a: (a * 365.25).round()), {}, "age: 400 clipped"),
+    ("ages in days", column("age", lambda a: (a * 365.25).round()), {}, "clipped.*; write the bounds"),
     (
         "dates as in Germany",
         column("seen", lambda s: pd.to_datetime(s).dt.strftime("%d.%m.%Y")),
         {},
-        "in ISO form",
+        'in ISO form.; write format: "%d.%m.%Y"',
     ),
-    ("categories in capitals", column("sex", lambda s: s.str.upper()), {}, "the spec 'f'|the spec 'm'"),
     ("categories of another list", column("sex", lambda s: s + "x"), {}, "sex: 400 not declared"),
     ("a tenth of the records", lambda frame: frame[:40], {}, "40 records can be used, and 400 are declared"),
     ("a target in other units", column("visits", lambda v: v * 1000), RANGE, "visits: .* clipped"),
@@ -181,7 +181,7 @@ def test_a_wrong_file_spends_nothing(
     """A run of each of a CSV; the other readers find the same."""
     task = save(change(people()), tmp_path, kind, **declared)
     if kind == "parquet" and "not a number" in reason:  # its header says so
-        with pytest.raises(TaskDataError, match="holds no numbers"):
+        with pytest.raises(TaskDataError, match="should be numbers"):
             get_task(task).check()
     elif kind == "csv":
         with closing(study_of(task, storage)) as study:
@@ -377,7 +377,7 @@ def test_the_command_line_tells_the_curator_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    frame = people().assign(y=lambda f: f["y"].str.title(), seen=SECRET)
+    frame = people().assign(y=101, seen=SECRET)
     spec = toy_spec(
         task=save(frame, tmp_path, "csv"),
         epochs=1,
@@ -390,7 +390,7 @@ def test_the_command_line_tells_the_curator_alone(
     assert "No data was touched." in public.out
     seen = cli("study", "plan", "spec.yaml", "--curator")
     assert "No data was touched." not in seen.out
-    assert "the file says" in seen.out
+    assert "such as '101'; declared: 'no', 'yes'" in " ".join(seen.out.split())
     assert f"no date (such as '{SECRET}'; dates are written like" in seen.out
     document = json.loads(cli("study", "plan", "spec.yaml", "--curator", "--json").out)
     assert document["records"]["stops"]
@@ -561,7 +561,7 @@ def test_texts_are_counted_without_their_encoder(tmp_path: Path) -> None:
     from privtune.tasks._partition import KEY, Sizes
     from privtune.tasks.described import _Texts
 
-    frame = pd.DataFrame({"text": [f"text {i}" for i in range(100)], "label": ["No", "Yes"] * 50})
+    frame = pd.DataFrame({"text": [f"text {i}" for i in range(100)], "label": ["nein", "ja"] * 50})
     frame.loc[0, "text"] = None
     frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
     made = _Texts(
@@ -578,8 +578,8 @@ def test_texts_are_counted_without_their_encoder(tmp_path: Path) -> None:
     )
     check = made.examine()
     assert "100 of 100 records cannot be used" in check.reason
-    assert "the file says 'No', the spec 'no'" in check.reason
-    right = replace(made, classes=("No", "Yes")).examine()
+    assert "such as 'ja', 'nein'; declared: 'no', 'yes'" in check.reason
+    right = replace(made, classes=("Nein", "JA ")).examine()
     assert (right.usable, right.reason) == (99, "")
 
 
@@ -627,8 +627,6 @@ def _rare(word: str, count: int = 8) -> Change:
 
 
 LOST_CLASSES: list[tuple[Change, list[Any]]] = [
-    *((_rare(word, 1), ["no", "yes"]) for word in ("Yes", "ye\u200bs")),
-    (_rare("cafe\u0301"), ["no", "caf\u00e9"]),
     (_rare("positive", 1), ["no", "yes"]),  # one class is left
     (lambda f: f.assign(y=1 + np.arange(COUNT) % 30), list(range(30))),
     (_rare("no"), ["no", "yes"]),
@@ -652,26 +650,9 @@ def test_a_class_that_is_lost_spends_nothing(
 def test_a_rare_class_may_be_absent_beside_stray_labels(tmp_path: Path) -> None:
     frame = people()
     frame.loc[:1, "y"] = "perhaps"
-    frame.loc[2, "y"] = "Yes"  # which occurs as declared, too
+    frame.loc[2, "y"] = "often"
     task = save(frame, tmp_path, "csv", classes=["no", "yes", "rare"])
     assert get_task(task).check_records().reason == ""
-
-
-def test_one_slip_does_not_stop_a_column_of_other_values(tmp_path: Path) -> None:
-    sex = people()["sex"].where(np.arange(COUNT) % 3 == 0, "x")
-    sex[5] = "F"
-    columns = {"age": [0, 120], "sex": {"categories": ["f", "m"]}}
-    check = get_task(
-        save(people().assign(sex=sex), tmp_path, "csv", columns=columns)
-    ).check_records()
-    assert check.reason == ""
-    found = {one.hint for split in check.splits for one in split.findings}
-    assert found == {"such as 'F', 'x'; declared: 'f', 'm'; of 1 the file says 'F', the spec 'f'"}
-    most = people()["sex"].where(np.arange(COUNT) % 3 == 0, "F")
-    check = get_task(
-        save(people().assign(sex=most), tmp_path, "csv", columns=columns)
-    ).check_records()
-    assert "the file says 'F', the spec 'f'" in check.reason
 
 
 def test_one_rare_category_may_be_absent(tmp_path: Path) -> None:

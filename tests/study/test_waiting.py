@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from privtune import PrivTuneError
+from privtune import Budget, PrivTuneError, create_study, load_study
 from privtune.execution import launchers
 from privtune.ledger import ChargeState, Ledger
-from privtune.study import Study, StudyNotFoundError, delete_study
+from privtune.study import Study, StudyNotFoundError, delete_study, study_names
 from privtune.study.lifecycle import Life
 from privtune.study.workers import _how_to_start, serve
 from tests.cli.conftest import Cli, cli
@@ -201,6 +201,27 @@ def test_a_worker_that_is_at_work_is_not_missed() -> None:
             remind=lambda: reminded.append(1),
         )
     assert reminded == []
+
+
+def test_a_path_is_a_storage_wherever_a_url_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    budget = Budget(4.0, 1e-5, name="toy")
+    with closing(create_study("mine", budget=budget, storage=tmp_path / "p.db")) as study:
+        assert study.storage == str(tmp_path / "p.db")
+    with closing(load_study("mine", storage="p.db")) as study:
+        said = _how_to_start(study._life)
+        shown = repr(study)
+    assert "on this machine: privtune worker mine --storage p.db" in said
+    assert shown == (
+        "<Study 'mine' of a build function: 0 arms, budget 'toy' (ε = 4, δ = 1e-05), sqlite:///p.db>"
+    )
+    assert cli("study", "list", "--storage", "p.db").out == "mine\n"
+    monkeypatch.setenv("PRIVTUNE_STORAGE", "p.db")
+    assert cli("study", "list").out == "mine\n"
+    delete_study("mine", tmp_path / "p.db")
+    assert study_names("sqlite:///p.db") == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,35 +20,36 @@ from privtune.study import Study
 from privtune.study.failures import ArmStoppedError
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
+from tests.ledger.campaigns import processes
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import BREAK, PATHS
+from tests.study.test_lifecycle import WARMED
 from tests.tiers import PATIENCE
 
 ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
 
 
-def work(url: str, options: dict[str, Any]) -> None:
-    """Be a worker. Module level, to be spawned."""
+def work(url: str, options: dict[str, Any], environment: dict[str, str]) -> None:
+    """Be a worker. Module level, to be started elsewhere."""
+    os.environ.update(environment)
     serve(url, **{"idle_exit": PATIENCE, **options})
 
 
 @contextmanager
-def workers(url: str, count: int = 1, **options: Any) -> Iterator[list[Any]]:
-    """Start workers, and end them at last."""
-    context = multiprocessing.get_context("spawn")
-    started = [context.Process(target=work, args=(url, options)) for _ in range(count)]
-    for process in started:
-        process.start()
+def worker(url: str, environment: dict[str, str] | None = None, **options: Any) -> Iterator[Any]:
+    """Start a worker, and end it at last."""
+    args = (url, options, environment or {})
+    process = processes(WARMED).Process(target=work, args=args)
+    process.start()
     try:
-        yield started
+        yield process
     finally:
-        for process in started:
-            process.terminate()
-            process.join()
+        process.terminate()
+        process.join()
 
 
 def drive(url: str) -> None:
-    """Run the study `toy` on workers. Module level, to be spawned."""
+    """Run the study `toy` on workers. Module level, to be started elsewhere."""
     with closing(Study("toy", url)) as study:
         study.run(executor="external")
 
@@ -77,7 +78,7 @@ def test_a_driver_that_is_killed_comes_back_to_what_workers_did(
     storage: str, inline: privtune.Study
 ) -> None:
     Study.create(toy_spec(arms=[ARM], seed=4), storage).close()
-    driver = multiprocessing.get_context("spawn").Process(target=drive, args=(storage,))
+    driver = processes(WARMED).Process(target=drive, args=(storage,))
     driver.start()
     with closing(Life("toy", storage)) as life:
         (arm,) = life.arms().values()
@@ -103,7 +104,7 @@ def test_workers_import_what_is_given_by_its_path(storage: str, tmp_path: Path) 
         return privtune.create_study("s", budget=budget, storage=url, seed=3)
 
     expected = make(f"sqlite:///{tmp_path / 'inline.db'}").optimize(path, **options)
-    with workers(storage, study=None):
+    with worker(storage, study=None):
         release = make(storage).optimize(path, executor="external", **options)
     assert release.params == expected.params
     assert torch.allclose(release.weights, expected.weights, atol=1e-5)
@@ -112,15 +113,12 @@ def test_workers_import_what_is_given_by_its_path(storage: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_an_error_in_a_worker_stops_the_arm_and_is_the_curators(
-    storage: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    storage: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = toy_spec(arms=[ARM], seed=4, task="tests.study.elsewhere:fragile")
     study = Study.create(spec, storage)
-    monkeypatch.setenv(BREAK, "record 17 is odd")
-    with workers(storage):
-        monkeypatch.delenv(BREAK)
-        with pytest.raises(ArmStoppedError):
-            study.run(executor="external")
+    with worker(storage, {BREAK: "record 17 is odd"}), pytest.raises(ArmStoppedError):
+        study.run(executor="external")
     assert "record 17" in Study("toy", storage, curator=True).failures("arm")[0]["traceback"]
     assert "record 17" not in capfd.readouterr().err
 
@@ -140,10 +138,10 @@ def test_a_worker_leaves_after_the_rows_that_it_was_given(storage: str) -> None:
     with closing(Life("toy", storage)) as life:
         (arm,) = life.arms().values()
         eventually(lambda: life.stage(arm.plan) is Stage.STARTED)
-    with workers(storage, study="toy", most=1) as (one,):
+    with worker(storage, study="toy", most=1) as one:
         one.join(120)
         assert one.exitcode == 0
-    with workers(storage, study="toy"):
+    with worker(storage, study="toy"):
         driver.join(120)
     assert not driver.is_alive()
     assert not caught

@@ -10,14 +10,14 @@ import pytest
 from pyarrow import parquet
 
 from privtune.tasks import _reader
+from privtune.tasks._cells import texts
 
 pytestmark = pytest.mark.quick
 
 
 def rows(source: _reader.Source, *names: str) -> list[tuple[object, ...]]:
     columns = [
-        [c for batch in source.read(names) for c in _reader.texts(batch[n]).to_pylist()]
-        for n in names
+        [c for batch in source.read(names) for c in texts(batch[n]).to_pylist()] for n in names
     ]
     return list(zip(*columns, strict=True))
 

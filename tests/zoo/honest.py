@@ -83,7 +83,7 @@ def numbers(*shape: int) -> Callable[[], Any]:
     return lambda: (floats(FEATURES), floats(*shape).sigmoid())
 
 
-rows, images, series, sequence = of(FEATURES), of(2, 6, 6), of(2, 8), of(LENGTH, 4)
+rows, images, sequence = of(FEATURES), of(2, 6, 6), of(LENGTH, 4)
 
 # Models.
 
@@ -96,54 +96,20 @@ def mlp(drop: float = 0.0) -> nn.Module:
     return seq(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(drop), nn.Linear(8, CLASSES))
 
 
-def over(body: nn.Module, *, words: bool = False) -> nn.Module:
+def over(body: nn.Module) -> nn.Module:
     """Return something over a sequence ``[B, T, 4]``, its places averaged, and a linear head."""
 
     def run(m: Any, x: T) -> T:
-        h = m.words(x)
-        attends = isinstance(body, nn.MultiheadAttention) or "Attention" in type(body).__name__
-        found = m.body(h, h, h, need_weights=False) if attends else m.body(h)
+        attends = "Attention" in type(body).__name__
+        found = m.body(x, x, x, need_weights=False) if attends else m.body(x)
         return m.head((found[0] if isinstance(found, tuple) else found).mean(dim=1))
 
-    table = nn.Embedding(WORDS, 4) if words else nn.Identity()
-    return Net(run, words=table, body=body, head=nn.Linear(4, CLASSES))
+    return Net(run, body=body, head=nn.Linear(4, CLASSES))
 
 
 def bag(**options: Any) -> nn.Module:
     parts = {"bag": nn.EmbeddingBag(WORDS, 4, **options), "head": nn.Linear(4, CLASSES)}
     return Net(lambda m, x: m.head(m.bag(x)), **parts)
-
-
-def residual_conv() -> nn.Module:
-    def run(m: Any, x: T) -> T:
-        h = torch.relu(m.norm(m.first(x)))
-        return m.head((h + torch.relu(m.second(h))).mean(dim=(2, 3)))
-
-    convs = {"first": nn.Conv2d(2, 4, 3, padding=1), "second": nn.Conv2d(4, 4, 3, padding=1)}
-    return Net(run, norm=nn.GroupNorm(2, 4), head=nn.Linear(4, CLASSES), **convs)
-
-
-def tied() -> nn.Module:
-    out = nn.Linear(4, WORDS, bias=False)
-    model = Net(
-        lambda m, x: m.out(torch.tanh(m.mix(m.words(x))).mean(dim=1)),
-        words=nn.Embedding(WORDS, 4), mix=nn.Linear(4, 4), out=out,
-    )  # fmt: skip
-    out.weight = model.words.weight  # type: ignore[union-attr, assignment]
-    return model
-
-
-def own_parameters() -> nn.Module:
-    made = {"scale": torch.ones(FEATURES), "token": torch.zeros(CLASSES), "warmth": torch.zeros(())}
-    return Net(
-        lambda m, x: m.inner(x * m.scale) * m.warmth.exp() + m.token,
-        inner=mlp(), **{name: nn.Parameter(value) for name, value in made.items()},
-    )  # fmt: skip
-
-
-def frozen() -> nn.Module:
-    torch.manual_seed(0)  # what is frozen is public, and must be the same whenever it is made
-    return seq(nn.Linear(FEATURES, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
 def frozen_norm() -> nn.Module:
@@ -153,17 +119,11 @@ def frozen_norm() -> nn.Module:
     return seq(body.requires_grad_(False).eval(), nn.Linear(64, CLASSES))
 
 
-def lora(layer: nn.Linear) -> nn.Module:
-    """Return a frozen layer and a low-rank update of it that is trained (arXiv 2106.09685)."""
-    down, up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
-    return Net(lambda m, x: m.layer(x) + m.up(m.down(x)), layer=layer, down=down, up=up)
-
-
-def encoder(*, adapted: bool = False, two_axes: bool = False, seed: int = 0) -> nn.Module:
+def encoder(*, two_axes: bool = False, seed: int = 0) -> nn.Module:
     """Return a tiny BERT of Hugging Face, made from its configuration; 0 is padding."""
     from transformers import BertConfig, BertModel
 
-    if adapted or seed:
+    if seed:
         torch.manual_seed(seed)  # what stays frozen
     body: Any = BertModel(
         BertConfig(
@@ -171,9 +131,6 @@ def encoder(*, adapted: bool = False, two_axes: bool = False, seed: int = 0) -> 
             intermediate_size=8, max_position_embeddings=LENGTH,
         )
     )  # fmt: skip
-    if adapted:
-        attention = body.requires_grad_(False).encoder.layer[0].attention.self
-        attention.query, attention.value = lora(attention.query), lora(attention.value)
 
     def run(m: Any, input_ids: T, attention_mask: T | None = None) -> T:
         x = input_ids if attention_mask is None else input_ids * attention_mask
@@ -218,8 +175,6 @@ def opacus(name: str, *sizes: int) -> nn.Module:
 
 
 # Losses.
-
-WEIGHT = torch.tensor([0.5, 1.0, 2.0])
 
 
 def both(m: Any, x: T, y: T) -> T:
@@ -266,46 +221,11 @@ def places(m: Any, x: T, y: T) -> T:
 # Optimizers and schedules.
 
 
-def groups(parameters: Parameters) -> torch.optim.Optimizer:
-    first, *others = parameters
-    return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": others}], lr=0.1)
-
-
-class Sign(torch.optim.Optimizer):
-    """An optimizer of one's own: signs of gradients."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        super().__init__(parameters, {"lr": 0.01})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
-
-
 def rated(kind: Any, **options: Any) -> Callable[[Parameters], torch.optim.Optimizer]:
     return lambda parameters: kind(parameters, lr=0.01, **options)
 
 
-def encoding(**options: Any) -> Callable[[], nn.Module]:
-    return lambda: over(
-        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, **options), words=True
-    )
-
-
-_LSTM: dict[str, Any] = {"proj_size": 2, "bidirectional": True, "batch_first": True, "bias": False}
-
 HONEST: tuple[Honest, ...] = (
-    Honest("MLP", mlp, rows),
-    Honest(
-        "Conv2d, depthwise, InstanceNorm",
-        lambda: seq(
-            nn.Conv2d(2, 4, 3, groups=2), nn.InstanceNorm2d(4, affine=True), nn.SiLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, CLASSES),
-        ),
-        images,
-    ),
     Honest(
         "ConvTranspose",
         lambda: seq(
@@ -315,42 +235,28 @@ HONEST: tuple[Honest, ...] = (
     ),
     Honest("EmbeddingBag, sum, padding", lambda: bag(mode="sum", padding_idx=0), tokens),
     Honest("EmbeddingBag, max", lambda: bag(mode="max"), tokens),
-    Honest("LSTM, both ways, projected", lambda: over(nn.LSTM(4, 4, 2, **_LSTM)), sequence),
     Honest(
         "RNN, two layers, dropout", lambda: over(nn.RNN(4, 4, 2, dropout=0.3, batch_first=True)), sequence,
         draws=True,
     ),
     Honest("DPLSTM", lambda: over(opacus("DPLSTM", 4, 4)), sequence),
     Honest("DPMultiheadAttention", lambda: over(opacus("DPMultiheadAttention", 4, 2)), sequence),
-    Honest("TransformerEncoderLayer, dropout", encoding(), tokens, draws=True),
     Honest("Hugging Face encoder, mask of two axes", lambda: encoder(two_axes=True), tokens, draws=True),
-    Honest("Hugging Face encoder, LoRA", lambda: encoder(adapted=True), tokens, draws=True),
-    Honest("tied weights", tied, tokens),
     Honest(
         "weight_norm",
         lambda: seq(parametrizations.weight_norm(nn.Linear(FEATURES, 8)), nn.ReLU(), nn.Linear(8, CLASSES)),
         rows,
     ),
-    Honest("parameters of its own", own_parameters, rows),
-    Honest("frozen parts", frozen, rows),
-    Honest("residual convolutions", residual_conv, images),
     Honest("dropout", lambda: mlp(drop=0.5), rows, draws=True),
-    Honest("classes weighted", mlp, rows, lambda m, x, y: WEIGHT[y] * plain(m, x, y)),
-    Honest("focal loss", mlp, rows, lambda m, x, y: (1 - (-plain(m, x, y)).exp()) * plain(m, x, y)),
-    Honest("regression, several numbers", mlp, numbers(CLASSES), huber),
     Honest("several labels", mlp, numbers(CLASSES), lambda m, x, y: bce(m(x), y.round()).mean(dim=1)),
     Honest("two tasks", two_heads, rows, both),
     Honest("augmentation", mlp, rows, augmented, draws=True),
     Honest("gradient penalty within a record", mlp, rows, penalised),
     Honest("decay in the loss", mlp, rows, decayed),
-    Honest("Adam", mlp, rows, optimizer=rated(torch.optim.Adam)),
-    Honest("RMSprop", mlp, rows, optimizer=rated(torch.optim.RMSprop)),
     Honest(
         "momentum, schedule by step", mlp, rows, optimizer=rated(torch.optim.SGD, momentum=0.9),
         schedule=lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=8),
     ),
-    Honest("groups of parameters", mlp, rows, optimizer=groups),
-    Honest("an optimizer of one's own", mlp, rows, optimizer=Sign),
     Honest(
         "GPT-2, tied, token loss", lambda: language("gpt2"), text, next_tokens, draws=True,
         score=privtune.Score(next_tokens, bound=4.0),

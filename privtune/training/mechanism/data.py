@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.kernel import LossOf
@@ -423,6 +423,15 @@ class Packing:
         """
         tensors, tree = _flat(batch)
         return cls(tree, tuple(tuple(t.shape[1:]) for t in tensors), tuple(map(_dtype, tensors)))
+
+    @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor by its name, or its place; of a nested one with dots."""
+        found, _ = tree_flatten_with_path(tree_unflatten(range(len(self.shapes)), self.tree))
+        keys = [[getattr(key, "key", getattr(key, "idx", "")) for key in path] for path, _ in found]
+        return {
+            ".".join(map(str, path)): shape for path, shape in zip(keys, self.shapes, strict=True)
+        }
 
     def pack(self, batch: Mapping[str, Any] | Sequence[Any]) -> torch.Tensor:
         """Return the records in one tensor, shape ``[N, numbers of a record]``.

@@ -21,10 +21,11 @@ from privtune.training.mechanism.clipping import looks_freely, sent
 from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
 
-VALUES = 2
+VALUES = 3
 """Which values a secret gives: where that is another number, no training goes on in its middle."""
 
-_AHEAD = 2**15  # about how many values of a candidate are drawn at once when releases are small
+_AHEAD = 2**15  # about how many values of a candidate are drawn at once
+_MOST = 2**11  # releases drawn at once: each is a view, which takes longer to make than a number
 _TAILS = 64  # tail values that are drawn at once
 _KEYSTREAM = 2**36  # bytes drawn from one key; ChaCha20 has a block counter of 32 bits
 _GRID = 2.0**-20  # of the noise's scale
@@ -122,8 +123,7 @@ class NoiseSource:
 
     def _block(self, size: int) -> torch.Tensor:
         """Return an empty block of releases, shape ``[K, count, size]``."""
-        count = max(1, _AHEAD // size)
-        shape = (len(self._streams), count, size)
+        shape = (len(self._streams), max(1, min(_AHEAD // size, _MOST)), size)
         return torch.empty(shape, device=self._device, dtype=self._dtype)
 
     def _open(self, kind: str, size: int) -> list[_Keystream]:

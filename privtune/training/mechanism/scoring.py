@@ -20,16 +20,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from privtune.errors import InvalidInputError
+from privtune.training.mechanism import data as records
 from privtune.training.mechanism import noise as noises
-from privtune.training.mechanism.data import (
-    TensorData,
-    blames_records,
-    find_facts,
-    find_unusable,
-    rows_of,
-    synthetic,
-    where,
-)
 from privtune.training.mechanism.kernel import Loss, LossOf, by_record, fresh, unwritten
 from privtune.training.mechanism.metrics import (
     Floats,
@@ -71,7 +63,7 @@ class Measured:
 def score(
     plan: _Terms,
     model: nn.Module,
-    data: TensorData,
+    data: records.TensorData,
     *,
     rng: np.random.Generator,
     loss: Loss | OfRecords = cross_entropy,
@@ -94,7 +86,7 @@ def score(
 def measure_each(
     plan: _Terms,
     model: nn.Module,
-    data: TensorData,
+    data: records.TensorData,
     *,
     rng: np.random.Generator,
     loss: Loss | OfRecords = cross_entropy,
@@ -129,7 +121,7 @@ def _metric(plan: _Terms) -> Metric:
 def _noised(
     plan: _Terms,
     model: nn.Module,
-    data: TensorData,
+    data: records.TensorData,
     rng: np.random.Generator,
     loss: Loss | OfRecords,
 ) -> tuple[Metric, Floats | None]:
@@ -146,12 +138,12 @@ def _noised(
 
 
 def _sums(
-    plan: _Terms, metric: Metric, model: nn.Module, data: TensorData, loss: Loss | OfRecords
+    plan: _Terms, metric: Metric, model: nn.Module, data: records.TensorData, loss: Loss | OfRecords
 ) -> Floats:
     """Return the sums of what each record adds, in float64, shape ``[d]``."""
     device = next((p.device for p in model.parameters()), data.x.device)
     order, units = 1 if plan.mechanism == "laplace" else 2, bool(data.unit)
-    made_up = tuple(part[0] for part in synthetic(*data.like, (1, 2), device))
+    made_up = tuple(part[0] for part in records.synthetic(*data.like, (1, 2), device))
     outputs_of, loss_of = _passes(metric, model, loss, made_up[0][:1])
 
     def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -160,7 +152,7 @@ def _sums(
         if metric.takes == "any":
             there = torch.ones(1, dtype=torch.bool, device=x.device)
         elif units:
-            outputs, targets, there = rows_of(outputs, targets)
+            outputs, targets, there = records.rows_of(outputs, targets)
         elif metric.takes == "numbers":
             there = targets.isfinite()
         else:
@@ -177,7 +169,7 @@ def _sums(
         _check_losses(metric, x, y, loss_of)
     else:
         _check_shapes(outputs_of(x), y, metric, loss, units=units)
-    facts = find_facts(lambda x, y: one(x[0], y[0]), *data.like, device=device)
+    facts = records.find_facts(lambda x, y: one(x[0], y[0]), *data.like, device=device)
     data = data.to(device).held_to(facts)
     together = _vmapped(one, *made_up)
     total = torch.zeros_like(one(x[0], y[0]))
@@ -314,19 +306,19 @@ def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
         if not torch.allclose(many(x, y), alone, rtol=1e-4, atol=1e-6):
             return None
     except Exception as error:
-        if not blames_records(error):
+        if not records.blames_records(error):
             raise
         return None
 
     def together(own: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         def only(kept: torch.Tensor) -> torch.Tensor:
             kept = kept.to(own.device)
-            return many(where(kept, own, x[:1]), where(kept, targets, y[:1]))
+            return many(records.where(kept, own, x[:1]), records.where(kept, targets, y[:1]))
 
         try:
             return many(own, targets)
         except Exception as error:
-            unusable = find_unusable(error, len(own), only)
+            unusable = records.find_unusable(error, len(own), only)
         return only(~unusable).masked_fill(unusable.to(own.device).unsqueeze(1), 0.0)
 
     return together
@@ -339,7 +331,7 @@ def _one_by_one(one: _One, x: torch.Tensor, y: torch.Tensor, like: torch.Tensor)
         try:
             row.copy_(one(own, target))
         except Exception as error:
-            if not blames_records(error):
+            if not records.blames_records(error):
                 raise
     return found
 

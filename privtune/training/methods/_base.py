@@ -208,11 +208,7 @@ class Method(ABC):
         return dict(options)
 
     def scaled(self, factor: float) -> Self:
-        """Return the method with every one of its noise multipliers times a factor.
-
-        Args:
-            factor: At least 0; at 0 it has no guarantee.
-        """
+        """Return the method with every noise multiplier times ``factor``; at 0 it has no guarantee."""
         noises = [f.name for f in fields(self) if f.name.endswith("noise_multiplier")]
         return replace(self, **{name: getattr(self, name) * factor for name in noises})
 
@@ -275,11 +271,7 @@ class Method(ABC):
         """
 
     def report(self, state: Any) -> Mapping[str, torch.Tensor]:
-        """Return what may be plotted by step, by name: :attr:`reported`.
-
-        Args:
-            state: Any state.
-        """
+        """Return what may be plotted of a ``state``, by the names in :attr:`reported`."""
         return {name: getattr(state, name) for name in self.reported}
 
     @property
@@ -288,19 +280,11 @@ class Method(ABC):
         return getattr(self, "clipping", "flat") == "by-layer"
 
     def clip(self, max_grad_norm: float | torch.Tensor) -> clippings.Clipping:
-        """Return what clips to a norm, whole or by layer.
-
-        Args:
-            max_grad_norm: Above 0; a float, or shape ``[K]``.
-        """
+        """Return a clipping to ``max_grad_norm``, a float or shape ``[K]``, whole or by layer."""
         return (clippings.EqualByLayer if self.by_layer else clippings.Flat)(max_grad_norm)
 
     def normalise(self, stabilizer: float = 0.01) -> clippings.Clipping:
-        """Return what normalises, whole or by layer.
-
-        Args:
-            stabilizer: Added to a norm, above 0.
-        """
+        """Return a clipping to norm 1, whole or by layer; ``stabilizer``, above 0, is added to norms."""
         kind = clippings.AutomaticByLayer if self.by_layer else clippings.Automatic
         return kind(stabilizer)
 

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import CoordinateTransform
-from privtune.training.methods._base import (
-    Candidate,
-    Method,
-    candidate_column,
-    descend,
-    fraction,
-    positive,
-    rows,
-)
+from privtune.training.methods import _base as base
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +34,7 @@ class AdaCliPState:
 
 
 @dataclass(frozen=True)
-class AdaCliP(Method):
+class AdaCliP(base.Method):
     """SGD with gradients shifted, scaled by coordinate, clipped to norm 1, noised, scaled back.
 
     Algorithm 1 adds noise to every record. Under Poisson sampling the number of noise terms would
@@ -79,9 +71,9 @@ class AdaCliP(Method):
     """
 
     noise_multiplier: float
-    mean_decay: float = fraction(0.99)
-    deviation_decay: float = fraction(0.9)
-    smallest_variance: float = positive(1e-12)
+    mean_decay: float = base.fraction(0.99)
+    deviation_decay: float = base.fraction(0.9)
+    smallest_variance: float = base.positive(1e-12)
     per_record: bool = True
 
     clips_whole: ClassVar[str] = (
@@ -93,13 +85,13 @@ class AdaCliP(Method):
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "largest_variance")
     releases: ClassVar[str] = "one transformed, clipped noisy gradient"
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> AdaCliPState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> AdaCliPState:
         """Make the state of K candidates; each gives learning_rate and largest_variance.
 
         Raises:
             InvalidInputError: If h₂ is below h₁.
         """
-        largest = candidate_column(candidates, "largest_variance", params)
+        largest = base.candidate_column(candidates, "largest_variance", params)
         if bool((largest < self.smallest_variance).any()):
             raise InvalidInputError(
                 "largest_variance", largest.min().item(), "must be at least smallest_variance"
@@ -107,10 +99,10 @@ class AdaCliP(Method):
         start = (self.smallest_variance * largest).sqrt()
         return AdaCliPState(
             params=params,
-            learning_rate=candidate_column(candidates, "learning_rate", params),
+            learning_rate=base.candidate_column(candidates, "learning_rate", params),
             largest_variance=largest,
             mean=params.new_zeros(params.shape),
-            deviation=rows(start).expand(params.shape).clone(),
+            deviation=base.rows(start).expand(params.shape).clone(),
         )
 
     def update(self, state: AdaCliPState, oracle: Oracle) -> AdaCliPState:
@@ -132,11 +124,11 @@ class AdaCliP(Method):
         cut = (1.0 - self.deviation_decay) * state.largest_variance
         seen.clamp_min_((1.0 - self.deviation_decay) * self.smallest_variance)
         # What is no number counts as the largest.
-        seen = torch.where(seen < rows(cut), seen, rows(cut))
+        seen = torch.where(seen < base.rows(cut), seen, base.rows(cut))
         variance = seen.addcmul_(state.deviation, state.deviation, value=self.deviation_decay)
         return replace(
             state,
-            params=descend(state.params, state.learning_rate * oracle.pace, gradient),
+            params=base.descend(state.params, state.learning_rate * oracle.pace, gradient),
             mean=torch.add(state.mean, moved, alpha=1.0 - self.mean_decay, out=moved),
             deviation=variance.sqrt_(),
         )

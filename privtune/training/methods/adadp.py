@@ -18,16 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods._base import (
-    Candidate,
-    Method,
-    by_layer_option,
-    candidate_column,
-    descend,
-    nonnegative,
-    positive,
-    rows,
-)
+from privtune.training.methods import _base as base
 from privtune.training.methods._rate_schedule import epoch_decay
 
 if TYPE_CHECKING:
@@ -54,7 +45,7 @@ class ADADPState:
 
 
 @dataclass(frozen=True)
-class ADADP(Method):
+class ADADP(base.Method):
     """SGD whose learning rate keeps the local error of a step near a tolerance.
 
     One iteration of Algorithm 2 is two steps of the schedule, each on a Poisson sample of its own:
@@ -97,16 +88,16 @@ class ADADP(Method):
     """
 
     noise_multiplier: float
-    tolerance: float | None = positive(None)
+    tolerance: float | None = base.positive(None)
     largest_tolerance: float = 1.0
     smallest_factor: float = 0.9
     largest_factor: float = 1.1
     acceptance: bool = False
-    adapt_epochs: float | None = positive(None)
-    adapt_share: float = positive(1.0 / 3.0)
-    decay: float = nonnegative(0.1)
-    learning_rate: float = positive(0.1)
-    clipping: str = by_layer_option()
+    adapt_epochs: float | None = base.positive(None)
+    adapt_share: float = base.positive(1.0 / 3.0)
+    decay: float = base.nonnegative(0.1)
+    learning_rate: float = base.positive(0.1)
+    clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "adadp"
     summary: ClassVar[str] = "Learning rate from the difference of one full and two half steps"
@@ -128,15 +119,17 @@ class ADADP(Method):
                 "must lie on the two sides of 1, above 0",
             )
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> ADADPState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> ADADPState:
         """Make the state of K candidates; each gives max_grad_norm, and may give learning_rate."""
-        rate = candidate_column(candidates, "learning_rate", params, default=self.learning_rate)
+        rate = base.candidate_column(
+            candidates, "learning_rate", params, default=self.learning_rate
+        )
         return ADADPState(
             params=params,
             origin=params,
             learning_rate=rate,
             first_rate=rate,
-            max_grad_norm=candidate_column(candidates, "max_grad_norm", params),
+            max_grad_norm=base.candidate_column(candidates, "max_grad_norm", params),
             error=rate.new_full(rate.shape, float("nan")),
             step=0,
         )
@@ -159,7 +152,7 @@ class ADADP(Method):
 
     def _full_step(self, state: ADADPState, oracle: Oracle, rate: torch.Tensor) -> torch.Tensor:
         gradient = self.gradient(oracle, state.params, self.clip(state.max_grad_norm))
-        return descend(state.params, rate * oracle.pace, gradient)
+        return base.descend(state.params, rate * oracle.pace, gradient)
 
     def _compare(self, state: ADADPState, oracle: Oracle) -> ADADPState:
         """Compare the full step with two half steps and adapt the learning rate."""
@@ -167,7 +160,7 @@ class ADADP(Method):
 
         middle = state.origin.lerp(state.params, 0.5)
         gradient = self.gradient(oracle, middle, self.clip(state.max_grad_norm))
-        halves = descend(middle, state.learning_rate * oracle.pace / 2, gradient)
+        halves = base.descend(middle, state.learning_rate * oracle.pace / 2, gradient)
         # Equation (4.1): relative where a parameter is above 1, absolute below.
         error = (state.params - halves).div_(state.params.abs().clamp_min_(1.0)).norm(dim=1)
         tolerance = self._tolerance(state.params.shape[1], oracle.schedule.steps)
@@ -178,7 +171,7 @@ class ADADP(Method):
         adapted = torch.minimum(state.learning_rate * factor, _WIDEST * state.first_rate)
         params = state.params
         if self.acceptance:
-            params = torch.where(rows(error > tolerance), state.origin, params)
+            params = torch.where(base.rows(error > tolerance), state.origin, params)
         return replace(
             state,
             params=params,

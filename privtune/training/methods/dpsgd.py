@@ -8,21 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.mechanism.clipping import Clipping, Flat
-from privtune.training.methods._base import (
-    SGD,
-    AdamW,
-    Candidate,
-    InnerOptimizer,
-    Method,
-    Moments,
-    by_layer_option,
-    candidate_column,
-    descend,
-    fraction,
-    nonnegative,
-    positive,
-    rows,
-)
+from privtune.training.methods import _base as base
 
 if TYPE_CHECKING:
     import torch
@@ -37,11 +23,11 @@ class RateState:
     params: torch.Tensor
     learning_rate: torch.Tensor
     max_grad_norm: torch.Tensor
-    moments: Moments
+    moments: base.Moments
 
 
 @dataclass(frozen=True)
-class FixedRates(Method):
+class FixedRates(base.Method):
     """One noisy gradient a step, which an optimizer follows at a fixed rate."""
 
     noise_multiplier: float
@@ -50,25 +36,25 @@ class FixedRates(Method):
     reported: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
 
     @abstractmethod
-    def _optimizer(self) -> InnerOptimizer:
+    def _optimizer(self) -> base.InnerOptimizer:
         """Return the optimizer that the noisy gradients are fed to."""
 
     def _clipping(self, state: RateState) -> Clipping:
         return self.clip(state.max_grad_norm)
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> RateState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> RateState:
         """Make the state of K candidates, each of which gives :attr:`parameters`."""
         norms = params.new_zeros(params.shape[0])
         if "max_grad_norm" in self.parameters:
-            norms = candidate_column(candidates, "max_grad_norm", params)
-        rate = candidate_column(candidates, "learning_rate", params)
+            norms = base.candidate_column(candidates, "max_grad_norm", params)
+        rate = base.candidate_column(candidates, "learning_rate", params)
         return RateState(params, rate, norms, self._optimizer().init(params))
 
     def update(self, state: RateState, oracle: Oracle) -> RateState:
         """Take one step of the optimizer along the noisy mean gradient."""
         gradient = self.gradient(oracle, state.params, self._clipping(state))
         direction, moments = self._optimizer().direction(state.moments, gradient, state.params)
-        params = descend(state.params, state.learning_rate * oracle.pace, direction)
+        params = base.descend(state.params, state.learning_rate * oracle.pace, direction)
         return replace(state, params=params, moments=moments)
 
 
@@ -93,15 +79,15 @@ class FixedDPSGD(FixedRates):
         1.415
     """
 
-    momentum: float = fraction(0.0)
-    weight_decay: float = nonnegative(0.0)
-    clipping: str = by_layer_option()
+    momentum: float = base.fraction(0.0)
+    weight_decay: float = base.nonnegative(0.0)
+    clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "dpsgd"
     summary: ClassVar[str] = "DP-SGD with a fixed learning rate and a fixed clipping norm"
 
-    def _optimizer(self) -> SGD:
-        return SGD(self.momentum, self.weight_decay)
+    def _optimizer(self) -> base.SGD:
+        return base.SGD(self.momentum, self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -125,20 +111,20 @@ class DPAdam(FixedRates):
         (True, ('learning_rate', 'max_grad_norm'))
     """
 
-    beta1: float = fraction(0.9)
-    beta2: float = fraction(0.999)
-    stability: float = positive(1e-8)
-    weight_decay: float = nonnegative(0.0)
+    beta1: float = base.fraction(0.9)
+    beta2: float = base.fraction(0.999)
+    stability: float = base.positive(1e-8)
+    weight_decay: float = base.nonnegative(0.0)
     decoupled: bool = True
-    clipping: str = by_layer_option()
+    clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "dp-adam"
     summary: ClassVar[str] = "Adam or AdamW on clipped noisy gradients"
     adapts: ClassVar[tuple[str, ...]] = ("step size of each coordinate",)
     scale_free: ClassVar[bool] = True
 
-    def _optimizer(self) -> AdamW:
-        return AdamW(self.beta1, self.beta2, self.stability, self.weight_decay, self.decoupled)
+    def _optimizer(self) -> base.AdamW:
+        return base.AdamW(self.beta1, self.beta2, self.stability, self.weight_decay, self.decoupled)
 
 
 @dataclass(frozen=True)
@@ -160,10 +146,10 @@ class AutomaticClipping(FixedRates):
         (('learning_rate',), ('max_grad_norm',))
     """
 
-    stabilizer: float = positive(0.01)
-    momentum: float = fraction(0.0)
-    weight_decay: float = nonnegative(0.0)
-    clipping: str = by_layer_option()
+    stabilizer: float = base.positive(0.01)
+    momentum: float = base.fraction(0.0)
+    weight_decay: float = base.nonnegative(0.0)
+    clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "automatic-clipping"
     summary: ClassVar[str] = "SGD on normalised gradients: no clipping norm to choose"
@@ -172,8 +158,8 @@ class AutomaticClipping(FixedRates):
     reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
     releases: ClassVar[str] = "one normalised noisy gradient"
 
-    def _optimizer(self) -> SGD:
-        return SGD(self.momentum, self.weight_decay)
+    def _optimizer(self) -> base.SGD:
+        return base.SGD(self.momentum, self.weight_decay)
 
     def _clipping(self, state: RateState) -> Clipping:
         return self.normalise(self.stabilizer)
@@ -198,7 +184,7 @@ class NormBound(FixedRates):
         NormBound(schedule='constant', average='last', noise_multiplier=1.1, gradient_bound=1.4142)
     """
 
-    gradient_bound: float = positive(1.0)
+    gradient_bound: float = base.positive(1.0)
 
     clips_whole: ClassVar[str] = (
         "gradient_bound is proven for the whole gradient, none of which is cut"
@@ -209,11 +195,11 @@ class NormBound(FixedRates):
     reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
     releases: ClassVar[str] = "one noisy gradient"
 
-    def _optimizer(self) -> SGD:
-        return SGD()
+    def _optimizer(self) -> base.SGD:
+        return base.SGD()
 
     def update(self, state: RateState, oracle: Oracle) -> RateState:
         """Take one step along the noisy mean gradient."""
         gradient = self.gradient(oracle, state.params, Flat(self.gradient_bound))
-        rate = rows(state.learning_rate * oracle.pace)
+        rate = base.rows(state.learning_rate * oracle.pace)
         return replace(state, params=state.params - rate * gradient)

@@ -10,19 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.mechanism.clipping import Clipping
-from privtune.training.methods._base import (
-    AdamW,
-    Candidate,
-    Method,
-    by_layer_option,
-    expect_nothing,
-    first_size,
-    fraction,
-    nonnegative,
-    norm,
-    positive,
-    rows,
-)
+from privtune.training.methods import _base as base
 from privtune.training.methods.dpsgd import FixedRates, RateState
 
 if TYPE_CHECKING:
@@ -44,7 +32,7 @@ def farther(
 
 
 @dataclass(frozen=True)
-class FreeGradient(Method):
+class FreeGradient(base.Method):
     """A method with nothing left to set: its gradients are normalised, or clipped to a fixed norm.
 
     Args:
@@ -52,8 +40,8 @@ class FreeGradient(Method):
     """
 
     noise_multiplier: float
-    max_grad_norm: float | None = norm(None)
-    clipping: str = by_layer_option()
+    max_grad_norm: float | None = base.norm(None)
+    clipping: str = base.by_layer_option()
 
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
     releases: ClassVar[str] = "one normalised noisy gradient"
@@ -104,9 +92,9 @@ class _FromStart(FreeGradient):
     def _released(self, state: StartState, iterate: torch.Tensor) -> torch.Tensor:
         return iterate
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> StartState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> StartState:
         """Make the state of K candidates; a candidate gives nothing."""
-        expect_nothing(candidates)
+        base.expect_nothing(candidates)
         nothing = params.new_zeros(params.shape[0])
         return StartState(params, params, params, self._first(params), nothing, nothing, step=0)
 
@@ -117,7 +105,7 @@ class _FromStart(FreeGradient):
         distance = farther(state.distance, seen, self._first(state.origin))
         squares, rate = self.rule(distance, state.squares, gradient.square().sum(dim=1))
         rate = oracle.pace * rate.nan_to_num(0.0)
-        iterate = state.iterate - rows(rate) * gradient
+        iterate = state.iterate - base.rows(rate) * gradient
         return replace(
             state,
             params=self._released(state, iterate),
@@ -153,8 +141,8 @@ class DoG(_FromStart):
         (('learning_rate', 'max_grad_norm'), ())
     """
 
-    initial_distance: float = positive(1e-6)
-    averaging: float | None = nonnegative(8.0)
+    initial_distance: float = base.positive(1e-6)
+    averaging: float | None = base.nonnegative(8.0)
 
     name: ClassVar[str] = "dog"
     summary: ClassVar[str] = "SGD with the distance travelled over the gradients seen as rate"
@@ -191,7 +179,7 @@ class DoWG(_FromStart):
         (0.0001, ())
     """
 
-    initial_distance: float = positive(1e-4)
+    initial_distance: float = base.positive(1e-4)
 
     name: ClassVar[str] = "dowg"
     summary: ClassVar[str] = "SGD with distance over distance-weighted gradients as rate"
@@ -228,21 +216,21 @@ class DistanceAdam(FreeGradient):
         initial_distance: d_0, above 0.
     """
 
-    learning_rate: float = positive(1.0)
-    beta1: float = fraction(0.9)
-    beta2: float = fraction(0.999)
-    stability: float = positive(1e-8)
-    weight_decay: float = nonnegative(0.0)
-    initial_distance: float = positive(1e-6)
+    learning_rate: float = base.positive(1.0)
+    beta1: float = base.fraction(0.9)
+    beta2: float = base.fraction(0.999)
+    stability: float = base.positive(1e-8)
+    weight_decay: float = base.nonnegative(0.0)
+    initial_distance: float = base.positive(1e-6)
 
     def _step(
         self, state: AdamState, gradient: torch.Tensor, pace: torch.Tensor | float
     ) -> AdamState:
         raise NotImplementedError
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> AdamState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> AdamState:
         """Make the state of K candidates; a candidate gives nothing."""
-        expect_nothing(candidates)
+        base.expect_nothing(candidates)
         zeros = params.new_zeros(params.shape)
         scalar = params.new_zeros(params.shape[0]).double()
         first = scalar + self.initial_distance
@@ -288,7 +276,7 @@ class DAdaptation(DistanceAdam):
 
         root = self.beta2**0.5
         rate = state.distance * self.learning_rate
-        by_row = rows(rate).to(gradient)
+        by_row = base.rows(rate).to(gradient)
         scaled = state.weighted / (state.second.sqrt() + self.stability)
         inner = rate * (gradient * scaled).sum(dim=1).double()
         first = self.beta1 * state.first + by_row * (1.0 - self.beta1) * gradient
@@ -304,7 +292,7 @@ class DAdaptation(DistanceAdam):
         params = state.params - torch.as_tensor(pace).to(step).reshape(-1, 1) * step
         return replace(
             state,
-            params=torch.where(rows(known), params, state.params),
+            params=torch.where(base.rows(known), params, state.params),
             first=first,
             second=second,
             weighted=weighted,
@@ -350,7 +338,7 @@ class Prodigy(DistanceAdam):
         numerator = beta3 * state.numerator + weight * moved
 
         def by_row(scalars: torch.Tensor) -> torch.Tensor:
-            return rows(scalars).to(gradient)
+            return base.rows(scalars).to(gradient)
 
         weighted = beta3 * state.weighted + by_row(weight) * gradient
         first = self.beta1 * state.first + by_row(distance * (1 - self.beta1)) * gradient
@@ -364,7 +352,7 @@ class Prodigy(DistanceAdam):
         step = by_row(rate) * first / (second.sqrt() + by_row(largest * self.stability))
         return replace(
             state,
-            params=torch.where(rows(known), params - step, state.params),
+            params=torch.where(base.rows(known), params - step, state.params),
             first=first,
             second=second,
             weighted=weighted,
@@ -396,8 +384,8 @@ class PublicRate(FreeGradient, FixedRates):
         (0.2, ())
     """
 
-    share: float = positive(0.2)
-    weight_decay: float = nonnegative(0.01)
+    share: float = base.positive(0.2)
+    weight_decay: float = base.nonnegative(0.01)
 
     name: ClassVar[str] = "public-rate"
     summary: ClassVar[str] = "AdamW at a constant rate, a fifth of the size of the first weights"
@@ -405,17 +393,19 @@ class PublicRate(FreeGradient, FixedRates):
     parameters: ClassVar[tuple[str, ...]] = ()
     reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
-    def _optimizer(self) -> AdamW:
-        return AdamW(weight_decay=self.weight_decay)
+    def _optimizer(self) -> base.AdamW:
+        return base.AdamW(weight_decay=self.weight_decay)
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> RateState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> RateState:
         """Make the state of K candidates; a candidate gives nothing."""
-        expect_nothing(candidates)
+        base.expect_nothing(candidates)
         unknown = params.new_zeros(params.shape[0])  # until the first step
         return RateState(params, unknown, unknown, self._optimizer().init(params))
 
     def update(self, state: RateState, oracle: Oracle) -> RateState:
         """Take one step along the noisy mean gradient."""
         if state.moments.step == 0:
-            state = replace(state, learning_rate=self.share * first_size(state.params, oracle)[0])
+            state = replace(
+                state, learning_rate=self.share * base.first_size(state.params, oracle)[0]
+            )
         return super().update(state, oracle)

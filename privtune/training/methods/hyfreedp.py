@@ -33,24 +33,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods._base import (
-    SGD,
-    AdamW,
-    Candidate,
-    InnerOptimizer,
-    Method,
-    Moments,
-    build,
-    by_layer_option,
-    check_hyperparameter,
-    choice,
-    descend,
-    first_size,
-    fraction,
-    nonnegative,
-    positive,
-    whole,
-)
+from privtune.training.methods import _base as base
 
 if TYPE_CHECKING:
     import torch
@@ -77,13 +60,13 @@ class HyFreeDPState:
     fit: Fit
     loss_bound: torch.Tensor
     loss: torch.Tensor
-    moments: Moments
+    moments: base.Moments
     past: torch.Tensor
     step: int
 
 
 @dataclass(frozen=True)
-class HyFreeDP(Method):
+class HyFreeDP(base.Method):
     """Normalised noisy gradients, with the learning rate fitted to three noisy losses.
 
     Args:
@@ -132,18 +115,18 @@ class HyFreeDP(Method):
 
     gradient_noise_multiplier: float
     loss_noise_multiplier: float
-    interval: int = whole(5)
-    loss_batch: str = choice("same", "separate")
-    loss_noise: str = choice("gaussian", "laplace")
-    optimizer: str = choice("adamw", "sgd")
-    learning_rate: float | None = positive(None)
+    interval: int = base.whole(5)
+    loss_batch: str = base.choice("same", "separate")
+    loss_noise: str = base.choice("gaussian", "laplace")
+    optimizer: str = base.choice("adamw", "sgd")
+    learning_rate: float | None = base.positive(None)
     spread: float | None = None
-    loss_bound: float = positive(1.0)
-    fit: str = choice("robust", "paper")
-    stabilizer: float = positive(0.01)
-    momentum: float = fraction(0.0)
-    weight_decay: float | None = nonnegative(None)
-    clipping: str = by_layer_option()
+    loss_bound: float = base.positive(1.0)
+    fit: str = base.choice("robust", "paper")
+    stabilizer: float = base.positive(0.01)
+    momentum: float = base.fraction(0.0)
+    weight_decay: float | None = base.nonnegative(None)
+    clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "hyfreedp"
     summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
@@ -157,10 +140,10 @@ class HyFreeDP(Method):
         if self.spread is not None and not 1.0 <= self.spread <= _PAPER_SPREAD:
             raise InvalidInputError("spread", self.spread, f"must be from 1 to {_PAPER_SPREAD:g}")
 
-    def _inner(self) -> InnerOptimizer:
+    def _inner(self) -> base.InnerOptimizer:
         if self.optimizer == "adamw":
-            return AdamW(weight_decay=0.01 if self.weight_decay is None else self.weight_decay)
-        return SGD(momentum=self.momentum, weight_decay=self.weight_decay or 0.0)
+            return base.AdamW(weight_decay=0.01 if self.weight_decay is None else self.weight_decay)
+        return base.SGD(momentum=self.momentum, weight_decay=self.weight_decay or 0.0)
 
     @classmethod
     def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
@@ -200,7 +183,7 @@ class HyFreeDP(Method):
         if chosen.get("fit", "robust") == "robust":
             chosen = {"schedule": {"type": "linear", "start": 0.7}, **chosen}
         # Refuses what is no option before it takes time to solve for the noise.
-        unit = build(cls, chosen, gradient_noise_multiplier=1.0, loss_noise_multiplier=1.0)
+        unit = base.build(cls, chosen, gradient_noise_multiplier=1.0, loss_noise_multiplier=1.0)
         noise = hyfreedp_noise(
             schedule.sample_rate,
             schedule.steps,
@@ -211,7 +194,7 @@ class HyFreeDP(Method):
             gradient_noise_factor=factor,
             mechanism=unit.loss_noise,
         )
-        return build(
+        return base.build(
             cls,
             chosen | {"loss_batch": noise.loss_batch},
             gradient_noise_multiplier=noise.gradient_noise,
@@ -260,12 +243,12 @@ class HyFreeDP(Method):
             mechanism=self.loss_noise,
         )
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> HyFreeDPState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> HyFreeDPState:
         """Make the state of K candidates; a candidate needs to give nothing."""
         own = [candidate.get("learning_rate", self.learning_rate) for candidate in candidates]
         for rate in own:
             if rate is not None:
-                check_hyperparameter("learning_rate", "learning_rate", rate)
+                base.check_hyperparameter("learning_rate", "learning_rate", rate)
         paper = self.fit == "paper"
         given = params.new_tensor([rate or _PAPER_RATE * paper for rate in own])
         return HyFreeDPState(
@@ -280,7 +263,7 @@ class HyFreeDP(Method):
 
     def _begun(self, state: HyFreeDPState, oracle: Oracle) -> Fit:
         """Return the first rate and its interval: of the first weights, which hold nothing of the data."""
-        size, zero = first_size(state.params, oracle)
+        size, zero = base.first_size(state.params, oracle)
         usual = _PAPER_SPREAD if self.fit == "paper" else _SPREAD
         spread = size.new_full(size.shape, self.spread or usual)
         if self.spread is None and self.fit == "robust":
@@ -311,7 +294,7 @@ class HyFreeDP(Method):
             state = self._refit(state, oracle, probe, direction)
         return replace(
             state,
-            params=descend(state.params, state.fit.step_rate * oracle.pace, direction),
+            params=base.descend(state.params, state.fit.step_rate * oracle.pace, direction),
             moments=moments,
             step=state.step + 1,
         )

@@ -20,17 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, Flat
-from privtune.training.methods._base import (
-    Candidate,
-    Method,
-    build,
-    choice,
-    descend,
-    expect_nothing,
-    nonnegative,
-    positive,
-    whole,
-)
+from privtune.training.methods import _base as base
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +62,7 @@ class PURState:
 
 
 @dataclass(frozen=True)
-class FullBatchDescent(Method):
+class FullBatchDescent(base.Method):
     """Noisy gradient descent ``θ - (∇F(θ) + noise) / 2M`` on all records, for a horizon.
 
     A study gives what a spec leaves out and its task knows: ``lipschitz``, ``smoothness``, ``gap`` of a
@@ -88,12 +78,12 @@ class FullBatchDescent(Method):
             public number of records).
     """
 
-    lipschitz: float = positive()
-    smoothness: float = positive()
-    dimension: int = whole()
-    horizon: int | None = whole(None)
-    regularisation: float = nonnegative(0.0)
-    adjacency: str = choice("replace-one", "add-remove")
+    lipschitz: float = base.positive()
+    smoothness: float = base.positive()
+    dimension: int = base.whole()
+    horizon: int | None = base.whole(None)
+    regularisation: float = base.nonnegative(0.0)
+    adjacency: str = base.choice("replace-one", "add-remove")
 
     proven: ClassVar[tuple[str, ...]] = ("lipschitz", "smoothness")
     clips_whole: ClassVar[str] = (
@@ -130,13 +120,13 @@ class FullBatchDescent(Method):
         """Return N per-sample gradients for each update of the horizon, whatever the rate."""
         return float(schedule.records * self._updates(schedule))
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> PURState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> PURState:
         """Make the state of K candidates; a candidate gives nothing."""
         if params.shape[1] != self.dimension:
             raise InvalidInputError(
                 "dimension", self.dimension, f"must be the model's, {params.shape[1]}"
             )
-        expect_nothing(candidates)
+        base.expect_nothing(candidates)
         return PURState(
             params=params, noise=params.new_full((params.shape[0],), float("nan")), step=0
         )
@@ -161,7 +151,7 @@ class FullBatchDescent(Method):
         rate = state.noise.new_full(state.noise.shape, self.learning_rate)
         return replace(
             state,
-            params=descend(state.params, rate * oracle.pace, gradient),
+            params=base.descend(state.params, rate * oracle.pace, gradient),
             noise=state.noise.new_full(
                 state.noise.shape, noise_multiplier * self._sensitivity(records)
             ),
@@ -202,10 +192,10 @@ class PUR(FullBatchDescent):
         (133, [0.671, 0.335, 0.005])
     """
 
-    regime: str = choice("strongly-convex", "convex", "non-convex")
-    gap: float = positive(math.log(2.0))
-    distance: float | None = positive(None)
-    strong_convexity: float | None = positive(None)
+    regime: str = base.choice("strongly-convex", "convex", "non-convex")
+    gap: float = base.positive(math.log(2.0))
+    distance: float | None = base.positive(None)
+    strong_convexity: float | None = base.positive(None)
     noise_multiplier: float = 1.0
 
     name: ClassVar[str] = "pur"
@@ -234,7 +224,7 @@ class PUR(FullBatchDescent):
         cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
     ) -> Self:
         """Build the method with the longest horizon, of the schedule's steps at most, that stays there."""
-        method = build(cls, options, horizon=None)
+        method = base.build(cls, options, horizon=None)
         return replace(method, horizon=method._longest(schedule, epsilon=epsilon, delta=delta))
 
     def _longest(self, schedule: Schedule, *, epsilon: float, delta: float) -> int:
@@ -312,7 +302,7 @@ class PURConstant(FullBatchDescent):
         """Build the method with the least noise that keeps its steps at (epsilon, delta)."""
         from privtune.accounting import Adjacency, calibrate
 
-        unit = build(cls, options, noise_multiplier=1.0)
+        unit = base.build(cls, options, noise_multiplier=1.0)
         found = calibrate(
             unit.event(schedule),
             epsilon=epsilon,

@@ -7,18 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods._base import (
-    SGD,
-    Candidate,
-    Method,
-    build,
-    by_layer_option,
-    candidate_column,
-    descend,
-    fraction,
-    norm,
-    positive,
-)
+from privtune.training.methods import _base as base
 from privtune.training.methods.dpsgd import RateState
 
 if TYPE_CHECKING:
@@ -35,7 +24,7 @@ _ROUNDING = 1e-9  # keeps the joint noise above its target after it was split an
 
 
 @dataclass(frozen=True)
-class QuantileClipping(Method):
+class QuantileClipping(base.Method):
     """SGD whose clipping norm is moved towards a quantile of the gradient norms.
 
     Beside the gradient, each step releases how many gradients were not clipped, encoded as ±1/2 a
@@ -70,10 +59,10 @@ class QuantileClipping(Method):
     noise_multiplier: float
     count_noise_multiplier: float
     quantile: float = 0.5
-    norm_rate: float = positive(0.2)
-    momentum: float = fraction(0.0)
-    max_grad_norm: float = norm(0.1)
-    clipping: str = by_layer_option()
+    norm_rate: float = base.positive(0.2)
+    momentum: float = base.fraction(0.0)
+    max_grad_norm: float = base.norm(0.1)
+    clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "quantile-clipping"
     summary: ClassVar[str] = "Clipping norm follows a quantile of the gradient norms"
@@ -87,8 +76,8 @@ class QuantileClipping(Method):
         if not 0.0 < self.quantile < 1.0:
             raise InvalidInputError("quantile", self.quantile, "must lie in (0, 1)")
 
-    def _optimizer(self) -> SGD:
-        return SGD(self.momentum)
+    def _optimizer(self) -> base.SGD:
+        return base.SGD(self.momentum)
 
     @classmethod
     def for_budget(
@@ -96,10 +85,11 @@ class QuantileClipping(Method):
     ) -> Self:
         """Build the method with a count noise of B/20 (more for small batches) and what is left."""
         from privtune.accounting import Gaussian, PoissonSampled, Repeated, calibrate
+        from privtune.accounting.calibration import rounded_up
 
         chosen = dict(options)
         given = chosen.pop("count_noise_multiplier", None)
-        build(cls, chosen, noise_multiplier=1.0, count_noise_multiplier=1.0)
+        base.build(cls, chosen, noise_multiplier=1.0, count_noise_multiplier=1.0)
         unit = Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, Gaussian(1.0)))
         joint = calibrate(unit, epsilon=epsilon, delta=delta).scale * (1.0 + _ROUNDING)
         usual = max(schedule.expected_batch_size / _BATCH_PER_COUNT_NOISE, _LEAST_RATIO * joint)
@@ -111,8 +101,8 @@ class QuantileClipping(Method):
                 f"must be above {joint:.3g}, the noise that the whole step needs",
                 "Take a larger expected batch or more count noise.",
             )
-        gradient = (joint**-2 - count**-2) ** -0.5
-        return build(cls, chosen, noise_multiplier=gradient, count_noise_multiplier=count)
+        gradient = rounded_up((joint**-2 - count**-2) ** -0.5, 1e-4)
+        return base.build(cls, chosen, noise_multiplier=gradient, count_noise_multiplier=count)
 
     def event(self, schedule: Schedule) -> Event:
         """Return T Poisson-sampled joint releases of a gradient and a count."""
@@ -123,12 +113,12 @@ class QuantileClipping(Method):
         step = Joint([Gaussian(self.noise_multiplier), Gaussian(self.count_noise_multiplier)])
         return Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, step))
 
-    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> RateState:
+    def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> RateState:
         """Make the state of K candidates; each gives learning_rate."""
         return RateState(
             params=params,
-            learning_rate=candidate_column(candidates, "learning_rate", params),
-            max_grad_norm=candidate_column(
+            learning_rate=base.candidate_column(candidates, "learning_rate", params),
+            max_grad_norm=base.candidate_column(
                 candidates, "max_grad_norm", params, default=self.max_grad_norm
             ),
             moments=self._optimizer().init(params),
@@ -148,7 +138,7 @@ class QuantileClipping(Method):
         change = (-self.norm_rate * (fraction - self.quantile)).nan_to_num(0.0)
         return replace(
             state,
-            params=descend(state.params, state.learning_rate * oracle.pace, direction),
+            params=base.descend(state.params, state.learning_rate * oracle.pace, direction),
             max_grad_norm=(state.max_grad_norm * change.exp().to(state.max_grad_norm)).clamp(
                 *_NORM_RANGE
             ),

@@ -5,10 +5,8 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.kernels import BatchedKernel
-from privtune.training.engine.stacks import granule
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import flatten_params, load_params
-from privtune.training.mechanism.sampling import GRANULE, padded
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods.hyfreedp import HyFreeDP
 from studies.harness import train
@@ -73,23 +71,6 @@ def test_checkpoints_are_steps_of_the_schedule_and_end_with_the_last(steps):
     assert chosen[-1] == steps - 1
     assert list(chosen) == sorted(set(chosen))
     assert chosen[0] >= 0
-
-
-def sizes_of(steps, candidates, row_bytes, batch=64):
-    """Return the multiple of physical sizes, and how many of them occur within six deviations."""
-    schedule = Schedule(2000, batch / 2000, steps)
-    multiple = granule(schedule, None, row_bytes, candidates)
-    spread = range(max(1, round(batch - 3 * batch**0.5)), round(batch + 3 * batch**0.5))
-    return multiple, len({padded(n, multiple) for n in spread})
-
-
-def test_short_trainings_of_small_nets_have_few_shapes_and_long_ones_close_sizes():
-    assert sizes_of(300, 1, 3e3) == (32, 2)
-    assert sizes_of(20_000, 16, 3e3)[0] == GRANULE
-    assert sizes_of(100, 1, 2e5, batch=256)[0] <= 32  # convolutions: what fills up is a step's time
-    multiples = [sizes_of(10**n, 4, 3e3)[0] for n in range(1, 7)]
-    assert multiples == sorted(multiples, reverse=True)
-    assert all(multiple <= 32 for multiple in multiples)
 
 
 def test_a_training_computes_the_sizes_that_its_length_pays_for(monkeypatch):

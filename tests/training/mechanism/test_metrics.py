@@ -17,7 +17,7 @@ from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan, Scoring
 from privtune.strategies.scoring import validation_metric
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.metrics import METRICS, interval, is_mean, make_metric
+from privtune.training.mechanism.metrics import METRICS, is_mean, make_metric
 from privtune.training.mechanism.scoring import cross_entropy, measure_each, score
 from privtune.training.mechanism.streams import Streams
 
@@ -226,7 +226,7 @@ def test_what_is_far_from_the_truth_keeps_to_the_metric_s_range() -> None:
     ("name", "noise"), [("accuracy", 4.0), ("f1", 4.0), ("auc", 2.0), ("mae", 4.0)]
 )
 def test_intervals_hold_the_truth(name: str, noise: float) -> None:
-    """Fewer than 90% of 300 has probability below 3e-4 at a coverage of 95%."""
+    """Fewer than 105 of 120 has probability 3e-4 at a coverage of 95%, and 0.98 at one of 80%."""
     rng = np.random.default_rng(3)
 
     def draw(records: int) -> TensorData:
@@ -246,11 +246,11 @@ def test_intervals_hold_the_truth(name: str, noise: float) -> None:
     shown = plan_of(name, 300)
     plan = ScorePlan(300, noise, metric=name, bound=shown.bound, options=shown.options)
     held = 0
-    for number in range(300):
+    for number in range(120):
         streams = Streams(number.to_bytes(32, "big"))
         (found,) = measure_each(plan, Given(), draw(300), rng=streams.numpy("report")).values()
         held += found.low <= truth <= found.high
-    assert held >= 270
+    assert held >= 105
 
 
 @pytest.mark.parametrize(
@@ -310,16 +310,6 @@ def test_perplexity_is_the_exponential_of_the_same_release_and_of_its_interval()
         assert perplexity.high == pytest.approx(math.exp(loss.high), rel=0.02)
     assert plans[1].event == plans[0].event
     assert math.isfinite(make_metric("perplexity", bound=5e3).value(np.array([4e3])))
-
-
-def test_an_interval_is_a_function_of_what_was_released() -> None:
-    metric = make_metric("f1")
-    terms: dict[str, Any] = {"scale": 0.01, "mechanism": "laplace", "records": 100}
-    means = np.array([0.3, 0.1])
-    assert interval(metric, means, **terms) == interval(metric, means, **terms)
-    exact: dict[str, Any] = {"scale": 0.0, "mechanism": "gaussian", "records": 400}
-    ends = interval(make_metric("accuracy"), np.array([0.9]), **exact)
-    assert ends == pytest.approx((0.87, 0.93), abs=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def draw(records, rate, steps, seeds=1):
 @pytest.mark.parametrize(("records", "rate"), [(50, 0.3), (300, 0.02), (40, 0.9)])
 def test_inclusions_are_independent_bernoulli(records, rate):
     """Frequencies, sizes and neighbours against their law, at 4.5 standard errors."""
-    steps = 6000
+    steps = 2000
     included = draw(records, rate, steps, seeds=2)
     error = math.sqrt(rate * (1 - rate) / steps)
     frequency = included[0].mean(axis=0)

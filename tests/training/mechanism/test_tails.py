@@ -15,6 +15,7 @@ from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism.noise import NoiseSource
 from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
+from tests.tiers import FULL
 
 CPU = torch.device("cpu")
 OPTIONS = [
@@ -116,12 +117,13 @@ def test_no_word_gives_what_is_no_number():
 def test_the_source_has_values_that_its_generator_cannot_give():
     """3e8 draws: 172 / 11.4 / 2.4 are to be expected; one of 24 bits alone gives 169 / 9.0 / 0.
 
-    Each count is within the central 99.9% of its Poisson law, for this seed.
+    Each count is within the central 99.9% of its Poisson law, for this seed. By default a tenth, of which
+    none may be beyond the last edge: that words give what lies there is tested above.
     """
     edges = (5.0, 5.5, 5.7681)
     counts, draws, size = np.zeros(3), 0, 2**22
     noise = NoiseSource([Streams(bytes([9]) * 32)], CPU)
-    while draws < 3e8:
+    while draws < (3e8 if FULL else 3e7):
         values = noise.gaussian(size).numpy()[0]
         if max(values.max(), -values.min()) > edges[0]:
             beyond = np.abs(values[np.abs(values) > edges[0]])
@@ -131,7 +133,7 @@ def test_the_source_has_values_that_its_generator_cannot_give():
         mean = draws * 2.0 * stats.norm.sf(edge)
         low, high = stats.poisson.ppf([5e-4, 1.0 - 5e-4], mean)
         assert low <= count <= high, (edge, mean)
-    assert counts[2] > 0
+    assert counts[2] > 0 or not FULL
 
 
 @pytest.mark.statistical

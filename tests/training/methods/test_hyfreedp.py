@@ -11,12 +11,10 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.strategies.in_run import budgeted
 from privtune.tasks import fine_tuned, get_task
-from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import Layout, load_params
+from privtune.training.mechanism.kernel import Layout
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.methods import DPAdam, HyFreeDP
+from privtune.training.methods import HyFreeDP
 from privtune.training.methods.hyfreedp import Fit, fit_robust, robust_bound
-from studies.harness import train
 from tests.training.methods.world import LiteralOracle, World
 
 SCHEDULE = Schedule(records=2000, sample_rate=0.1, steps=100)
@@ -65,49 +63,6 @@ def test_the_loss_bound_is_of_the_loss_at_the_iterate_alone():
     for _ in range(200):  # noise of four times the bound: it must not feed on itself without end
         bound = robust_bound(bound, 4.0 * bound.expand(3, 4), 1.0)
     assert bound.max().item() == 1e6
-
-
-def biases_alone() -> nn.Module:
-    """Return a network of which biases and head are trained."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
-    for name, weights in model.named_parameters():
-        weights.requires_grad_(name.endswith("bias") or name.startswith("2."))
-    return model
-
-
-def test_on_biases_alone_the_rate_found_is_near_the_best():
-    """Frozen weights whose biases can learn that the first feature is in a band off the middle."""
-    x = torch.randn(2400, 8, generator=torch.Generator().manual_seed(0))
-    y = ((x[:, 0] - 1.0).abs() < 1.0).long()
-
-    def right(method, candidates):
-        found = train(
-            method,
-            SCHEDULE,
-            model=biases_alone,
-            loss=lambda outputs, y: nn.functional.cross_entropy(outputs, y, reduction="none"),
-            data=TensorData(x[:2000], y[:2000]),
-            candidates=candidates,
-            secrets=[bytes([k]) * 32 for k in range(len(candidates))],
-            device="cpu",
-        )
-        model, scores = biases_alone(), []
-        for weights in found.params:
-            load_params(model, weights)
-            scores.append(float((model(x[2000:]).argmax(dim=1) == y[2000:]).float().mean()))
-        return sum(scores) / len(scores), found.report["learning_rate"][50].log10()
-
-    told, rates = {"epsilon": 2.0, "delta": 1e-5}, (1e-3, 1e-2, 1e-1, 1.0)
-    grid = DPAdam.for_budget(SCHEDULE, **told)
-    scores = [right(grid, [{"learning_rate": rate, "max_grad_norm": 0.1}] * 3)[0] for rate in rates]
-    known = HyFreeDP.complete({}, part="biases")
-    ours, rate = right(HyFreeDP.for_budget(SCHEDULE, **told, **known), [{}] * 3)
-    letter, _ = right(HyFreeDP.for_budget(SCHEDULE, **told, fit="paper"), [{}] * 3)
-    assert max(scores) == scores[2]
-    assert (rate + 1.0).abs().max() < 1.0  # powers of ten from the best, 0.1
-    assert ours > max(scores) - 0.05 > letter + 0.1
 
 
 def first_fit(weights, method, usual_size=0.5):

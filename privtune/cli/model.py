@@ -1,0 +1,112 @@
+"""``privtune model`` and ``privtune predict``: released models, and what they say of raw rows."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, emit_json, patience, say
+from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.numbers import json_ready
+
+app = typer.Typer()
+Name = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
+Arm = Annotated[str, typer.Argument(help="A released arm.")]
+
+_AT_ONCE = 4096  # lines
+
+
+@app.command()
+def export(
+    name: Name,
+    arm: Arm,
+    to: Annotated[Path, typer.Option("--to", help="A new folder.")],
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Write a released model for MLflow: it takes raw rows, wherever mlflow and torch are."""
+    from privtune.study import Study
+    from privtune.tracking.model import export_model, tags_of
+
+    with closing(Study(name, storage)) as study, patience("Exporting the model"):
+        export_model(study, arm, to)
+        tags = tags_of(study, arm)
+    if as_json:
+        emit_json({"model": str(to), **tags})
+    else:
+        say(
+            f"Wrote {to}. Serve it with: mlflow models serve --env-manager local --model-uri {to}\n"
+            f"In Python: mlflow.pyfunc.load_model({str(to)!r}).predict(frame)"
+        )
+
+
+def predict(
+    name: Name,
+    arm: Arm,
+    file: Annotated[Path, typer.Argument(help="A CSV file of raw rows, a header first.")],
+    *,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Write here; else to standard output.")
+    ] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="The predictions without the columns of the file.")
+    ] = False,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a released model about the rows of a file: its columns, and the predictions after them."""
+    from privtune.study import Study
+    from privtune.tasks._reader import csv_rows
+
+    if as_json and to is not None:
+        raise typer.BadParameter("give --to or --json")
+    if to is not None and to.exists() and to.samefile(file):
+        raise InvalidInputError("to", str(to), "must be another file than the one that is read")
+    with closing(Study(name, storage)) as study:
+        served = study.release(arm).served
+    if not served.rows.names:
+        raise PrivTuneError(
+            f"Arm {arm!r} takes arrays, which no CSV file holds: ask release.predict(arrays) in Python."
+        )
+    header, lines = csv_rows(file, served.rows.names)
+    parts = (list(zip(*part, strict=True)) for part in _parts(lines))
+    found = (
+        (cells, served.answers(*served.rows.read(dict(zip(header, cells, strict=True)))))
+        for cells in (part or [()] * len(header) for part in parts)
+    )
+    if twice := [name for name in served.rows.names if header.count(name) > 1]:
+        raise PrivTuneError(f"{file} has two columns called {', '.join(twice)}.")
+    if as_json:
+        rows = [
+            dict(zip(columns, answers, strict=True))
+            for _, columns in found
+            for answers in zip(*(cells for cells, _ in columns.values()), strict=True)
+        ]
+        emit_json({"study": name, "arm": arm, "predictions": json_ready(rows)})
+        return
+    place = nullcontext(sys.stdout) if to is None else to.open("w", encoding="utf-8", newline="")
+    with place as out:
+        writer, titled = csv.writer(out, lineterminator="\n"), False
+        for cells, columns in found:
+            kept = [] if alone else list(zip(header, cells, strict=True))
+            if not titled:
+                writer.writerow([*(title for title, _ in kept), *columns])
+            titled = True
+            shown = [*(cells for _, cells in kept), *(cells for cells, _ in columns.values())]
+            writer.writerows(zip(*shown, strict=True))
+    if to is not None:
+        say(f"Wrote {to}.")
+
+
+def _parts(lines: Iterator[list[str | None]]) -> Iterator[list[list[str | None]]]:
+    """Yield lines many at once; of no lines one part without any, whose columns are looked at."""
+    yield list(itertools.islice(lines, _AT_ONCE))
+    while part := list(itertools.islice(lines, _AT_ONCE)):
+        yield part
