@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,10 @@ FLOORS = {
     "ledger": 1,
     "spaces": 1,
     "training": 1,
-    "tasks": 6230,
+    "tasks": 6382,
     "strategies": 4173,
     "execution": 1163,
-    "study": 7028,
+    "study": 7033,
     "audit": 5,
     "api": 6,
     "opacus": 6,
@@ -66,6 +67,7 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -204,13 +206,13 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
 LINES = {
     "accounting": 7818,
     "audit": 1821,
-    "cli": 2511,
+    "cli": 2538,
     "execution": 1163,
     "ledger": 5079,
     "plots": 939,
     "strategies": 4173,
-    "study": 7028,
-    "tasks": 6230,
+    "study": 7033,
+    "tasks": 6382,
     "top level": 1709,
     "tracking": 1093,
     "training": 4,

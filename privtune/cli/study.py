@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privtune.cli import _common as common
+from privtune.errors import InvalidInputError
 from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
@@ -61,6 +62,32 @@ def create(
                 f"Created study {study.name} with {len(study.plans)} arms; nothing has been charged yet. "
                 f"Run it with: privtune study run {study.name}"
             )
+
+
+@app.command()
+def draft(
+    file: Annotated[Path, typer.Argument(help="A table: CSV, JSON lines, Parquet or Arrow.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Write here; else to the file's name with .yaml, here."),
+    ] = None,
+    delimiter: Annotated[str, typer.Option(help="What parts the columns of a CSV file.")] = "",
+    encoding: Annotated[str, typer.Option(help="The letters of a CSV file.")] = "utf-8",
+) -> None:
+    """Write the spec of a table from its header, with what you must declare left open. Reads no record."""
+    from privtune.tasks import draft as draft_of
+
+    text = draft_of(file, target=target, delimiter=delimiter, encoding=encoding)
+    place = to or Path(f"{file.stem}.yaml")
+    try:
+        with place.open("x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise InvalidInputError("to", str(place), "must be a file that is not there yet") from None
+    common.say(
+        f"Wrote {place}. Write what is known without the data in the place of every TODO in it."
+    )
 
 
 @app.command()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.scoring import OfRecords
     from privtune.training.methods import Method
 
-_TIMED = 8  # candidates in the stack that a dry run times
+_TIMED, _SCORED = 8, 64  # candidates in the stack that a dry run times, records that it scores
 _STEPS = 16  # that it times
 _LONG, _FEW = 0.5, 3  # seconds that its steps may take, and how many of longer ones it times
 
@@ -324,7 +324,8 @@ def dry_run(
     schedule = plan.training.schedule
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
     rate = min(1.0, schedule.expected_batch_size / records)
-    data = reduce(replace(made_up_records(task, records), unit=task.unit))
+    made_up = (replace(made_up_records(task, n), unit=task.unit) for n in (records, _SCORED))
+    data, scored = map(reduce, made_up)
     training = plan.first_training
     clock, steps = [time.perf_counter()], _STEPS
 
@@ -334,7 +335,7 @@ def dry_run(
         found = train_built(
             replace(training, method=method, schedule=Schedule(records, rate, steps)),
             task=task,
-            data=TaskData(data, data, data),
+            data=TaskData(data, scored, scored),
             records=data,
             score=score,
             made=enumerate(candidates),
@@ -343,8 +344,7 @@ def dry_run(
         )
         return list(found)
 
-    first = make(bytes(32))
-    (result,) = trained(training.method, [first], 2, plan.score)
+    (result,) = trained(training.method, [first := make(bytes(32))], 2, plan.score)
     check_loaded(task, first.model, make(bytes([255]) * 32).model, result, data)
     trained(training.method, others, 2, plan.score)
     stack, threads = max(1, min(_TIMED, round(plan.expected_runs))), torch.get_num_threads()

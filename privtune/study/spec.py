@@ -24,6 +24,7 @@ from privtune.spaces import SearchSpace, with_public_priors, without_numpy
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
 from privtune.study._objects import check_address
 from privtune.tasks import Task, get_task
+from privtune.tasks._draft import unfilled
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 
@@ -292,6 +293,10 @@ class StudySpec(pydantic.BaseModel):
             SpecError: One sentence: where, what, and what is allowed.
         """
         try:
+            if left := list(unfilled(data)):
+                raise SpecError(
+                    f"The spec is a draft, and leaves {', '.join(left)} open: write each."
+                )
             return cls.model_validate(without_numpy(data), context=_STORED if stored else None)
         except RecursionError:
             raise SpecError("The study spec is nested too deeply, or holds itself.") from None

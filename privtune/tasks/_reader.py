@@ -85,9 +85,14 @@ class Source:
     """A table that has been opened, but for its records."""
 
     columns: Sequence[str] | None
-    words: frozenset[str]
+    types: Mapping[str, pa.DataType]  # as a header declares them
     most: Callable[[], int]
     read: Callable[[Sequence[str]], Iterator[Columns]]
+
+    def is_text(self, name: str) -> bool:
+        """Say whether a column is declared to hold something else than numbers."""
+        kind = self.types.get(name)
+        return kind is not None and not (is_plain(kind) or types.is_decimal(kind))
 
     def check(self, names: Sequence[str], place: str) -> None:
         """Refuse a table that lacks a column, or has two of a name, by its header alone."""
@@ -216,7 +221,7 @@ def _csv(path: Path, names: Sequence[str], form: Form) -> Source:
 
     return Source(
         header,
-        frozenset(),
+        {},
         lambda: sum(b.count(b"\n") + b.count(b"\r") + 1 for b in blocks()),
         read,
     )
@@ -270,7 +275,7 @@ def _json_lines(path: Path, form: Form) -> Source:
 
     # Not by Arrow: one object with another type in a key would decide about all of them.
     path.open().close()  # refuses what cannot be opened
-    return Source(None, frozenset(), lambda: sum(1 for _ in lines()), read)
+    return Source(None, {}, lambda: sum(1 for _ in lines()), read)
 
 
 def _object(line: str, names: Sequence[str]) -> list[Any]:
@@ -289,7 +294,6 @@ def _object(line: str, names: Sequence[str]) -> list[Any]:
 def _arrow(path: Path) -> Source:
     """Open a Parquet or Arrow file, whose header declares the types."""
     found = dataset.dataset(path, format="parquet" if path.suffix == ".parquet" else "ipc")
-    words = {f.name for f in found.schema if not (is_plain(f.type) or types.is_decimal(f.type))}
 
     def read(names: Sequence[str]) -> Iterator[Columns]:
         # Few batches are read ahead: what is read is held beside what models see of it.
@@ -298,7 +302,8 @@ def _arrow(path: Path) -> Source:
             if len(batch):
                 yield {name: _typed(batch.column(name)) for name in names}
 
-    return Source(found.schema.names, frozenset(words), found.count_rows, read)
+    kinds = {field.name: field.type for field in found.schema}
+    return Source(found.schema.names, kinds, found.count_rows, read)
 
 
 def _typed(column: pa.Array) -> pa.Array:

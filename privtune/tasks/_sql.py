@@ -332,7 +332,7 @@ class SqlTable:
                 places = [list(found.keys()).index(name) for name in names]
                 yield from batched(names, ([row[place] for place in places] for row in found))
 
-        return Source(list(columns), frozenset(), most, read)
+        return Source(list(columns), {}, most, read)
 
 
 def _forgiving(connection: Connection, names: Sequence[str]) -> str:

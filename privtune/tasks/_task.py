@@ -332,6 +332,12 @@ class Task(PublicFacts):
 
         Args:
             model: The model, in evaluation mode.
+
+        Example:
+            >>> from privtune.tasks import get_task
+            >>> task = get_task("synthetic-logistic")
+            >>> task.served(task.model().eval()).predict([[0.0] * 20])["prediction"].tolist()
+            [0]
         """
         from privtune.tasks._rows import Served
 

@@ -88,26 +88,6 @@ def test_weights_that_changed_since_the_plan_are_not_used(weights):
         task.model()
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        ({"trainable": "heads"}, "must be all, head, biases or lora:R"),
-        ({"trainable": "lora:0"}, "must be all, head, biases or lora:R"),
-        ({"trainable": "lora"}, "must be all, head, biases or lora:R"),
-        ({"trainable": 3}, "must be all, head, biases or lora:R"),
-        ({"trainable": "head", "target_modules": ["0"]}, "goes with lora:R"),
-        ({"trainable": "lora:2", "target_modules": "0"}, "must be a list of names"),
-        ({"pretrained": "nowhere.safetensors"}, "must be a file or a folder"),
-        ({"pretrained": 7}, "must be the path"),
-        ({"pretrained": "a\0b"}, "must be the path"),
-        ({"trainabel": "head"}, "takes type, task, pretrained"),
-    ],
-)
-def test_a_wrong_description_is_one_sentence(data, why):
-    with pytest.raises(InvalidInputError, match=why):
-        get_task({"type": "fine-tuning", "task": "digits-mlp", **data})
-
-
 class Runs:
     """Unpickled, it would run a program."""
 
