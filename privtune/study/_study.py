@@ -509,19 +509,10 @@ class Study:
         }
 
     def delete(self, *, leave_objects: bool = False) -> list[Path]:
-        """Delete the study, its trials and its models. Its charges are the ledger's and stay.
-
-        Only files that the study made are deleted. What stops it (a kill, an object store that cannot
-        be reached) leaves the study there, so that another call completes it.
-
-        Args:
-            leave_objects: Leave what is in an object store that is gone for good.
+        """Delete the study, as :func:`delete_study` does, which also explains ``leave_objects``.
 
         Returns:
             The study's folders that stay, since they hold files of others.
-
-        Raises:
-            PrivTuneError: If the study runs at this moment, or something cannot be deleted now.
         """
         return self._life.delete(leave_objects=leave_objects)
 
@@ -622,9 +613,10 @@ class Study:
 
 
 def delete_study(name: str, storage: str | Path, *, leave_objects: bool = False) -> list[Path]:
-    """Delete a study, its trials and its models.
+    """Delete a study, its trials and its models, and only files that it made.
 
-    Its charges are the ledger's and stay: what was released cannot be taken back.
+    Its charges are the ledger's and stay: what was released cannot be taken back. What stops a deletion (a
+    kill, an object store that cannot be reached) leaves the study there, so that another call completes it.
 
     Args:
         name: Name of the study.
@@ -636,6 +628,7 @@ def delete_study(name: str, storage: str | Path, *, leave_objects: bool = False)
 
     Raises:
         StudyNotFoundError: If there is no such study.
+        PrivTuneError: If it runs at this moment, or something cannot be deleted now.
 
     Example:
         >>> import privtune
