@@ -531,8 +531,9 @@ class Study:
             task = self._tasks.get(release.arm)
             if task is None and self.spec.task is None:
                 raise PrivTuneError(
-                    f"Only the program that ran arm {release.arm!r} can make its model: build it again "
-                    "and call load_state_dict(release.state_dict(), strict=False)."
+                    f"Only the program that ran arm {release.arm!r} can make its model: run it again, and "
+                    "study.optimize returns the release, at no charge (create_study(load_if_exists=True)). "
+                    "A model that an objective trained takes load_state_dict(release.state_dict())."
                 )
             return self._life.task() if task is None else task
 
