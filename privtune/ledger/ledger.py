@@ -428,13 +428,7 @@ class Ledger:
     def charges(
         self, budget: str, *, study: str | None = None, arm: str | None = None
     ) -> tuple[Charge, ...]:
-        """Return the charges of a budget, oldest first; of one study or arm, if named.
-
-        Args:
-            budget: The budget's name.
-            study: The study that asked.
-            arm: The arm that it asked for.
-        """
+        """Return the charges of a ``budget``, oldest first; of one ``study`` or ``arm``, if named."""
         return tuple(
             charge
             for charge in self.log.current(budget).charges.values()

@@ -234,13 +234,7 @@ class Plan:
         return facts
 
     def candidate(self, space: SearchSpace, streams: Streams, number: int) -> dict[str, Any]:
-        """Return a candidate of a round: a function of the streams and its number alone.
-
-        Args:
-            space: What candidates are drawn from.
-            streams: The round's random streams.
-            number: Its number, from 0.
-        """
+        """Return candidate ``number``, from 0, of a ``space``: a function of it and ``streams`` alone."""
         drawn = {**self.params, **space.draw(streams, number)}
         if self.search is None or CANDIDATE not in self.search.points[0]:
             return drawn

@@ -56,10 +56,16 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
+for (
+    _first
+) in "yYnNoO":  # of yes, no, on and off: as classes they are words, which predictions are said in
+    _Loader.yaml_implicit_resolvers[_first] = [
+        pair for pair in _Loader.yaml_implicit_resolvers.get(_first, []) if "bool" not in pair[0]
+    ]
 
 
 def read_yaml(text: str) -> Any:
-    """Return what a YAML document says: a name stands once in a mapping, and 1e-3 is a number."""
+    """Return what a YAML document says: a name stands once in a mapping, 1e-3 is a number, yes a word."""
     return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
 
 
