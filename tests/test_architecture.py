@@ -204,21 +204,21 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
 
 
 LINES = {
-    "accounting": 7818,
-    "audit": 1821,
-    "cli": 2517,
-    "execution": 1162,
-    "ledger": 5073,
+    "accounting": 7797,
+    "audit": 1796,
+    "cli": 2516,
+    "execution": 1154,
+    "ledger": 5055,
     "plots": 939,
-    "strategies": 4157,
-    "study": 6976,
+    "strategies": 4144,
+    "study": 6958,
     "tasks": 6360,
     "top level": 1709,
     "tracking": 1093,
     "training": 4,
     "training/engine": 4590,
     "training/mechanism": 3459,
-    "training/methods": 2671,
+    "training/methods": 2665,
     "views": 1368,
 }
 """Lines of Python in each room. A number here may only fall: what is new pays with what goes."""
