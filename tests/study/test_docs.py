@@ -146,7 +146,7 @@ def test_the_python_of_the_site_runs(
         (tmp_path / str(ran)).mkdir()
         monkeypatch.chdir(tmp_path / str(ran))
         exec(compile(program.split("release = ")[0] + code, "guide", "exec"), {})
-    assert ran == 4
+    assert ran == 5
 
 
 @pytest.mark.slow
