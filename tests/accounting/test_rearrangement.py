@@ -92,7 +92,7 @@ def excess(seed, count):
 
 def test_no_order_of_small_mechanisms_costs_more():
     """Five thousand of them with PRIVTUNE_CAMPAIGN=full."""
-    assert excess(2, 5000 if FULL else 150) <= 1e-9
+    assert excess(2, 5000 if FULL else 60) <= 1e-9
 
 
 below, charged, pay = Cells.below, Cells.charged, Items.pay
@@ -268,5 +268,10 @@ def test_what_pays_is_shuffled_in_the_best_way():
 def test_a_wrong_formula_is_noticed(name, monkeypatch):
     owner, attribute, mutant = MUTANTS[name]
     monkeypatch.setattr(owner, attribute, mutant)
-    found = excess(1, 40), share_of_the_bound() - 1.0, short_of_the_theorem(), below_the_lines()
-    assert max(found) > 1e-6
+    measures = (
+        below_the_lines,
+        short_of_the_theorem,
+        lambda: share_of_the_bound() - 1.0,
+        lambda: excess(1, 40),
+    )
+    assert any(measure() > 1e-6 for measure in measures)
