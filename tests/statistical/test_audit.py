@@ -39,7 +39,7 @@ def test_an_absence_that_gives_itself_away_is_found():
 
 @pytest.mark.parametrize("by_profile", [False, True])
 def test_the_bound_is_above_the_truth_as_rarely_as_stated(by_profile):
-    """80 audits of a Gaussian of mu = 1. 14 or more have probability 4e-5 at the true rate of 5%, 0.96 at 25%."""
+    """80 audits of a Gaussian of mu = 1. 14 or more have probability 4e-5 at a rate of 5%, 0.96 at 25%."""
     rng = np.random.default_rng(3)
     delta = delta_of(1.0, 1.5)
     claim = Claim(Gaussian(1.0), delta) if by_profile else None
