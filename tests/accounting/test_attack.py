@@ -100,11 +100,7 @@ def excess_of_threshold(seed, count):
     return worst
 
 
-ATTACKS = {
-    "envelope": excess_of_envelope,
-    "pair": excess_of_pair,
-    "threshold": excess_of_threshold,
-}
+ATTACKS = {"envelope": excess_of_envelope, "pair": excess_of_pair, "threshold": excess_of_threshold}
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -141,12 +137,7 @@ def without_infinity(self, size):
 
 FEWEST = {"envelope": 13, "pair": 6, "threshold": 60}
 MUTANTS = {
-    "no test gains anything": (
-        Tuner,
-        "vertices",
-        property(lower_curve),
-        "envelope",
-    ),
+    "no test gains anything": (Tuner, "vertices", property(lower_curve), "envelope"),
     "outcomes pay a fifth less": (
         Tuner,
         "support",

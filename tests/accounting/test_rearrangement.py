@@ -113,25 +113,13 @@ def free_of_price(self, z, cost):
 
 MUTANTS = {
     "no lower losses": (Blocks, "_paid", lambda self, own, lower: own),
-    "twice the depth": (
-        Cells,
-        "below",
-        lambda self, taken, depth: below(self, taken, 2.0 * depth),
-    ),
-    "no mass above": (
-        Cells,
-        "below",
-        lambda self, taken, depth: below(self, 0.0 * taken, depth),
-    ),
+    "twice the depth": (Cells, "below", lambda self, taken, depth: below(self, taken, 2.0 * depth)),
+    "no mass above": (Cells, "below", lambda self, taken, depth: below(self, 0.0 * taken, depth)),
     "no tangents": (Cells, "below", tangents_missed),
     "levels are free": (Cells, "charged", lambda self, z: 0.0),
     "half the price": (Cells, "charged", lambda self, z: 0.5 * charged(self, z)),
     "twice the price": (Items, "pay", free_of_price),
-    "what pays is not charged": (
-        Items,
-        "pay",
-        lambda self, z, cost: 0.8 * pay(self, z, cost),
-    ),
+    "what pays is not charged": (Items, "pay", lambda self, z, cost: 0.8 * pay(self, z, cost)),
 }
 
 

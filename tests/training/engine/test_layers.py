@@ -15,13 +15,7 @@ from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.engine.rules import DirectUse, ProductUse, Transformed, _Products, split
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
 from privtune.training.mechanism.kernel import OfOutputs
-from tests.training.simple import (
-    clipped_sum,
-    cross_entropy,
-    per_sample_gradients,
-    rows_of,
-    summed,
-)
+from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients, rows_of, summed
 
 CPU = torch.device("cpu")
 
@@ -206,10 +200,7 @@ CASES = {
     ),
     "conv2d grouped bias": (lambda: conv(nn.Conv2d(4, 4, 3, groups=4), flat=16), image(4, 4, 4)),
     "conv2d same": (lambda: conv(nn.Conv2d(2, 3, 3, padding="same"), flat=48), image(2, 4, 4)),
-    "conv2d 1x1 ghost": (
-        lambda: conv(nn.Conv2d(40, 40, 1), flat=160),
-        image(40, 2, 2),
-    ),
+    "conv2d 1x1 ghost": (lambda: conv(nn.Conv2d(40, 40, 1), flat=160), image(40, 2, 2)),
     "conv1d": (
         lambda: conv(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), flat=16),
         image(2, 8),
