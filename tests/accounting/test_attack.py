@@ -138,35 +138,23 @@ def without_infinity(self, size):
 FEWEST = {"envelope": 13, "pair": 6, "threshold": 60}
 MUTANTS = {
     "no test gains anything": (Tuner, "vertices", property(lower_curve), "envelope"),
-    "outcomes pay a fifth less": (
-        Tuner,
-        "support",
-        lambda self, z: 0.8 * real_support(self, z),
-        "envelope",
-    ),
+    "outcomes pay a fifth less": (Tuner, "support", lambda self, z: 0.8 * real_support(self, z), "envelope"),
     "nothing ran shows nothing": (RunLaw, "zero_probability", 0.0, "envelope"),
     "twice what Q has is taken off": (
-        dp.selection,
-        "tangents",
-        lambda value, slope, points: (2.0 * value(points[:-1]), 2.0 * value(points[1:])),
-        "envelope",
+        dp.selection, "tangents",
+        lambda value, slope, points: (2.0 * value(points[:-1]), 2.0 * value(points[1:])), "envelope",
     ),
     "a profile is read too far right": (
-        Table,
-        "delta",
-        lambda self, e: real_table(self, np.asarray(e) + 0.3),
-        "pair",
+        Table, "delta", lambda self, e: real_table(self, np.asarray(e) + 0.3), "pair"
     ),
     "what shows the record is left out": (Tuner, "profile", without_infinity, "pair"),
     "chords between a few bounds, a point too low": (
-        dp.pairs,
-        "under_chords",
-        lambda values, places, lower, step: np.append(values[1:], values[-1]),
-        "pair",
+        dp.pairs, "under_chords",
+        lambda values, places, lower, step: np.append(values[1:], values[-1]), "pair",
     ),
     "it gives up three times as often": (Threshold, "__init__", sooner, "threshold"),
     "passing is as likely with the record": (Threshold, "__init__", q_for_p, "threshold"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MUTANTS)
