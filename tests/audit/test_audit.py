@@ -162,6 +162,7 @@ def test_only_sums_of_gaussian_likelihoods_have_a_known_law():
     assert not InstanceClaim.fits(dp.PoissonSampled(0.3, dp.Laplace(2.0)))
 
 
+@campaign
 @pytest.mark.statistical
 @pytest.mark.slow
 def test_a_selection_of_sampled_trainings_is_audited_as_a_whole():
