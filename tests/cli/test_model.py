@@ -62,9 +62,12 @@ def test_what_cannot_be_asked_is_said_in_a_sentence(cli: Cli, storage: str) -> N
     Path("short.csv").write_text("age,sex\n1,f\n")
     Path("twice.csv").write_text("age,sex,sex,education,seen\n")
     Path("none.csv").write_text("age,sex,education,seen\n")
+    Path("taken.csv").write_text("age,sex,education,seen,prediction\n")
     for words, said in {
         ("patients", "arm", "short.csv"): "have no column education, seen",
         ("patients", "arm", "twice.csv"): "twice.csv has two columns called sex.",
+        ("patients", "arm", "taken.csv"): "a column called prediction already: give --alone",
+        ("patients", "arm", "short.csv", "--to", "new.csv"): "have no column education, seen",
         ("patients", "arm", "absent.csv"): "absent.csv is not there.",
         ("patients", "arm", "none.csv", "--to", "none.csv"): "must be another file",
         ("patients", "other", "none.csv"): "no release of an arm 'other'",
@@ -74,6 +77,7 @@ def test_what_cannot_be_asked_is_said_in_a_sentence(cli: Cli, storage: str) -> N
         assert (done.code, done.out) == (1, "")
         assert said in done.err
         assert done.err.count("\n") == 1
+    assert not Path("new.csv").exists()
     assert cli("predict", "patients", "arm", "none.csv", "--alone").out.startswith("prediction,")
 
 
