@@ -217,7 +217,7 @@ LINES = {
     "tracking": 1093,
     "training": 4,
     "training/engine": 4590,
-    "training/mechanism": 3479,
+    "training/mechanism": 3459,
     "training/methods": 2671,
     "views": 1368,
 }
