@@ -215,7 +215,7 @@ def scored_as(
         return model, OfRecords(task.score_of)
     if task.loss_of is None:
         return model, task.loss
-    if terms.metric == "loss":
+    if terms.metric in ("loss", "perplexity"):
         return model, OfRecords(task.loss_of)
     inner = model if task.tree is None else task.tree.inputs.wrap(model)
     return OfUnits(inner, len(task.input_shape) - 1) if task.unit else inner, cross_entropy

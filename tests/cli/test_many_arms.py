@@ -83,9 +83,8 @@ def test_what_is_read_is_linear_in_the_number_of_arms(
         assert len(parts) <= MOST_TRACES
         assert sum(added for _, added, _ in parts) == pytest.approx(study.spent().epsilon)
         assert parts[0][0] == "arm-00 to arm-01"
-        utility = plots.plot_utility(study)
-        (trace,) = utility.data
-        assert len(trace.x) == len(trace.y) == len(trace.error_y.array) == 28
-        assert [len(bars.x) for bars in plots.plot_cost(study).data] == [28, 28]
+        reached, costs, gradients, alone = plots.plot_comparison(study).data
+        assert len(reached.y) == len(reached.error_x.array) == 28
+        assert [len(costs.x), len(gradients.x), len(alone.x)] == [28, 28, 0]
         for curve in plots.plot_trajectories(study).data:
             assert [x for x in curve.x if x == 0] == [0] * 28
