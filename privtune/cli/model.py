@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -64,18 +64,22 @@ def predict(
     """Ask a released model about the rows of a file: its columns, and the predictions after them."""
     from privtune.study import Study
     from privtune.tasks._reader import csv_rows
+    from privtune.tasks.described import read_form
 
     if as_json and to is not None:
         raise typer.BadParameter("give --to or --json")
     if to is not None and to.exists() and to.samefile(file):
         raise InvalidInputError("to", str(to), "must be another file than the one that is read")
     with closing(Study(name, storage)) as study:
-        served = study.release(arm).served
+        served, task = study.release(arm).served, study.spec.task
     if not served.rows.names:
         raise PrivTuneError(
             f"Arm {arm!r} takes arrays, which no CSV file holds: ask release.predict(arrays) in Python."
         )
-    header, lines = csv_rows(file, served.rows.names)
+    while isinstance(task, Mapping) and "task" in task:
+        task = task["task"]  # of a fine-tuning
+    form = read_form(task if isinstance(task, Mapping) else {})
+    header, lines = csv_rows(file, served.rows.names, form)
     if twice := [name for name in served.rows.names if header.count(name) > 1]:
         raise PrivTuneError(f"{file} has two columns called {', '.join(twice)}.")
     parts = (list(zip(*part, strict=True)) or [()] * len(header) for part in _parts(lines))
