@@ -100,19 +100,20 @@ class Source:
             return
         if missing := [name for name in names if name not in self.columns]:
             raise TaskDataError(
-                f"{place} lacks the declared columns {', '.join(missing)}.{self._meant(missing)}"
+                f"{place} lacks the declared columns {', '.join(missing)}.{self._meant(missing, names)}"
             )
         if twice := [name for name in names if list(self.columns).count(name) > 1]:
             raise TaskDataError(f"{place} has two columns called {', '.join(twice)}.")
 
-    def _meant(self, missing: Sequence[str]) -> str:
+    def _meant(self, missing: Sequence[str], names: Sequence[str]) -> str:
         """Say what could be meant, by the header alone, which may be a record of a file without one."""
         known = {label_of(name) for name in missing}
         if alike := [name for name in self.columns or () if label_of(name) in known]:
             return f" It has {', '.join(alike)}: write names as the file does."
         if any("\ufffd" in name for name in self.columns or ()):
             return " Its header is not UTF-8: write encoding: cp1252, or what it was saved in."
-        return " Its first line must name the columns; write delimiter: if none of , ; | and tab parts them."
+        said = "Its first line must name the columns; write delimiter: if none of , ; | and tab parts them."
+        return "" if len(missing) < len(set(names)) else f" {said}"
 
     def batches(self, names: Sequence[str]) -> Iterator[Columns]:
         """Read columns, and tell who listens how much of the table has been read."""
