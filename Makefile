@@ -66,7 +66,7 @@ campaigns: $(STAMP)
 	PRIVTUNE_CAMPAIGN=full $(BIN)/python -m pytest --timeout 0 --log-file campaigns.log --log-file-level INFO \
 		tests/ledger/test_campaigns.py tests/ledger/test_model.py tests/study/test_lifecycle.py tests/cli/test_fuzz.py \
 		tests/accounting tests/training/mechanism/test_tails.py tests/audit tests/study/test_struck.py \
-		tests/tracking/test_servers.py
+		tests/tracking/test_servers.py tests/tracking/test_times.py tests/execution/test_processes.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -40,12 +40,12 @@ _FINE = 2.0  # fineness of the lattice of one bound among several
 _ATOMS = 2048  # of the lattice on which the rearrangement is computed
 # No smaller and no larger δ is asked for, but by the filter's tables, hundreds of times.
 _SMALL_DELTA, _LARGE_DELTA = 1e-15, 1e-3
-_MARGIN = 1e-9  # sums of masses are known to about 1e-13
+_MARGIN = 1e-9  # relative: sums of masses and of Rényi divergences are known to about 1e-12
 _ENVELOPE = Gains(learns=False)
 
 
 def choice_of(parts: dict[Event, int]) -> Choice | None:
-    """Return what is chosen from, of an event that composes nothing and is such a choice."""
+    """Return the choice that an event consists of, a best of K say; None for anything composed."""
     if list(parts.values()) != [1]:
         return None
     single = next(iter(parts))
@@ -53,7 +53,7 @@ def choice_of(parts: dict[Event, int]) -> Choice | None:
 
 
 class Bounds:
-    """The bounds that were found, by name, and why others were not."""
+    """The bounds on ε or δ that could be computed, by name, and why the others could not."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
@@ -78,7 +78,7 @@ class Bounds:
 
 
 def add_basic(bounds: Bounds, parts: dict[Event, int], wanted: str, target: float) -> None:
-    """Add up ε and δ where every part has them (Dwork and Roth 2014, Theorem 3.16)."""
+    """Add the bound Σ ε at Σ δ, where every part is (ε, δ)-DP (Dwork and Roth 2014, Theorem 3.16)."""
     spent, failing = 0.0, 0.0
     for part, count in parts.items():
         pure = entry(part).pure(part)
@@ -87,6 +87,7 @@ def add_basic(bounds: Bounds, parts: dict[Event, int], wanted: str, target: floa
         spent += count * pure[0]
         failing += count * pure[1]
     spent, failing = spent * (1.0 + 1e-12), failing * (1.0 + 1e-12)
+    # Of a sum of ε no other δ is known, so it answers only where Σ δ, or Σ ε, is within what was asked.
     if wanted == "epsilon" and failing <= target:
         bounds.values["basic"] = spent
     elif wanted == "delta" and spent <= target:
@@ -94,7 +95,7 @@ def add_basic(bounds: Bounds, parts: dict[Event, int], wanted: str, target: floa
 
 
 def add_numerical(bounds: Bounds, parts: dict[Event, int], wanted: str, target: float) -> None:
-    """Add every bound that needs a dominating pair to those that were found."""
+    """Add the bounds that are computed from dominating pairs: of compositions, of best of K."""
     reason = no_pair(parts)
     choice = choice_of(parts)
     if reason:
@@ -168,13 +169,12 @@ def _profile(event: PrivateSelection, runs: NegativeBinomial, wanted: str, targe
 
 def _envelope(event: PrivateSelection, wanted: str, target: float) -> float:
     return _stable(
-        lambda fineness: _worse(tuners(event, fineness), wanted, target),
-        _TOLERANCE[wanted],
+        lambda fineness: _worse(tuners(event, fineness), wanted, target), _TOLERANCE[wanted]
     )
 
 
 def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | None:
-    """Return the rearrangement bound in the worse direction, None where it is the envelope."""
+    """Return the rearrangement bound on a best of K, worse direction; None where the envelope is as good."""
     found = [
         (bound.tuner.epsilon(target) if wanted == "epsilon" else bound.tuner.delta(target), bound)
         for bound in _rearranged_bounds(event)
@@ -195,7 +195,7 @@ def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | 
 
 @lru_cache(maxsize=16)
 def _rearranged_bounds(event: PrivateSelection) -> tuple[Rearranged, ...]:
-    """Return the bound in both directions, or one for both, on a lattice of few atoms."""
+    """Return a best of K's rearrangement bounds, one a direction, on a lattice of 2,048 atoms at most."""
     remove, add = cast("tuple[Tuner, Tuner]", tuners(event, _FINE))
     bounds = []
     for fine in (remove,) if add is remove else (remove, add):
@@ -205,7 +205,7 @@ def _rearranged_bounds(event: PrivateSelection) -> tuple[Rearranged, ...]:
 
 
 def _liu_talwar(base: Event, gamma: float, delta: float) -> float:
-    """Return ε by the approximate-DP theorem for random stopping, a baseline that never wins."""
+    """Return Liu and Talwar's ε for random stopping over an (ε₁, δ₁)-DP run, a baseline that never wins."""
     # Liu, Talwar, arXiv:1811.07971, Section 3: `(3 ε₁ + 3 sqrt(2 δ₁), sqrt(2 δ₁) T + δ₂)`, T = log(1/δ₂)/γ.
     # With s = sqrt(2 δ₁)/γ the best δ₂ is s, and δ is s (1 + log(1/s)).
     good, bad = -300.0, -1.0  # log s; at the end δ is 2/e
@@ -220,7 +220,7 @@ def _liu_talwar(base: Event, gamma: float, delta: float) -> float:
 def quick_epsilon(
     event: Event, delta: float, near: float, fineness: float, gains: Gains | None = None
 ) -> float | None:
-    """Return ε, about `near`, on one lattice, for searches alone; None where another bound counts."""
+    """Estimate ε, about `near`, on one lattice, for searches; None where no lattice gives the answer."""
     # It bounds nothing: a smooth multiple of the reported ε, in a fraction of the time.
     parts = flatten(event)
     if not parts or gaussian_mu(parts) is not None or no_pair(parts):
@@ -245,28 +245,20 @@ def _worse(directions: tuple[Any, Any], wanted: str, target: float) -> float:
 
 
 def _stable(compute: Callable[[float], float], tolerance: float = 1e-3) -> float:
-    """Refine the lattice until the answer moves by less than the tolerance; each lattice gives a bound."""
-    return _refined(compute, tolerance) * (1.0 + _MARGIN)
-
-
-def _refined(compute: Callable[[float], float], tolerance: float) -> float:
-    fineness = 1.0
-    value = compute(fineness)
-    while fineness < _MAX_FINENESS:
+    """Return a bound on a lattice so fine that halving its step moves it by less than a tolerance."""
+    fineness, value, moved = 1.0, compute(1.0), True
+    while moved and fineness < _MAX_FINENESS:
         fineness *= 2.0
         try:
             finer = compute(fineness)
         except GridError:
-            return value
-        best = min(value, finer)
-        if abs(finer - value) <= tolerance * finer or not math.isfinite(finer):
-            return best
-        value = best
-    return value
+            break
+        moved = math.isfinite(finer) and abs(finer - value) > tolerance * finer
+        value = min(value, finer)  # each lattice gives a bound: the smaller one holds
+    return value * (1.0 + _MARGIN)
 
 
 _METHODS = ("best", "rdp", "pld")
-_MARGIN = 1e-9  # of Rényi divergences; their sums and quadratures are known to about 1e-12
 
 
 @dataclass(frozen=True)
@@ -334,11 +326,7 @@ class Guarantee:
 
 
 def epsilon(
-    event: Event,
-    delta: float,
-    *,
-    adjacency: Adjacency = Adjacency.ADD_REMOVE,
-    method: str = "best",
+    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE, method: str = "best"
 ) -> Guarantee:
     """Return the smallest ε for which the event is known to be `(ε, delta)`-DP.
 
@@ -516,6 +504,8 @@ def group_privacy(event: Event, delta: float, *, method: str = "best") -> Guaran
     """
     level = check_delta(delta)
     kind = _method(method)
+    # P(S) <= e^ε Q(S) + δ' and Q(S) <= e^ε R(S) + δ' give P(S) <= e^2ε R(S) + (1 + e^ε) δ'. The largest δ'
+    # with (1 + e^ε(δ')) δ' <= level gives the smallest ε; it is searched on a logarithmic scale.
     low, high = math.log(level) - 700.0, math.log(level / 2.0)
     best: Guarantee | None = None
     for _ in range(24):

@@ -104,7 +104,7 @@ def solve_decreasing(
 
 
 def _slope(*seen: tuple[float, float], usual: float) -> float:
-    """Return how much faster than the function x changes between two points, relatively."""
+    """Return Δ log x over -Δ log f(x) between two points of a falling function, or the usual value."""
     (x, value), (other, beyond) = seen[0], seen[-1]
     if not 0.0 < beyond < math.inf or not 0.0 < value < math.inf or value == beyond:
         return usual
@@ -306,7 +306,7 @@ _memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)
 
 @contextmanager
 def searches_learn() -> Iterator[None]:
-    """Let each calibration within begin where earlier ones, of like events, ended."""
+    """Let every calibration in this block start from the noise that earlier, similar ones found."""
     token = _memory.set(_memory.get() or _Memory())
     try:
         yield
@@ -317,7 +317,7 @@ def searches_learn() -> Iterator[None]:
 def _guessed(
     memory: _Memory, event: Event, target: float, delta: float, accuracy: float
 ) -> tuple[float, float] | None:
-    """Return the logarithm of a factor that is about right, and the slope of log ε there, or None."""
+    """Estimate the log of the noise factor that meets a target, and the slope of log ε there; or None."""
 
     def height(scale: float, fineness: float, gains: Gains | None = None) -> float:
         """Return log(ε / target) on one lattice; NaN where that does not answer."""
@@ -349,7 +349,7 @@ def _near(
     accuracy: float,
     reported: Callable[[float], float],
 ) -> float | None:
-    """Return a factor that a search found and the accountant confirmed to be on the safe side, or None."""
+    """Search a noise factor at which the accountant itself reports at most the target, or return None."""
     kind, noise = shape(event)
     place, slope = _guessed(memory, event, target, delta, accuracy) or _NOWHERE
     below = 0.5 * accuracy * -slope
@@ -379,7 +379,7 @@ def _near(
 
 
 def _coarsely(height: Callable[[float], float]) -> tuple[float, float] | None:
-    """Return the logarithm of a factor and a slope by a coarse lattice; None where it does not answer."""
+    """Estimate the same on the coarsest lattice, where each answer is quick; None where it gives none."""
     place, slope = _NOWHERE
     last = None
     for _ in range(_GUESSES):
@@ -403,7 +403,7 @@ def _coarsely(height: Callable[[float], float]) -> tuple[float, float] | None:
 def _finely(
     height: Callable[[float], float], place: float, slope: float, accuracy: float
 ) -> tuple[float, float] | None:
-    """Improve a factor and its slope on a finer lattice, on which each answer takes longer."""
+    """Improve that estimate on a finer lattice, on which each answer takes longer."""
     last = None
     for _ in range(_FINER):
         now = height(math.exp(place))
@@ -445,7 +445,7 @@ def _is_slow(part: Event) -> bool:
 
 
 def _nests(event: Event) -> bool:
-    """Return whether selections stand inside other events of the composition: it takes long to account."""
+    """Return whether a composition has selections beside other events, which takes long to account."""
     return any(_is_slow(part) and entry(part).choice(part) is None for part in flatten(event))
 
 

@@ -110,7 +110,7 @@ def compare(event: Event, delta: float, *, tools: Sequence[str] = ()) -> Compari
 
 
 def _why(tool: str, found: float, ours: Guarantee, lower: float) -> str:
-    """Return in one sentence why our number differs from theirs."""
+    """Return one sentence on why this package's ε differs from that of another tool."""
     if found < lower * (1.0 - 1e-6):
         return "Its number is no upper bound: some mechanism with this event costs more."
     if math.isinf(found):

@@ -106,7 +106,7 @@ def _node(event: Event, delta: float, adjacency: Adjacency, saved: float | None)
 def _saved(
     parts: Sequence[Event], distinct: Sequence[Event], whole: Guarantee, adjacency: Adjacency
 ) -> Iterator[float]:
-    """Yield what leaving out each part, once, saves."""
+    """Yield how much ε would fall if one copy of each part were left out."""
     for part in distinct:
         at = parts.index(part)
         rest = Composed((*parts[:at], *parts[at + 1 :]))
@@ -252,7 +252,7 @@ def _change(words: str, found: float, now: Guarantee) -> Change:
 
 
 def _walk(event: Event, seen: dict[Event, None]) -> dict[Event, None]:
-    """Collect an event and all that is in it, each once, in the order of the tree."""
+    """Collect an event and all events inside it, each once, from the root of the tree."""
     if event not in seen:
         seen[event] = None
         for child in event.children():

@@ -63,7 +63,7 @@ def sampled_gaussian_curves(rates: Floats, noise_multipliers: Floats, orders: Fl
 
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """Terms of the binomial sums of orders that are about as large, and are cut alike or not at all."""
+    """Terms of the binomial sums for whole orders of similar size, which are computed as one array."""
 
     place: NDArray[np.int64]
     multipliers: Floats
@@ -74,7 +74,7 @@ class _Terms:
 
 @lru_cache(maxsize=64)
 def _terms(orders: tuple[int, ...], side: int) -> list[_Terms]:
-    """Return the terms of all orders: both ends of a sum, or all of it where these meet."""
+    """Return the terms of each order's binomial sum: those at both ends, all of a short sum."""
     groups: dict[int, list[int]] = {}
     for place, order in enumerate(orders):
         cut = 2 * side + 2 <= order
@@ -105,7 +105,7 @@ def _terms(orders: tuple[int, ...], side: int) -> list[_Terms]:
 
 
 def _whole(factors: Floats, orders: tuple[int, ...], side: int) -> Floats:
-    """Return the divergence at whole orders, a row for each row of factors."""
+    """Return Rényi divergences of sampled Gaussians at whole orders, one row for each."""
     # Where k (n-k)/n >= σ² the log terms are convex in k: between two such points each is at most the larger
     # of these two. So only both ends of the sum, of 4σ² and at least 64 terms, are computed one by one.
     result = np.empty((factors.shape[0], len(orders)))
@@ -128,7 +128,7 @@ def _whole(factors: Floats, orders: tuple[int, ...], side: int) -> Floats:
 
 
 def _fractional(rate: float, sigma: float, orders: Floats) -> Floats:
-    """Return the divergence at fractional orders, by the trapezoid rule on one common grid."""
+    """Return Rényi divergences of one sampled Gaussian at fractional orders, by the trapezoid rule."""
     if orders.size == 0 or sigma < _LEAST_NOISE:
         return np.full_like(orders, np.inf)
     step = min(sigma / 3.0, 0.5 * sigma**2)
@@ -165,7 +165,7 @@ def interpolated(orders: Floats, values: Floats) -> Curve:
 
 
 def _whole_orders(orders: Floats, at_whole: Floats) -> Floats:
-    """Return values at `orders` from those at 2, 3, ..., by the same chords; infinite beyond."""
+    """Return a curve at `orders` from its values at 2, 3, ..., by chords; infinite beyond the last."""
     whole = np.arange(2.0, at_whole.size + 2.0)
     return interpolated(whole, at_whole)(orders)
 
@@ -194,12 +194,12 @@ def amplified_curve(orders: Floats, values: Floats, rate: float) -> Floats:
 
 
 def _binomial_terms(top: int) -> tuple[Floats, Floats]:
-    """Return the orders 2, 3, ..., a column, and k = 0, 1, ..., a row."""
+    """Return orders α = 2, 3, ... as a column and the binomial index k = 0, 1, ... as a row."""
     return np.arange(2.0, top + 1.0)[:, None], np.arange(0.0, top + 1.0)[None, :]
 
 
 def _from_terms(order: Floats, k: Floats, terms: Floats) -> Floats:
-    """Return divergences from the logarithms of the terms of their sums, those of k up to the order."""
+    """Return log(Σ_k e^term)/(α-1), k up to α: the divergence whose binomial sum has these log terms."""
     sums = sp.special.logsumexp(np.where(k <= order, terms, -np.inf), axis=1)
     return np.asarray(np.maximum(sums / (order[:, 0] - 1.0), 0.0))
 
@@ -231,6 +231,7 @@ _LEAST = 1e-200  # of a deviation, by which one may divide
 
 def log_moments(orders: Floats, sigma: float, scales: Sequence[float]) -> Floats:
     """Return `log E_Q[L^k]` of the product pair without sampling, at orders of at least 1."""
+    # Mironov, arXiv:1702.07476, Proposition 6 (Laplace) and 7 (Gaussian); moments of a product multiply.
     # A Laplace release of scale b: E_Q[L^k] = (k e^((k-1)/b) + (k-1) e^(-k/b)) / (2k-1).
     total = np.asarray(orders * (orders - 1.0) / (2.0 * sigma**2))
     for scale in scales:
@@ -242,7 +243,7 @@ def log_moments(orders: Floats, sigma: float, scales: Sequence[float]) -> Floats
 
 
 def joint_deviation(rate: float, sigma: float, scales: Sequence[float]) -> float:
-    """Return a scale of the loss of one such step: sqrt of its chi-square divergence, capped."""
+    """Return the size of a sampled joint release's privacy loss, sqrt of its chi-square divergence."""
     unsampled = math.sqrt(sigma**-2 + math.fsum(min(1.0 / b, 1.0) ** 2 for b in scales))
     square = float(log_moments(np.array([2.0]), sigma, scales)[0])
     if square > 50.0:
@@ -286,17 +287,19 @@ _MOST_PIECES = 4096  # of the unit interval; beyond, chords between whole orders
 
 def mixture_curve(curves: Floats, weights: Floats) -> Floats:
     """Return the divergence of a public mixture whose component is shown."""
+    # The name of the component is part of the output, so E_Q[L^α] is the average of the components'.
     scaled = (ORDERS - 1.0) * curves + np.log(weights)[:, None]
     return np.asarray(sp.special.logsumexp(scaled, axis=0) / (ORDERS - 1.0)).clip(min=0.0)
 
 
-def pure_curve(epsilon: float) -> Floats:
+def pure_curve(epsilon: float, orders: Floats = ORDERS) -> Floats:
     """Return the exact curve of ε-DP (Bun and Steinke, arXiv:1605.02065, Proposition 3.3)."""
+    # Randomised response, of probabilities p and q = 1 - p with p/q = e^ε, is the worst of these releases.
     log_p = -math.log1p(math.exp(-epsilon))
     log_q = log_p - epsilon
-    first = ORDERS * log_p + (1.0 - ORDERS) * log_q
-    second = ORDERS * log_q + (1.0 - ORDERS) * log_p
-    return np.asarray(np.logaddexp(first, second) / (ORDERS - 1.0)).clip(0.0, epsilon)
+    first = orders * log_p + (1.0 - orders) * log_q
+    second = orders * log_q + (1.0 - orders) * log_p
+    return np.asarray(np.logaddexp(first, second) / (orders - 1.0)).clip(0.0, epsilon)
 
 
 def sampled_laplace_curve(rate: float, scale: float, orders: Floats) -> Floats:

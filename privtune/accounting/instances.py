@@ -23,7 +23,7 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Outcomes by their rounded losses; `shown` is the P-mass of those that show the record."""
+    """Outcomes of a release by their rounded losses; `shown`: the P-mass that shows the record for sure."""
 
     lowest: int
     p: Floats
@@ -32,7 +32,7 @@ class _Placed:
 
     @classmethod
     def of(cls, outcomes: Outcomes, step: float) -> _Placed:
-        """Place outcomes; what shows that the record is absent counts nothing, and is left out."""
+        """Round the losses of outcomes to the lattice; outcomes that only Q has add nothing to δ."""
         finite = np.isfinite(outcomes.losses)
         losses = np.clip(outcomes.losses[finite], *_range(outcomes))
         places = np.round(losses / step).astype(np.int64)
@@ -50,7 +50,7 @@ class _Placed:
 
 
 def _range(outcomes: Outcomes) -> tuple[float, float]:
-    """Return the ends of the losses that happen at all often."""
+    """Return the lowest and the highest loss that happen with any noticeable probability."""
     losses = outcomes.losses
     counts = np.isfinite(losses) & (np.maximum(outcomes.p, outcomes.q) > _COUNTS)
     ends = losses[counts] if counts.any() else np.zeros(1)
@@ -65,7 +65,7 @@ class Stages:
     choices: Sequence[Sequence[Outcomes]]
 
     def epsilon(self, delta: float, start: float) -> float:
-        """Return the largest ε found at which what the decisions make has more than this δ.
+        """Return the largest ε found at which the best decisions have a δ above the target.
 
         Args:
             delta: The target.
@@ -81,7 +81,7 @@ class Stages:
         return found
 
     def decided(self, epsilon: float) -> Outcomes:
-        """Return the outcomes of the decisions that are best at this ε, as far as rounding lets tell."""
+        """Return the outcomes of all stages under the decisions that are best at this ε, rounding aside."""
         p, q, shown = self._first.p, self._first.q, self._first.shown
         for stage, decision in enumerate(self._decisions(epsilon)):
             p, q, more = self._after(stage, decision, p, q)
@@ -101,7 +101,7 @@ class Stages:
 
     @cached_property
     def _different(self) -> dict[int, Sequence[Outcomes]]:
-        """Stages of one event share a list of instances: each list once, by its identity."""
+        """The lists of instances, each once: stages of equal events share one."""
         return {id(stage): stage for stage in self.choices}
 
     @cached_property
@@ -140,7 +140,7 @@ class Stages:
         return found[::-1]
 
     def _window(self, stage: int, one: _Placed, value: Floats) -> Floats:
-        """Return the values at the places which an instance leads to."""
+        """Return the values at the lattice places that an instance's outcomes lead to."""
         low, high = self._ends[stage]
         start = low + one.lowest - self._ends[stage + 1][0]
         return value[start : start + high - low + one.p.size]
@@ -148,7 +148,7 @@ class Stages:
     def _after(
         self, stage: int, decision: Indices, p: Floats, q: Floats
     ) -> tuple[Floats, Floats, float]:
-        """Return the masses after a stage, and how much of P it shows."""
+        """Return the masses after one more stage, and the P-mass on which it shows the record for sure."""
         low, high = self._ends[stage + 1]
         shown = 0.0
         after = np.zeros(high - low + 1), np.zeros(high - low + 1)
@@ -172,7 +172,7 @@ _STAGES = 12  # choices at most that hang on what was released before
 
 @dataclass(frozen=True)
 class _Instances:
-    """Instances that cost much in one direction at one δ."""
+    """Candidate instances of one choice: each costs much in one direction at one δ."""
 
     asked: float
     delta: float
@@ -251,7 +251,7 @@ def _best_aim(event: Event, delta: float, flip: bool, other: float) -> float:
 
 
 def _adaptive_epsilon(event: Event, delta: float, start: float) -> float:
-    """Return ε of an instance whose choices hang on what came before, 0 where there is none of them."""
+    """Return ε of an instance whose choices depend on earlier outcomes; 0 where nothing is chosen."""
     parts = flatten(event)
     chosen = {part: count for part, count in parts.items() if not _is_fixed(part)}
     if not chosen or sum(parts.values()) < 2 or sum(chosen.values()) > _STAGES:

@@ -340,7 +340,7 @@ class _Sum:
 
 
 def composition(parts: Sequence[tuple[Outcomes, int]], delta: float) -> Outcomes:
-    """Return what independent releases tell together, each so many times; as fine as this δ asks."""
+    """Return the outcomes of independent releases together, as finely as bounds at this δ need."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     # What is far rarer than δ in all of them together needs no place, and the steps are finer without.
@@ -383,7 +383,7 @@ def two_sided(epsilon: float, delta: float) -> Outcomes:
 
 
 def mixed(parts: Sequence[Outcomes], weights: Sequence[float]) -> Outcomes:
-    """Return the mixture whose component is shown."""
+    """Return the outcomes of a mixture whose component is part of the outcome."""
     pairs = list(zip(parts, weights, strict=True))
     return Outcomes(
         np.concatenate([w * part.p for part, w in pairs]),
@@ -393,13 +393,13 @@ def mixed(parts: Sequence[Outcomes], weights: Sequence[float]) -> Outcomes:
 
 
 def sampled(outcomes: Outcomes, rate: float) -> Outcomes:
-    """Return the same on a Poisson sample."""
+    """Return the outcomes of a release on a Poisson sample of this rate."""
     p = (1.0 - rate) * outcomes.q + rate * outcomes.p
     return Outcomes(p, outcomes.q, outcomes.error)
 
 
 def split(tuning: Outcomes, training: Outcomes, rate: float) -> Outcomes:
-    """Return tuning and training of which the record is in exactly one."""
+    """Return the outcomes of tuning and training where each record is in exactly one of them."""
     first, second = tuning.merged(_SIDE), training.merged(_SIDE)
     p = rate * np.outer(first.p, second.q) + (1.0 - rate) * np.outer(first.q, second.p)
     q = np.outer(first.q, second.q)

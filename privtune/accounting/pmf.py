@@ -311,6 +311,7 @@ def chernoff(
     moment: Callable[[float], float], start: float, tail: float, most: float
 ) -> tuple[float, float]:
     """Return (min over θ <= most of (moment(θ) + tail)/θ, the θ), by golden section on log θ."""
+    # Chernoff: the mass above t is at most exp(moment(θ) - θ t), so it is below exp(-tail) at this t.
     # Of bounded losses the best θ is infinite; it would take all digits of what it is multiplied with.
     ratio = 2.0
     best = min(start, most)
@@ -389,7 +390,7 @@ def compose(parts: Sequence[tuple[LossPmf, int]], *, plain: int = _PLAIN) -> Los
 
 
 def _bottom(parts: Sequence[tuple[LossPmf, int]], start: float, most: float) -> tuple[float, float]:
-    """Return minus a loss, and the most P-mass that lies below it."""
+    """Return minus the loss where the window begins, and a bound on the P-mass below it."""
     # Q(loss < x) <= exp(-60), hence P(loss < x) <= exp(x - 60).
     if log_moment(parts, -1.0) > -_TAIL:
         bottom, _ = chernoff(lambda theta: log_moment(parts, -1.0 - theta), start, _TAIL, most)
@@ -401,7 +402,7 @@ def _bottom(parts: Sequence[tuple[LossPmf, int]], start: float, most: float) -> 
 
 
 def _is_negligible(noise: Floats, masses: Floats) -> bool:
-    """Whether an allowance for noise is beside every tail of the masses that has any probability."""
+    """Whether an allowance for rounding is below a millionth of every tail that is not rarer than 1e-16."""
     tail = np.cumsum(masses[::-1])
     allowed = np.cumsum(noise[::-1])
     return bool((allowed <= np.maximum(_BESIDE * tail, _BESIDE * _RAREST)).all())
@@ -416,7 +417,7 @@ def _atoms(
     *,
     extended: bool,
 ) -> tuple[Floats, Floats]:
-    """Return the masses in the window, an allowance for noise in each, and that allowance."""
+    """Return the window's masses, with an allowance for FFT rounding added to each, and the allowance."""
     step = parts[0][0].step
     places = (window - origin) % size
     losses = window * step

@@ -26,7 +26,7 @@ def rdp_curve(event: Event) -> Floats:
 
 
 def composed_curve(parts: Mapping[Event, int]) -> Floats:
-    """Return the Rényi curve of what `flatten` returns."""
+    """Return the Rényi curve of a composition: the sum of its parts' curves, by their counts."""
     values = np.zeros_like(ORDERS)
     for curve, count in zip(_leaf_curves(list(parts)), parts.values(), strict=True):
         values += count * curve
@@ -34,7 +34,7 @@ def composed_curve(parts: Mapping[Event, int]) -> Floats:
 
 
 def composed_by_autodp(parts: Mapping[Event, int]) -> Floats:
-    """Return the same, composed by autodp from the same curves of the parts."""
+    """Return the Rényi curve of a composition as autodp composes it from the same curves."""
     from autodp.autodp_core import Mechanism
     from autodp.transformer_zoo import Composition
 
@@ -101,7 +101,7 @@ _MARGIN = 1e-12  # relative; covers the rounding of the distribution function an
 
 
 def gaussian_mu(parts: Mapping[Event, int]) -> float | None:
-    """Return μ = sqrt(Σ count/σ²) if every part is an unsampled Gaussian, else None."""
+    """Return μ = sqrt(Σ count/σ²) of unsampled Gaussians (arXiv:1905.02383, Corollary 3.3), else None."""
     total = 0.0
     for event, count in parts.items():
         precision = entry(event).precision(event)
@@ -112,7 +112,7 @@ def gaussian_mu(parts: Mapping[Event, int]) -> float | None:
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), rounded up."""
+    """Return δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), rounded up (arXiv:1805.06530, Theorem 8)."""
     if mu == 0.0:
         return 0.0
     first = float(sp.special.log_ndtr(mu / 2.0 - epsilon / mu))
@@ -127,7 +127,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest ε >= 0 with δ(ε) <= delta, rounded up."""
+    """Return the smallest ε >= 0 at which a Gaussian of mean μ has δ(ε) <= delta, rounded up."""
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9

@@ -52,7 +52,7 @@ class Cells:
         return np.clip(left, 0.0, 1.0), np.clip(height, 0.0, 1.0)
 
     def charged(self, z: float) -> float:
-        """Return the integral of the price of levels from which what has this z cannot pay more."""
+        """Return the integral of the price π over all levels, with z = z(ℓ*) (README, 5)."""
         ends = zip((self.top[:-1], self.top[1:]), self.floor, strict=True)
         left, right = (np.maximum(top - z * floor, 0.0) for top, floor in ends)
         first = max(float(self.top[0]) - z * self.least, 0.0) * float(self.roc[0])
@@ -60,7 +60,7 @@ class Cells:
 
 
 class Items:
-    """Groups of losses at the depth of a block: how much φ' each keeps in each cell."""
+    """Groups of losses, each at the depth of its block: φ'(G) at both ends of every cell of levels."""
 
     def __init__(self, cells: Cells, taken: Floats, depth: Floats, *, priced: bool) -> None:
         self.cells, self.size = cells, taken.size
@@ -103,7 +103,7 @@ class Items:
 
 
 def divided(marks: Indices, pieces: Indices, depth: Floats) -> Indices:
-    """Return ends of blocks, each of which is cut into so many pieces of one mass."""
+    """Return the ends of blocks after each is cut into so many pieces of equal P-mass."""
     block = np.repeat(np.arange(pieces.size), pieces)
     part = np.arange(block.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     start, mass = depth[marks[:-1]], np.diff(depth[marks])
@@ -131,13 +131,13 @@ class Ranked:
         self.at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
 
     def charged(self, epsilon: float) -> Floats:
-        """Return what each outcome pays under the envelope."""
+        """Return each outcome's part of δ(ε) under the envelope bound."""
         z = np.exp(np.minimum(epsilon - self.losses, 700.0))
         return np.asarray(self.masses * self.tuner.support(z))
 
 
 class Blocks:
-    """The bound with one division into blocks, and one price or none; any are valid."""
+    """The rearrangement bound with one division into blocks, and one price or none; any are valid."""
 
     def __init__(self, ranked: Ranked, cells: Cells, marks: Indices, *, priced: bool) -> None:
         self.ranked, self.cells, self.marks, self.priced = ranked, cells, marks, priced
@@ -185,7 +185,7 @@ class Blocks:
         return int(self.marks[-1])
 
     def _price(self, epsilon: float) -> float | None:
-        """Return z of the largest loss that pays the price of its level, if any does."""
+        """Return z(ℓ*) of the price, where there is one."""
         return float(self._z(epsilon, self.marks[-1])) if self._has_price else None
 
     @property
@@ -337,7 +337,7 @@ class Rearranged:
         return int(_POINTS * min(_CELLS / self._cells(epsilon).level.size, 1.0)) + _FEW
 
     def delta(self, epsilon: float, least: float = 0.0) -> float:
-        """Return the bound on δ(ε).
+        """Return the rearrangement bound on δ(ε).
 
         Args:
             epsilon: At least 0.
@@ -366,7 +366,7 @@ class Rearranged:
         return np.array([self._ended(self._place(float(e))).delta(float(e)) for e in epsilons])
 
     def epsilon(self, delta: float, start: float, least: float = 0.0) -> float:
-        """Return an ε at which the bound is at most delta.
+        """Return an ε at which the rearrangement bound is at most delta.
 
         Args:
             delta: The target, above 0.
@@ -392,7 +392,7 @@ class Rearranged:
         return near
 
     def _cells(self, epsilon: float, wider: float = 1.0) -> Cells:
-        """Return cells of levels which what is gained near this ε can be told in."""
+        """Return cells of levels that are narrow enough for what outcomes gain near this ε."""
         paid = self.ranked.charged(epsilon)
         paying = paid > 0.0
         slope = self.tuner.runs.pgf_derivative(self._best(epsilon, paying))
@@ -412,13 +412,13 @@ class Rearranged:
         return _LEAST_PART * math.sinh(place * self._part)
 
     def _begun(self, place: int) -> Blocks:
-        """Return the best of some bounds near an ε, with few blocks and wide cells."""
+        """Return the best of some rearrangement bounds near an ε, with few blocks and wide cells."""
         if place not in self._rough:
             self._rough[place] = self._choose(place)
         return self._rough[place]
 
     def _ended(self, place: int) -> Blocks:
-        """Return the bound with the same price, many blocks and narrow cells."""
+        """Return that bound, of the same price, with many blocks and narrow cells."""
         if place not in self._exact:
             begun, epsilon = self._begun(place), self._middle(place)
             marks = begun.refined(epsilon, _LAST)
@@ -473,7 +473,7 @@ class Rearranged:
 def _least(
     bound: Callable[[float], Blocks], shares: tuple[float, ...], epsilon: float
 ) -> tuple[float, Blocks]:
-    """Return the least δ of bounds by share, by going down from the usual one, and its bound."""
+    """Return the least δ among bounds of several shares, found by descent, and the bound that has it."""
 
     def tried(share: float) -> tuple[float, Blocks]:
         found = bound(share)

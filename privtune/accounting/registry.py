@@ -110,22 +110,22 @@ class Instances(Protocol):
         """Return the outcomes of an instance of an event."""
 
     def dearest(self, events: Sequence[ev.Event]) -> lower.Outcomes:
-        """Return those of the event that costs most."""
+        """Return the outcomes of that event, among several, which costs most."""
 
     def chosen(
         self, event: ev.Event, choose: Callable[[lower.Outcomes], lower.Outcomes]
     ) -> lower.Outcomes:
-        """Return those of an event after a choice made for P over Q in the direction asked."""
+        """Return the outcomes of an event that follows a choice, scored for P over Q."""
 
 
 class Edges(Protocol):
     """What an entry may ask about noise that ends somewhere: the mass that one release loses."""
 
     def gaussian(self, noise_multiplier: float) -> float:
-        """Return that of a Gaussian release."""
+        """Return the mass that one Gaussian release loses."""
 
     def laplace(self, noise_multiplier: float) -> float:
-        """Return that of a Laplace release."""
+        """Return the mass that one Laplace release loses."""
 
 
 class Entry(ABC, Generic[E]):
@@ -233,7 +233,7 @@ _OWN = 2.0  # fineness of a lattice of its own
 
 
 class _NoLook(Entry[E]):
-    """What is no part of a training, and has no noise of its own that could be scaled."""
+    """Events that are no release of a training and have no noise multiplier of their own."""
 
     def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
         return None
@@ -265,7 +265,7 @@ class _Composition(Entry[E]):
 
 
 class _Compound(_NoLook[E]):
-    """What carries a lattice of its own; its profile becomes a pair on that of a composition."""
+    """Events that are accounted on a lattice of their own, such as selections, maxima, tuning on a subset."""
 
     own_lattice = True
 
@@ -382,7 +382,7 @@ class _Joint(_Composition[ev.Joint]):
 
 
 class _PoissonSampled(Entry[ev.PoissonSampled]):
-    """Its pair is that of the releases moved atom by atom; one Gaussian has a closed form."""
+    """A release about a Poisson sample: one Gaussian in closed form, others by their unsampled pair."""
 
     replace_one = False
     paired_weight = True
@@ -627,7 +627,7 @@ _THRESHOLD_SIZE = 400
 
 
 class _Chosen(_Compound[E]):
-    """Best of K and its kin."""
+    """Choices: best of K, and the first run that passes a threshold."""
 
     one_instance = False
     paired_weight = True
@@ -764,11 +764,7 @@ _CHOICES: dict[type[ev.Event], Entry[Any]] = {
 }
 
 
-ENTRIES: dict[type[ev.Event], Entry[Any]] = {
-    **_RELEASES,
-    **_COMPOSITIONS,
-    **_CHOICES,
-}
+ENTRIES: dict[type[ev.Event], Entry[Any]] = {**_RELEASES, **_COMPOSITIONS, **_CHOICES}
 
 
 def entry(event: ev.Event) -> Entry[Any]:

@@ -61,7 +61,7 @@ class Tuner:
 
     @cached_property
     def all_levels(self) -> tuple[Floats, Floats]:
-        """The same with every vertex of the ROC curve: F is right relative to itself, too."""
+        """Vertices (u, F) of the whole ROC curve, none dropped: small F is precise, too."""
         level, roc, _ = self.vertices
         return _charged(*_refine(self.runs, level, roc, self._resolution))
 
@@ -297,7 +297,7 @@ def _upper_hull(slopes: Floats, offsets: Floats) -> NDArray[np.int64]:
 
 
 def _charged(level: Floats, roc: Floats) -> tuple[Floats, Floats]:
-    """Charge the rounding of the sums: near 1 a law with a heavy tail feels it."""
+    """Move (u, F) apart by the rounding of their sums: u down, F up, as the bound is safe."""
     return (
         np.append(np.maximum(level - ROUNDING, 0.0), 1.0),
         np.append(np.minimum(roc + ROUNDING, 1.0), 1.0),

@@ -281,7 +281,7 @@ class _Test:
 
 
 def _largest(found: Callable[[float], bool]) -> float:
-    """Return the ε up to which all are refuted, 0 if none is."""
+    """Return the largest ε such that all smaller ones are refuted; 0 if none is."""
     low, high = 0.0, 1.0
     if not found(0.0):
         return 0.0
@@ -411,7 +411,7 @@ def _one_run(total: int, guesses: int, right: int, delta: float, risk: float) ->
 def _guesses(
     claim: Claim, total: int, guesses: int, right: int, risk: float
 ) -> Callable[[float], bool]:
-    """Return whether so many right guesses contradict a claim, as a function of its noise's factor."""
+    """Return a function of the claim's noise factor: whether so many right guesses contradict the claim."""
     # hits and misses: P(at least i guesses are right), split by whether the guess in question is; the
     # trade-off curve bounds one by the other. If both exceed the share of guesses, the first exceeded `risk`.
     if not guesses:

@@ -96,6 +96,15 @@ def emit_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
+def tell(document: Any, *lines: str, as_json: bool) -> None:
+    """Print what a command did: as one JSON document, or as lines for people."""
+    if as_json:
+        emit_json(document)
+        return
+    for line in lines:
+        say(line)
+
+
 def say(text: str, *, bold: bool = False, loud: bool = False, err: bool = False) -> None:
     """Print a line, as long as it is; what must not be overlooked stands in red."""
     typer.secho(text, err=err, fg="red" if loud else None, bold=bold or loud)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +22,7 @@ from privtune.cli._common import (
     say,
     show_facts,
     show_table,
+    tell,
 )
 from privtune.numbers import show_epsilon, show_left
 
@@ -34,14 +37,11 @@ def _document_of(ledger: Ledger, budget: Budget) -> dict[str, Any]:
     """Return a budget's terms, state and reading of the filter, JSON-ready."""
     name = budget.name
     found = ledger.charges(name)
-    states: dict[str, int] = {}
-    for one in found:
-        states[str(one.state)] = states.get(str(one.state), 0) + 1
     return {
         **budget.to_dict(),
         "closed": ledger.is_closed(name),
         "charges": len(found),
-        "states": states,
+        "states": Counter(str(one.state) for one in found),
         "spent": ledger.spent(name).to_dict(),
         "remaining": ledger.remaining(name),
         "filter": ledger.filter_state(name).to_dict(),
@@ -50,25 +50,9 @@ def _document_of(ledger: Ledger, budget: Budget) -> dict[str, Any]:
 
 
 def _document_of_charge(charge: Charge) -> dict[str, Any]:
-    def when(value: Any) -> str | None:
-        return None if value is None else value.isoformat()
-
-    return {
-        "id": charge.id,
-        "budget": charge.budget,
-        "state": str(charge.state),
-        "basis": charge.basis,
-        "study": charge.study,
-        "arm": charge.arm,
-        "note": charge.note,
-        "plan_digest": charge.plan_digest,
-        "event": charge.event.to_dict(),
-        "created_at": when(charge.created_at),
-        "started_at": when(charge.started_at),
-        "closed_at": when(charge.closed_at),
-        "transcript_digest": charge.transcript_digest,
-        "unit": charge.unit,
-    }
+    values = {each.name: getattr(charge, each.name) for each in fields(charge)}
+    times = {name: v.isoformat() for name, v in values.items() if isinstance(v, datetime)}
+    return {**values, **times, "event": charge.event.to_dict(), "state": str(charge.state)}
 
 
 def _filter_line(state: dict[str, Any]) -> str:
@@ -128,16 +112,14 @@ def sign(
     signature = sign_certificate(value, private_key(pem, passphrase), signed_on=today)
     output = output or certificate.with_name(f"{certificate.name}.sig")
     write_file(output, json.dumps(signature, indent=1) + "\n")
-    if as_json:
-        emit_json({"file": str(output), **signature, "within_budget": verified.within_budget})
-        return
-    say(
+    tell(
+        {"file": str(output), **signature, "within_budget": verified.within_budget},
         f"Signed the certificate of {verified.budget} ({verified.entries} entries, "
-        f"{verified.charges} charges) into {output}, dated {today}."
+        f"{verified.charges} charges) into {output}, dated {today}.",
+        f"Your key, for those who check: {signature['key']}",
+        *(() if verified.within_budget else (f"Mind: {verified.warnings[0]}",)),
+        as_json=as_json,
     )
-    say(f"Your key, for those who check: {signature['key']}")
-    if not verified.within_budget:
-        say(f"Mind: {verified.warnings[0]}")
 
 
 Name = Annotated[str, typer.Argument(help="Name of the budget.")]
@@ -182,14 +164,13 @@ def create(
                 order=order,
             )
         )
-    if as_json:
-        emit_json(budget.to_dict())
-    else:
-        say(
-            f"Budget {budget.name}: ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
-            f"{show_adjacency(budget.adjacency, budget.unit)}, {budget.admission} admission (filter at order "
-            f"{budget.order:g})."
-        )
+    tell(
+        budget.to_dict(),
+        f"Budget {budget.name}: ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
+        f"{show_adjacency(budget.adjacency, budget.unit)}, {budget.admission} admission (filter at order "
+        f"{budget.order:g}).",
+        as_json=as_json,
+    )
 
 
 @app.command("list")
@@ -272,8 +253,7 @@ def charge(
     *,
     note: Annotated[str, typer.Option(help="What is released, and by which tool.")],
     unit: Annotated[
-        str,
-        typer.Option(help="What the event counts as one: what its sensitivity is about."),
+        str, typer.Option(help="What the event counts as one: what its sensitivity is about.")
     ] = "record",
     released: Annotated[
         bool,
@@ -317,10 +297,8 @@ def void(
     """Give back a charge that never started."""
     with _ledger(storage) as ledger:
         made = ledger.void(charge_id)
-    if as_json:
-        emit_json(_document_of_charge(made))
-    else:
-        say(f"Voided {made.id}: no data was touched for it.")
+    said = f"Voided {made.id}: no data was touched for it."
+    tell(_document_of_charge(made), said, as_json=as_json)
 
 
 @app.command()
@@ -416,12 +394,13 @@ def export(  # noqa: PLR0917 (the command line passes them by name)
     write_file(output, text + "\n")
     if html is not None:
         write_file(html, render_certificate(certificate))
-    if as_json:
-        written = {"certificate": str(output), "html": None if html is None else str(html)}
-        emit_json({**written, "head": certificate["head"]})
-        return
-    say(f"Wrote {output}{f' and {html}' if html else ''}.")
-    say(f"Chain head, to be noted elsewhere: {certificate['head']}")
+    written = {"certificate": str(output), "html": None if html is None else str(html)}
+    tell(
+        {**written, "head": certificate["head"]},
+        f"Wrote {output}{f' and {html}' if html else ''}.",
+        f"Chain head, to be noted elsewhere: {certificate['head']}",
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -439,12 +418,11 @@ def backup(
     with _ledger(storage) as ledger:
         names = ledger.log.names()
         path = copy(ledger.log.storage, file)
-    if as_json:
-        emit_json({"file": str(path), "budgets": names})
-        return
-    say(
+    tell(
+        {"file": str(path), "budgets": names},
         f"Copied {len(names)} budgets to {path}. It holds what is sealed: keep it to yourself. Check "
-        f"it with: privtune budget verify NAME --storage sqlite:///{path}"
+        f"it with: privtune budget verify NAME --storage sqlite:///{path}",
+        as_json=as_json,
     )
 
 
@@ -453,10 +431,8 @@ def close(name: Name, storage: Storage = DEFAULT_STORAGE, as_json: AsJson = Fals
     """Close a budget for good: it admits nothing more."""
     with _ledger(storage) as ledger:
         ledger.close_budget(name)
-    if as_json:
-        emit_json({"name": name, "closed": True})
-    else:
-        say(f"Budget {name} is closed for good.")
+    said = f"Budget {name} is closed for good."
+    tell({"name": name, "closed": True}, said, as_json=as_json)
 
 
 def _ledger(storage: str) -> Ledger:

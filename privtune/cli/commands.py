@@ -221,7 +221,7 @@ def ui(
             f"This MLflow is {running}; the view was tested with {', '.join(VIEW_VERSIONS)}, so the "
             'link is to the plain list of runs. Try "Privacy budget" under Views there.'
         )
-    say("Stop it with Ctrl-C.")
+    say("MLflow's assistant opens at the first visit; close it once. Stop the server with Ctrl-C.")
     if browser:
         threading.Thread(target=_open_when_up, args=(base, address), daemon=True).start()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privtune.cli import _common as common
+from privtune.errors import InvalidInputError
 from privtune.imports import libraries, users_code
 from privtune.numbers import json_ready, show_epsilon
 
@@ -54,13 +55,38 @@ def create(
     with common.planning(parsed):
         study = Study.create(parsed, storage)
     with closing(study):
-        if as_json:
-            common.emit_json({"study": study.name, "arms": [plan.arm for plan in study.plans]})
-        else:
-            common.say(
-                f"Created study {study.name} with {len(study.plans)} arms; nothing has been charged yet. "
-                f"Run it with: privtune study run {study.name}"
-            )
+        common.tell(
+            {"study": study.name, "arms": list(study.arms)},
+            f"Created study {study.name} with {len(study.arms)} arms; nothing has been charged yet. "
+            f"Run it with: privtune study run {study.name}",
+            as_json=as_json,
+        )
+
+
+@app.command()
+def draft(
+    file: Annotated[Path, typer.Argument(help="A table: CSV, JSON lines, Parquet or Arrow.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Write here; else to the file's name with .yaml, here."),
+    ] = None,
+    delimiter: Annotated[str, typer.Option(help="What parts the columns of a CSV file.")] = "",
+    encoding: Annotated[str, typer.Option(help="The letters of a CSV file.")] = "utf-8",
+) -> None:
+    """Write the spec of a table from its header, with what you must declare left open. Reads no record."""
+    from privtune.tasks import draft as draft_of
+
+    text = draft_of(file, target=target, delimiter=delimiter, encoding=encoding)
+    place = to or Path(f"{file.stem}.yaml")
+    try:
+        with place.open("x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise InvalidInputError("to", str(place), "must be a file that is not there yet") from None
+    common.say(
+        f"Wrote {place}. Write what is known without the data in the place of every TODO in it."
+    )
 
 
 @app.command()
@@ -202,11 +228,7 @@ def list_(storage: common.Storage = common.DEFAULT_STORAGE, as_json: common.AsJs
     from privtune.study import study_names
 
     names = study_names(storage)
-    if as_json:
-        common.emit_json(names)
-        return
-    for name in names:
-        common.say(name)
+    common.tell(names, *names, as_json=as_json)
 
 
 @app.command()
@@ -264,7 +286,6 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
     as_json: common.AsJson = False,
 ) -> None:
     """Compare the arms of a study: what each reached, at what ε, at what cost."""
-    from privtune.cli._common import write_page
     from privtune.cli._tables import print_comparison
     from privtune.plots._image import KINDS
     from privtune.views.comparison import comparison_document, to_csv, to_markdown
@@ -277,9 +298,9 @@ def compare(  # noqa: PLR0917 (the command line passes them by name)
         raise typer.BadParameter(f"--plot {plot}: a chart ends in .html, {', '.join(KINDS)}")
     with closing(_load(name, storage)) as study:
         if html is not None:
-            write_page(html, render_study(study))
+            common.write_page(html, render_study(study))
         elif plot is not None:
-            write_page(plot, render_chart(study, kind))
+            common.write_page(plot, render_chart(study, kind))
         elif as_json:
             common.emit_json(comparison_document(study))
         elif as_csv:
@@ -313,11 +334,10 @@ def export(
 
             sys.stdout.write(to_yaml(study))
         elif evaluation:
-            from privtune.cli._common import write_page
             from privtune.views.officer import to_html, to_markdown
 
             if html is not None:
-                write_page(html, to_html(study))
+                common.write_page(html, to_html(study))
             else:
                 sys.stdout.write(to_markdown(study))
         else:
@@ -390,9 +410,9 @@ def sync(
         models = {
             arm: log_model(study, arm, register=register, uri=tracking_uri) for arm in model or ()
         }
-    if as_json:
-        common.emit_json({"study": name, "logged": list(logged), "models": models})
-        return
-    for arm, address in models.items():
-        common.say(f"Logged the model of {arm}: {address}")
-    common.say(f"Logged {', '.join(logged)}." if logged else "Nothing to log.")
+    common.tell(
+        {"study": name, "logged": list(logged), "models": models},
+        *(f"Logged the model of {arm}: {address}" for arm, address in models.items()),
+        f"Logged {', '.join(logged)}." if logged else "Nothing to log.",
+        as_json=as_json,
+    )

@@ -94,7 +94,7 @@ def work_through(
 def _asked(
     rounds: Rounds, charge_id: str, worker: str, **terms: int
 ) -> Callable[[], tuple[Lease, ...]]:
-    """Return a call that leases rows; made again, it gets those whose answer the first one lost."""
+    """Return a function that leases rows; called again, it returns the rows whose answer was lost."""
     asked = False
 
     def ask() -> tuple[Lease, ...]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.scoring import OfRecords
     from privtune.training.methods import Method
 
-_TIMED = 8  # candidates in the stack that a dry run times
+_TIMED, _SCORED = 8, 64  # candidates in the stack that a dry run times, records that it scores
 _STEPS = 16  # that it times
 _LONG, _FEW = 0.5, 3  # seconds that its steps may take, and how many of longer ones it times
 
@@ -180,12 +180,7 @@ def train_built(
 
 
 def score_model(
-    terms: ScorePlan,
-    task: Task,
-    model: torch.nn.Module,
-    data: TensorData,
-    *,
-    secret: bytes,
+    terms: ScorePlan, task: Task, model: torch.nn.Module, data: TensorData, *, secret: bytes
 ) -> float:
     """Return the score of a trained model of a task, noise included."""
     from privtune.training.mechanism.scoring import score
@@ -215,7 +210,7 @@ def scored_as(
         return model, OfRecords(task.score_of)
     if task.loss_of is None:
         return model, task.loss
-    if terms.metric == "loss":
+    if terms.metric in ("loss", "perplexity"):
         return model, OfRecords(task.loss_of)
     inner = model if task.tree is None else task.tree.inputs.wrap(model)
     return OfUnits(inner, len(task.input_shape) - 1) if task.unit else inner, cross_entropy
@@ -255,10 +250,7 @@ def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
 
 
 def _accuracies(
-    model: torch.nn.Module,
-    snapshots: Mapping[int, torch.Tensor],
-    data: TensorData,
-    steps: int,
+    model: torch.nn.Module, snapshots: Mapping[int, torch.Tensor], data: TensorData, steps: int
 ) -> list[float]:
     """Return the validation accuracy by step, NaN where there is no model to look at."""
     from privtune.training.mechanism.kernel import load_params
@@ -288,7 +280,7 @@ def accuracy(model: torch.nn.Module, data: TensorData) -> float:
 
 
 def held_to_classes(data: TensorData, classes: int | None) -> TensorData:
-    """Return the data, of which records whose target is none of the declared ones are unusable."""
+    """Return the data with all records marked unusable whose target is no declared class or number."""
     if data.unit:  # whose fillers are no targets: units have no others left
         return data
     if data.y.is_floating_point():
@@ -324,7 +316,8 @@ def dry_run(
     schedule = plan.training.schedule
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
     rate = min(1.0, schedule.expected_batch_size / records)
-    data = reduce(replace(made_up_records(task, records), unit=task.unit))
+    made_up = (replace(made_up_records(task, n), unit=task.unit) for n in (records, _SCORED))
+    data, scored = map(reduce, made_up)
     training = plan.first_training
     clock, steps = [time.perf_counter()], _STEPS
 
@@ -334,7 +327,7 @@ def dry_run(
         found = train_built(
             replace(training, method=method, schedule=Schedule(records, rate, steps)),
             task=task,
-            data=TaskData(data, data, data),
+            data=TaskData(data, scored, scored),
             records=data,
             score=score,
             made=enumerate(candidates),
@@ -343,8 +336,7 @@ def dry_run(
         )
         return list(found)
 
-    first = make(bytes(32))
-    (result,) = trained(training.method, [first], 2, plan.score)
+    (result,) = trained(training.method, [first := make(bytes(32))], 2, plan.score)
     check_loaded(task, first.model, make(bytes([255]) * 32).model, result, data)
     trained(training.method, others, 2, plan.score)
     stack, threads = max(1, min(_TIMED, round(plan.expected_runs))), torch.get_num_threads()
@@ -367,7 +359,7 @@ def dry_run(
 
 
 def seconds_per_step(clock: Sequence[float], *, steps: int, threads: int) -> float:
-    """Return what a step of all stacks takes, from when each step of each ended."""
+    """Return the seconds of one step of all stacks, from the times at which their steps ended."""
     # The median: some steps capture or allocate once, and are not what a step costs. Of stacks side
     # by side one step may end right after another's, so as many as there are are taken together.
     splits = (len(clock) - 1) / steps

@@ -99,7 +99,7 @@ def _holds(events: tuple[acc.Event, ...], budget: Budget) -> bool:
 def _as_gaussian(
     history: History, asked: Sequence[acc.Event], room: Fraction, room_delta: Fraction
 ) -> tuple[float, list[Weight]]:
-    """Return the part of what is left that events take as Gaussian charges, and what they weigh."""
+    """Return the part of the filter's room that events take as Gaussian charges, and their weights."""
     budget = history.terms()
     order, best = order_of(budget), (math.inf, list[Weight]())
     before = Fraction(privacy_filter.gaussian_divergence(order, float(history.variance)))
@@ -128,7 +128,7 @@ def _as_gaussian(
 
 
 def _parts(weights: Sequence[Weight], room: Fraction, room_delta: Fraction) -> tuple[float, float]:
-    """Return the parts of what is left that weights take; infinite exactly if they do not fit."""
+    """Return the parts of the filter's room, and of its δ, that weights take; infinite if they do not fit."""
     if not all(math.isfinite(weight.divergence) for weight in weights):
         return math.inf, math.inf
     exact = [weight.exact() for weight in weights]
@@ -188,7 +188,7 @@ class FilterState:
 
 
 def weights_of(history: History, asked: Sequence[acc.Event]) -> list[Weight]:
-    """Return what events weigh in the budget's filter."""
+    """Return each event's Rényi divergence at the filter's order, and the δ with which it may fail."""
     budget = history.terms()
     slack = slack_of(budget.delta)
     return [weigh(event, order_of(budget), budget.adjacency, slack) for event in asked]
@@ -233,7 +233,7 @@ def _used(history: History) -> Fraction:
 
 
 def filter_excess(history: History) -> float:
-    """Return by what share of its capacity the filter holds more than that; 0 while it holds."""
+    """Return by what share of its capacity the filter is overdrawn; 0 while it is not."""
     room, room_delta = filter_room(history)
     if room >= 0 and room_delta >= 0:
         return 0.0
@@ -242,7 +242,7 @@ def filter_excess(history: History) -> float:
 
 
 def odometer(history: History, *, allowed: float = 0.0) -> acc.Guarantee:
-    """Return what everything charged costs together, whenever one looks."""
+    """Return ε of everything charged, valid whenever it is read: by whoever stops on what was released."""
     # Who reads at any time, and stops by what was released, learns at most this: the odometer's theorem.
     budget = history.terms()
     block = tuple(history.block.values())
@@ -269,7 +269,7 @@ def _reading(
     orders |= {order for order, _ in privacy_filter.lines(budget.epsilon, budget.delta)}
 
     def failing(events: Counter[acc.Event]) -> float:
-        """Bound the probability that anything fails at any line, or in the filter."""
+        """Bound the probability that any of these events fails, at whichever order it is weighed."""
         return math.fsum(
             count * max(weigh(event, at, budget.adjacency, slack).delta for at in orders)
             for event, count in list(events.items())
@@ -378,7 +378,7 @@ def suggestions(history: History, asked: Sequence[acc.Event]) -> tuple[str, ...]
 
 
 def _together(history: History, asked: Sequence[acc.Event]) -> str:
-    """Return by how much the noise of everything asked has to grow, and what that costs."""
+    """Say in one phrase by how much all noise of a request has to grow to fit, and what that costs."""
 
     def louder(factor: float) -> tuple[acc.Event, ...]:
         return tuple(acc.scale_noise(event, factor) for event in asked)

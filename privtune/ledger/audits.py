@@ -108,7 +108,7 @@ def check_audit(audit: Mapping[str, Any], terms: Budget) -> dict[str, Any]:
 
 
 def contradictions(audits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what speaks against what is reported, a sentence each."""
+    """Yield a sentence for each finding of an audit that contradicts the reported ε."""
     for audit in audits:
         whose = f"The audit of {audit['study']}/{audit['arm']} (seed {audit['seed']})"
         for row in audit["rows"]:
@@ -152,7 +152,7 @@ def _charged(history: History) -> dict[tuple[str, str], Event]:
 
 
 def _is_part(event: Event, whole: Event) -> bool:
-    """Say whether what an event composes is among what another, or a part of it, composes."""
+    """Say whether all parts of an event are among the parts of another event, or of one inside it."""
     own, there = flatten(event), flatten(whole)
     return all(count <= there.get(part, 0) for part, count in own.items()) or any(
         _is_part(event, child) for child in whole.children()
@@ -171,7 +171,7 @@ def _refuse_missing(audits: Iterable[Mapping[str, Any]], history: History) -> No
 
 
 def _deleted(history: History) -> Iterator[str]:
-    """Say what audits had found that were deleted with their study."""
+    """Yield what the log says of audits that were deleted with their study."""
     for noted in history.audits.values():
         if "deleted" in noted:
             found = "agreed with" if noted["passed"] else "contradicted"

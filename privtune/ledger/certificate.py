@@ -180,7 +180,7 @@ def replay(
 
 
 def verified(history: History, notes: Iterable[str] = ()) -> Verification:
-    """Return what a replayed log says, with every warning that follows from it."""
+    """Return the verification of a replayed log, with every warning that follows from it."""
     guarantee = admission.odometer(history)
     within = is_within(history, guarantee)
     warnings = list(notes)
@@ -382,7 +382,7 @@ def _verified(certificate: Mapping[str, Any], head: str | None) -> Verification:
 
 
 def _summary(history: History, guarantee: Guarantee) -> dict[str, Any]:
-    """Return what follows from the entries."""
+    """Return the part of a certificate that its entries determine: terms, charges, ε."""
     return {
         "within_budget": is_within(history, guarantee),
         "head": history.head,
@@ -443,7 +443,7 @@ def _same(there: Any, computed: Any, share: float = _ROUNDING) -> bool:
 
 
 def _as_strict(there: Any, computed: Any) -> bool:
-    """Compare a cost with today's, by the bounds of today: it must not promise more privacy."""
+    """Say whether a certified ε is at least what this version computes: it promises no more privacy."""
     if not isinstance(there, Mapping) or not {"epsilon", "method"} <= there.keys():
         return False
     fixed = [key for key in computed if key not in ("epsilon", "method", "bounds")]
@@ -453,7 +453,7 @@ def _as_strict(there: Any, computed: Any) -> bool:
 
 
 def _as_full(there: Any, computed: Any) -> bool:
-    """Compare a filter with today's: it must not have had more room."""
+    """Say whether a certified filter had at most the room that this version computes."""
     if not isinstance(there, Mapping) or there.keys() != computed.keys():
         return False
     had, has = there["capacity"], computed["capacity"]

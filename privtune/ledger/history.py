@@ -225,12 +225,12 @@ class History:
         return weigh(event, order_of(budget), budget.adjacency, slack_of(budget.delta))
 
     def _late_weight(self, event: Event) -> Weight:
-        """Return what a release weighs besides, if nobody knows whether the filter had gone over."""
+        """Return the Gaussian weight of a recorded release: it may have come after the filter went over."""
         budget = self.terms()
         return weigh_as_gaussian(event, budget.adjacency, 1e-3 * budget.delta)
 
     def confirm_weight(self, event: Event) -> None:
-        """Weigh what is about to be recorded: once it is written, every reader has to."""
+        """Weigh a release before it is recorded: an event that cannot be weighed would spoil the log."""
         if self.frozen:
             self._weight(event, None)
         if self.late:

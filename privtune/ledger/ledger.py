@@ -13,13 +13,7 @@ from sqlalchemy.engine import Connection
 
 from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
-from privtune.ledger.admission import (
-    FilterState,
-    admit,
-    filter_state,
-    odometer,
-    suggestions,
-)
+from privtune.ledger.admission import FilterState, admit, filter_state, odometer, suggestions
 from privtune.ledger.chain import Kind
 from privtune.ledger.errors import (
     BudgetClosedError,
@@ -110,13 +104,13 @@ def numbered(
 
 
 def check_requests(requests: Sequence[ChargeRequest]) -> None:
-    """Refuse what is no request."""
+    """Refuse a list of charge requests that is empty, or holds anything else."""
     if not requests or not all(isinstance(request, ChargeRequest) for request in requests):
         raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
 
 
 def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
-    """Decide outside of the lock, and say what would fit."""
+    """Refuse requests that do not fit before the budget is locked, and say what would fit."""
     if not requests:
         return
     events = [request.event for request in requests]
@@ -428,13 +422,7 @@ class Ledger:
     def charges(
         self, budget: str, *, study: str | None = None, arm: str | None = None
     ) -> tuple[Charge, ...]:
-        """Return the charges of a budget, oldest first; of one study or arm, if named.
-
-        Args:
-            budget: The budget's name.
-            study: The study that asked.
-            arm: The arm that it asked for.
-        """
+        """Return the charges of a ``budget``, oldest first; of one ``study`` or ``arm``, if named."""
         return tuple(
             charge
             for charge in self.log.current(budget).charges.values()

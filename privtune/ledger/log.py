@@ -96,9 +96,7 @@ class Log:
             return self._take_in(history, written)
 
     def write(
-        self,
-        name: str,
-        decide: Callable[[Connection, History], Sequence[Line]],
+        self, name: str, decide: Callable[[Connection, History], Sequence[Line]]
     ) -> tuple[History, tuple[Entry, ...]]:
         """Lock a budget, decide on what its log says then, and append."""
         with self._guard:
@@ -145,7 +143,7 @@ class Log:
         return written
 
     def _take_in(self, history: History, written: Sequence[tuple[Entry, str]]) -> History:
-        """Replay what is committed now; what a failed commit would have written never was."""
+        """Replay the entries that are committed now; those of a commit that failed are not there."""
         for entry, sealed in written:
             history.apply(entry, sealed)
         if written:  # after the commit: a noted head never says more than the log once held

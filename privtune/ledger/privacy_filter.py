@@ -235,7 +235,7 @@ def gaussian_divergence(order: float, variance: float) -> float:
     mu, constant = math.sqrt(variance), (order - 1) * math.log1p(-1 / order) - math.log(order)
 
     def height(y: float) -> tuple[float, float]:
-        """What d_α maximises, and its slope; in logarithms, as profiles far out are no numbers."""
+        """Return the log of what d_α maximises over y, and its slope: far out the profile underflows."""
         at = y / mu - mu / 2
         if at > 0.0:
             here, there = (
@@ -298,7 +298,7 @@ def lines(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
 
 @lru_cache(maxsize=256)
 def start(profile: Profile, order: float, delta: float) -> float:
-    """Return the smallest m found at which the odometer's theorem gives at most δ; or infinity."""
+    """Return the smallest start m of a line at which the odometer's theorem gives at most δ, or infinity."""
     low, high = 0.0, _LARGEST
     if total_delta(profile, order, 0.0, high) > delta:
         return math.inf

@@ -11,7 +11,7 @@ import numpy as np
 import scipy as sp
 
 from privtune.accounting import Adjacency, Composed, Event, Repeated
-from privtune.accounting.curves import ORDERS
+from privtune.accounting.curves import ORDERS, pure_curve
 from privtune.accounting.events import flatten
 from privtune.accounting.pairs import Direction
 from privtune.accounting.pld import fine_pair, no_pair
@@ -45,7 +45,7 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
         # (ε, δ)-DP is ε-DP that fails with probability δ (Kairouz, Oh & Viswanath, arXiv 1311.0776).
         pure = known.pure(part) if known.fails(part) else None
         if pure is not None:
-            divergence += count * _pure(pure[0], order)
+            divergence += count * float(pure_curve(pure[0], np.array([order]))[0])
             delta += count * pure[1]
             continue
         plain = count * _divergence(part, order)
@@ -165,13 +165,3 @@ def _divergence(event: Event, order: float) -> float:
     """Return the divergence at the order, or at the next tabulated one above: it is never less."""
     index = int(np.searchsorted(ORDERS, order))
     return float(rdp_curve(event)[index]) if index < len(ORDERS) else math.inf
-
-
-def _pure(epsilon: float, order: float) -> float:
-    """Return the divergence of randomised response, the worst among all ε-DP releases."""
-    log_p = -math.log1p(math.exp(-epsilon))
-    log_q = log_p - epsilon
-    first = order * log_p + (1 - order) * log_q
-    second = order * log_q + (1 - order) * log_p
-    total = max(first, second) + math.log1p(math.exp(-abs(first - second)))
-    return min(epsilon, max(0.0, total) / (order - 1))

@@ -16,24 +16,22 @@ if TYPE_CHECKING:
         plot_audit,
         plot_audits,
         plot_budget,
-        plot_cost,
+        plot_comparison,
         plot_epsilon_spent,
         plot_runs,
         plot_trajectories,
-        plot_utility,
     )
 
 __all__ = [
     "plot_audit",
     "plot_audits",
     "plot_budget",
-    "plot_cost",
+    "plot_comparison",
     "plot_epsilon_spent",
     "plot_lines",
     "plot_results",
     "plot_runs",
     "plot_trajectories",
-    "plot_utility",
 ]
 
 __getattr__ = lazily(__name__, __file__)

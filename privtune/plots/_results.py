@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from privtune.errors import InvalidInputError
 from privtune.numbers import show_epsilon
-from privtune.plots._style import COLOURS, apply_style, colours
+from privtune.plots._style import apply_style, looks
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _COLUMNS = 2
-_SYMBOLS = ("circle", "diamond", "square", "x")
 _GIVEN = ", paper"
 
 
@@ -66,9 +64,7 @@ def plot_lines(
         cells[row[panel] if panel else "", row[line]][float(row[x])].append(float(row[y]))
     panels = list(dict.fromkeys(each for each, _ in cells))
     names = list(dict.fromkeys(name.removesuffix(_GIVEN) for _, name in cells))
-    palette = colours(names)
-    # Colours start over after eight: then the marker tells lines apart.
-    symbols = {name: _SYMBOLS[i // len(COLOURS) % len(_SYMBOLS)] for i, name in enumerate(names)}
+    look = looks(names)
     columns = min(_COLUMNS, max(1, len(panels)))
     above = max(1, math.ceil(len(panels) / columns))
     figure = make_subplots(rows=above, cols=columns, subplot_titles=panels if panel else None)
@@ -86,8 +82,8 @@ def plot_lines(
                 legendgroup=name,
                 showlegend=name not in shown,
                 mode="lines+markers",
-                line={"color": palette[of], "dash": "dash" if quoted else "solid"},
-                marker={"symbol": symbols[of] + ("-open" if quoted else ""), "size": 8},
+                line={"color": look[of].colour, "dash": "dash" if quoted else "solid"},
+                marker={"symbol": look[of].symbol + ("-open" if quoted else ""), "size": 8},
                 error_y={"type": "data", "array": [_bar(points[value], bars) for value in at]},
                 hovertemplate=f"{name}<br>%{{y:.4g}} at {x} = %{{x}}<extra></extra>",
             ),
@@ -133,12 +129,13 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
 
     figure = plot_lines(rows, x="epsilon", y=metric, line="arm", panel="task")
     lines = {(trace.xaxis, trace.name): trace for trace in figure.data}
-    axes = dict(zip(dict.fromkeys(row["task"] for row in rows), _axes(), strict=False))
+    tasks = enumerate(dict.fromkeys(row["task"] for row in rows), start=1)
+    axes = {task: f"x{i if i > 1 else ''}" for i, task in tasks}  # Plotly's names of axes
     claims = {(row["task"], row["arm"], float(row["epsilon"])): row.get("claimed") for row in rows}
     for (task, arm, epsilon), given in claims.items():
         claimed = float(given or epsilon)
         if claimed < 0.999 * epsilon:
-            trace = lines[f"x{axes[task]}", arm]
+            trace = lines[axes[task], arm]
             mean = trace.y[list(trace.x).index(epsilon)]
             figure.add_trace(
                 go.Scatter(
@@ -156,8 +153,3 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
             )
     figure.update_xaxes(title="ε (hollow: as usually claimed)", rangemode="tozero")
     return figure
-
-
-def _axes() -> Iterator[str]:
-    """Return Plotly's names of axes after their first letter: nothing, 2, 3 and so on."""
-    return itertools.chain([""], map(str, itertools.count(2)))

@@ -12,11 +12,11 @@ from privtune.accounting import Composed, Event, RunLaw, epsilon
 from privtune.errors import PrivTuneError
 from privtune.ledger import Charge, Ledger
 from privtune.numbers import show_epsilon, show_left
-from privtune.plots._style import COLOURS, MOST_TRACES, apply_style, colours, in_one, new_figure
+from privtune.plots._style import COLOURS, GREY, MOST_TRACES, Look, apply_style, looks, new_figure
 from privtune.strategies.laws import with_law
 from privtune.strategies.plan import epsilon_spent
 from privtune.strategies.scoring import validation_metric
-from privtune.training.mechanism.metrics import is_share
+from privtune.training.mechanism.metrics import is_share, lower_is_better
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from privtune.audit import AuditReport
     from privtune.strategies import Plan
     from privtune.study import ArmStatus, Study
+    from privtune.study.spec import BudgetSpec
 
 _Z95 = 1.959963984540054
+_LONGEST = 28  # characters of a name beside its row
 
 
 def wilson_interval(rate: float, records: int) -> tuple[float, float]:
@@ -40,98 +42,172 @@ def wilson_interval(rate: float, records: int) -> tuple[float, float]:
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
-def plot_utility(
+def plot_comparison(
     study: Study,
     *,
     metric: str = "test_accuracy",
     arms: Sequence[ArmStatus] | None = None,
 ) -> go.Figure:
-    """Plot what each arm's released model reached against the ε of its whole procedure.
+    """Plot what each arm's released model reached, the ε of its whole procedure, and its cost.
 
     Args:
-        study: A study with at least one release.
+        study: A study; arms that released nothing yet stand below the others.
         metric: A metric of the releases on the test split (``test_accuracy``, ``test_auc``, ...), or
             the score that arms chose by (``validation_accuracy``, ``validation_loss``, ...).
         arms: What ``study.status()`` returned, if it was read already.
 
     Returns:
-        A figure. Bars are 95% intervals for the drawing of the test records, and for the noise where
-        they are private; a score has none, for it was chosen by. A hollow
-        marker stands at the ε of the released model's training alone: what is
-        reported when the search is forgotten.
-        Arms at the same ε are moved apart a little; hovering shows the exact ε. An arm without any
-        guarantee has no place on the axis.
+        A figure with a row for each arm, the best above, and a panel for each quantity. Lines are
+        95% intervals for the drawing of the test records, and for the noise where they are private;
+        a score has none, for it was chosen by. A white mark stands at the ε of the released model's
+        training alone: what is reported when the search is forgotten. Gradient evaluations are the
+        plan's expectation: what a training took would tell how many records there are, and a sealed
+        round its number of runs.
 
     Example:
-        >>> plot_utility(study).layout.xaxis.title.text
-        'ε of the arm (δ = 1e-05)'
+        >>> [title.text for title in plot_comparison(study).layout.annotations]
+        ['test accuracy, 95% interval', 'ε (δ = 1e-05)', 'gradients (expected)']
     """
-    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 
     budget = study.spec.budget
+    read = study.status() if arms is None else arms
+    rows = ranked(read, metric)[::-1]  # Plotly draws the first row lowest
+    names = [status.plan.arm for status, _ in rows]
+    look = looks([status.plan.arm for status in read])
+    colours = [look[name].colour for name in names]
+    totals = [status.guarantee.epsilon for status, _ in rows]
+    # Infinity has no place on an axis: its bar is a text alone.
+    finite = [e if math.isfinite(e) else 0.0 for e in totals]
+    shown = [show_epsilon(e) if math.isfinite(e) else "no guarantee" for e in totals]
+    costs = [status.plan.expected_gradient_evaluations for status, _ in rows]
     # Only a task declares a test split public; an open study has no such metric.
     records = 1 if study.spec.task is None else study.spec.load_task().test_records
-    read = study.status() if arms is None else arms
-    palette = colours([status.plan.arm for status in read])
-    figure = new_figure(x=f"ε of the arm (δ = {budget.delta:g})", y=metric.replace("_", " "))
-    scored = metric.startswith(("validation_", "tuning_"))
-    share = is_share(metric.partition("_")[2])
-    digits = ".1%" if share else ".4f"
-    private = [status for status in read if math.isfinite(status.guarantee.epsilon)]
-    alone: dict[str, list[Any]] = {"x": [], "y": [], "hovertemplate": []}
-    reached: list[dict[str, Any]] = []
-    apart = 0.012 * max((status.guarantee.epsilon for status in private), default=0.0)
-    for place, status in enumerate(private):
-        arm, value = status.plan.arm, _value_of(status, metric)
-        if value is None:
-            continue
-        low, high = (value, value) if scored else _interval(status, metric, value, records)
-        total = status.guarantee.epsilon
-        if status.plan.is_sealed:
-            event = status.plan.training.event
-            one = epsilon(event, budget.delta, adjacency=budget.adjacency).epsilon
-            alone["x"] += [one, total + place * apart, None]  # nothing: the line ends here
-            alone["y"] += [value, value, None]
-            said = f"{arm}: one training alone, ε = {show_epsilon(one, 4)}<extra></extra>"
-            alone["hovertemplate"] += [said] * 3
-        ends = "" if scored else f" [{low:{digits}}, {high:{digits}}]"
-        reached.append(
-            {
-                "x": [total + place * apart],
-                "y": [value],
-                "name": arm,
-                "mode": "markers",
-                "marker": {"color": palette[arm], "size": 12},
-                "error_y": {
-                    "type": "data",
-                    "visible": not scored,
-                    "symmetric": False,
-                    "array": [high - value],
-                    "arrayminus": [value - low],
-                    "thickness": 1.5,
-                    "width": 6,
-                },
-                "hovertemplate": f"{arm}<br>{value:{digits}}{ends}<br>ε = {show_epsilon(total, 4)}"
-                "<extra></extra>",
-            }
-        )
-    if alone["x"]:
-        arms_alone = len(alone["x"]) // 3
-        marker = {
-            "symbol": ["circle-open", "circle", "circle"] * arms_alone,
-            "size": [11, 1, 1] * arms_alone,
-            "color": "#808896",
-        }
-        line = {"color": "#808896", "dash": "dot", "width": 1}
-        look: dict[str, Any] = {"mode": "lines+markers", "marker": marker, "line": line}
-        figure.add_trace(go.Scatter(**alone, **look, showlegend=False))
-    if len(reached) > MOST_TRACES:
-        reached = [in_one(reached)]
-    figure.add_traces([go.Scatter(**trace) for trace in reached])
-    if share:
-        figure.update_yaxes(tickformat=".0%")
+    reached = _reached(rows, metric, records, look)
+    sure = reached.error_x.visible
+    figure = make_subplots(
+        rows=1,
+        cols=3,
+        shared_yaxes=True,
+        subplot_titles=(
+            f"{metric.replace('_', ' ')}{', 95% interval' if sure else ''}",
+            f"ε (δ = {budget.delta:g})",
+            "gradients (expected)",
+        ),
+        column_widths=[0.46, 0.27, 0.27],
+        horizontal_spacing=0.04,
+    )
+    row = 30 if len(rows) <= MOST_TRACES else 18
+    apply_style(figure, height=90 + row * len(rows), side_by_side=True)
+    figure.add_trace(reached, row=1, col=1)
+    figure.add_trace(_bars(names, finite, shown, colours), row=1, col=2)
+    figure.add_trace(_bars(names, costs, [f"{n:,.0f}" for n in costs], colours), row=1, col=3)
+    figure.add_trace(_alone(budget, [status for status, _ in rows]), row=1, col=2)
     figure.update_xaxes(rangemode="tozero")
+    figure.update_xaxes(
+        # Without an interval beside it, a small difference would fill the panel.
+        rangemode="normal" if sure else "tozero",
+        tickformat=".0%" if is_share(metric.partition("_")[2]) else None,
+        col=1,
+    )
+    labels = [_label(status, value, metric) for status, value in rows]
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=names, tickvals=names, ticktext=labels, showgrid=False
+    )
+    figure.update_layout(showlegend=False, bargap=0.25)
     return figure
+
+
+def ranked(arms: Sequence[ArmStatus], metric: str) -> list[tuple[ArmStatus, float | None]]:
+    """Return arms with what they reached, the best first; those that reached nothing stand last."""
+    sign = 1.0 if lower_is_better(metric.partition("_")[2]) else -1.0
+    found = [(status, _value_of(status, metric)) for status in arms]
+    return sorted(found, key=lambda pair: math.inf if pair[1] is None else sign * pair[1])
+
+
+def _label(status: ArmStatus, value: float | None, metric: str) -> str:
+    """Return an arm's name, and in bold what it reached; without that, how far it is."""
+    arm = status.plan.arm
+    name = arm if len(arm) <= _LONGEST else f"{arm[: _LONGEST - 1]}…"
+    if value is None:
+        return f"{name} ({status.state if status.release is None else 'not measured'})"
+    return f"{name} <b>{value:{_digits(metric)}}</b>"
+
+
+def _bars(
+    names: Sequence[str], values: Sequence[float], texts: Sequence[str], colours: Sequence[str]
+) -> go.Bar:
+    """Return a bar for each arm, from zero, with its number as a text."""
+    import plotly.graph_objects as go
+
+    return go.Bar(
+        x=values,
+        y=names,
+        orientation="h",
+        marker_color=colours,
+        text=texts,
+        textposition=["auto" if value else "outside" for value in values],
+        insidetextanchor="start",
+        constraintext="none",
+        textfont_size=11,
+        hovertemplate="%{y}: %{text}<extra></extra>",
+    )
+
+
+def _alone(budget: BudgetSpec, arms: Sequence[ArmStatus]) -> go.Scatter:
+    """Return a white mark at the ε of the released training alone, where it claims less than the arm's."""
+    import plotly.graph_objects as go
+
+    terms: dict[str, Any] = {"delta": budget.delta, "adjacency": budget.adjacency}
+    ones = [(arm, epsilon(arm.plan.training.event, **terms).epsilon) for arm in arms]
+    less = {arm.plan.arm: one for arm, one in ones if one < 0.999 * arm.guarantee.epsilon}
+    return go.Scatter(
+        x=list(less.values()),
+        y=list(less),
+        mode="markers",
+        marker={"color": "#fff", "size": 9, "line": {"color": "#1c2430", "width": 1.5}},
+        text=[show_epsilon(value, 4) for value in less.values()],
+        hovertemplate="%{y}: one training alone, ε = %{text}<extra></extra>",
+    )
+
+
+def _reached(
+    rows: Sequence[tuple[ArmStatus, float | None]],
+    metric: str,
+    records: int,
+    look: Mapping[str, Look],
+) -> go.Scatter:
+    """Return a mark for what each arm reached, with its interval if the metric has one."""
+    import plotly.graph_objects as go
+
+    digits = _digits(metric)
+    known = [(s, v, _interval(s, metric, v, records)) for s, v in rows if v is not None]
+    return go.Scatter(
+        x=[value for _, value, _ in known],
+        y=[status.plan.arm for status, *_ in known],
+        mode="markers",
+        marker={
+            "color": [look[status.plan.arm].colour for status, *_ in known],
+            "symbol": [look[status.plan.arm].symbol for status, *_ in known],
+            "size": 12,
+            "line": {"color": GREY, "width": 1},
+        },
+        error_x={
+            "visible": any(low < high for *_, (low, high) in known),
+            "symmetric": False,
+            "array": [high - value for _, value, (_, high) in known],
+            "arrayminus": [value - low for _, value, (low, _) in known],
+            "color": GREY,
+            "thickness": 1.5,
+            "width": 5,
+        },
+        text=[f" [{a:{digits}}, {b:{digits}}]" if a < b else "" for *_, (a, b) in known],
+        hovertemplate=f"%{{y}}: %{{x:{digits}}}%{{text}}<extra></extra>",
+    )
+
+
+def _digits(metric: str) -> str:
+    return ".1%" if is_share(metric.partition("_")[2]) else ".4f"
 
 
 def _interval(status: ArmStatus, metric: str, value: float, records: int) -> tuple[float, float]:
@@ -150,56 +226,6 @@ def _value_of(status: ArmStatus, metric: str) -> float | None:
         return None
     scores = validation_metric(status.plan.score, release.score, of=status.plan.scored)
     return {**scores, **release.utility}.get(metric)
-
-
-def plot_cost(study: Study, *, arms: Sequence[ArmStatus] | None = None) -> go.Figure:
-    """Plot gradient evaluations and seconds of every arm.
-
-    Args:
-        study: A study.
-        arms: What ``study.status()`` returned, if it was read already.
-
-    Returns:
-        A figure with two panels. Hatched bars are the plan's expectation: what a training took would
-        tell how many records there are, and a sealed round its number of runs.
-
-    Example:
-        >>> [bar.marker.pattern.shape for bar in plot_cost(study).data if bar.name == "selection"]
-        ['/', '/']
-    """
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    titles = ("gradient evaluations (expected)", "seconds (hatched: expected)")
-    figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.14)
-    apply_style(figure, height=320, side_by_side=True)
-    read = study.status() if arms is None else arms
-    palette = colours([status.plan.arm for status in read])
-    bars: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
-    for status in read:
-        arm = status.plan.arm
-        seconds = None if status.release is None else status.release.cost.wall_seconds
-        hatched = {"shape": "/" if status.plan.is_private else ""}
-        for column, value in ((1, status.plan.expected_gradient_evaluations), (2, seconds)):
-            bars[column].append(
-                {
-                    "x": [arm],
-                    "y": [value],
-                    "name": arm,
-                    "showlegend": False,
-                    "marker": {"color": palette[arm], "pattern": hatched},
-                    "hovertemplate": "%{x}: %{y:,.3~s}<extra></extra>",
-                }
-            )
-    for column, drawn in bars.items():
-        if len(drawn) > MOST_TRACES:
-            shapes = [bar["marker"]["pattern"]["shape"] for bar in drawn]
-            together = in_one(drawn)
-            together["marker"]["pattern"] = {"shape": shapes}
-            bars[column] = [together]
-        for bar in bars[column]:
-            figure.add_trace(go.Bar(**bar), row=1, col=column)
-    return figure
 
 
 def shares(study: Study) -> list[tuple[str, float, float]]:
@@ -252,16 +278,18 @@ def plot_budget(study: Study) -> go.Figure:
     budget = study.spec.budget
     parts = shares(study)
     figure = new_figure(x=f"ε (at δ = {budget.delta:g})", height=170)
-    for (label, added, alone), colour in zip(
-        parts, colours([p[0] for p in parts]).values(), strict=True
-    ):
+    look = looks([plan.arm for plan in study.plans])  # other studies' charges are grey
+    for label, added, alone in parts:
         figure.add_trace(
             go.Bar(
                 x=[added],
                 y=["budget"],
                 orientation="h",
                 name=label,
-                marker_color=colour,
+                marker={
+                    "color": look[label].colour if label in look else GREY,
+                    "line": {"color": "#fff", "width": 1},
+                },
                 text=f"{label} {show_epsilon(added, 2)}",
                 textposition="inside",
                 insidetextanchor="middle",
@@ -276,11 +304,11 @@ def plot_budget(study: Study) -> go.Figure:
             y=["budget"],
             orientation="h",
             name="left",
-            marker={"color": "rgba(128,136,150,0.18)", "line": {"color": "#808896", "width": 1}},
+            marker={"color": "rgba(128,136,150,0.18)", "line": {"color": GREY, "width": 1}},
             hovertemplate=f"left {show_left(left, 4)}<extra></extra>",
         )
     )
-    figure.add_vline(x=budget.epsilon, line_dash="dash", line_color="#808896")
+    figure.add_vline(x=budget.epsilon, line_dash="dash", line_color=GREY)
     figure.update_layout(barmode="stack", bargap=0.1, legend_traceorder="normal")
     figure.update_yaxes(visible=False)
     figure.update_xaxes(range=[0, budget.epsilon * 1.02])
@@ -304,7 +332,7 @@ def plot_epsilon_spent(study: Study) -> go.Figure:
 
     budget = study.spec.budget
     figure = new_figure(x="step", y=f"ε spent (δ = {budget.delta:g})")
-    palette = colours([plan.arm for plan in study.plans])
+    look = looks([plan.arm for plan in study.plans])
     for plan in study.plans:
         if plan.is_sealed or not plan.is_private:
             continue
@@ -315,7 +343,8 @@ def plot_epsilon_spent(study: Study) -> go.Figure:
                 y=[value for _, value in curve],
                 name=plan.arm,
                 mode="lines+markers",
-                line_color=palette[plan.arm],
+                line_color=look[plan.arm].colour,
+                marker_symbol=look[plan.arm].symbol,
                 customdata=[show_epsilon(value, 4) for _, value in curve],
                 hovertemplate="step %{x}: ε = %{customdata}<extra>" + plan.arm + "</extra>",
             )
@@ -368,7 +397,7 @@ def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:
 
     plan = selection_plan(study, arm)
     law: RunLaw = plan.runs  # type: ignore[assignment]
-    colour = colours([p.arm for p in study.plans])[plan.arm]
+    colour = looks([p.arm for p in study.plans])[plan.arm].colour
     last = int(law.quantile(0.99))
     ks = sorted({1 + round(i * (last - 1) / 60) for i in range(61)})
     figure = make_subplots(
@@ -389,7 +418,7 @@ def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:
         row=1,
         col=1,
     )
-    figure.add_vline(x=law.expected_runs, line_dash="dash", line_color="#808896", row=1, col=1)
+    figure.add_vline(x=law.expected_runs, line_dash="dash", line_color=GREY, row=1, col=1)
     if known := costs_at_other_means(study, plan):
         means, costs = zip(*known, strict=True)
         figure.add_trace(
@@ -462,13 +491,13 @@ def plot_trajectories(study: Study, *, arms: Sequence[ArmStatus] | None = None) 
         vertical_spacing=0.32 / max(len(names), 2),
     )
     apply_style(figure, height=90 + 190 * len(names))
-    palette = colours([status.plan.arm for status in read])
+    look = looks([status.plan.arm for status in read])
     labelled: set[str] = set()
     for row, name in enumerate(names, start=1):
         values = [y for by_name in curves.values() for _, y in _points(by_name.get(name, ()))]
         having = {arm: by_name for arm, by_name in curves.items() if name in by_name}
         if len(having) > MOST_TRACES:
-            figure.add_trace(_in_one_line(name, having, palette), row=row, col=1)
+            figure.add_trace(_in_one_line(name, having), row=row, col=1)
             having = {}
         for arm, by_name in having.items():
             figure.add_trace(
@@ -478,8 +507,9 @@ def plot_trajectories(study: Study, *, arms: Sequence[ArmStatus] | None = None) 
                     name=arm,
                     legendgroup=arm,
                     showlegend=arm not in labelled,
-                    mode="lines",
-                    line_color=palette[arm],
+                    mode="lines+markers",
+                    line_color=look[arm].colour,
+                    marker={"symbol": look[arm].symbol, "size": 8, "maxdisplayed": 6},
                     hovertemplate="step %{x}: %{y:.4g}<extra>" + arm + "</extra>",
                 ),
                 row=row,
@@ -495,9 +525,7 @@ def plot_trajectories(study: Study, *, arms: Sequence[ArmStatus] | None = None) 
     return figure
 
 
-def _in_one_line(
-    name: str, curves: Mapping[str, Mapping[str, Sequence[float]]], palette: Mapping[str, str]
-) -> go.Scatter:
+def _in_one_line(name: str, curves: Mapping[str, Mapping[str, Sequence[float]]]) -> go.Scatter:
     """Return one curve for many arms, cut between them; hovering names the arm."""
     import plotly.graph_objects as go
 
@@ -512,7 +540,7 @@ def _in_one_line(
         text=[arm for arm, *_ in points],
         showlegend=False,
         mode="lines",
-        line_color=next(iter(palette.values())),
+        line_color=COLOURS[0],
         hovertemplate="step %{x}: %{y:.4g}<extra>%{text}</extra>",
     )
 

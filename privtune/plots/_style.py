@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -11,41 +11,39 @@ if TYPE_CHECKING:
 MOST_TRACES = 24
 """Arms with a trace each; of more no legend can be read, and Plotly takes seconds to make them."""
 
-COLOURS = ("#2f6fdd", "#d1600a", "#0a8f6a", "#b0418f", "#7a6ff0", "#a07c00", "#5b6675", "#c0392b")
-"""Distinguishable with any colour vision, and on white as on near-black."""
+_TABLE = (
+    ("#0072b2", "circle"), ("#d55e00", "square"), ("#009e73", "diamond"),
+    ("#aa55ff", "triangle-up"), ("#ccbb00", "cross"), ("#66bbff", "x"), ("#6611aa", "star"),
+    ("#882200", "triangle-down"), ("#ff77bb", "pentagon"), ("#bb0077", "triangle-right"),
+    ("#0000ee", "diamond-tall"), ("#005544", "triangle-left"),
+)  # fmt: skip
+"""Colours, the first three of Okabe and Ito (2008), far apart with any colour vision and on any paper."""
 
+COLOURS = tuple(colour for colour, _ in _TABLE)
+GREY = "#808896"
 _GRID = "rgba(128,136,150,0.25)"
 _TEXT = "#3c4656"
 
 
-def colours(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each name, by position; more than eight start over."""
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+class Look(NamedTuple):
+    """What an arm is known by in every figure, page and tracker."""
+
+    colour: str
+    symbol: str
 
 
-def in_one(traces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one trace for many of one kind, each point with its own colour and text."""
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """Return a colour and a mark for each name, by position; no two of 144 share both.
 
-    def each(value: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
-        return [value(trace) for trace in traces for _ in trace["x"]]
-
-    first = traces[0]
-    found = {
-        **first,
-        "x": [x for trace in traces for x in trace["x"]],
-        "y": [y for trace in traces for y in trace["y"]],
-        "name": "",
-        "showlegend": False,
-        "marker": {**first["marker"], "color": each(lambda trace: trace["marker"]["color"])},
-        "hovertemplate": each(lambda trace: trace["hovertemplate"]),
+    Example:
+        >>> looks(["a", "b"])["b"]
+        Look(colour='#d55e00', symbol='square')
+    """
+    size = len(_TABLE)
+    return {
+        name: Look(COLOURS[i % size], _TABLE[(i + i // size) % size][1])
+        for i, name in enumerate(names)
     }
-    if "error_y" in first:
-        ends = {
-            end: [value for trace in traces for value in trace["error_y"][end]]
-            for end in ("array", "arrayminus")
-        }
-        found["error_y"] = {**first["error_y"], **ends}
-    return found
 
 
 def new_figure(*, x: str = "", y: str = "", height: int = 340) -> go.Figure:
@@ -60,7 +58,7 @@ def new_figure(*, x: str = "", y: str = "", height: int = 340) -> go.Figure:
 
 
 def apply_style(figure: Any, *, height: int = 340, side_by_side: bool = False) -> None:
-    """Give a figure the common look; a narrow screen may put two panels side by side one above the other."""
+    """Give a figure the common look; a narrow screen may put panels side by side one above the other."""
     figure.update_layout(
         meta={"sideBySide": side_by_side},
         template="none",

@@ -234,13 +234,7 @@ class Plan:
         return facts
 
     def candidate(self, space: SearchSpace, streams: Streams, number: int) -> dict[str, Any]:
-        """Return a candidate of a round: a function of the streams and its number alone.
-
-        Args:
-            space: What candidates are drawn from.
-            streams: The round's random streams.
-            number: Its number, from 0.
-        """
+        """Return candidate ``number``, from 0, of a ``space``: a function of it and ``streams`` alone."""
         drawn = {**self.params, **space.draw(streams, number)}
         if self.search is None or CANDIDATE not in self.search.points[0]:
             return drawn
@@ -287,7 +281,7 @@ class Plan:
 
     @property
     def scored(self) -> str:
-        """Of which its score is: ``validation`` of the released model, or ``tuning`` of the winner."""
+        """Which model is scored: ``validation`` says the released one, ``tuning`` the search's winner."""
         return "tuning" if self.final and self.search is not None else "validation"
 
     @property
@@ -302,7 +296,7 @@ class Plan:
 
     @property
     def beyond_reach(self) -> float:
-        """Mass of the outputs that the generator cannot reach: see ``accounting.reach``."""
+        """Bound on the mass of outputs that the noise generator cannot reach: see ``accounting.reach``."""
         return mass_beyond_reach(self.event)
 
     @property
@@ -454,7 +448,7 @@ def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) ->
 def epsilon_spent(
     training: TrainingPlan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
 ) -> list[tuple[int, float]]:
-    """Return what a training has spent after some of its steps."""
+    """Return ε after some of a training's steps, as pairs (step, ε)."""
     return [
         (
             step,

@@ -81,6 +81,8 @@ class ScorePlan:
         low, high = (
             (-self.bound, 0.0) if metrics.lower_is_better(self.metric) else (0.0, self.bound)
         )
+        if self.metric == "perplexity":
+            low, high = -metrics.perplexity(self.bound), -1.0
         return min(max(score, low), high)
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,9 +110,9 @@ class Scoring:
 
     Args:
         metric: ``accuracy``, ``balanced_accuracy``, ``top_k``, ``f1``, ``macro_f1``, ``auc``,
-            ``loss`` (that which was trained on, clipped), ``mae``, ``mse``, ``r2``, or
-            ``package.module:function`` of outputs and targets. Unless given, ``accuracy``, or
-            ``mae`` for a regression.
+            ``loss`` (that which was trained on, clipped), ``perplexity`` (e to that), ``mae``, ``mse``,
+            ``r2``, or ``package.module:function`` of outputs and targets. Unless given, ``accuracy``,
+            or ``mae`` for a regression.
         mechanism: ``gaussian``, or ``laplace`` where the validation split is private.
         bound: The most that one record adds: the clip of a loss or of a function of one's own (1
             unless given), or of an error (the width of the range, or its square, unless given).
@@ -222,12 +224,10 @@ class Scoring:
         target_range: tuple[float, float] | None,
         rows: int | None = None,
     ) -> None:
-        """Refuse a metric that is not one of a task's targets; try one's own on a made-up record.
+        """Refuse a metric that suits neither a task of ``classes`` nor one of a ``target_range``.
 
-        Args:
-            classes: Number of classes; None where it is not known, or for a regression.
-            target_range: The declared range of a regression's targets; None for classes.
-            rows: Rows of one record, where records are units; None where a record is a row.
+        A metric of one's own is tried on a made-up record, of so many ``rows`` where records are units. What
+        a task does not have is None.
         """
         for each in self._each():
             _check(each._made(target_range), classes, target_range, rows)
@@ -256,15 +256,9 @@ class Scoring:
         adjacency: Adjacency,
         target_range: tuple[float, float] | None = None,
     ) -> ScorePlan:
-        """Return the plan of one score: at most (epsilon, delta), or exact on a public split.
+        """Return a score on ``records``: exact if the split is ``public``, else noised.
 
-        Args:
-            records: Declared number of validation records, at least 1.
-            public: Whether the split is declared public.
-            epsilon: What one score may cost, above 0.
-            delta: In (0, 1).
-            adjacency: The relation of neighbouring datasets.
-            target_range: The range that the task declares for its targets; None for classes.
+        Its noise is for (``epsilon``, ``delta``) under ``adjacency``; ``target_range`` as for :meth:`make`.
         """
         exact = self.exact(records=records, target_range=target_range)
         if public:
@@ -304,7 +298,7 @@ class Scoring:
 
 
 def _own_bound(name: str, bound: float) -> dict[str, float]:
-    return {"bound": bound} if name in ("loss", "cost", "value") or ":" in name else {}
+    return {"bound": bound} if metrics.is_clipped(name) else {}
 
 
 def _check(
@@ -313,7 +307,7 @@ def _check(
     target_range: tuple[float, float] | None,
     rows: int | None,
 ) -> None:
-    """Refuse a metric that is not one of a task's targets."""
+    """Refuse a metric of classes for numbers, or of numbers for classes."""
     if isinstance(metric, metrics.OwnScore):
         metric.try_on(classes=classes, numbers=target_range is not None, rows=rows)
     # Records of one's own may declare neither: what it scores by says what its targets are.

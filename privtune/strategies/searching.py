@@ -228,7 +228,7 @@ class IndependentDrawing(Drawing):
     pruner: str | None = None
 
     def _check(self, context: PlanningContext) -> None:
-        """Refuse what private selection does not cover, while planning."""
+        """Refuse samplers, pruners and hyperparameters that a private selection cannot have."""
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
         self._check_parameters(context)
 
@@ -257,7 +257,7 @@ class Listed:
 
     @property
     def point(self) -> dict[str, Any]:
-        """What distinguishes its candidates from those of other entries."""
+        """The hyperparameters that all of the entry's candidates share, with its name."""
         return {CANDIDATE: self.name or self.method, **self.parameters}
 
     def drawn(self, space: Mapping[str, Any]) -> dict[str, Any]:

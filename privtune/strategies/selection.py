@@ -53,7 +53,7 @@ class Selection(IndependentDrawing):
     candidates: Sequence[Mapping[str, Any]] = ()
 
     def _check(self, context: PlanningContext) -> None:
-        """Refuse what private selection does not cover, while planning."""
+        """Refuse samplers, pruners and candidates that a private selection cannot have."""
         if not self.candidates:
             super()._check(context)
             return

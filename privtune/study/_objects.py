@@ -44,7 +44,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 
 
 class DamagedResultError(PrivTuneError):
-    """An object is not the result whose place it has."""
+    """A stored result is missing, damaged, or another one than was stored there."""
 
 
 def check_address(url: str) -> str:
@@ -94,7 +94,7 @@ class ObjectStore:
     uid: str
 
     def put(self, content: bytes, *, identity: str, folder: str) -> str:
-        """Store what is the result of an identity; return its place and key, for its row."""
+        """Encrypt and store a result under its name (``identity``); return its place and key, for its row."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         name, key = f"{folder}/{uuid.uuid4().hex}", secrets.token_bytes(32)
@@ -112,7 +112,7 @@ class ObjectStore:
         return json.dumps({"name": name, "key": key.hex()})
 
     def get(self, place: str, *, identity: str) -> bytes:
-        """Return the result of an identity at a place."""
+        """Return the result at a place, if it is the one that was stored under this name (``identity``)."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

@@ -509,19 +509,10 @@ class Study:
         }
 
     def delete(self, *, leave_objects: bool = False) -> list[Path]:
-        """Delete the study, its trials and its models. Its charges are the ledger's and stay.
-
-        Only files that the study made are deleted. What stops it (a kill, an object store that cannot
-        be reached) leaves the study there, so that another call completes it.
-
-        Args:
-            leave_objects: Leave what is in an object store that is gone for good.
+        """Delete the study, as :func:`delete_study` does, which also explains ``leave_objects``.
 
         Returns:
             The study's folders that stay, since they hold files of others.
-
-        Raises:
-            PrivTuneError: If the study runs at this moment, or something cannot be deleted now.
         """
         return self._life.delete(leave_objects=leave_objects)
 
@@ -540,8 +531,9 @@ class Study:
             task = self._tasks.get(release.arm)
             if task is None and self.spec.task is None:
                 raise PrivTuneError(
-                    f"Only the program that ran arm {release.arm!r} can make its model: build it again "
-                    "and call load_state_dict(release.state_dict(), strict=False)."
+                    f"Only the program that ran arm {release.arm!r} can make its model: run it again, and "
+                    "study.optimize returns the release, at no charge (create_study(load_if_exists=True)). "
+                    "A model that an objective trained takes load_state_dict(release.state_dict())."
                 )
             return self._life.task() if task is None else task
 
@@ -622,9 +614,10 @@ class Study:
 
 
 def delete_study(name: str, storage: str | Path, *, leave_objects: bool = False) -> list[Path]:
-    """Delete a study, its trials and its models.
+    """Delete a study, its trials and its models, and only files that it made.
 
-    Its charges are the ledger's and stay: what was released cannot be taken back.
+    Its charges are the ledger's and stay: what was released cannot be taken back. What stops a deletion (a
+    kill, an object store that cannot be reached) leaves the study there, so that another call completes it.
 
     Args:
         name: Name of the study.
@@ -636,6 +629,7 @@ def delete_study(name: str, storage: str | Path, *, leave_objects: bool = False)
 
     Raises:
         StudyNotFoundError: If there is no such study.
+        PrivTuneError: If it runs at this moment, or something cannot be deleted now.
 
     Example:
         >>> import privtune

@@ -138,7 +138,7 @@ class Mechanism:
 
     @property
     def method(self) -> Declared:
-        """The method that plans hold."""
+        """The declared event in the place of a training method, as plans hold it."""
         return Declared(self.event.to_json(), self.declared_by, self.calibrate)
 
 
@@ -444,7 +444,7 @@ def _set_generators(streams: Streams, setting: int) -> None:
 
 
 def _as_module(model: Any) -> torch.nn.Module:
-    """Return a model that scores are computed of; a function of arrays as a module."""
+    """Return a model as a torch module; a function of arrays is wrapped in one."""
     import torch
 
     if isinstance(model, torch.nn.Module):
@@ -465,7 +465,7 @@ def _as_module(model: Any) -> torch.nn.Module:
 
 
 def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
-    """Return what is released of an artifact, flat, and the shapes of its parts."""
+    """Return an artifact's parameters as one flat tensor, and their shapes by name."""
     import torch
 
     if isinstance(artifact, torch.nn.Module):
@@ -534,7 +534,7 @@ def plan_declared(
 
 
 def _uncalibrated(strategy: Strategy, context: PlanningContext) -> Plan:
-    """Plan an arm whose trainings stay as declared, with scores that cost about as much as they."""
+    """Plan an arm whose declared event is not calibrated; its scores get about the same ε."""
     free = replace(context, task=replace(context.task, public_validation=True))
     event = plan_arm(strategy, free, epsilon=1.0).event
     epsilon = 1.001 * account(event, context.delta, adjacency=context.adjacency).epsilon
@@ -678,7 +678,7 @@ class DeclaredTrainer:
 
 
 def _said(trial: DeclaredTrial) -> str:
-    """Return what a trial was suggested, in order, with its ranges."""
+    """Return a trial's suggested values in order, each with its range, as text."""
     laws = trial.distributions
     each = [f"{name} = {value!r} of {laws[name]}" for name, value in trial.params.items()]
     return ", ".join(each) or "nothing"

@@ -81,7 +81,7 @@ class Trainer(Protocol):
         ...
 
     def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
-        """Return what the released model reaches on the test split."""
+        """Return the released model's metrics on the test split, as planned."""
         ...
 
 
@@ -219,7 +219,7 @@ class Life(StoredStudy):
             yield arm, str(charges[name].state) if name in charges else planned
 
     def secret(self, plan: AnyPlan) -> bytes:
-        """Return what everything random in an arm derives from."""
+        """Return the 32 secret bytes that everything random in an arm derives from."""
         secret = self._there(plan).secret
         if secret is None:
             raise PrivTuneError(
@@ -277,7 +277,7 @@ class Life(StoredStudy):
 
     @contextmanager
     def seal(self, plan: AnyPlan, *, rehearsal: bool = False) -> Iterator[None]:
-        """Run code of an arm within: sealed, unless its trials are paid for."""
+        """Run a block of an arm's code under the seal, unless all of its trials are paid for."""
         seal = sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()
         try:
             with seal:

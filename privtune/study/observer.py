@@ -71,7 +71,7 @@ class StageStatus:
 
     @property
     def words(self) -> str:
-        """What it released, for people; nothing before."""
+        """The stage's release in words; empty before there is one."""
         return "" if self.release is None else self.plan.stage.words(self.release)
 
     def to_dict(self) -> dict[str, Any]:

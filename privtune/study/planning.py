@@ -13,13 +13,7 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
 from privtune.ledger.values import refuse_other_unit
-from privtune.strategies import (
-    NoRunFitsError,
-    Plan,
-    PlanningContext,
-    Strategy,
-    plan_arm,
-)
+from privtune.strategies import NoRunFitsError, Plan, PlanningContext, Strategy, plan_arm
 from privtune.strategies.arms import with_report
 from privtune.strategies.context import SHARES
 from privtune.strategies.plan import StagePlan, plan_stage
@@ -243,7 +237,7 @@ def _planner(
 
 
 def advice(planned: StudyPlan) -> Sensitivity:
-    """Return what would cost or save ε in a study: noise on scores, runs, caps, δ."""
+    """Return how ε changes with the noise on scores, the runs, caps and δ of a planned study."""
     from privtune.accounting.costs import sensitivity
 
     names: dict[acc.Event, str] = {}

@@ -83,10 +83,7 @@ def unpack_result(content: bytes) -> TrialResult:
         return torch.cat([tensors[name].reshape(-1) for name in names])
 
     return TrialResult(
-        weights=weights,
-        score=None if score is None else float(score),
-        ended=ended,
-        **document,
+        weights=weights, score=None if score is None else float(score), ended=ended, **document
     )
 
 
@@ -109,7 +106,7 @@ def make_release(
     utility: Mapping[str, Measured],
     machine: Mapping[str, str],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return what is stored of a release: a document, and the content of its files by name."""
+    """Return a release as it is stored: a JSON document, and the content of each file by name."""
     import torch
 
     result = outcome.result
@@ -148,7 +145,7 @@ def make_release(
 def utility_of(
     plan: Plan, task: Task, model: nn.Module, test: TensorData, rng: np.random.Generator
 ) -> dict[str, Measured]:
-    """Return what a model reaches on the test split: public, or noised as the plan has it."""
+    """Return a model's metrics on the test split: exact on a public one, else noised as planned."""
     from privtune.execution.training import held_to_classes, scored_as
     from privtune.training.mechanism.scoring import measure_each
 
@@ -166,7 +163,7 @@ def utility_of(
 
 
 def _exact(plan: Plan, task: Task, test: TensorData) -> ScorePlan | None:
-    """Return the metric on a public split that no report names, or None where none suits."""
+    """Return an exact score on a public test split where no report is planned; None where no metric suits."""
     of_classes = not test.y.is_floating_point() and (task.build is None or test.y.ndim == 1)
     if task.target_range is None and (not of_classes or (task.build is not None and plan.score)):
         # Neither a class a record nor numbers in a range, as for a density: only what scored the trials.
@@ -235,7 +232,7 @@ def load_release(
 
 
 def _shown(kept: Sequence[FrozenTrial], released: Sequence[TrialResult]) -> list[FrozenTrial]:
-    """Return released trials as Optuna has them: nothing of them that was not released, as their times."""
+    """Return released trials as Optuna's, without what was not released, such as their times."""
     from optuna.trial import TrialState, create_trial
 
     places = {trial.user_attrs.get(INDEX): trial for trial in kept}

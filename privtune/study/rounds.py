@@ -514,7 +514,7 @@ def own_sampler(sampler: Any) -> Any:
 
 
 def in_threads(files: Files, jobs: int) -> Callable[[Rounds, str], None]:
-    """Return what works through a round in threads: for a function that only this process knows."""
+    """Return a function that trains a round's rows in threads: its code is in this process alone."""
 
     def give(rounds: Rounds, charge_id: str) -> None:
         with ThreadPoolExecutor(jobs) as pool:

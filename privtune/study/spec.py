@@ -24,6 +24,7 @@ from privtune.spaces import SearchSpace, with_public_priors, without_numpy
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
 from privtune.study._objects import check_address
 from privtune.tasks import Task, get_task
+from privtune.tasks._draft import unfilled
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 
@@ -55,10 +56,16 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
+for (
+    _first
+) in "yYnNoO":  # of yes, no, on and off: as classes they are words, which predictions are said in
+    _Loader.yaml_implicit_resolvers[_first] = [
+        pair for pair in _Loader.yaml_implicit_resolvers.get(_first, []) if "bool" not in pair[0]
+    ]
 
 
 def read_yaml(text: str) -> Any:
-    """Return what a YAML document says: a name stands once in a mapping, and 1e-3 is a number."""
+    """Return what a YAML document says: a name stands once in a mapping, 1e-3 is a number, yes a word."""
     return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
 
 
@@ -292,6 +299,10 @@ class StudySpec(pydantic.BaseModel):
             SpecError: One sentence: where, what, and what is allowed.
         """
         try:
+            if left := list(unfilled(data)):
+                raise SpecError(
+                    f"The spec is a draft, and leaves {', '.join(left)} open: write each."
+                )
             return cls.model_validate(without_numpy(data), context=_STORED if stored else None)
         except RecursionError:
             raise SpecError("The study spec is nested too deeply, or holds itself.") from None

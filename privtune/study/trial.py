@@ -86,34 +86,16 @@ class Suggestions:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """Suggest a number, as Optuna's trials do.
+        """Return a number for ``name`` from ``low`` to ``high``, by ``step``; ``log``: log-uniform.
 
-        Args:
-            name: Name of the hyperparameter.
-            low: Least value.
-            high: Largest value.
-            step: Distance of the values; any value unless given.
-            log: Whether the logarithm is uniform; ``low`` is above 0 then.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
+        As with Optuna's trials, it is the same one whenever the trial asks for this name.
         """
         return float(self._suggest(name, FloatDistribution(low, high, log=log, step=step)))
 
     def suggest_int(
         self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
     ) -> int:
-        """Suggest a whole number, as Optuna's trials do.
-
-        Args:
-            name: Name of the hyperparameter.
-            low: Least value.
-            high: Largest value, included.
-            step: Distance of the values.
-            log: Whether the logarithm is uniform; ``low`` is at least 1 then.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
+        """Return a whole number for ``name`` from ``low`` to ``high``, by ``step``; ``log``: log-uniform.
 
         Raises:
             InvalidInputError: If it is the learning rate of a tuning subset, which is scaled.
@@ -125,28 +107,15 @@ class Suggestions:
         return int(value)
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """Suggest one of some choices, as Optuna's trials do.
+        """Return one of the ``choices`` for ``name``, as Optuna's trials do.
 
-        Args:
-            name: Name of the hyperparameter.
-            choices: None, booleans, numbers, texts, scalars of NumPy's, or tuples of these; a list, a
-                tuple, a range or an array of them. Of others (modules, functions, enums) suggest the names.
-
-        Returns:
-            One of them; the same one whenever the trial asks for this name.
+        Choices are None, booleans, numbers, texts, scalars of NumPy's, or tuples of these, in a list, a
+        tuple, a range or an array. Of others (modules, functions, enums) suggest the names.
         """
         return self._suggest(name, categorical(name, choices))
 
     def suggest(self, name: str, prior: Prior) -> Any:
-        """Suggest a value of a public prior: log-normal, a mixture, one of your own.
-
-        Args:
-            name: Name of the hyperparameter.
-            prior: Its law.
-
-        Returns:
-            The value; the same one whenever the trial asks for this name.
-        """
+        """Return a value for ``name`` of a public ``prior``: log-normal, a mixture, one of your own."""
         return self._suggest(name, prior.distribution, prior)
 
     def _suggest(

@@ -18,11 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import (
-    CategoricalDistribution,
-    distribution_to_json,
-    json_to_distribution,
-)
+from optuna.distributions import CategoricalDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from privtune.imports import unsearched
@@ -50,7 +46,7 @@ _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class ShownTrial:
-    """Optuna's trial as a user's function reaches it; every suggestion is kept at once."""
+    """A trial of Optuna's whose suggestions are stored at once, so that a crash changes none."""
 
     def __init__(self, trial: optuna.Trial, kept: Kept, keep: Callable[[int, bytes], None]) -> None:
         self._trial, self._keep = trial, keep
@@ -320,7 +316,7 @@ class StudyTrials:
 
 
 def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTrial:
-    """Return a trial of a round as Optuna has trials that are over."""
+    """Return a round's trial as a finished trial of Optuna's, in the arm's space."""
     # Parameters outside of the space become attributes: Optuna refuses laws that change from trial to trial.
     params = {
         key: result.params[key]
@@ -353,7 +349,7 @@ def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Optuna from announcing studies of its own: one for each arm is ours to know."""
+    """Silence Optuna's line about each study that it makes: an arm's study is no news to the user."""
     log = logging.getLogger("optuna")
     before = log.level
     log.setLevel(logging.WARNING)

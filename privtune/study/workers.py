@@ -57,12 +57,7 @@ Stack = int | Literal["auto"] | None
 
 
 def give_out(
-    executor: Executor,
-    life: Life,
-    plan: Plan,
-    *,
-    compute: Compute,
-    tell: Callable[[str], None],
+    executor: Executor, life: Life, plan: Plan, *, compute: Compute, tell: Callable[[str], None]
 ) -> Callable[[Rounds, str], None]:
     """Return a function that hands an arm's rows to its executor."""
     before, names = len(life.failures(plan.arm)), (life.name, plan.arm)
@@ -132,7 +127,7 @@ def _how_to_start(life: Life) -> str:
 def make_files(
     life: Life, plan: Plan, *, task: Task, data: TaskData, compute: Compute, **more: Any
 ) -> TrialFiles:
-    """Return what trains the candidates of an arm of a task."""
+    """Return the trainer of an arm's candidates, with its secret and its sealed results."""
     return TrialFiles(
         plan=plan,
         secret=life.secret(plan),
@@ -248,7 +243,7 @@ class _Studies:
         return self._one.finished()
 
     def at_work(self, arm: str | None) -> Iterator[tuple[Life, Plan, str]]:
-        """Return the open rounds of all studies; none at the price of one question."""
+        """Yield the open rounds of all studies; where there is none, one query says so."""
         if not patiently(self._rounds.open_charges):
             return
         for name, uid in patiently(self._store.uids).items():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
+    from privtune.tasks._draft import draft
     from privtune.tasks._facts import (
         A_RECORD,
         MECHANISM,
@@ -39,6 +40,7 @@ __all__ = [
     "TaskDataError",
     "TensorData",
     "by_unit",
+    "draft",
     "fine_tuned",
     "get_task",
     "split",

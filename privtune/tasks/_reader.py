@@ -85,9 +85,14 @@ class Source:
     """A table that has been opened, but for its records."""
 
     columns: Sequence[str] | None
-    words: frozenset[str]
+    types: Mapping[str, pa.DataType]  # as a header declares them
     most: Callable[[], int]
     read: Callable[[Sequence[str]], Iterator[Columns]]
+
+    def is_text(self, name: str) -> bool:
+        """Say whether a column is declared to hold something else than numbers."""
+        kind = self.types.get(name)
+        return kind is not None and not (is_plain(kind) or types.is_decimal(kind))
 
     def check(self, names: Sequence[str], place: str) -> None:
         """Refuse a table that lacks a column, or has two of a name, by its header alone."""
@@ -95,19 +100,20 @@ class Source:
             return
         if missing := [name for name in names if name not in self.columns]:
             raise TaskDataError(
-                f"{place} lacks the declared columns {', '.join(missing)}.{self._meant(missing)}"
+                f"{place} lacks the declared columns {', '.join(missing)}.{self._meant(missing, names)}"
             )
         if twice := [name for name in names if list(self.columns).count(name) > 1]:
             raise TaskDataError(f"{place} has two columns called {', '.join(twice)}.")
 
-    def _meant(self, missing: Sequence[str]) -> str:
+    def _meant(self, missing: Sequence[str], names: Sequence[str]) -> str:
         """Say what could be meant, by the header alone, which may be a record of a file without one."""
         known = {label_of(name) for name in missing}
         if alike := [name for name in self.columns or () if label_of(name) in known]:
             return f" It has {', '.join(alike)}: write names as the file does."
         if any("\ufffd" in name for name in self.columns or ()):
             return " Its header is not UTF-8: write encoding: cp1252, or what it was saved in."
-        return " Its first line must name the columns; write delimiter: if none of , ; | and tab parts them."
+        said = "Its first line must name the columns; write delimiter: if none of , ; | and tab parts them."
+        return "" if len(missing) < len(set(names)) else f" {said}"
 
     def batches(self, names: Sequence[str]) -> Iterator[Columns]:
         """Read columns, and tell who listens how much of the table has been read."""
@@ -216,7 +222,7 @@ def _csv(path: Path, names: Sequence[str], form: Form) -> Source:
 
     return Source(
         header,
-        frozenset(),
+        {},
         lambda: sum(b.count(b"\n") + b.count(b"\r") + 1 for b in blocks()),
         read,
     )
@@ -236,16 +242,18 @@ def _line(cells: Sequence[str], places: Sequence[int], width: int) -> list[Any]:
     return [cells[place] if place < len(cells) else None for place in places]
 
 
-def csv_rows(path: Path, names: Sequence[str]) -> tuple[list[str], Iterator[list[str | None]]]:
+def csv_rows(
+    path: Path, names: Sequence[str], form: Form
+) -> tuple[list[str], Iterator[list[str | None]]]:
     """Return the header of a CSV file, and the cells of each line in order; one is a record, as ever."""
     check_file(path)
-    header, sign, start = _header(path, names, UTF8)
+    header, sign, start = _header(path, names, form)
 
     def read() -> Iterator[list[str | None]]:
         with path.open("rb") as file:
             file.seek(start)
             for line in filter(bytes.strip, file):
-                yield _line(_cells(line, sign), range(len(header)), len(header))
+                yield _line(_cells(form.decoded(line), sign), range(len(header)), len(header))
 
     return header, read()
 
@@ -270,7 +278,7 @@ def _json_lines(path: Path, form: Form) -> Source:
 
     # Not by Arrow: one object with another type in a key would decide about all of them.
     path.open().close()  # refuses what cannot be opened
-    return Source(None, frozenset(), lambda: sum(1 for _ in lines()), read)
+    return Source(None, {}, lambda: sum(1 for _ in lines()), read)
 
 
 def _object(line: str, names: Sequence[str]) -> list[Any]:
@@ -289,7 +297,6 @@ def _object(line: str, names: Sequence[str]) -> list[Any]:
 def _arrow(path: Path) -> Source:
     """Open a Parquet or Arrow file, whose header declares the types."""
     found = dataset.dataset(path, format="parquet" if path.suffix == ".parquet" else "ipc")
-    words = {f.name for f in found.schema if not (is_plain(f.type) or types.is_decimal(f.type))}
 
     def read(names: Sequence[str]) -> Iterator[Columns]:
         # Few batches are read ahead: what is read is held beside what models see of it.
@@ -298,7 +305,8 @@ def _arrow(path: Path) -> Source:
             if len(batch):
                 yield {name: _typed(batch.column(name)) for name in names}
 
-    return Source(found.schema.names, frozenset(words), found.count_rows, read)
+    kinds = {field.name: field.type for field in found.schema}
+    return Source(found.schema.names, kinds, found.count_rows, read)
 
 
 def _typed(column: pa.Array) -> pa.Array:

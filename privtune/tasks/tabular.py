@@ -104,7 +104,7 @@ class Table(Described):
             column.name
             for column in columns
             if isinstance(column, Number | Paid)
-            and column.name in file.words
+            and file.is_text(column.name)
             and not column.notation.decimal
         ]
         if text:

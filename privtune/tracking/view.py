@@ -20,16 +20,17 @@ VIEW_VERSIONS = ("3.17",)
 """Minor versions of MLflow whose pages were seen to understand the view."""
 
 _COLUMNS = {
+    "metrics.`eps/total`": 85,
+    "metrics.`cost/gradients`": 120,
     "tags.`privtune.strategy`": 150,
-    "metrics.`eps/total`": 110,
-    "metrics.`cost/gradient_evaluations`": 200,
-    "metrics.`cost/wall_seconds`": 150,
+    "metrics.`cost/seconds`": 110,
     "tags.`privtune.cost`": 110,
-    "metrics.`eps/one_run`": 120,
-    "metrics.`eps/left`": 100,
-    "params.`delta`": 90,
+    "metrics.`eps/one_run`": 100,
+    "metrics.`eps/left`": 85,
+    "params.`delta`": 70,
     "tags.`privtune.visibility`": 190,
 }
+"""Columns of the list of runs and their widths; beside the charts MLflow lists names alone."""
 
 
 def knows_view(version: str) -> bool:
@@ -59,9 +60,9 @@ def saved_view(
     ascending: bool = False,
 ) -> str:
     """Return the value of the experiment tag :data:`VIEW_TAG`; the best by ``utility`` comes first."""
-    section = "privtune-budget"
+    section = "privtune-arms"
     charts = _charts(section, params, curves, utility)
-    columns = {f"metrics.`{utility}`": 110, **_COLUMNS}
+    columns = {f"metrics.`{utility}`": 85, **_COLUMNS}
     state = {
         "searchFilter": "",
         "orderByKey": f"metrics.`{utility}`",
@@ -88,7 +89,8 @@ def saved_view(
         },
         "compareRunCharts": charts,
         "compareRunSections": [
-            _section(section, "Privacy budget", shown=True),
+            # Two in a row, or MLflow cuts the titles beside its assistant.
+            _section(section, "Arms, best first", shown=True) | {"columns": 2},
             # MLflow adds a chart of every metric by itself; these sections keep them folded.
             *(_section(f"privtune-{name}", name, shown=False) for name in ("acc", "cost", "eps")),
             _section("privtune-model", "Model metrics", shown=False),
@@ -103,22 +105,13 @@ def saved_view(
 def _charts(
     section: str, params: Sequence[str], curves: Sequence[str], utility: str
 ) -> list[dict[str, Any]]:
-    charts: list[dict[str, Any]] = [
-        {
-            "type": "SCATTER",
-            "xaxis": {"key": "eps/total", "type": "METRIC"},
-            "yaxis": {"key": utility, "type": "METRIC"},
-            "runsCountToCompare": 100,
-        },
-        _bar("eps/total", "ε of each arm"),
-        _bar("cost/gradient_evaluations", "Gradient evaluations"),
-        _bar("cost/wall_seconds", "Seconds (expected)"),
-        _bar("eps/one_run", "ε of one training (not the promise)"),
-    ]
+    # Bars start at zero and stand in the order of the list of runs; a scatter chart has no such axis.
+    bars = (utility, "cost/gradients", "eps/total", "eps/one_run", "cost/seconds")
+    charts: list[dict[str, Any]] = [{"type": "BAR", "metricKey": metric} for metric in bars]
     if "acc/val" in curves:
-        charts.append(_line("acc/val", "Accuracy over ε spent", "eps/spent"))
-    charts.append(_line("eps/spent", "ε spent by step", None))
-    charts += [_line(name, f"{name} by step", None) for name in ("lr", "clip") if name in curves]
+        charts.append(_line("acc/val", "eps/spent"))
+    charts.append(_line("eps/spent"))
+    charts += [_line(name) for name in ("lr", "clip") if name in curves]
     if params:
         charts.append(
             {
@@ -126,7 +119,6 @@ def _charts(
                 "selectedParams": list(params),
                 "selectedMetrics": [utility],
                 "showAllRuns": False,
-                "runsCountToCompare": 100,
             }
         )
     return [
@@ -135,25 +127,20 @@ def _charts(
             "metricSectionId": section,
             "deleted": False,
             "isGenerated": False,
-            "runsCountToCompare": 20,
+            "runsCountToCompare": 100,
             **chart,
         }
         for number, chart in enumerate(charts)
     ]
 
 
-def _bar(metric: str, title: str) -> dict[str, Any]:
-    return {"type": "BAR", "metricKey": metric, "displayName": title}
-
-
-def _line(metric: str, title: str, over: str | None) -> dict[str, Any]:
+def _line(metric: str, over: str = "") -> dict[str, Any]:
     return {
         "type": "LINE",
         "metricKey": metric,
         "selectedMetricKeys": [metric],
-        "displayName": title,
-        "xAxisKey": "step" if over is None else "metric",
-        "selectedXAxisMetricKey": over or "",
+        "xAxisKey": "metric" if over else "step",
+        "selectedXAxisMetricKey": over,
         "useGlobalXaxisKey": False,
         "useGlobalLineSmoothing": True,
         "lineSmoothness": 0,

@@ -17,7 +17,7 @@ from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.numbers import ceil_to, floor_to, show_epsilon
-from privtune.plots._style import colours
+from privtune.plots._style import looks
 from privtune.strategies import Ending
 from privtune.strategies.plan import epsilon_spent
 from privtune.strategies.scoring import validation_metric
@@ -137,7 +137,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         certificate=view.certificate,
     )
     arms = [each.arm for each in study.plans]
-    colour = {"mlflow.runColor": colours(arms)[plan.arm]}
+    colour = {"mlflow.runColor": looks(arms)[plan.arm].colour}
     return ArmRecord(
         arm=plan.arm,
         digest=plan.digest(),
@@ -171,11 +171,9 @@ def _points(
         "eps/left": floor_to(known["eps/left"], 4),
         **{short_name(name): round(value, 4) for name, value in release.utility.items()},
         **_score(plan, release, of=plan.scored),
-        "cost/gradient_evaluations": round(cost.gradient_evaluations, 0),
+        "cost/gradients": round(cost.gradient_evaluations, 0),
         # Three digits: a tenth of a second would be 0.0 for a small study.
-        "cost/wall_seconds": None
-        if cost.wall_seconds is None
-        else float(f"{cost.wall_seconds:.3g}"),
+        "cost/seconds": None if cost.wall_seconds is None else float(f"{cost.wall_seconds:.3g}"),
     }
     if plan.report is not None:  # the ends of intervals that were paid for
         for name, (low, high) in release.intervals.items():

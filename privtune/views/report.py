@@ -22,6 +22,8 @@ from privtune.views.record import budget_view, ledger_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import plotly.graph_objects as go
+
     from privtune.strategies import Plan
     from privtune.study import ArmStatus, Study
     from privtune.views.record import BudgetView
@@ -54,7 +56,6 @@ def render_study(study: Study) -> str:
         seed=study.spec.seed,
         declared=text.declared_trainings(study),
         comparison=_comparison(arms),
-        utility=text.explain_utility(arms),
         expected=text.EXPECTED,
         stages=stages,
         figures=_figures(study, arms),
@@ -67,7 +68,7 @@ def render_study(study: Study) -> str:
 
 
 def render_chart(study: Study, kind: str = ".html") -> str | bytes:
-    """Return one chart: what arms reached against their ε, and the ε of one training.
+    """Return one chart: what arms reached, their ε and their cost.
 
     Args:
         study: The study.
@@ -76,29 +77,38 @@ def render_chart(study: Study, kind: str = ".html") -> str | bytes:
     Raises:
         InvalidInputError: If arms have no metric in common, or none is released.
     """
-    from privtune.plots import plot_utility
+    from privtune.plots import plot_comparison
     from privtune.plots._image import to_image
 
     arms = study.status()
-    name = text.utility_name(arms)
-    if " or " in name:
-        remedy = "They have no axis in common; privtune study compare NAME --html FILE shows both."
-        raise InvalidInputError("metric", name, "one chart shows one of them", remedy)
-    chart = plot_utility(study, metric=name, arms=arms)
-    if not chart.data:
+    name, values = text.utility_column(arms)
+    if " or " in name or set(values.values()) <= {text.NOT_MEASURED}:
+        why = "no released arm has it, or others have another one"
         remedy = "Run the study first, or see the table: privtune study compare NAME."
-        raise InvalidInputError("metric", name, "no released arm has it to be drawn", remedy)
+        raise InvalidInputError("metric", name, why, remedy)
+    chart = plot_comparison(study, metric=_metric(arms), arms=arms)
     if kind != ".html":
         return to_image(chart, kind)
-    shown = figure("utility", chart)
-    said = text.explain_utility(arms)
-    return render("chart.html", plotly=True, title=study.name, shown=shown, utility=said)
+    return render("chart.html", plotly=True, title=study.name, shown=_compared(chart, arms))
+
+
+def _compared(chart: go.Figure, arms: Sequence[ArmStatus]) -> Values:
+    """Return the figure of the comparison, and what its lines are for."""
+    noised = any(arm.plan.report is not None and arm.plan.report.event is not None for arm in arms)
+    said = {"utility": text.explain_utility(arms), "noised": noised}
+    return {**figure("arms", chart), "lines": chart.data[0].error_x.visible, **said}
+
+
+def _metric(arms: Sequence[ArmStatus]) -> str:
+    return text.utility_name(arms).split(" or ")[0]  # losses and accuracies have no order in common
 
 
 def _comparison(arms: Sequence[ArmStatus]) -> Values:
+    from privtune.plots._study import ranked
+
     utility, values = text.utility_column(arms)
     rows = []
-    for arm in arms:
+    for arm, _ in ranked(arms, _metric(arms)):
         release = arm.release
         row = (
             arm.plan.arm,
@@ -114,7 +124,7 @@ def _comparison(arms: Sequence[ArmStatus]) -> Values:
     return {
         "columns": ("arm", "strategy", *numeric, "released parameters"),
         "rows": rows,
-        "caption": "What each arm reached, at what ε, at what cost",
+        "caption": "The same in numbers",
         "numeric": numeric,
     }
 
@@ -131,15 +141,9 @@ def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
         "numeric": ("ε added", "ε alone"),
     }
     found: Values = {"budget": figure("budget", plots.plot_budget(study), numbers=parts)}
-    name = text.utility_name(arms)
-    measured = [v for v in text.utility_column(arms)[1].values() if v != text.NOT_MEASURED]
-    if measured and " or " not in name:  # losses and accuracies have no axis in common
-        chart = plots.plot_utility(study, metric=name, arms=arms)
-        found["utility"] = figure("utility", chart)
-    released = [arm.release for arm in arms if arm.release is not None]
-    if released:
-        found["cost"] = figure("cost", plots.plot_cost(study, arms=arms))
-    if any(release.curves for release in released):
+    chart = plots.plot_comparison(study, metric=_metric(arms), arms=arms)
+    found["comparison"] = _compared(chart, arms)
+    if any(arm.release is not None and arm.release.curves for arm in arms):
         found["trajectories"] = figure("trajectories", plots.plot_trajectories(study, arms=arms))
     laws: dict[object, list[Plan]] = {}
     for plan in (arm.plan for arm in arms if arm.plan.runs is not None):

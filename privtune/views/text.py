@@ -149,8 +149,9 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
             f"{title} is the score that the arm was chosen by: noised and charged, unless the "
             f"validation split is public.{missing if NOT_MEASURED in shown.values() else ''}"
         )
-    if not any(value != NOT_MEASURED for value in shown.values()):
-        return f"{title} was not measured: the task's test split is private. {how}"
+    if set(shown.values()) <= {NOT_MEASURED}:
+        why = "the task's test split is private" if shown else "nothing is released yet"
+        return f"{title} was not measured: {why}. {how}"
     reports = [arm.plan.report for arm in arms if arm.plan.report is not None]
     if reports and reports[0].event is not None:
         return (

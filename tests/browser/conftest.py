@@ -63,8 +63,8 @@ class Browser:
         return [e["message"] for e in self.driver.get_log("browser") if e["level"] == "SEVERE"]
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def chromium() -> Any:
+    """A driver of Chromium; skips without one."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
@@ -78,11 +78,18 @@ def browser() -> Iterator[Browser]:
         "--disable-gpu",
         "--hide-scrollbars",
         "--window-size=1600,1000",
+        # As with a mouse: without one, Plotly's buttons always lie over MLflow's charts.
+        "--blink-settings=primaryHoverType=2,availableHoverTypes=2",
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     service = webdriver.ChromeService(chromedriver)
-    driver = webdriver.Chrome(options=options, service=service)
+    return webdriver.Chrome(options=options, service=service)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    driver = chromium()
     yield Browser(driver)
     driver.quit()
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from privtune.plots._style import looks
 from privtune.tracking.view import experiment_url
 from tests.browser.conftest import Browser
 from tests.tracked import Tracked
@@ -16,6 +17,18 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
+
+
+CARDS = """
+return [...document.querySelectorAll('[data-testid="experiment-view-compare-runs-card"]')]
+.map(card => [card, card.querySelector('h4'), card.querySelector('.js-plotly-plot')])
+.filter(([card, title, plot]) => plot && plot._fullLayout)
+.map(([card, title, plot]) => ({
+    title: title.innerText, whole: title.scrollWidth <= title.clientWidth,
+    top: card.getBoundingClientRect().top, width: card.getBoundingClientRect().width,
+    x: plot.data[0].x, colours: plot.data[0].marker.color, low: plot._fullLayout.xaxis.range[0]}))
+"""
+"""Title, place, values and colours of every chart that is drawn."""
 
 
 def run_url(base: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
@@ -39,11 +52,26 @@ def test_the_printed_link_opens_the_saved_view(
     assert link == experiment_url(ui.url, tracked.experiment.experiment_id)
     browser.size(1440, 900)
     browser.open(link).wait_for("Privacy budget toy", "defaults", "selection", "hyfree")
-    drawn = "return document.querySelectorAll('.js-plotly-plot .main-svg').length"
-    browser.wait(lambda: browser.run(drawn) >= 3 * 3, "utility, ε and cost")
+    # As MLflow opens first: its assistant, which no setting of MLflow's closes, takes a quarter.
+    browser.wait_for("MLflow Assistant")
+    browser.wait(lambda: len(browser.run(CARDS)) >= 2, "the result and the cost")
+    first, second = browser.run(CARDS)[:2]
+    assert (first["title"], second["title"]) == ("acc/test", "cost/gradients")
+    assert [first["whole"], second["whole"]] == [True, True], "no title is cut"
+    assert first["top"] == second["top"], "two in a row"
+    assert first["width"] > 200
+    results = {name: run.data.metrics["acc/test"] for name, run in tracked.runs.items()}
+    assert first["x"] == sorted(results.values()), "the best stands above, as in the list"
+    colours = looks([plan.arm for plan in tracked.study.plans])
+    arms = {look.colour: arm for arm, look in colours.items()}
+    for card in (first, second):
+        assert card["low"] == 0
+        drawn = {arms[c]: value for c, value in zip(card["colours"], card["x"], strict=True)}
+        known = {arm: run.data.metrics[card["title"]] for arm, run in tracked.runs.items()}
+        assert drawn == known, "every bar has the colour of its arm"
     browser.size(2200, 900)
     browser.open(experiment_url(ui.url, tracked.experiment.experiment_id, charts=False))
-    browser.wait_for("acc/test", "eps/total", "eps/one_run", "eps/left", "cost/wall_seconds")
+    browser.wait_for("acc/test", "eps/total", "eps/one_run", "eps/left", "cost/seconds")
     text = browser.text
     assert "Sort: acc/test" in text
     assert "3 matching runs" in text

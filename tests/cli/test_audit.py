@@ -10,14 +10,14 @@ import yaml
 
 from privtune.training.mechanism import oracle
 from tests.cli.conftest import Cli
-from tests.study.conftest import toy_spec
+from tests.study.conftest import FIXED, toy_spec
 from tests.toy import LOADS
 
 
 @pytest.fixture
 def study(cli: Cli, tmp_path: Path) -> tuple[str, ...]:
     path, storage = tmp_path / "toy.yaml", f"sqlite:///{tmp_path / 'p.db'}"
-    path.write_text(yaml.safe_dump(toy_spec().model_dump(mode="json")))
+    path.write_text(yaml.safe_dump(toy_spec(arms=[FIXED]).model_dump(mode="json")))
     done = cli("study", "create", str(path), "--storage", storage, "--json")
     assert done.code == 0, done.err
     return json.loads(done.out)["study"], "--storage", storage

@@ -26,7 +26,8 @@ def test_nothing_that_commands_show_or_plan_is_kept(
 ) -> None:
     cache, storage = tmp_path / "cache", f"sqlite:///{tmp_path / 'privtune.db'}"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    spec = toy_spec(noise="plain")
+    arms = toy_spec().model_dump(mode="json")["arms"][:2]
+    spec = toy_spec(noise="plain", arms=arms, epochs=1)
     file = tmp_path / "toy.yaml"
     file.write_text(yaml.safe_dump(spec.model_dump(mode="json", exclude_none=True)))
     with closing(Study.create(spec, storage)) as study:

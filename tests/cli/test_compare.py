@@ -54,15 +54,15 @@ def test_every_form_of_a_comparison(
     assert cli("study", "run", "toy", *at, "--no-mlflow").code == 0
     assert cli(*plot).code == 0
     page = (tmp_path / "chart.html").read_text("utf-8")
-    (drawn,) = re.findall(r'id="utility-data">(.*?)</script>', page, re.DOTALL)
-    traces = {trace["name"]: trace for trace in json.loads(drawn)["data"]}
-    assert list(traces) == ["one", "two"]
-    assert all(trace["error_y"]["array"] for trace in traces.values())
+    (drawn,) = re.findall(r'id="arms-data">(.*?)</script>', page, re.DOTALL)
+    reached = json.loads(drawn)["data"][0]
+    assert sorted(reached["y"]) == ["one", "two"]
+    assert all(above > 0 for above in reached["error_x"]["array"])
     assert cli(*plot, "--csv").code == 2
     for kind, begins in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}.items():
         assert cli(*plot[:-1], str(tmp_path / f"chart.{kind}")).code == 0
         assert (tmp_path / f"chart.{kind}").read_bytes().startswith(begins)
-    words = ("one", "two", "ε of the arm", "test accuracy", "%")
+    words = ("one", "two", "ε (δ", "test accuracy", "%")
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         assert cli(*plot[:-1], str(tmp_path / "chart.svg")).code == 0
     assert all(word in (tmp_path / "chart.svg").read_text("utf-8") for word in words)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from privtune import plots
 from privtune.accounting import PrivateSelection, epsilon
 from privtune.errors import InvalidInputError
-from privtune.plots._study import shares, wilson_interval
+from privtune.plots._study import ranked, shares, wilson_interval
+from privtune.plots._style import looks
 from privtune.study import Study
 from tests.tracked import Tracked
 
@@ -39,16 +43,105 @@ def test_parts_of_the_budget_sum_to_what_was_spent(study: Study) -> None:
     assert named(bar, "left").x[0] == pytest.approx(6.0 - study.spent().epsilon, rel=1e-9)
 
 
-def test_utility_against_epsilon(study: Study) -> None:
-    figure = plots.plot_utility(study)
-    for status in study.status():
-        trace = named(figure, status.plan.arm)
+def test_the_comparison_has_a_row_for_each_arm_the_best_above(study: Study) -> None:
+    reached, cost, gradients, alone = plots.plot_comparison(study).data
+    assert list(reached.x) == sorted(reached.x)
+    assert list(reached.y) == list(cost.y) == list(gradients.y)
+    for place, arm in enumerate(reached.y):
+        (status,) = [status for status in study.status() if status.plan.arm == arm]
         accuracy = status.release.utility["test_accuracy"]
         low, high = wilson_interval(accuracy, 60)
-        assert trace.y[0] == accuracy
-        assert trace.x[0] == pytest.approx(status.guarantee.epsilon, rel=0.05)
-        assert trace.error_y.array[0] == pytest.approx(high - accuracy)
-        assert trace.error_y.arrayminus[0] == pytest.approx(accuracy - low)
+        assert reached.x[place] == accuracy
+        assert reached.error_x.array[place] == pytest.approx(high - accuracy)
+        assert reached.error_x.arrayminus[place] == pytest.approx(accuracy - low)
+        assert cost.x[place] == status.guarantee.epsilon
+        assert gradients.x[place] == status.plan.expected_gradient_evaluations
+    # Only the search is forgotten by what is usually claimed.
+    (selection,) = [plan for plan in study.plans if plan.is_sealed]
+    assert dict(zip(alone.y, alone.x, strict=True)) == {
+        selection.arm: epsilon(selection.training.event, 1e-5).epsilon
+    }
+
+
+def test_arms_of_equal_epsilon_stand_at_it(study: Study) -> None:
+    planned = [replace(status, release=None, state="failed") for status in study.status()]
+    equal = [replace(s, guarantee=planned[0].guarantee) for s in planned]
+    endless = replace(equal[1], guarantee=replace(equal[1].guarantee, epsilon=math.inf))
+    figure = plots.plot_comparison(study, arms=[equal[0], endless, equal[2]])
+    reached, cost, *_ = figure.data
+    one = equal[0].guarantee.epsilon
+    assert not reached.x
+    assert list(cost.x) == [one, 0.0, one]
+    assert cost.text[1] == "no guarantee"
+    assert set(figure.layout.yaxis.ticktext) == {f"{s.plan.arm} (failed)" for s in planned}
+    assert figure.layout.xaxis2.rangemode == "tozero"
+
+
+def test_no_two_arms_look_alike() -> None:
+    names = [f"arm-{i}" for i in range(144)]
+    assert len(set(looks(names).values())) == 144
+    first = list(looks(names).values())[:12]
+    assert len({look.colour for look in first}) == len({look.symbol for look in first}) == 12
+    for eyes, seen in EYES.items():
+        places = [oklab(seen @ linear(look.colour)) for look in first]
+        for i, one in enumerate(places):
+            for other in places[:i]:
+                assert np.linalg.norm(one - other) > 0.08, eyes
+    for paper in (1.0, 0.0087):  # white, and the report's dark page
+        for look in first:
+            light = linear(look.colour) @ [0.2126, 0.7152, 0.0722]
+            assert (max(light, paper) + 0.05) / (min(light, paper) + 0.05) > 1.8
+
+
+EYES = {
+    "any": np.eye(3),
+    "protanopia": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "deuteranopia": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "tritanopia": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
+}
+"""What eyes make of linear red, green and blue. Source: Machado et al. (2009), severity 1."""
+
+
+def linear(colour: str) -> np.ndarray:
+    share = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb: np.ndarray) -> np.ndarray:
+    """A space in which distances are those that people see. Source: Ottosson (2020)."""
+    cones = np.array(
+        [
+            [0.4122215, 0.5363325, 0.0514460],
+            [0.2119035, 0.6806995, 0.1073970],
+            [0.0883025, 0.2817188, 0.6299787],
+        ]
+    )
+    axes = np.array(
+        [
+            [0.2104543, 0.7936178, -0.0040720],
+            [1.9779985, -2.4285922, 0.4505937],
+            [0.0259040, 0.7827718, -0.8086758],
+        ]
+    )
+    return axes @ np.cbrt(cones @ np.clip(rgb, 0, 1))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
@@ -92,13 +185,27 @@ def test_a_loss_has_no_interval_and_no_percent(tmp_path: Path) -> None:
     spec = toy_spec(arms=[arm], scoring={"metric": "loss", "bound": 3.0}, epochs=1, seed=1)
     study = Study.create(spec, f"sqlite:///{tmp_path / 'p.db'}")
     (release,) = study.run()
-    figure = plots.plot_utility(study, metric="validation_loss")
-    point = figure.data[-1]
+    figure = plots.plot_comparison(study, metric="validation_loss")
+    point = figure.data[0]
     assert release.score is not None
-    assert list(point.y) == [-release.score]
-    assert point.error_y.visible is False
-    assert figure.layout.yaxis.tickformat is None
-    assert figure.layout.yaxis.title.text == "validation loss"
+    assert list(point.x) == [-release.score]
+    assert point.error_x.visible is False
+    assert figure.layout.xaxis.tickformat is None
+    assert figure.layout.xaxis.rangemode == "tozero"
+    assert figure.layout.annotations[0].text == "validation loss"
+
+
+def test_the_smallest_loss_stands_above(study: Study) -> None:
+    arms = study.status()
+    values = {arm.plan.arm: float(i) for i, arm in enumerate(arms)}
+    released = [
+        replace(s, release=replace(s.release, utility={"test_loss": values[s.plan.arm]}))
+        for s in arms[:2]
+    ]
+    rows = ranked([arms[2], *released[::-1]], "test_loss")
+    assert [(s.plan.arm, value) for s, value in rows] == [
+        ("defaults", 0.0), ("selection", 1.0), ("hyfree", None)
+    ]  # fmt: skip
 
 
 def test_results_of_many_studies_stand_in_one_panel_a_task() -> None:

@@ -144,7 +144,7 @@ def test_the_python_of_the_site_runs(
         (tmp_path / str(ran)).mkdir()
         monkeypatch.chdir(tmp_path / str(ran))
         exec(compile(program.split("release = ")[0] + code, "guide", "exec"), {})
-    assert ran == 3
+    assert ran == 4
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from privtune.study.lifecycle import Life
 from privtune.study.rows import StudyStore
 from tests.cli.conftest import Cli, cli
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
-from tests.study.conftest import toy_spec
+from tests.study.conftest import FIXED, toy_spec
 
 __all__ = ["cli"]
 
@@ -61,8 +61,7 @@ def test_a_study_lives_on_postgres(
     assert again.code == 1
     assert "exists already" in again.err
 
-    # Two worker processes share the sealed round, over connections of their own.
-    run = cli("study", "run", "served", "--jobs", "2", "--no-mlflow", "--json")
+    run = cli("study", "run", "served", "--no-mlflow", "--json")
     assert run.code == 0, run.err
     document = json.loads(run.out)
     assert [arm["state"] for arm in document["arms"]] == ["settled", "settled"]
@@ -129,7 +128,7 @@ _WAITING = sa.text(
 @pytest.mark.postgres
 def test_who_deletes_waits_for_who_writes(served: str) -> None:
     """It held the arms meanwhile, and each waited for the other until the server ended one of them."""
-    study = Study.create(toy_spec(seed=1), served)
+    study = Study.create(toy_spec(arms=[FIXED]), served)
     study.run()
     study.close()
     with closing(Life("toy", served)) as writing, closing(Life("toy", served)) as deleting:

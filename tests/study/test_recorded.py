@@ -17,7 +17,7 @@ from privtune.ledger.rounds import Finished, Rounds
 from privtune.spaces import SearchSpace
 from privtune.strategies import TrialResult
 from privtune.study import Study
-from privtune.study.rounds import STACK
+from privtune.study.rounds import TrialFiles
 from privtune.study.rows import Results
 from privtune.study.trials import StudyTrials
 from tests.ledger.conftest import ledger_url, postgres_url, sqlite_url
@@ -74,13 +74,14 @@ def test_a_stack_hands_in_its_results_in_one_transaction(
         return whole(self, results)
 
     monkeypatch.setattr(Rounds, "complete_some", complete_some)
-    count = STACK + 3
+    monkeypatch.setattr(TrialFiles, "at_once", 8)
+    count = 8 + 3
     arm = {"name": "arm", "strategy": "papernot-steinke", "law": "binomial", "n": count}
-    spec = toy_spec(arms=[{**arm, "mean_runs": count}])
+    spec = toy_spec(arms=[{**arm, "mean_runs": count}], epochs=1)
     with closing(Study.create(spec, storage)) as study:
         study.run()
         recorded = study._life.trials.of("arm")
-    assert batches == [STACK, 3]
+    assert batches == [8, 3]
     assert [trial.user_attrs["privtune:index"] for trial in recorded] == list(range(count))
 
 

@@ -113,6 +113,8 @@ def test_a_spec_file_may_change_what_it_takes_from_elsewhere() -> None:
 
 def test_numbers_with_an_exponent_need_no_point() -> None:
     """PyYAML takes 1e-3 for text, which a categorical takes too."""
+    words = read_yaml("[Yes, no, ON, off, y, true, False, null]")
+    assert words == ["Yes", "no", "ON", "off", "y", True, False, None]
     assert read_yaml("[1e-3, -1E+5, 1.e3, 0.5e-3, 1e5x, e5]") == [
         1e-3,
         -1e5,

@@ -18,6 +18,7 @@ from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
 from tests.study.conftest import PARAMETERS
+from tests.study.test_workers import worker
 from tests.tasks.test_stages import people, table
 
 STAGES = [
@@ -157,13 +158,13 @@ def test_a_release_is_drawn_once_whatever_stops_the_study(
     assert set(secrets.values()) == {None}
 
 
-def test_workers_see_the_task_as_it_was_released(spec: StudySpec) -> None:
-    here, there = (
-        Study.create(spec.model_copy(update={"seed": 5}), "sqlite:///a.db"),
-        Study.create(spec.model_copy(update={"seed": 5}), "sqlite:///b.db"),
-    )
+def test_workers_see_the_task_as_it_was_released(spec: StudySpec, tmp_path: Path) -> None:
+    spec = staged(tmp_path / "people.csv", seed=5)
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in "ab"]
+    here, there = (Study.create(spec, url) for url in urls)
     here.run()
-    there.run(executor="processes", n_jobs=2)
+    with worker(urls[1]):
+        there.run(executor="external")
     one, two = (s.release("many") for s in (here, there))
     assert one.params == two.params
     assert (one.weights - two.weights).abs().max() < 1e-6

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,17 +14,24 @@ from privtune.ledger.rounds import SKIPPED
 from privtune.strategies import Release
 from privtune.study import Study
 from tests.study.conftest import toy_spec
+from tests.study.test_workers import worker
 from tests.toy import curated
 
 NEVER = 2.0  # an accuracy plus noise stays far below
 SEED = 5
 
 
-def run(folder: Path, threshold: float, **options: Any) -> tuple[Study, Release]:
+def make(folder: Path, threshold: float) -> Study:
     arm = {"name": "arm", "strategy": "liu-talwar", "mean_runs": 12, "threshold": threshold}
-    storage = f"sqlite:///{folder / f'{threshold}-{len(options)}.db'}"
-    study = Study.create(toy_spec(arms=[arm], seed=SEED), storage)
-    (release,) = study.run(**options)
+    return Study.create(toy_spec(arms=[arm], seed=SEED), f"sqlite:///{folder / f'{threshold}.db'}")
+
+
+def run(folder: Path, threshold: float, workers: int = 0) -> tuple[Study, Release]:
+    study = make(folder, threshold)
+    with ExitStack() as running:
+        for _ in range(workers):
+            running.enter_context(worker(study.storage))
+        (release,) = study.run(executor="external" if workers else None)
     return study, release
 
 
@@ -53,11 +60,11 @@ def first(scores: list[float]) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_first_row_that_reaches_it_is_released_and_ends_the_round(
-    tmp_path: Path, scores: list[float], first: int, n_jobs: int
+    tmp_path: Path, scores: list[float], first: int, workers: int
 ) -> None:
-    study, release = run(tmp_path, scores[first] - 5e-4, n_jobs=n_jobs)
+    study, release = run(tmp_path, scores[first] - 5e-4, workers)
     assert release.score == pytest.approx(scores[first], abs=1e-6)
     ran = rows(study)
     assert len(ran) == len(scores), "K was drawn as ever"
@@ -67,7 +74,7 @@ def test_the_first_row_that_reaches_it_is_released_and_ends_the_round(
 
 def test_how_many_ran_stays_sealed(tmp_path: Path, scores: list[float], first: int) -> None:
     study, release = run(tmp_path, scores[first] - 5e-4)
-    whole, _ = run(tmp_path, NEVER)
+    whole = make(tmp_path, NEVER)
     (plan,) = study.plans
     assert release.cost.gradient_evaluations == plan.expected_gradient_evaluations
     assert plan.expected_gradient_evaluations == whole.plans[0].expected_gradient_evaluations

@@ -225,40 +225,6 @@ def test_what_is_to_be_paid_for_is_never_loaded_before(path: Path) -> None:
         get_task(table(path)).load()
 
 
-WRONG: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
-    ([{"type": "quantiles"}], {}, "class_weights"),
-    ([{"type": "quantiles", "epsilon_share": 1.5}], {}, "must be a number above 0 and below 1"),
-    (
-        [{"type": "quantiles", "epsilon_share": 0.1, "noise_multiplier": 1}],
-        {},
-        "goes without a noise_multiplier",
-    ),
-    (
-        [{"type": "histogram", "column": "z"}],
-        {"columns": {"z": [-1, 1]}, "class_weights": [1, 1]},
-        "declared categories",
-    ),
-    (
-        [{"type": "histogram"}],
-        {"group": "who", "max_per_group": 3},
-        "rows of one group move more than what is charged",
-    ),
-]
-
-
-@pytest.mark.parametrize(("stages", "changes", "said"), WRONG, ids=map(str, range(len(WRONG))))
-def test_wrong_stages_are_refused_in_one_sentence(
-    stages: list[dict[str, Any]], changes: dict[str, Any], said: str
-) -> None:
-    spec = {k: v for k, v in table(Path("none.csv"), **changes).items() if v is not None}
-    if "columns" in changes and stages and stages[0]["type"] == "quantiles":
-        spec["class_weights"] = [1, 1]
-    with pytest.raises(InvalidInputError) as caught:
-        staged_task(spec, [make_stage(stage) for stage in stages])
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_stages_go_with_tables_alone() -> None:
     with pytest.raises(InvalidInputError, match="go with a table"):
         staged_task("digits-mlp", [Histogram()])

@@ -233,44 +233,6 @@ def test_a_regression_is_reported_as_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"columns": {"age": {"bounds": "auto"}}}, r"must be \[low, high\]"),
-        ({"columns": {"age": "standard"}}, "a release about them that nothing charges"),
-        ({"columns": {"sex": {"categories": "fm"}}}, "a list of at least 1 values"),
-        ({"columns": {"sex": {"categories": [["f"]]}}}, "words and numbers"),
-        ({"columns": {"seen": {"date": ["2020-01-01"]}}}, "dates in ISO form"),
-        ({"class_weights": [1, -1]}, "one number above 0 for each class"),
-        ({"scaler": "x"}, "a table takes"),
-        ({"classes": ["1", 1.0]}, "must differ"),
-        ({"model": "forest"}, "must be linear, logistic, mlp, or package.module:factory"),
-        ({"columns": {"age": {"bounds": [0, 9], "missing": "mean"}}}, "nothing charges"),
-        ({"columns": {"age": {"bounds": [0, 9], "missing": 12}}}, "within the bounds"),
-        ({"columns": {"age": {"bounds": [0, 9], "fill": 3}}}, "beside bounds it takes missing"),
-        ({"columns": {"sex": {"values": ["f"]}}}, "one of bounds, categories, ordinal and date"),
-        ({"columns": {"education": {"ordinal": ["a", "b"], "missing": "c"}}}, "one of the levels"),
-        ({"columns": {"seen": {"date": ["2020-01-01", "2019-01-01"]}}}, "first < last"),
-        (
-            {"columns": {"seen": {"date": ["2020-01-01", "2021-01-01"], "parts": "era"}}},
-            "must be of time",
-        ),
-        ({"columns": {"age": [0, 9]}, "bounds": {"age": [0, 9]}}, "declared twice"),
-        ({"columns": {"often": [0, 9]}}, "task.columns = 'often': is the target"),
-        ({"target_range": [0, 3]}, "one of them"),
-        ({"classes": None}, "one of them"),
-        ({"classes": None, "target_range": [3, 3]}, "low < high"),
-        ({"classes": None, "target_range": [0, 3], "class_weights": [1]}, "goes with classes"),
-        ({"hidden": [3]}, "goes with model: mlp"),
-        ({"model": "mlp", "hidden": [0]}, "whole numbers of at least 1"),
-        ({"test": 0}, "whole number of at least 1"),
-    ],
-)
-def test_what_is_not_well_declared_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        tabular(table(Path("patients.csv"), **changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
         (
             {"columns": {"sex": [0, 1]}},
             "sex should be numbers, and the file holds text there. Write decimal",

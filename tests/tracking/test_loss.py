@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from privtune.study import Study
-from privtune.tracking.mlflow import MlflowObserver
-from privtune.tracking.view import VIEW_TAG
+from privtune.tracking.mlflow import _view
 from privtune.views.comparison import comparison_document
+from privtune.views.record import arm_record, budget_view
 from privtune.views.report import render_study
 from privtune.views.text import utility_column
 from tests.study.conftest import toy_spec
-from tests.tracked import Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -26,12 +25,16 @@ ARMS = [
 LOSS = {"metric": "loss", "bound": 3.0}
 
 
-def run(folder: Path, task: str, **spec: Any) -> tuple[Study, dict, dict]:
+def run(folder: Path, task: str, **spec: Any) -> tuple[Study, dict[str, dict[str, float]], dict]:
+    """Run a study; return it, the metrics of each run that is logged of it, and its saved view."""
     fields = {"arms": ARMS, "scoring": LOSS, "epochs": 1, "seed": 1, **spec}
     study = Study.create(toy_spec(task=task, **fields), f"sqlite:///{folder / 'privtune.db'}")
-    study.run(MlflowObserver(study))
-    logged = Tracked(study)
-    return study, logged.runs, json.loads(json.loads(logged.experiment.tags[VIEW_TAG])["state"])
+    view, logged = budget_view(study), {}
+    for plan, release in zip(study.plans, study.run(), strict=True):
+        record = arm_record(study, plan, release, view)
+        for each in (record, *record.children):
+            logged[each.arm] = {name: value for name, value, _ in each.points}
+    return study, logged, json.loads(json.loads(_view(study, study.status()))["state"])
 
 
 def test_the_score_of_a_tuning_is_not_that_of_the_released_model(tmp_path: Path) -> None:
@@ -48,10 +51,10 @@ def test_the_score_of_a_tuning_is_not_that_of_the_released_model(tmp_path: Path)
         ("tuned", "acc/tuning", "tuning_accuracy"),
         ("hyper", "acc/tuning", "tuning_accuracy"),
     ):
-        shown = {n for n in runs[arm].data.metrics if n.startswith("acc/")}
+        shown = {n for n in runs[arm] if n.startswith("acc/")}
         assert shown == {name}
         score = study.release(arm).score
-        assert runs[arm].data.metrics[name] == round(score, 4)
+        assert runs[arm][name] == round(score, 4)
         assert frame.loc[arm, column] == score
     assert frame["validation_accuracy"].notna().sum() == 1
     said = {arm["arm"]: arm["score_of"] for arm in comparison_document(study)["arms"]}
@@ -63,14 +66,14 @@ def test_the_score_of_a_tuning_is_not_that_of_the_released_model(tmp_path: Path)
 def test_a_loss_is_logged_under_its_own_name(tmp_path: Path) -> None:
     study, runs, state = run(tmp_path, "tests.toy:blobs")
     for release in study.releases():
-        metrics = runs[release.arm].data.metrics
+        metrics = runs[release.arm]
         assert release.score is not None
         assert metrics["loss/val"] == round(-release.score, 4)
         assert "acc/val" not in metrics
     for trial in study.release("all").trials:
-        assert runs[f"all/{trial.index}"].data.metrics["loss/val"] == round(-trial.score, 4)
+        assert runs[f"all/{trial.index}"]["loss/val"] == round(-trial.score, 4)
     # A cross-entropy of three classes is positive; the noise of 60 records is far smaller.
-    assert all(run.data.metrics["loss/val"] > 0 for run in runs.values())
+    assert all(run["loss/val"] > 0 for run in runs.values())
 
     frame = study.compare()
     assert list(frame["validation_loss"]) == [-r.score for r in study.releases()]
@@ -83,19 +86,18 @@ def test_a_loss_is_logged_under_its_own_name(tmp_path: Path) -> None:
 def test_on_a_public_split_the_loss_stands_beside_the_accuracy_by_step(tmp_path: Path) -> None:
     study, runs, _ = run(tmp_path, "tests.toy:public_blobs")
     trial = study.release("all").trials[0]
-    metrics = runs["all/0"].data.metrics
+    metrics = runs["all/0"]
     assert metrics["loss/val"] == round(-trial.score, 4)
     assert metrics["acc/val"] == pytest.approx(trial.curves["val_accuracy"][-1])
 
 
 def test_without_a_public_test_split_arms_are_compared_by_the_loss(tmp_path: Path) -> None:
     study, runs, state = run(tmp_path, "tests.tracking.test_loss:sealed_test")
-    assert not any("acc/test" in run.data.metrics for run in runs.values())
+    assert not any("acc/test" in run for run in runs.values())
     assert state["orderByKey"] == "metrics.`loss/val`"
     assert state["orderByAsc"] is True
     assert state["selectedColumns"][0] == "metrics.`loss/val`"
-    axes = [c["yaxis"]["key"] for c in state["compareRunCharts"] if c["type"] == "SCATTER"]
-    assert axes == ["loss/val"]
+    assert state["compareRunCharts"][0]["metricKey"] == "loss/val"
     title, values = utility_column(study.status())
     assert title == "validation loss"
     assert values == {r.arm: f"{-r.score:.4f}" for r in study.releases()}

@@ -58,7 +58,7 @@ def test_trajectories_of_in_run_methods(tracked: Tracked) -> None:
 def test_a_sealed_arm_shows_expectations_and_no_machine(tracked: Tracked) -> None:
     run = tracked.runs["selection"]
     expected = tracked.study.plans[1].expected_gradient_evaluations
-    assert run.data.metrics["cost/gradient_evaluations"] == round(expected)
+    assert run.data.metrics["cost/gradients"] == round(expected)
     assert run.data.tags["privtune.cost"] == "expected"
     assert not any(name.startswith("system/") for name in run.data.metrics)
     assert "off" in run.data.tags["privtune.system_metrics"]

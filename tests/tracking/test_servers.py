@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import sqlite3
@@ -23,6 +22,7 @@ from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import TrackingUnavailableError, local_uri, tracking_uri
 from tests.cli.conftest import Cli, cli
+from tests.ledger.campaigns import processes
 from tests.study.conftest import toy_spec
 from tests.tiers import PATIENCE, campaign
 from tests.toy import curated
@@ -94,7 +94,7 @@ def released(tracked: Tracked, tmp_path: Path) -> Study:
     return Study("toy", f"sqlite:///{tmp_path / 'privtune.db'}")
 
 
-def sync_in_a_process(storage: str, uri: str, queue: multiprocessing.Queue) -> None:
+def sync_in_a_process(storage: str, uri: str, queue: Any) -> None:
     study = Study("toy", storage)
     try:
         queue.put(sync_study(study, uri=uri))
@@ -103,15 +103,14 @@ def sync_in_a_process(storage: str, uri: str, queue: multiprocessing.Queue) -> N
 
 
 def sync_in_processes(storage: str, uri: str, count: int) -> list[Any]:
-    context = multiprocessing.get_context("spawn")
+    context = processes(__name__)  # which has imported MLflow once
     queue = context.Queue()
-    processes = [
-        context.Process(target=sync_in_a_process, args=(storage, uri, queue)) for _ in range(count)
-    ]
-    for process in processes:
+    args = (storage, uri, queue)
+    started = [context.Process(target=sync_in_a_process, args=args) for _ in range(count)]
+    for process in started:
         process.start()
-    answers = [queue.get(timeout=PATIENCE) for _ in processes]
-    for process in processes:
+    answers = [queue.get(timeout=PATIENCE) for _ in started]
+    for process in started:
         process.join()
     return answers
 
@@ -169,12 +168,11 @@ def test_processes_share_a_fresh_local_store(released: Study) -> None:
 
 
 def test_a_server_that_goes_away_does_not_stop_the_study(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = f"sqlite:///{tmp_path / 'privtune.db'}"
     second = {**ARMS[0], "name": "again"}
-    study = Study.create(toy_spec(arms=[ARMS[0], second]), storage)
-    server = Server.mlflow(tmp_path, f"sqlite:///{tmp_path / 'served.db'}").start()
+    study = Study.create(toy_spec(name="away", arms=[ARMS[0], second], epochs=1), storage)
 
     class LosesItsServer(MlflowObserver):
         def arm_started(self, plan):
@@ -189,18 +187,17 @@ def test_a_server_that_goes_away_does_not_stop_the_study(
         assert server.url in str(observer.unavailable)
         assert [s.state for s in study.status()] == ["settled", "settled"]
 
-        down = cli("study", "sync", "toy", "--storage", storage, "--tracking-uri", server.url)
+        down = cli("study", "sync", "away", "--storage", storage, "--tracking-uri", server.url)
         assert down.code == 1
         assert down.err.count("\n") == 1
-
-        server.start()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        done = cli("study", "sync", "toy", "--storage", storage, "--json")
-        assert done.code == 0, done.err
-        assert json.loads(done.out) == {"study": "toy", "logged": ["again"], "models": {}}
-        assert "Nothing to log" in cli("study", "sync", "toy", "--storage", storage).out
     finally:
         server.stop()
+        server.start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+    done = cli("study", "sync", "away", "--storage", storage, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == {"study": "away", "logged": ["again"], "models": {}}
+    assert "Nothing to log" in cli("study", "sync", "away", "--storage", storage).out
 
 
 def test_a_server_that_is_not_there_is_one_clear_sentence(released: Study) -> None:

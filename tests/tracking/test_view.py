@@ -38,18 +38,32 @@ def test_every_chart_shows_something_that_is_logged(tracked: Tracked) -> None:
     logged = set().union(*(run.data.metrics for run in tracked.runs.values()))
     params = set().union(*(run.data.params for run in tracked.runs.values()))
     section = state["compareRunSections"][0]
-    assert (section["name"], section["display"]) == ("Privacy budget", True)
-    kinds = []
-    for chart in state["compareRunCharts"]:
-        kinds.append(chart["type"])
+    assert (section["display"], section["columns"]) == (True, 2)
+    charts = state["compareRunCharts"]
+    assert {chart["type"] for chart in charts} == {"BAR", "LINE", "PARALLEL"}
+    assert len({chart["uuid"] for chart in charts}) == len(charts)
+    for chart in charts:
         assert chart["metricSectionId"] == section["uuid"]
         for key in ("metricKey", "selectedXAxisMetricKey"):
             assert chart.get(key) in {None, "", *logged}
-        for axis in ("xaxis", "yaxis"):
-            assert axis not in chart or chart[axis]["key"] in logged
         assert set(chart.get("selectedParams", ())) <= params
-    assert {"SCATTER", "BAR", "LINE", "PARALLEL"} <= set(kinds)
-    assert len({chart["uuid"] for chart in state["compareRunCharts"]}) == len(kinds)
+
+
+def test_the_result_is_the_first_chart_then_cost_then_epsilon(tracked: Tracked) -> None:
+    state = state_of(tracked.experiment.tags[VIEW_TAG])
+    # Bars, for a scatter chart of MLflow's spreads equal ε over its axis.
+    wanted = [("BAR", name) for name in ("acc/test", "cost/gradients", "eps/total")]
+    assert [(c["type"], c["metricKey"]) for c in state["compareRunCharts"][:3]] == wanted
+    columns = [name.split("`")[1] for name in state["selectedColumns"][:4]]
+    assert columns == ["acc/test", "eps/total", "cost/gradients", "privtune.strategy"]
+
+
+def test_a_run_has_the_colour_of_its_arm_in_the_figures(tracked: Tracked) -> None:
+    from privtune.plots import plot_comparison
+
+    reached = plot_comparison(tracked.study).data[0]
+    for arm, colour in zip(reached.y, reached.marker.color, strict=True):
+        assert tracked.runs[arm].data.tags["mlflow.runColor"] == colour
 
 
 def test_links() -> None:

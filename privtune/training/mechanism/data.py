@@ -123,11 +123,7 @@ class TensorData:
         return self.x.masked_fill(nothing[0], 0), self.y.masked_fill(nothing[1], 0)
 
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of some records: ``index_select`` is 5 times faster than ``x[i]``.
-
-        Args:
-            index: Their positions, whole numbers ``[n]``.
-        """
+        """Return inputs and targets at ``index``, whole numbers ``[n]``: 5 times faster than ``x[i]``."""
         x, y = self._usable
         return x.index_select(0, index), y.index_select(0, index)
 
@@ -137,37 +133,23 @@ class TensorData:
         return self.x[:0], self.y[:0]
 
     def fetch(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return inputs, targets and which cannot be used (None for none) of some records.
-
-        Args:
-            index: Their positions, whole numbers ``[n]``.
-        """
+        """Return inputs, targets and which are unusable (or None) at ``index``, whole numbers ``[n]``."""
         return (*self.take(index), None if self.unusable is None else self.unusable[index])
 
     def held_to(self, facts: RecordFacts) -> TensorData:
-        """Return the data with the records that break public facts unusable, too.
-
-        Args:
-            facts: What is public about every record.
-        """
+        """Return the data with records unusable, too, that break these public ``facts``."""
         return self.marked(facts.unusable(self.x, self.y))
 
     def marked(self, unusable: torch.Tensor | None) -> TensorData:
-        """Return the data with these records unusable, too.
-
-        Args:
-            unusable: True for those, shape ``[N]``; None for none.
-        """
+        """Return the data with records unusable, too, where ``unusable`` ``[N]`` is True; None for none."""
         if unusable is None or self.unusable is None:
             return self if unusable is None else replace(self, unusable=unusable)
         return replace(self, unusable=self.unusable | unusable)
 
     def part(self, index: torch.Tensor, *, sealed_size: bool) -> TensorData:
-        """Return some records as data; of none, one record that cannot be used.
+        """Return the records at ``index`` ``[n]`` as data; ``sealed_size``: whether their number is private.
 
-        Args:
-            index: Their positions, whole numbers ``[n]``.
-            sealed_size: Whether their number is private.
+        Of no records it is one record that cannot be used.
         """
         nothing = len(index) == 0
         index = index.new_zeros(1) if nothing else index
@@ -179,11 +161,7 @@ class TensorData:
         return replace(self, x=x, y=y, sealed_size=sealed_size, unusable=unusable, groups=groups)
 
     def to(self, device: torch.device) -> TensorData:
-        """Return the data on a device.
-
-        Args:
-            device: The device.
-        """
+        """Return the data on a ``device``."""
         unusable = None if self.unusable is None else self.unusable.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), unusable=unusable)
 
@@ -451,14 +429,10 @@ class Packing:
         return torch.cat([t.reshape(len(t), -1).to(whole or t.dtype) for t in tensors], dim=1)
 
     def unpack(self, x: torch.Tensor) -> Any:
-        """Return the tensors of packed records, by name or in order; whole numbers are int64.
-
-        Args:
-            x: Packed records.
-        """
+        """Return the tensors of packed records ``x``, by name or in order; whole numbers are int64."""
         parts = torch.split(x, [math.prod(shape) for shape in self.shapes], dim=1)
         tensors = [
-            part.view(len(x), *shape).to(getattr(torch, dtype))
+            part.view(x.shape[0], *shape).to(getattr(torch, dtype))
             for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
         ]
         return tree_unflatten(tensors, self.tree)

@@ -49,6 +49,7 @@ def noise_scale(
         raise InvalidInputError(
             "sensitivity", "infinite", "must be finite where noise is added", "Clip the gradients."
         )
+    # Not a plain product: a gradient that is not clipped, without noise, has 0 times an infinite sensitivity.
     multipliers = sent(torch.tensor(own, dtype=torch.float64), sensitivity.device)
     return torch.where(multipliers > 0.0, multipliers * sensitivity, 0.0)
 
@@ -60,6 +61,7 @@ def add_noise(
     column = scale.to(noise).unsqueeze(1)
     if not options.wide:
         return torch.addcmul(total, noise, column)
+    # The grid is public, as the scale is: the bits below it, which Mironov's attack reads, are not released.
     grid = torch.exp2(torch.ceil(torch.log2(column.clamp(min=1e-300)))) * _GRID
     exact = total.double() + noise * column
     rounded = torch.round(exact / grid) * grid
@@ -272,6 +274,7 @@ class _Keystream:
         self._beyond = position["beyond"].tolist()
         self._keys, used = position["keystream"].tolist()
         self._rekey(block=used // 64)
+        # Of the block that was given out in part, those bytes are skipped: they would come twice.
         self._stream.update(bytes(used % 64))
         self._used = used
 
@@ -369,6 +372,7 @@ _WORDS = 16  # uniform numbers of 53 bits that make a fine one
 
 def _fine(uniform: Uniform, size: int) -> Floats:
     """Return uniform values in (0, 1] whose smallest is 2^-848, each right to 53 bits."""
+    # Sixteen digits to the base 2^53, the last drawn in front, plus the least value, so that none is 0.
     digits = uniform(_WORDS * size).reshape(_WORDS, size)
     value = np.ones(size)
     for digit in digits:

@@ -145,6 +145,7 @@ class Oracle:
         gradient = self._gradient(sample, params, clipping, noise_multiplier, halves=halves)
         scale = self._charge(sample, "gaussian", count_noise_multiplier, self._half)
         count = self._noisy(halves[None], scale, "gaussian")[0]
+        # The encoded sum is the count less n/2, n records in the sample; its expected size stands for n.
         return gradient, count / self._normaliser(sample) + 0.5
 
     def losses(
@@ -169,7 +170,7 @@ class Oracle:
         limit = bound.to(totals).unsqueeze(-1)
         for rows in self._physical(sample):
             totals += _loss_sums([self._losses(point, rows) for point in params], limit)
-        for _ in params:
+        for _ in params:  # a line of the transcript for each release; the scale of all is the same
             scale = self._charge(sample, mechanism, noise_multiplier, sensitivity)
         return self._noisy(totals, scale, mechanism) / self._normaliser(sample)
 

@@ -97,6 +97,7 @@ def padded(rows: int, granule: int = GRANULE) -> int:
 def _successes(line: int, rate: float, rng: np.random.Generator) -> Indices:
     """Return the places of the successes among ``line`` independent Bernoulli(rate) draws."""
     mean = line * rate
+    # Six deviations more than the mean: nearly always one piece reaches the end of the line.
     size = int(mean + 6.0 * math.sqrt(mean * (1.0 - rate))) + 16
     scale = -math.log1p(-rate) if rate < 1.0 else math.inf
     pieces: list[Indices] = []

@@ -14,11 +14,16 @@ document.querySelectorAll('.plot').forEach(function(node){
  if(window.innerWidth<600){
   var lay=spec.layout;lay.margin={l:48,r:8,t:34,b:48};
   if(lay.meta&&lay.meta.sideBySide){
-   lay.height*=2;node.style.height=lay.height+'px';
-   lay.xaxis.domain=[0,1];lay.xaxis2.domain=[0,1];
-   lay.yaxis.domain=[0.6,1];lay.yaxis2.domain=[0,0.4];
-   (lay.annotations||[]).forEach(function(a,i){a.x=0.5;a.y=i?0.4:1;});
-   (lay.shapes||[]).forEach(function(s){if(s.yref==='paper'){s.y0=0.6;s.y1=1;}});
+   var n=Object.keys(lay).filter(function(k){return /^xaxis/.test(k);}).length;
+   var low=function(i){return 1-(i+1)/n+(i<n-1?.3/n:0);},high=function(i){return 1-i/n;};
+   lay.height*=n;node.style.height=lay.height+'px';
+   for(var i=0;i<n;i++){
+    var of=i?i+1:'';
+    lay['xaxis'+of].domain=[0,1];
+    lay['yaxis'+of].domain=[low(i),high(i)];lay['yaxis'+of].showticklabels=true;
+   }
+   (lay.annotations||[]).forEach(function(a,i){a.x=1;a.xanchor="right";a.y=high(i);});
+   (lay.shapes||[]).forEach(function(s){if(s.yref==='paper'){s.y0=low(0);s.y1=1;}});
   }
  }
  Plotly.newPlot(node,spec.data,spec.layout,{responsive:true,displayModeBar:false});

@@ -269,6 +269,7 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
     plan = ScorePlan(30, 6.0, mechanism, name, shown.bound, shown.options)
     signs = (-shown.bound, shown.bound)
     ends = {"r2": (-1.0, 1.0), "loss": (0.0, shown.bound), "cost": signs, "value": signs}
+    ends["perplexity"] = (1.0, math.exp(shown.bound))
     low, high = ends.get(name, (0.0, 1.0))
     if name in ("mae", "mse"):
         high = shown.bound
@@ -292,6 +293,24 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
         assert beyond > 10  # scores that decide are as they were drawn
         assert len(set(raw)) == 40
     assert held >= 34 or not is_mean(name)
+
+
+def test_perplexity_is_the_exponential_of_the_same_release_and_of_its_interval() -> None:
+    x, y = torch.linspace(-3.0, 3.0, 40).view(20, 2), torch.arange(20) % 2
+    data, bounds = TensorData(x, y), {"bound": 4.0}
+    plans = [ScorePlan(20, 2.0, metric=name, **bounds) for name in ("loss", "perplexity")]
+    for number in range(5):
+        streams = Streams(number.to_bytes(32, "big"))
+        (loss,), (perplexity,) = (
+            measure_each(plan, Given(), data, rng=streams.numpy("report")).values()
+            for plan in plans
+        )
+        # Quantiles lie between two draws, so they are not mapped to the last digit.
+        assert perplexity.value == pytest.approx(math.exp(loss.value), rel=1e-12)
+        assert perplexity.low == pytest.approx(math.exp(loss.low), rel=0.02)
+        assert perplexity.high == pytest.approx(math.exp(loss.high), rel=0.02)
+    assert plans[1].event == plans[0].event
+    assert math.isfinite(make_metric("perplexity", bound=5e3).value(np.array([4e3])))
 
 
 @pytest.mark.parametrize(
