@@ -161,7 +161,10 @@ def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_form(spec: Mapping[str, Any]) -> Form:
     """Return how a text file is written, of a spec's ``delimiter`` and ``encoding``."""
-    return Form(**{name: spec[name] for name in ("delimiter", "encoding") if name in spec})
+    found = {name: spec[name] for name in ("delimiter", "encoding") if name in spec}
+    if found.get("delimiter") in ("tab", "\\t"):
+        found["delimiter"] = "\t"
+    return Form(**found)
 
 
 def read_classes(given: Any) -> tuple[Any, ...]:
