@@ -222,10 +222,7 @@ def _csv(path: Path, names: Sequence[str], form: Form) -> Source:
         yield from batched(names, (_line(line, sign, places, len(header)) for line in odd))
 
     return Source(
-        header,
-        {},
-        lambda: sum(b.count(b"\n") + b.count(b"\r") + 1 for b in blocks()),
-        read,
+        header, {}, lambda: sum(b.count(b"\n") + b.count(b"\r") + 1 for b in blocks()), read
     )
 
 
