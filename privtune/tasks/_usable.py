@@ -32,6 +32,7 @@ from privtune.tasks._cells import (
     UNREADABLE,
     Fault,
     Notation,
+    unusable,
 )
 from privtune.tasks._columns import Column, Date, Number, Paid
 from privtune.tasks._facts import SPLITS
@@ -322,11 +323,9 @@ class Tally:
         ids: Sequence[str] | None = None,
     ) -> None:
         """Count some records by the numbers of their splits, with whatever is known of each."""
-        unusable = np.zeros(len(drawn), dtype=bool)
+        faults = [fault for fault in faults if fault.records.any() or fault.against]
+        lost = unusable(faults, len(drawn))
         for fault in faults:
-            if not fault.records.any() and not fault.against:
-                continue
-            unusable |= fault.records if not fault.used else False
             own = self.faults.setdefault(
                 (fault.column, fault.why), _Counted(fault.used, fault.declared)
             )
@@ -336,11 +335,11 @@ class Tally:
         for number, split in enumerate(self.declared):
             here = drawn == number
             self.rows[split] += int(here.sum())
-            self.unusable[split] += int((here & unusable).sum())
+            self.unusable[split] += int((here & lost).sum())
             if units is not None:
                 there = self.units.setdefault(split, set())
-                there |= {units[place] for place in (here & ~unusable).nonzero()[0]}
-        self._gather(~unusable, x, y, ids)
+                there |= {units[place] for place in (here & ~lost).nonzero()[0]}
+        self._gather(~lost, x, y, ids)
 
     def _gather(self, rest: npt.NDArray[np.bool_], x: Any, y: Any, ids: Any) -> None:
         """Collect distinct targets and contents of usable records, up to a limit."""
