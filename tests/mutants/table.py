@@ -332,7 +332,7 @@ a mean over the batch is taken for losses of records
 
 == study/rounds.py
 all trainings that a strategy names share their noise
-| study/test_failures.py::test_the_trainings_of_an_arm_have_noise_of_their_own
+| study/test_named_trainings.py::test_all_names_numbers_and_rows_have_independent_noise
 -streams.key(f"training/{_hash(self.request)}")
 +streams.key("training/")
 
