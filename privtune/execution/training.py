@@ -180,12 +180,7 @@ def train_built(
 
 
 def score_model(
-    terms: ScorePlan,
-    task: Task,
-    model: torch.nn.Module,
-    data: TensorData,
-    *,
-    secret: bytes,
+    terms: ScorePlan, task: Task, model: torch.nn.Module, data: TensorData, *, secret: bytes
 ) -> float:
     """Return the score of a trained model of a task, noise included."""
     from privtune.training.mechanism.scoring import score
@@ -255,10 +250,7 @@ def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
 
 
 def _accuracies(
-    model: torch.nn.Module,
-    snapshots: Mapping[int, torch.Tensor],
-    data: TensorData,
-    steps: int,
+    model: torch.nn.Module, snapshots: Mapping[int, torch.Tensor], data: TensorData, steps: int
 ) -> list[float]:
     """Return the validation accuracy by step, NaN where there is no model to look at."""
     from privtune.training.mechanism.kernel import load_params

@@ -244,16 +244,19 @@ def _line(line: bytes, sign: str, places: Sequence[int], width: int) -> list[Any
     return [cells[place] if place < len(cells) else None for place in places]
 
 
-def csv_rows(path: Path, names: Sequence[str]) -> tuple[list[str], Iterator[list[str | None]]]:
+def csv_rows(
+    path: Path, names: Sequence[str], form: Form
+) -> tuple[list[str], Iterator[list[str | None]]]:
     """Return the header of a CSV file, and the cells of each line in order; one is a record, as ever."""
     check_file(path)
-    header, sign, start = _header(path, names, UTF8)
+    header, sign, start = _header(path, names, form)
 
     def read() -> Iterator[list[str | None]]:
         with path.open("rb") as file:
             file.seek(start)
             for line in filter(bytes.strip, file):
-                yield _line(line.rstrip(b"\r\n"), sign, range(len(header)), len(header))
+                text = form.decoded(line).rstrip(b"\r\n")
+                yield _line(text, sign, range(len(header)), len(header))
 
     return header, read()
 
