@@ -347,10 +347,7 @@ WIDER: dict[str, Callable[[int], nn.Module]] = {
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        sgd,
-        lambda m, k: torch.optim.AdamW(m.parameters(), 0.01 * (k + 1), weight_decay=0.1 * k),
-    ],
+    [sgd, lambda m, k: torch.optim.AdamW(m.parameters(), 0.01 * (k + 1), weight_decay=0.1 * k)],
 )
 @pytest.mark.parametrize("name", WIDER)
 def test_narrow_nets_are_computed_with_wide_ones(

@@ -20,15 +20,7 @@ from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, traced
 from privtune.training.methods.hyfreedp import HyFreeDP
-from tests.training.simple import (
-    OneByOne,
-    SimpleDPSGD,
-    blobs,
-    cross_entropy,
-    dropping,
-    fit,
-    mlp,
-)
+from tests.training.simple import OneByOne, SimpleDPSGD, blobs, cross_entropy, dropping, fit, mlp
 
 pytestmark = pytest.mark.quick
 
@@ -58,11 +50,7 @@ def run(method=None, count=8, **options):
     return again(method, count, **options)
 
 
-def again(
-    method=None,
-    count=8,
-    **options,
-):
+def again(method=None, count=8, **options):
     return fit(method or SimpleDPSGD(1.0), count=count, **{"steps": STEPS, **options})
 
 
