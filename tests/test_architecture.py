@@ -233,7 +233,7 @@ LINES = {
     "study": 6984,
     "tasks": 6324,
     "top level": 2146,
-    "tracking": 1089,
+    "tracking": 1091,
     "training": 4,
     "training/engine": 4688,
     "training/mechanism": 3524,
