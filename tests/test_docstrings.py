@@ -28,6 +28,7 @@ PACKAGES = (
     "privtune.plots",
     "privtune.training.methods",
     "privtune.spaces",
+    "privtune.sklearn",
 )
 
 Named = tuple[str, Any]

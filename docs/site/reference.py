@@ -10,7 +10,7 @@ from typing import Any
 import typer.main
 
 import privtune
-from privtune import accounting
+from privtune import accounting, sklearn
 from privtune.accounting import events
 from privtune.cli._app import mount
 from privtune.strategies import STRATEGIES, Reporting, Scoring
@@ -129,6 +129,7 @@ def _python() -> str:
         if inspect.ismodule(found):
             continue
         parts.append(f"::: {found.__module__}.{found.__qualname__}\n")
+    parts += ["# scikit-learn\n", *(f"::: privtune.sklearn.{name}\n" for name in sklearn.__all__)]
     parts += ["# Accounting\n"]
     for name in accounting.__all__:
         found = getattr(accounting, name)

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
-    from privtune.accounting.accountant import (
-        Guarantee,
-        delta,
-        epsilon,
-        group_privacy,
-        lower_bound,
-    )
+    from privtune.accounting.accountant import Guarantee, delta, epsilon, group_privacy, lower_bound
     from privtune.accounting.calibration import (
         Calibration,
         CalibrationError,

@@ -169,8 +169,7 @@ def _profile(event: PrivateSelection, runs: NegativeBinomial, wanted: str, targe
 
 def _envelope(event: PrivateSelection, wanted: str, target: float) -> float:
     return _stable(
-        lambda fineness: _worse(tuners(event, fineness), wanted, target),
-        _TOLERANCE[wanted],
+        lambda fineness: _worse(tuners(event, fineness), wanted, target), _TOLERANCE[wanted]
     )
 
 
@@ -327,11 +326,7 @@ class Guarantee:
 
 
 def epsilon(
-    event: Event,
-    delta: float,
-    *,
-    adjacency: Adjacency = Adjacency.ADD_REMOVE,
-    method: str = "best",
+    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE, method: str = "best"
 ) -> Guarantee:
     """Return the smallest ε for which the event is known to be `(ε, delta)`-DP.
 

@@ -20,13 +20,7 @@ from privtune.accounting._checks import LARGEST
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import ZCDP, Event, Gaussian, flatten
 from privtune.accounting.pairs import Direction, Gains, Pair, cell_masses, loss_range
-from privtune.accounting.pmf import (
-    GridError,
-    LossPmf,
-    compose,
-    lattice_cells,
-    nothing,
-)
+from privtune.accounting.pmf import GridError, LossPmf, compose, lattice_cells, nothing
 from privtune.accounting.rdp import composed_curve
 from privtune.accounting.registry import Tuners, entry
 

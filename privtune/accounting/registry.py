@@ -764,11 +764,7 @@ _CHOICES: dict[type[ev.Event], Entry[Any]] = {
 }
 
 
-ENTRIES: dict[type[ev.Event], Entry[Any]] = {
-    **_RELEASES,
-    **_COMPOSITIONS,
-    **_CHOICES,
-}
+ENTRIES: dict[type[ev.Event], Entry[Any]] = {**_RELEASES, **_COMPOSITIONS, **_CHOICES}
 
 
 def entry(event: ev.Event) -> Entry[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from privtune.accounting import Adjacency, Event, NonPrivate, ThresholdSelection
 from privtune.accounting import epsilon as account
 from privtune.accounting import lower_bound as instance
+from privtune.audit import laws
 from privtune.audit.bounds import Claim, Floats, lower_bound, one_run_bound
 from privtune.audit.canaries import (
     Canary,
@@ -20,15 +21,6 @@ from privtune.audit.canaries import (
     run_declared,
     secrets_of,
     train_canaries,
-)
-from privtune.audit.laws import (
-    Check,
-    check_noise,
-    check_releases,
-    check_rounds,
-    check_runs,
-    check_sampler,
-    score_pair,
 )
 from privtune.audit.selections import InstanceClaim, rounds_of, worst_score, worst_threshold
 from privtune.errors import InvalidInputError
@@ -100,7 +92,7 @@ class AuditReport:
     seed: int
     published: float | None
     rows: tuple[Audited, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[laws.Check, ...]
     untouched: tuple[str, ...] = field(default=())
 
     @property
@@ -214,21 +206,21 @@ def audit(
     declared = isinstance(first.method, Declared)
     _check(plan, terms, canary, declared=declared)
     untouched: list[str] = []
-    checks: list[Check] = []
+    checks: list[laws.Check] = []
     if canary is not None:
         rows = [_declared(first, plan, terms, canary)]
         untouched.append("the choice among trainings of a declared mechanism: by the account alone")
     else:
-        row, laws = _training(first, plan, terms, task)
+        row, releases = _training(first, plan, terms, task)
         rows = [row]
         checks += [
-            *laws,
-            *check_sampler(first.schedule, seed=seed),
-            *check_noise(first.noise, seed=seed),
+            *releases,
+            *laws.check_sampler(first.schedule, seed=seed),
+            *laws.check_noise(first.noise, seed=seed),
         ]
     if plan.runs is not None and strategy is not None and not declared:
-        checks += check_runs(plan.runs, seed=seed)
-        checks += check_rounds(plan, strategy, seed=seed)
+        checks += laws.check_runs(plan.runs, seed=seed)
+        checks += laws.check_rounds(plan, strategy, seed=seed)
         rows.append(_selection(plan, strategy, terms))
     elif plan.search is not None and not declared:
         untouched.append(
@@ -328,7 +320,7 @@ class _Terms:
 
 def _training(
     training: TrainingPlan, plan: Plan, terms: _Terms, task: Task | None
-) -> tuple[Audited, list[Check]]:
+) -> tuple[Audited, list[laws.Check]]:
     """Audit one training: every step shown, the model alone, and many canaries in one run."""
     started = time.perf_counter()
     method, replaced = training.method, terms.adjacency is Adjacency.REPLACE_ONE
@@ -378,7 +370,7 @@ def _training(
         "one run, by its profile": guessed[1],
     }
     row = terms.row("one training", training.event, bounds, 2 * terms.runs, started)
-    return row, [] if replaced else [*check_releases(out.releases)]
+    return row, [] if replaced else [*laws.check_releases(out.releases)]
 
 
 def _declared(first: TrainingPlan, plan: Plan, terms: _Terms, canary: Canary) -> Audited:
@@ -427,7 +419,8 @@ def _score(plan: Plan, terms: _Terms) -> Audited:
     assert plan.score.event is not None  # noqa: S101
     runs = min(_SCORES, terms.runs)
     sides = [
-        score_pair(plan.score, runs=runs, seed=terms.seed, inside=side) for side in (False, True)
+        laws.score_pair(plan.score, runs=runs, seed=terms.seed, inside=side)
+        for side in (False, True)
     ]
     bounds = terms.bounds("one score", sides, terms.claim(plan.score.event), 1.0 - _FREE)
     return terms.row("one score", plan.score.event, bounds, 2 * runs, started)

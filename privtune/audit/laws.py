@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,9 @@ from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism import sampling
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
+
+if TYPE_CHECKING:
+    from privtune.strategies import Round
 
 LEVEL = 1e-4
 """A check fails below this p-value; there are ten at most."""
@@ -167,10 +171,7 @@ def check_rounds(plan: Plan, strategy: Strategy, *, seed: int) -> Iterator[Check
     lost = wrong = 0
     seeds: list[bytes] = []
     # A ledger of its own, and gone with it: no budget of anybody's hears of an audit.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Ledger(f"sqlite:///{folder}/audit.db") as ledger,
-    ):
+    with tempfile.TemporaryDirectory() as folder, Ledger(f"sqlite:///{folder}/audit.db") as ledger:
         ledger.create_budget(Budget(1000.0, 1e-5, name="audit"))
         requests = [ChargeRequest(Gaussian(50.0)) for _ in range(_ROUNDS)]
         rounds = make_rounds(ledger)
@@ -190,7 +191,8 @@ def check_rounds(plan: Plan, strategy: Strategy, *, seed: int) -> Iterator[Check
             lost += opened.tasks - len(results)
             row = plan.threshold
             trials = tuple(_trial(r.number, r.score, plan) for r in results)
-            outcome = strategy.run(plan, Made(SearchSpace({}), Streams(secret), trials, 0.0))
+            made = Made(SearchSpace({}), Streams(secret), trials, 0.0)
+            outcome = strategy.run(plan, cast("Round", made))
             best = max((t.score or -math.inf for t in trials), default=-math.inf)
             shown = None if outcome.result is None else outcome.result.score
             chosen = shown is None if row is not None else shown == best

@@ -6,20 +6,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import fft, stats
 
-from privtune.accounting import (
-    Adjacency,
-    Event,
-    RunLaw,
-    lower_bound,
-    scale_noise,
-)
+from privtune.accounting import Adjacency, Event, RunLaw, lower_bound, scale_noise
 from privtune.accounting.instances import outcomes_of
 from privtune.accounting.lower import Outcomes, Scores, worst_order
 from privtune.accounting.registry import UnknownEventError, looks
@@ -32,6 +26,9 @@ from privtune.spaces import SearchSpace
 from privtune.strategies import Plan, Strategy, TrainingPlan, TrialResult
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.streams import Streams
+
+if TYPE_CHECKING:
+    from privtune.strategies import Round
 
 _AIMS = (1e-3, 1e-2, 0.05, 0.2)  # δ at which scores pay most: what happens often is known best
 
@@ -262,7 +259,7 @@ _FINAL = -1
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A round with its trainings done, as the strategy of a sealed selection sees it."""
+    """A round with its trainings done: what the strategy of a sealed selection asks of a ``Round``."""
 
     space: SearchSpace
     streams: Streams
@@ -285,23 +282,6 @@ class Made:
         """Return the final training, done already."""
         weights = torch.tensor([self.final], dtype=torch.float64)
         return TrialResult(index=0, params=params, weights=weights, score=None)
-
-    at_once = 1
-
-    def train_numbered(self, plan: Plan, trials: Any) -> Sequence[TrialResult]:
-        """Nothing: no sealed round trains by number."""
-        raise _OPEN
-
-    def ask(self, number: int, make: Any) -> Mapping[str, Any]:
-        """Nothing: no sealed round asks a sampler."""
-        raise _OPEN
-
-    def tell(self, number: int, result: TrialResult) -> None:
-        """Nothing: no sealed round tells a sampler."""
-        raise _OPEN
-
-
-_OPEN = InvalidInputError("strategy", "adaptive", "cannot be audited as a sealed round")
 
 
 def rounds_of(
@@ -367,7 +347,7 @@ def rounds_of(
 
 def _told(plan: Plan, strategy: Strategy, made: Made, score: WorstScore) -> float:
     """Return the log-likelihood ratio of all that one round releases."""
-    outcome = strategy.run(plan, made)
+    outcome = strategy.run(plan, cast("Round", made))
     if outcome.result is None:
         return score.nothing
     if plan.rate is None:

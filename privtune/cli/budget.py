@@ -253,8 +253,7 @@ def charge(
     *,
     note: Annotated[str, typer.Option(help="What is released, and by which tool.")],
     unit: Annotated[
-        str,
-        typer.Option(help="What the event counts as one: what its sensitivity is about."),
+        str, typer.Option(help="What the event counts as one: what its sensitivity is about.")
     ] = "record",
     released: Annotated[
         bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -64,43 +64,48 @@ def predict(
     """Ask a released model about the rows of a file: its columns, and the predictions after them."""
     from privtune.study import Study
     from privtune.tasks._reader import csv_rows
+    from privtune.tasks.described import read_form
 
     if as_json and to is not None:
         raise typer.BadParameter("give --to or --json")
     if to is not None and to.exists() and to.samefile(file):
         raise InvalidInputError("to", str(to), "must be another file than the one that is read")
     with closing(Study(name, storage)) as study:
-        served = study.release(arm).served
+        served, task = study.release(arm).served, study.spec.task
     if not served.rows.names:
         raise PrivTuneError(
             f"Arm {arm!r} takes arrays, which no CSV file holds: ask release.predict(arrays) in Python."
         )
-    header, lines = csv_rows(file, served.rows.names)
-    parts = (list(zip(*part, strict=True)) for part in _parts(lines))
-    found = (
-        (cells, served.answers(*served.rows.read(dict(zip(header, cells, strict=True)))))
-        for cells in (part or [()] * len(header) for part in parts)
-    )
+    while isinstance(task, Mapping) and "task" in task:
+        task = task["task"]  # of a fine-tuning
+    form = read_form(task if isinstance(task, Mapping) else {})
+    header, lines = csv_rows(file, served.rows.names, form)
     if twice := [name for name in served.rows.names if header.count(name) > 1]:
         raise PrivTuneError(f"{file} has two columns called {', '.join(twice)}.")
+    parts = (list(zip(*part, strict=True)) or [()] * len(header) for part in _parts(lines))
+    found = (
+        (cells, served.answers(*served.rows.read(dict(zip(header, cells, strict=True)))))
+        for cells in parts
+    )
+    first = next(found)
+    kept = [] if alone or as_json else header
+    if both := [title for title in kept if title in first[1]]:
+        raise PrivTuneError(f"{file} has a column called {both[0]} already: give --alone.")
+    rows = (
+        row
+        for cells, columns in itertools.chain([first], found)
+        for row in zip(
+            *cells[: len(kept)], *(answers for answers, _ in columns.values()), strict=True
+        )
+    )
+    titles = [*kept, *first[1]]
     if as_json:
-        rows = [
-            dict(zip(columns, answers, strict=True))
-            for _, columns in found
-            for answers in zip(*(cells for cells, _ in columns.values()), strict=True)
-        ]
-        emit_json({"study": name, "arm": arm, "predictions": json_ready(rows)})
+        predictions = [dict(zip(titles, row, strict=True)) for row in rows]
+        emit_json({"study": name, "arm": arm, "predictions": json_ready(predictions)})
         return
     place = nullcontext(sys.stdout) if to is None else to.open("w", encoding="utf-8", newline="")
     with place as out:
-        writer, titled = csv.writer(out, lineterminator="\n"), False
-        for cells, columns in found:
-            kept = [] if alone else list(zip(header, cells, strict=True))
-            if not titled:
-                writer.writerow([*(title for title, _ in kept), *columns])
-            titled = True
-            shown = [*(cells for _, cells in kept), *(cells for cells, _ in columns.values())]
-            writer.writerows(zip(*shown, strict=True))
+        csv.writer(out, lineterminator="\n").writerows(itertools.chain([titles], rows))
     if to is not None:
         say(f"Wrote {to}.")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from privtune.tasks import Task
     from privtune.training.engine.fine_tuning import FrozenPart
     from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.kernel import LossOf
 
 _RECORDS = 4  # made-up records that a check looks at
 
@@ -79,7 +80,7 @@ def check_loaded(
     few = data.part(torch.arange(min(_RECORDS, len(data))), sealed_size=True).to(device)
 
     def losses(model: torch.nn.Module) -> torch.Tensor:
-        return _losses(task, model, few)
+        return _losses(task.record_loss, model, few)
 
     anew = anew.to(device)
     for tensor in (*anew.parameters(), *anew.buffers()):
@@ -115,19 +116,19 @@ def check_loaded(
         )
 
 
-def check_remembers_nothing(task: Task, model: torch.nn.Module, data: TensorData) -> None:
+def check_remembers_nothing(loss_of: LossOf, model: torch.nn.Module, data: TensorData) -> None:
     """Refuse a loss that is another number the second time; one that raises is for others to explain."""
     from privtune.training.mechanism.kernel import fresh
 
     try:
         # Of copies: what a model keeps in buffers of its own has a refusal of its own.
-        once, again = (_losses(task, fresh(model)[0], data) for _ in range(2))
+        once, again = (_losses(loss_of, fresh(model)[0], data) for _ in range(2))
     except Exception:
         return
     _check_steady(once, again)
 
 
-def _losses(task: Task, model: torch.nn.Module, data: TensorData) -> torch.Tensor:
+def _losses(loss_of: LossOf, model: torch.nn.Module, data: TensorData) -> torch.Tensor:
     """Return the loss of each record, each time with the same random numbers."""
     import torch
 
@@ -139,7 +140,7 @@ def _losses(task: Task, model: torch.nn.Module, data: TensorData) -> torch.Tenso
     with GLOBAL_GENERATOR, torch.random.fork_rng(devices=forked), evaluating(model):
         torch.manual_seed(0)
         pairs = zip(torch.split(data.x, 1), torch.split(data.y, 1), strict=True)
-        return torch.cat([task.record_loss(model, x, y).reshape(1) for x, y in pairs])
+        return torch.cat([loss_of(model, x, y).reshape(1) for x, y in pairs])
 
 
 def _check_steady(once: torch.Tensor, again: torch.Tensor) -> None:
@@ -148,5 +149,5 @@ def _check_steady(once: torch.Tensor, again: torch.Tensor) -> None:
     if not torch.allclose(once, again, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise AdapterError(
             "The loss of the same record changes from call to call. Draw random numbers with torch, "
-            "inside the loss or the model, and keep nothing between calls. Nothing was charged."
+            "inside the loss, augment or the model, and keep nothing between calls. Nothing was charged."
         )

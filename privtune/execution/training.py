@@ -180,12 +180,7 @@ def train_built(
 
 
 def score_model(
-    terms: ScorePlan,
-    task: Task,
-    model: torch.nn.Module,
-    data: TensorData,
-    *,
-    secret: bytes,
+    terms: ScorePlan, task: Task, model: torch.nn.Module, data: TensorData, *, secret: bytes
 ) -> float:
     """Return the score of a trained model of a task, noise included."""
     from privtune.training.mechanism.scoring import score
@@ -215,7 +210,7 @@ def scored_as(
         return model, OfRecords(task.score_of)
     if task.loss_of is None:
         return model, task.loss
-    if terms.metric == "loss":
+    if terms.metric in ("loss", "perplexity"):
         return model, OfRecords(task.loss_of)
     inner = model if task.tree is None else task.tree.inputs.wrap(model)
     return OfUnits(inner, len(task.input_shape) - 1) if task.unit else inner, cross_entropy
@@ -255,10 +250,7 @@ def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
 
 
 def _accuracies(
-    model: torch.nn.Module,
-    snapshots: Mapping[int, torch.Tensor],
-    data: TensorData,
-    steps: int,
+    model: torch.nn.Module, snapshots: Mapping[int, torch.Tensor], data: TensorData, steps: int
 ) -> list[float]:
     """Return the validation accuracy by step, NaN where there is no model to look at."""
     from privtune.training.mechanism.kernel import load_params

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     )
     from privtune.ledger.ledger import Ledger
     from privtune.ledger.page import render_certificate
-    from privtune.ledger.rounds import (
-        RoundNotFinishedError,
-        RoundStuckError,
-    )
+    from privtune.ledger.rounds import RoundNotFinishedError, RoundStuckError
     from privtune.ledger.values import (
         RECORD,
         Admission,

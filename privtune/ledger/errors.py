@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from privtune.errors import PrivTuneError
 
-SENSELESS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading raises where somebody else's document has another shape than ours, whichever that is."""
 
 

@@ -13,13 +13,7 @@ from sqlalchemy.engine import Connection
 
 from privtune.accounting import Guarantee
 from privtune.errors import InvalidInputError
-from privtune.ledger.admission import (
-    FilterState,
-    admit,
-    filter_state,
-    odometer,
-    suggestions,
-)
+from privtune.ledger.admission import FilterState, admit, filter_state, odometer, suggestions
 from privtune.ledger.chain import Kind
 from privtune.ledger.errors import (
     BudgetClosedError,

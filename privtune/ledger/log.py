@@ -96,9 +96,7 @@ class Log:
             return self._take_in(history, written)
 
     def write(
-        self,
-        name: str,
-        decide: Callable[[Connection, History], Sequence[Line]],
+        self, name: str, decide: Callable[[Connection, History], Sequence[Line]]
     ) -> tuple[History, tuple[Entry, ...]]:
         """Lock a budget, decide on what its log says then, and append."""
         with self._guard:

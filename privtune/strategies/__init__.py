@@ -12,11 +12,7 @@ if TYPE_CHECKING:
     from privtune.strategies.arms import plan_arm
     from privtune.strategies.auto import Auto
     from privtune.strategies.context import PlanningContext
-    from privtune.strategies.everything import (
-        Everything,
-        NonPrivateError,
-        NonPrivateGrid,
-    )
+    from privtune.strategies.everything import Everything, NonPrivateError, NonPrivateGrid
     from privtune.strategies.in_run import Fixed, InRun
     from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
     from privtune.strategies.registry import STRATEGIES, make_strategy, registered

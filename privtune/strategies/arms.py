@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from privtune.accounting import (
-    ApproximateDP,
-    Composed,
-    Event,
-    Parallel,
-    calibrate,
-    scale_noise,
-)
+from privtune.accounting import ApproximateDP, Composed, Event, Parallel, calibrate, scale_noise
 from privtune.accounting.calibration import searches_learn, sketch
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from privtune.accounting import (
-    Adjacency,
-)
+from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
 from privtune.strategies.scoring import Reporting, ScorePlan, Scoring

@@ -81,6 +81,8 @@ class ScorePlan:
         low, high = (
             (-self.bound, 0.0) if metrics.lower_is_better(self.metric) else (0.0, self.bound)
         )
+        if self.metric == "perplexity":
+            low, high = -metrics.perplexity(self.bound), -1.0
         return min(max(score, low), high)
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,9 +110,9 @@ class Scoring:
 
     Args:
         metric: ``accuracy``, ``balanced_accuracy``, ``top_k``, ``f1``, ``macro_f1``, ``auc``,
-            ``loss`` (that which was trained on, clipped), ``mae``, ``mse``, ``r2``, or
-            ``package.module:function`` of outputs and targets. Unless given, ``accuracy``, or
-            ``mae`` for a regression.
+            ``loss`` (that which was trained on, clipped), ``perplexity`` (e to that), ``mae``, ``mse``,
+            ``r2``, or ``package.module:function`` of outputs and targets. Unless given, ``accuracy``,
+            or ``mae`` for a regression.
         mechanism: ``gaussian``, or ``laplace`` where the validation split is private.
         bound: The most that one record adds: the clip of a loss or of a function of one's own (1
             unless given), or of an error (the width of the range, or its square, unless given).
@@ -296,7 +298,7 @@ class Scoring:
 
 
 def _own_bound(name: str, bound: float) -> dict[str, float]:
-    return {"bound": bound} if name in ("loss", "cost", "value") or ":" in name else {}
+    return {"bound": bound} if metrics.is_clipped(name) else {}
 
 
 def _check(

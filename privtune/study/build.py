@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -48,6 +48,7 @@ class Built:
     values: Mapping[str, Any]  # what the method is told: hyperparameters, clipping norm, schedule
     fixed: Mapping[str, Any]  # what the method took without a suggestion, of what the arm fixes
     secret: bytes
+    augment: Callable[[torch.Tensor], torch.Tensor] | None = None  # of packed inputs
 
     @property
     def params(self) -> dict[str, Any]:
@@ -71,6 +72,8 @@ class Built:
             values=self.values,
             optimizer=self.optimizer,
             scheduler=self.scheduler,
+            augment=self.augment,
+            views=self.candidate.multiplicity,
         )
 
 
@@ -98,7 +101,8 @@ def build_candidate(
     candidate, model, optimizer = _called(task, trial, secret)
     values = _values(candidate, training, trial.params, fixed)
     used = {n: fixed[n] for n in values if n in fixed and n not in trial.params}
-    return Built(trial, candidate, model, optimizer, values, used, secret)
+    augment = _packed(task, candidate)
+    return Built(trial, candidate, model, optimizer, values, used, secret, augment)
 
 
 def named_method(task: Task, schedule: Schedule, fixed: Mapping[str, Any]) -> str | None:
@@ -123,6 +127,24 @@ def _called(
         model, optimizer = _trained_part(candidate)
         _check_new(model, *(p for p in model.parameters() if p.requires_grad))
         return candidate, model, optimizer
+
+
+def _packed(task: Task, candidate: Candidate) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return the augmentation of a candidate as one of inputs as the engine has them."""
+    augment, views, tree = candidate.augment, candidate.multiplicity, task.tree
+    if not isinstance(views, int) or not 1 <= views <= (1 if augment is None else 1024):
+        allowed = "must be a whole number from 1 to 1024, and 1 without augment"
+        raise InvalidInputError("Candidate.multiplicity", views, allowed)
+    if augment is None or (tree is None and not task.unit):
+        return augment
+
+    def packed(x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, 1) if task.unit else x
+        found = augment(rows if tree is None else tree.inputs.unpack(rows))
+        whole: torch.Tensor = found if tree is None else tree.inputs.pack(found)
+        return whole.view(x.shape) if task.unit else whole
+
+    return packed
 
 
 def _check_kind(candidate: object) -> None:
@@ -163,12 +185,12 @@ def _check_new(model: nn.Module, *parts: Any) -> None:
 
 def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimizer | None]:
     """Return the model with its part to train, and the optimizer over that part."""
+    kind, rank = check_part(candidate.trainable or "all", candidate.target_modules)
     if candidate.trainable is None:
         return candidate.model, candidate.optimizer
     from privtune.training.engine.fine_tuning import set_trainable
 
-    kind, rank = check_part(candidate.trainable)
-    model = set_trainable(candidate.model, kind, rank=rank, targets=None)
+    model = set_trainable(candidate.model, kind, rank=rank, targets=candidate.target_modules)
     optimizer = candidate.optimizer
     if optimizer is None:
         return model, None

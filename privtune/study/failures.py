@@ -53,7 +53,7 @@ class UnreadableRecordsError(PrivTuneError):
         )
 
 
-class UnusableRecordsError(PrivTuneError):
+class UnusableRecordsError(PrivTuneError, ValueError):
     """The records do not fit what is declared of them, so that a budget would be spent for nothing."""
 
     def __init__(self, study: str, reason: str = "") -> None:

@@ -13,13 +13,7 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
 from privtune.ledger.values import refuse_other_unit
-from privtune.strategies import (
-    NoRunFitsError,
-    Plan,
-    PlanningContext,
-    Strategy,
-    plan_arm,
-)
+from privtune.strategies import NoRunFitsError, Plan, PlanningContext, Strategy, plan_arm
 from privtune.strategies.arms import with_report
 from privtune.strategies.context import SHARES
 from privtune.strategies.plan import StagePlan, plan_stage

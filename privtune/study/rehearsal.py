@@ -110,13 +110,18 @@ def _rehearse_build(
             plan, task, lambda secret: make(secret, known).made, compute=compute, others=others
         )
 
-    def program(model: nn.Module) -> Any:
+    few = made_up_records(task, 2)
+
+    def program(built: Built) -> Any:
         from privtune.training.engine.capture import program_of
 
-        return program_of(model, task.record_loss, *made_up_records(task, 1).like)
+        return program_of(
+            built.model, built.made.trained_on(task.record_loss, *few.like), *few.like
+        )
 
     # Before passes are captured, which a loss that remembers would remember.
-    check_remembers_nothing(task, built.model, made_up_records(task, 2))
+    loss_of = built.made.trained_on(task.record_loss, *few.like)
+    check_remembers_nothing(loss_of, built.model, few)
     result, seconds = check_repeated(make, trained, program) if plan.is_sealed else trained()
     check_end(plan, replace(result, params=built.params))
     _measure(plan, task, built.model)
@@ -147,7 +152,7 @@ def _check_rates(built: Built, optimizer: torch.optim.Optimizer, steps: int) -> 
 def check_repeated(
     make: Callable[[bytes], Built],
     between: Callable[[], T],
-    program: Callable[[nn.Module], Any] = lambda _: None,
+    program: Callable[[Built], Any] = lambda _: None,
 ) -> T:
     """Build two trials twice, in both orders, and refuse a ``build`` that gives another trial."""
     one, other = _SECRETS[:2]
@@ -155,7 +160,7 @@ def check_repeated(
 
     def check(secret: bytes, built: Built | None = None, said: str = _SAID) -> Built:
         built = built or make(secret)
-        now, told = described(built), program(built.model)
+        now, told = described(built), program(built)
         now |= {} if told is None else {"passes": told}
         before = seen.setdefault(secret, now)
         if differing := [what for what in before.keys() & now if now[what] != before[what]]:
@@ -202,6 +207,7 @@ def described(built: Built) -> dict[str, Any]:
     settings = [{n: repr(v) for n, v in group.items() if n != "params"} for group in groups]
     schedule = candidate.schedule
     told: Any = schedule
+    parts = candidate.method, candidate.trainable, candidate.max_grad_norm, candidate.multiplicity
     if not isinstance(schedule, str | Mapping | None):
         known = hasattr(schedule, "optimizer")
         told = walked(schedule, _SOME) if known else type(schedule).__name__
@@ -211,9 +217,7 @@ def described(built: Built) -> dict[str, Any]:
         ],
         "first weights": _digest(built.model),
         "optimizer settings": (type(optimizer).__name__, settings, repr(told)),
-        "clipping, methods or trained parts": repr(
-            (dict(built.values), candidate.method, candidate.trainable, candidate.max_grad_norm)
-        ),
+        "clipping, methods or trained parts": repr((dict(built.values), *parts)),
         "attributes of the model": _attributes(built.model),
     }
 

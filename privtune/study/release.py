@@ -83,10 +83,7 @@ def unpack_result(content: bytes) -> TrialResult:
         return torch.cat([tensors[name].reshape(-1) for name in names])
 
     return TrialResult(
-        weights=weights,
-        score=None if score is None else float(score),
-        ended=ended,
-        **document,
+        weights=weights, score=None if score is None else float(score), ended=ended, **document
     )
 
 

@@ -417,10 +417,10 @@ def _declared(
             "Leave one of them out.",
         )
     score = score if isinstance(score, Score) else Score(score or "accuracy")
-    if score.metric == "loss":
+    if score.metric in ("loss", "perplexity"):
         raise InvalidInputError(
             "score",
-            "loss",
+            score.metric,
             "is that which is trained on, which a declared mechanism does not tell",
             "Use privtune.Score(function of a model and one record, bound=...).",
         )

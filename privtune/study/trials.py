@@ -18,11 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import (
-    CategoricalDistribution,
-    distribution_to_json,
-    json_to_distribution,
-)
+from optuna.distributions import CategoricalDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from privtune.imports import unsearched

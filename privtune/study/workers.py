@@ -57,12 +57,7 @@ Stack = int | Literal["auto"] | None
 
 
 def give_out(
-    executor: Executor,
-    life: Life,
-    plan: Plan,
-    *,
-    compute: Compute,
-    tell: Callable[[str], None],
+    executor: Executor, life: Life, plan: Plan, *, compute: Compute, tell: Callable[[str], None]
 ) -> Callable[[Rounds, str], None]:
     """Return a function that hands an arm's rows to its executor."""
     before, names = len(life.failures(plan.arm)), (life.name, plan.arm)

@@ -128,7 +128,7 @@ def _kind(found: pa.DataType | None) -> str:
 
 def unfilled(document: Any, path: str = "") -> Iterator[str]:
     """Yield the paths of values that a draft leaves open."""
-    if document == OPEN:
+    if isinstance(document, str) and document == OPEN:
         yield path
     elif isinstance(document, Mapping):
         for name, value in document.items():

@@ -24,7 +24,7 @@ PART = "trainable"
 """The hyperparameter of a candidate that says which part of the task's model it trains."""
 
 _LORA = re.compile(r"lora:([1-9]\d{0,3})")
-_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")  # read as weights alone
 
 
 def fine_tuned(
@@ -41,15 +41,17 @@ def fine_tuned(
 
     Args:
         task: The task; its model is built as before, and then given the weights.
-        pretrained: A safetensors file, or a folder of them as Hugging Face keeps it, by the names of
-            the model's parameters; the head may be missing. None if the model comes with its weights.
+        pretrained: A safetensors file, a folder of them as Hugging Face keeps it, or a state dict that
+            ``torch.save`` wrote, by the names of the model's parameters; the head may be missing. None if
+            the model comes with its weights.
         trainable: ``"all"``, ``"head"``, ``"biases"`` (with the head) or ``"lora:R"`` (with the head).
-        target_modules: With ``lora:R``: names of linear layers, or how these end; None for all.
+        target_modules: With ``lora:R``: names of linear layers and convolutions, or how these end; None
+            for all linear layers, or all convolutions where there are none.
         precision: ``"bfloat16"`` for the passes alone; norms, clipping, sums, noise and weights stay in
             float32. None for what the task says.
 
     Raises:
-        InvalidInputError: If there is no such file, it is a pickle, or ``trainable`` is none of these.
+        InvalidInputError: If there is no such file, or ``trainable`` is none of these.
 
     Example:
         >>> from privtune.tasks import get_task
@@ -60,12 +62,8 @@ def fine_tuned(
         ['0.down.weight', '0.up.weight', '2.weight', '2.bias']
     """
     weights = None if pretrained is None else weights_at(pretrained)
-    kind, rank = check_part(trainable)
+    kind, rank = check_part(trainable, target_modules)
     targets = None if target_modules is None else tuple(target_modules)
-    if targets is not None and not rank:
-        raise InvalidInputError(
-            "target_modules", list(targets), f"goes with lora:R, not with {trainable}"
-        )
     return replace(
         task,
         name=task.name if trainable == "all" else f"{task.name}, {trainable}",
@@ -77,11 +75,18 @@ def fine_tuned(
     )
 
 
-def check_part(trainable: object) -> tuple[str, int]:
+def check_part(trainable: object, targets: Sequence[str] | None = None) -> tuple[str, int]:
     """Return what is trained (all, head, biases, or lora:R as lora), and the rank of adapters, or 0."""
+    listed = isinstance(targets, list | tuple) and all(isinstance(name, str) for name in targets)
+    if targets is not None and not (listed and targets):
+        raise InvalidInputError("target_modules", targets, "must be a list of names")
     rank = _LORA.fullmatch(trainable) if isinstance(trainable, str) else None
     if rank is not None:
         return "lora", int(rank.group(1))
+    if targets is not None:
+        raise InvalidInputError(
+            "target_modules", list(targets), f"goes with lora:R, not with {trainable}"
+        )
     if not isinstance(trainable, str) or trainable not in ("all", "head", "biases"):
         raise InvalidInputError("trainable", trainable, "must be all, head, biases or lora:R")
     return trainable, 0
@@ -129,10 +134,26 @@ def _read(path: Path, digest: str) -> Mapping[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         try:
-            tensors |= load_file(file)
+            tensors |= _state_dict(file) if file.suffix in _TORCH else load_file(file)
         except SafetensorError as error:
             raise TaskDataError(f"{file} cannot be read as safetensors ({error}).") from error
     return tensors
+
+
+def _state_dict(file: Path) -> Mapping[str, torch.Tensor]:
+    """Return what ``torch.save(model.state_dict(), file)`` wrote; a pickle of anything else is not run."""
+    import torch
+
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception:  # pickle, zipfile and torch raise types of their own
+        found = None
+    if not isinstance(found, dict) or not all(map(torch.is_tensor, found.values())):
+        raise TaskDataError(
+            f"{file} holds more than a state dict, and other pickles may run any program. Save it by "
+            "torch.save(model.state_dict(), PATH), or by safetensors.torch.save_file."
+        )
+    return found
 
 
 def _files(path: Path, field: str = "pretrained") -> list[Path]:
@@ -152,10 +173,6 @@ def _files(path: Path, field: str = "pretrained") -> list[Path]:
         raise InvalidInputError(field, str(path), "holds no *.safetensors", hint)
     if not path.is_file():
         raise InvalidInputError(field, str(path), "must be a file or a folder", hint)
-    if path.suffix in _TORCH:
-        raise InvalidInputError(
-            field, str(path), "is a pickle, which may run any program; not read", hint
-        )
     return [path]
 
 
@@ -203,10 +220,6 @@ def from_spec(data: Mapping[str, Any], get: Callable[[Any], Task]) -> Task:
     trainable, targets = data.get("trainable", "all"), data.get("target_modules")
     if not isinstance(trainable, str):
         raise InvalidInputError("task.trainable", trainable, "must be all, head, biases or lora:R")
-    if targets is not None and not (
-        isinstance(targets, list | tuple) and targets and all(isinstance(t, str) for t in targets)
-    ):
-        raise InvalidInputError("task.target_modules", targets, "must be a list of names")
     return fine_tuned(
         get(data["task"]),
         pretrained=data.get("pretrained"),

@@ -100,19 +100,20 @@ class Source:
             return
         if missing := [name for name in names if name not in self.columns]:
             raise TaskDataError(
-                f"{place} lacks the declared columns {', '.join(missing)}.{self._meant(missing)}"
+                f"{place} lacks the declared columns {', '.join(missing)}.{self._meant(missing, names)}"
             )
         if twice := [name for name in names if list(self.columns).count(name) > 1]:
             raise TaskDataError(f"{place} has two columns called {', '.join(twice)}.")
 
-    def _meant(self, missing: Sequence[str]) -> str:
+    def _meant(self, missing: Sequence[str], names: Sequence[str]) -> str:
         """Say what could be meant, by the header alone, which may be a record of a file without one."""
         known = {label_of(name) for name in missing}
         if alike := [name for name in self.columns or () if label_of(name) in known]:
             return f" It has {', '.join(alike)}: write names as the file does."
         if any("\ufffd" in name for name in self.columns or ()):
             return " Its header is not UTF-8: write encoding: cp1252, or what it was saved in."
-        return " Its first line must name the columns; write delimiter: if none of , ; | and tab parts them."
+        said = "Its first line must name the columns; write delimiter: if none of , ; | and tab parts them."
+        return "" if len(missing) < len(set(names)) else f" {said}"
 
     def batches(self, names: Sequence[str]) -> Iterator[Columns]:
         """Read columns, and tell who listens how much of the table has been read."""
@@ -241,16 +242,18 @@ def _line(cells: Sequence[str], places: Sequence[int], width: int) -> list[Any]:
     return [cells[place] if place < len(cells) else None for place in places]
 
 
-def csv_rows(path: Path, names: Sequence[str]) -> tuple[list[str], Iterator[list[str | None]]]:
+def csv_rows(
+    path: Path, names: Sequence[str], form: Form
+) -> tuple[list[str], Iterator[list[str | None]]]:
     """Return the header of a CSV file, and the cells of each line in order; one is a record, as ever."""
     check_file(path)
-    header, sign, start = _header(path, names, UTF8)
+    header, sign, start = _header(path, names, form)
 
     def read() -> Iterator[list[str | None]]:
         with path.open("rb") as file:
             file.seek(start)
             for line in filter(bytes.strip, file):
-                yield _line(_cells(line, sign), range(len(header)), len(header))
+                yield _line(_cells(form.decoded(line), sign), range(len(header)), len(header))
 
     return header, read()
 

@@ -70,33 +70,6 @@ _FIELDS: dict[type[exp.Expr], frozenset[str]] = {
     exp.In: frozenset({"this", "expressions"}),
 }
 """Of parts that may hold more than is allowed: what of them is allowed."""
-_REASONS: dict[str, str] = {
-    "limit": "LIMIT, TOP or FETCH: which rows are left depends on the others",
-    "offset": "OFFSET: which rows are left depends on the others",
-    "group": "GROUP BY: it makes one record of many rows",
-    "having": "HAVING: it looks at many rows",
-    "distinct": "DISTINCT: whether a row is there depends on the others",
-    "qualify": "QUALIFY: it looks at many rows",
-    "joins": "a join: it makes records of several rows",
-    "laterals": "LATERAL: it makes several records of one row",
-    "with": "WITH: a table of its own",
-    "order": "ORDER BY: records have no order, leave it out",
-    "sample": "a sample of the rows: it is drawn anew each time",
-    "into": "INTO: a query only reads",
-    "locks": "FOR UPDATE or FOR SHARE: a query only reads",
-    "windows": "a window: it looks at other rows",
-    "field": "IN with a table: it looks at other rows",
-    "query": "a subquery: it looks at other rows",
-    "unnest": "UNNEST: it makes several records of one row",
-}
-_KINDS: tuple[tuple[tuple[type[Any], ...], str], ...] = (
-    ((exp.Window, exp.WindowSpec), "a window function (OVER): it looks at other rows"),
-    ((exp.SetOperation,), "UNION, INTERSECT or EXCEPT: records of several queries"),
-    ((exp.Query, exp.Exists, exp.Any, exp.All), "a subquery: it looks at other rows"),
-    ((exp.AggFunc, exp.Filter, exp.WithinGroup), "an aggregate: it makes one value of many rows"),
-    ((exp.UDTF, exp.Explode, exp.ExplodingGenerateSeries), "a function that returns several rows"),
-    ((exp.Join,), "a join: it makes records of several rows"),
-)
 _OF_SESSION = frozenset(
     """
         user uid session_user system_user current_user current_role current_catalog current_schema
@@ -139,60 +112,48 @@ def check_query(url: str, query: str) -> exp.Table:
         raise _refused(query, "several statements, or none")
     (select,) = parsed
     for part in select.walk():
-        if reason := _reason(part, top=part is select):
-            raise _refused(query, reason)
+        if found := _unknown(part, top=part is select):
+            raise _refused(
+                query, f"{found}, which may look at other rows or change from run to run"
+            )
     source = (select.args.get("from_") or select.args.get("from") or select).this
     if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
         raise _refused(query, "no table, or a function in the place of one")
     names = {source.alias_or_name.casefold(), source.name.casefold(), ""}
     for column in select.find_all(exp.Column):
         if column.table.casefold() not in names:
-            raise _refused(
-                query, f"{column.sql(dialect=dialect)}, a column of no table that is read"
-            )
+            raise _refused(query, f"{column.sql(dialect=dialect)}, of no table that is read")
     return source
 
 
-def _reason(part: exp.Expr, *, top: bool) -> str:
-    """Return why a part of a query is refused; nothing where it is allowed."""
-    kind = type(part)
-    name = kind.__name__
-    if top != (kind is exp.Select):
-        said = next((said for kinds, said in _KINDS if isinstance(part, kinds)), "")
-        return said or ("what is no SELECT" if top else name)
-    if isinstance(part, exp.Anonymous):
-        if part.name.lower() not in _KNOWN_FUNCTIONS:
-            return f"the function {part.name}, which is not known to look at its own row alone"
-    elif name not in _KNOWN_PARTS:
-        if said := next((said for kinds, said in _KINDS if isinstance(part, kinds)), ""):
-            return said
-        what = "the function" if isinstance(part, exp.Func) else "the part"
-        return f"{what} {name}, which is not known to look at its own row alone"
-    if isinstance(part, exp.DataType) and part.this == exp.DataType.Type.USERDEFINED:
-        return "a type that is not known here"
+def _unknown(part: exp.Expr, *, top: bool) -> str:
+    """Return what a part of a query is called that is not allowed; nothing where it is."""
+    kind, name = type(part), part.key.upper()
     used = [field for field, value in part.args.items() if value not in (None, [], False)]
     if isinstance(part, exp.Anonymous):
-        used.remove("this")
+        return "" if part.name.lower() in _KNOWN_FUNCTIONS and len(used) > 1 else part.name
+    if top != (kind is exp.Select) or kind.__name__ not in _KNOWN_PARTS:
+        return name
     allowed = _FIELDS.get(kind, used)
     if more := [field for field in used if field not in allowed]:
-        return _REASONS.get(more[0].strip("_"), f"{more[0].strip('_')} beside {name.upper()}")
-    if isinstance(part, exp.Func) and not isinstance(part, exp.Connector) and not used:
-        return f"the function {name} without a column, which goes by the session"
-    if isinstance(part, exp.Literal) and _TODAY.search(part.name):
-        return f"{part.name!r}, which is another time in every run"
-    if isinstance(part, exp.Column):
-        own = part.this
-        quoted = isinstance(own, exp.Identifier) and bool(own.args.get("quoted"))
-        if own.name.lower() in _OF_SESSION and not quoted:
-            return f"{own.name}, which stands for the session or a row's place (quote a column of that name)"
+        return more[0].strip("_").upper()
+    by_session = isinstance(part, exp.Func) and not isinstance(part, exp.Connector) and not used
+    if by_session or (isinstance(part, exp.Literal) and _TODAY.search(part.name)):
+        return f"{name} {part.name}"
+    if isinstance(part, exp.DataType) and part.this == exp.DataType.Type.USERDEFINED:
+        return f"type {part.sql()}"
+    own = part.this if isinstance(part, exp.Column) else None
+    quoted = isinstance(own, exp.Identifier) and bool(own.args.get("quoted"))
+    if own is not None and own.name.lower() in _OF_SESSION and not quoted:
+        return f"{own.name} (quote a column of that name)"
     return ""
 
 
-def _refused(query: str, reason: str) -> InvalidInputError:
+def _refused(query: str, found: str) -> InvalidInputError:
     return InvalidInputError(
         "task.query",
         query,
-        f"must be {_ALLOWED}, and holds {reason}",
+        f"must be {_ALLOWED}, and holds {found}",
         "Store what it returns as a table, one row a record; or say rows: independent, which declares that "
         "each record of the query comes from one protected record, and is shown wherever the ε is.",
     )
@@ -234,7 +195,13 @@ class SqlTable:
             return
         table = check_query(self.url, self.query)
         name, schema = table.name.casefold(), table.db or None
-        remedy = "Name a table, or say rows: independent."
+
+        def refused(said: str) -> TaskDataError:
+            remedy = "Name a table, or say rows: independent."
+            return TaskDataError(
+                f"The query of {masked_url(self.url)} reads {table.name}, {said}. {remedy}"
+            )
+
         with self._connected() as connection:
             try:
                 inspector = sa.inspect(connection)
@@ -246,32 +213,21 @@ class SqlTable:
                     )
                 )
                 if not tables and not views:
-                    raise TaskDataError(
-                        f"The query of {masked_url(self.url)} cannot be read: it names no table that is "
-                        "there, or that this machine's user may read."
-                    )
+                    raise refused("which is not there, or this machine's user may not read it")
                 if len(tables) != 1 or views or table.catalog or _is_virtual(connection, tables[0]):
-                    raise TaskDataError(
-                        f"The query of {masked_url(self.url)} reads {table.name}, which is no table of the "
-                        f"database's: a view may make records of several rows. {remedy}"
-                    )
+                    raise refused("which is no table of the database's: a view may hold other rows")
                 known = {
-                    column["name"].casefold() for column in inspector.get_columns(tables[0], schema)
+                    "*",
+                    *(c["name"].casefold() for c in inspector.get_columns(tables[0], schema)),
                 }
                 place = {"table": tables[0], "schema": schema or inspector.default_schema_name}
                 postgres = connection.dialect.name == "postgresql"
                 if postgres and connection.execute(sa.text(_POLICIES), place).scalar():
-                    raise TaskDataError(
-                        f"The query of {masked_url(self.url)} reads {table.name}, which has row-level "
-                        f"security: its policies may look at other rows. {remedy}"
-                    )
+                    raise refused("whose row-level security may look at other rows")
             except (NotImplementedError, sa.exc.NoInspectionAvailable):
-                raise TaskDataError(
-                    f"{masked_url(self.url)} does not say whether {table.name} is a table or a view. {remedy}"
-                ) from None
-        columns = table.root().find_all(exp.Column)
-        named = {column.name.casefold(): column.name for column in columns}
-        if missing := [said for low, said in named.items() if low not in {*known, "*"}]:
+                raise refused("and the database does not say if that is a table") from None
+        named = (column.name for column in table.root().find_all(exp.Column))
+        if missing := [one for one in dict.fromkeys(named) if one.casefold() not in known]:
             raise TaskDataError(
                 f"The query of {masked_url(self.url)} names {', '.join(missing)}, no column of {table.name}."
             )

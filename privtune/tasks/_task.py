@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +119,12 @@ class Candidate:
             torch's over the optimizer, stepped once after every step.
         trainable: Which part is trained: ``all``, ``head``, ``biases`` or ``lora:RANK``; the parameters
             that require gradients unless given.
+        target_modules: With ``lora:RANK``: names of the layers that are adapted, or how these end; all
+            linear layers unless given, or all convolutions where there are none.
+        augment: Takes the inputs of one record as the loss does, and returns others of the same shape and
+            type, with random numbers of torch's. The gradient of a record is the mean over its views, and
+            clipped then: the charge is the same. Scores see no augmentation.
+        multiplicity: How many views of a record are drawn at each step.
 
     Example:
         >>> import torch
@@ -134,6 +140,9 @@ class Candidate:
     max_grad_norm: float | None = None
     schedule: str | Mapping[str, Any] | LRScheduler | None = None
     trainable: str | None = None
+    target_modules: Sequence[str] | None = None
+    augment: Callable[[Any], Any] | None = None
+    multiplicity: int = 1
 
 
 @dataclass(frozen=True)

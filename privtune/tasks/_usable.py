@@ -98,64 +98,47 @@ def mending(column: Column | None, why: str, seen: Mapping[str, int]) -> list[st
 
 @dataclass(frozen=True)
 class Finding:
-    """How many records of a split are not as declared, in one column and in one way."""
+    """How many records are not as declared, in one column and in one way."""
 
     column: str
     why: str
-    records: int
     used: bool
+    records: Mapping[str, int]  # by split
     hint: str = ""  # what the file says, and the spec
     mends: str = ""  # what to write into the spec
-    often: int = 0  # of all splits: have the commonest of the values
+    often: int = 0  # have the commonest of the values
     choices: int = 0  # values that are declared; 0 where none are listed
 
-    @property
-    def words(self) -> str:
-        """The finding in one line."""
+    def count(self, split: str = "") -> int:
+        """Return how many records of a split, or of all, are so."""
+        return self.records.get(split, 0) if split else sum(self.records.values())
+
+    def words(self, split: str = "", *, advice: bool = False) -> str:
+        """Return the finding in one line; with ``advice`` always what to write."""
         where = f"{self.column}: " if self.column else ""
         hint = f" ({self.hint})" if self.hint else ""
         used = ", used all the same" if self.used else ""
-        mends = f"; write {self.mends}" if self.mends else ""
-        return f"{where}{self.records:,} {self.why}{used}{hint}{mends}"
-
-    @property
-    def advice(self) -> str:
-        """The finding in one line, with what to write."""
-        known = "" if self.mends else _ADVICE.get(self.why, "")
-        return f"{self.words}; write {known}" if known else self.words
+        mends = self.mends or (advice and _ADVICE.get(self.why))
+        return f"{where}{self.count(split):,} {self.why}{used}{hint}{f'; write {mends}' if mends else ''}"
 
 
 @dataclass(frozen=True)
 class SplitCheck:
-    """What one split holds."""
+    """What one split holds, or all of them."""
 
-    split: str  # ``all splits`` where the place of a record is not known yet
+    split: str  # ``all splits`` where the place of a record is not known yet; empty for all of them
     declared: int
     usable: int  # rows, or units where rows are grouped
     rows: int
     unusable: int  # rows that contribute nothing
-    findings: tuple[Finding, ...] = ()
-    sealed: bool = True  # the declared number is an expectation
 
-    @property
-    def too_few(self) -> bool:
-        """Whether fewer than half of the declared records can be used, and not by the chance of a hash."""
+    def too_few(self, *, sealed: bool) -> bool:
+        """Say whether fewer than half of the declared can be used, and not by the chance of a hash."""
         # A split without any is too few by whatever chance: nothing can be trained or chosen on it.
         if self.usable == 0 or 2 * self.usable >= self.declared:
             return self.usable == 0
         many = self.declared >= _MANY  # Chernoff: fewer than half of them by chance of e^-125
-        return not self.sealed or many or _poisson_below(self.usable, self.declared) < _CHANCE
-
-    @property
-    def too_many(self) -> bool:
-        """Whether more than twice the declared records are there, and not by the chance of a hash."""
-        return self.declared >= _SOME and self.usable > 2 * self.declared
-
-    @property
-    def worst(self) -> str:
-        """Why most of the unusable records cannot be used."""
-        unusable = [one for one in self.findings if not one.used]
-        return f": {max(unusable, key=lambda one: one.records).advice}" if unusable else ""
+        return not sealed or many or _poisson_below(self.usable, self.declared) < _CHANCE
 
 
 @dataclass(frozen=True)
@@ -163,7 +146,9 @@ class RecordCheck:
     """What the records of a task are, beside what is declared. For the curator alone."""
 
     splits: tuple[SplitCheck, ...]
+    findings: tuple[Finding, ...]
     what: str = "record"  # that the declared numbers count, or a unit
+    sealed: bool = True  # the declared numbers are expectations
     unseen: tuple[str, ...] = ()  # declared classes that no usable record has
     alone: str = ""  # the one class that all usable records have, of several that are declared
     same: str = ""  # what is the same of all usable records: the target, or the inputs
@@ -171,14 +156,15 @@ class RecordCheck:
     beside: str = ""  # why a study of the user's own records stops, beside all this
 
     @property
-    def usable(self) -> int:
-        """How many records contribute something, over all splits."""
-        return sum(split.usable for split in self.splits)
+    def _whole(self) -> SplitCheck:
+        """All splits as one."""
+        names = ("declared", "usable", "rows", "unusable")
+        return SplitCheck("", *(sum(getattr(s, name) for s in self.splits) for name in names))
 
     @property
-    def declared(self) -> int:
-        """How many records are declared, over all splits."""
-        return sum(split.declared for split in self.splits)
+    def usable(self) -> int:
+        """How many records contribute something, over all splits."""
+        return self._whole.usable
 
     @property
     def reason(self) -> str:
@@ -187,10 +173,11 @@ class RecordCheck:
         if self.beside:
             return self.beside
         if 2 * whole.unusable > whole.rows:
-            return f"{whole.unusable:,} of {whole.rows:,} records cannot be used{whole.worst}"
-        if whole.too_few:
+            worst = self._worst(whole)
+            return f"{whole.unusable:,} of {whole.rows:,} records cannot be used{worst}"
+        if whole.too_few(sealed=self.sealed):
             return self._few(whole)
-        if said := next(filter(None, (self._stops(one, whole) for one in whole.findings)), ""):
+        if said := next(filter(None, (self._stops(one, whole.rows) for one in self.findings)), ""):
             return f"of {whole.rows:,} records, {said}"
         if self.alone:
             return (
@@ -198,34 +185,30 @@ class RecordCheck:
             )
         if self.same:
             return f"{self.same} of all usable records are the same"
-        return next((self._few(split) for split in self.splits if split.too_few), "")
+        return next((self._few(s) for s in self.splits if s.too_few(sealed=self.sealed)), "")
 
-    def _stops(self, one: Finding, whole: SplitCheck) -> str:
+    def _stops(self, one: Finding, rows: int) -> str:
         """Return a finding in words where it makes a study worth nothing; else an empty text."""
-        many = one.records >= _OFTEN * whole.rows
+        many = one.count() >= _OFTEN * rows
         if self.unseen and one.why == LABEL and (many or one.often >= _RECURS or self.alone):
-            return (
-                f"{one.advice}, and none has the declared {', '.join(map(repr, self.unseen[:3]))}"
-            )
-        if one.mends and many:
-            return one.words
-        there = whole.rows - sum(
-            other.records
-            for other in whole.findings
+            unseen = ", ".join(map(repr, self.unseen[:3]))
+            return f"{one.words(advice=True)}, and none has the declared {unseen}"
+        there = rows - sum(
+            other.count()
+            for other in self.findings
             if other.column == one.column and other.why in {MISSING, NO_NUMBER} - {one.why}
         )
         # One declared value may be so rare that no record has it; of a list some value occurs.
-        none = one.records == there and (one.why == MISSING or one.choices > 1)
-        return (
-            one.advice
-            if one.used and (none or 2 * one.records * (one.why == CLIPPED) > there)
-            else ""
-        )
+        none = one.count() == there and (one.why == MISSING or one.choices > 1)
+        most = one.why == CLIPPED and 2 * one.count() > there
+        stops = (one.mends and many) or (one.used and (none or most))
+        return one.words(advice=True) if stops else ""
 
     @property
     def many(self) -> str:
-        """Which split has more than twice the declared records; empty where none has."""
-        return next((self._few(split) for split in self.splits if split.too_many), "")
+        """Which split has more than twice the declared records, beyond chance; empty where none has."""
+        found = (s for s in self.splits if s.declared >= _SOME and s.usable > 2 * s.declared)
+        return next(map(self._few, found), "")
 
     def _few(self, split: SplitCheck) -> str:
         """Say how many records of a split can be used, how many are declared, and why."""
@@ -233,24 +216,14 @@ class RecordCheck:
         clumped = f"; {self.clumped}" if of and self.clumped else ""
         return (
             f"{split.usable:,} {self.what}s{of} can be used, and {split.declared:,} are declared"
-            f"{split.worst}{clumped}"
+            f"{self._worst(split)}{clumped}"
         )
 
-    @property
-    def _whole(self) -> SplitCheck:
-        """All splits as one."""
-        found: dict[tuple[str, str], Finding] = {}
-        for one in (finding for split in self.splits for finding in split.findings):
-            before = found.get((one.column, one.why))
-            found[one.column, one.why] = replace(
-                one, records=one.records + (before.records if before else 0)
-            )
-        rows, unusable = (
-            sum(getattr(split, name) for split in self.splits) for name in ("rows", "unusable")
-        )
-        sealed = any(split.sealed for split in self.splits)
-        counts = (self.declared, self.usable, rows, unusable)
-        return SplitCheck("", *counts, tuple(found.values()), sealed)
+    def _worst(self, split: SplitCheck) -> str:
+        """Say why most of the unusable records of a split cannot be used."""
+        unusable = [one for one in self.findings if not one.used and one.count(split.split)]
+        worst = max(unusable, key=lambda one: one.count(split.split), default=None)
+        return "" if worst is None else f": {worst.words(split.split, advice=True)}"
 
     def lines(self) -> list[str]:
         """Return all of it for the curator to read, a line each."""
@@ -260,15 +233,15 @@ class RecordCheck:
                 f"{split.split}: {split.usable:,} usable {self.what}s, {split.declared:,} declared; "
                 f"{split.unusable:,} of {split.rows:,} rows cannot be used"
             )
-            found += [f"  {one.words}" for one in split.findings]
+            there = [one for one in self.findings if one.count(split.split)]
+            there.sort(key=lambda one: (one.used, -one.count(split.split)))
+            found += [f"  {one.words(split.split)}" for one in there]
         return found + ([self.clumped] if self.clumped else [])
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
-        splits = [asdict(split) for split in self.splits]
-        for split in splits:
-            del split["sealed"]
-        return {"stops": self.reason, "splits": splits}
+        splits, findings = (list(map(asdict, known)) for known in (self.splits, self.findings))
+        return {"stops": self.reason, "splits": splits, "findings": findings}
 
 
 def _poisson_below(count: int, mean: float) -> float:
@@ -375,25 +348,33 @@ class Tally:
     def check(self) -> RecordCheck:
         """Return what was counted."""
         unseen = [str(one) for number, one in enumerate(self.classes) if number not in self.seen]
-        found: dict[str, list[Finding]] = {split: [] for split in self.declared}
-        for (column, why), one in self.faults.items():
-            if one.against > (1.0 - _FITS) * one.records.total():
-                continue
-            often = max(one.seen.values(), default=0)
-            choices = 0 if isinstance(one.declared, str) else len(one.declared)
-            mends = " or ".join(mending(self.columns.get(column), why, one.seen))
-            said = (one.hint, mends, often, choices)
-            for split in self.declared:
-                if count := one.records[split]:
-                    found[split].append(Finding(column, why, count, one.used, *said))
-        splits = []
-        for split, declared in self.declared.items():
-            found[split].sort(key=lambda one: (one.used, -one.records))
-            rows, unusable = self.rows[split], self.unusable[split]
-            usable = len(self.units.get(split, ())) if self.units else rows - unusable
-            counts = (declared, usable, rows, unusable)
-            splits.append(SplitCheck(split, *counts, tuple(found[split]), self.sealed))
-        rows = sum(self.rows.values()) - sum(self.unusable.values())
+        findings = [
+            Finding(
+                column,
+                why,
+                one.used,
+                dict(one.records),
+                one.hint,
+                mends=" or ".join(mending(self.columns.get(column), why, one.seen)),
+                often=max(one.seen.values(), default=0),
+                choices=0 if isinstance(one.declared, str) else len(one.declared),
+            )
+            for (column, why), one in self.faults.items()
+            if one.records.total() > one.against / (1.0 - _FITS)
+        ]
+        splits = [
+            SplitCheck(
+                split,
+                declared,
+                len(self.units.get(split, ()))
+                if self.units
+                else self.rows[split] - self.unusable[split],
+                self.rows[split],
+                self.unusable[split],
+            )
+            for split, declared in self.declared.items()
+        ]
+        rows = self.rows.total() - self.unusable.total()
         known = [str(one) for one in self.classes if str(one) not in unseen]
         same = "the inputs" if len(self.inputs) == 1 else ""
         if not self.classes and len(self.seen) == 1:
@@ -406,7 +387,9 @@ class Tally:
             )
         return RecordCheck(
             tuple(splits),
+            tuple(findings),
             self.what,
+            self.sealed,
             tuple(unseen),
             alone=known[0] if len(known) == 1 and unseen and rows > 1 else "",
             same=same if rows > 1 else "",

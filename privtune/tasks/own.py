@@ -307,7 +307,7 @@ def _scored(given: Any, records: Records) -> tuple[Score | None, LossOf | None]:
     if callable(score.metric) or ":" in score.metric:
         function = _function("score", score.metric)
         return replace(score, metric=function), _packed(function, records, mean_of_rows)
-    if score.metric != "loss" and not records.target:
+    if score.metric not in ("loss", "perplexity") and not records.target:
         raise InvalidInputError(
             "score",
             score.metric,

@@ -86,7 +86,8 @@ def dated() -> Any:
 def pyfunc_of(study: Study, arm: str) -> Iterator[dict[str, Any]]:
     """Give what MLflow's ``pyfunc`` flavour takes of a released model, as long as its files are there."""
     find_extra("pandas", extra="ui", what="A model for MLflow")
-    logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)
+    for name in ("mlflow.pyfunc", "torch.fx", "torch.export"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     served = study.release(arm).served
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow's and torch.export's, about themselves
@@ -126,20 +127,28 @@ def _export(served: Served, path: Path, arm: str) -> None:
     x = x.repeat(5, *(1 for _ in x.shape[1:])).to(getattr(torch, served.rows.dtype))
     if x.is_floating_point():
         x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    try:
-        with torch.no_grad():
-            rows = ({0: torch.export.Dim.DYNAMIC},)
-            program = torch.export.export(network, (x[:2],), dynamic_shapes=rows)
-            torch.export.save(program, path)
-            loaded = torch.export.load(path).module()
-            for part in (x[:2], x):
-                torch.testing.assert_close(loaded(part), network(part), rtol=1e-5, atol=1e-6)
-    except Exception as error:  # whatever a network of the user's makes of it
-        raise PrivTuneError(
-            f"The network of arm {arm!r} cannot be exported as a program for any number of rows "
-            f"({type(error).__name__}), as one whose forward pass branches by the values it sees, or takes "
-            "another input than the task's: save release.state_dict(), and load it into its class."
-        ) from error
+    failed: Exception | None = None
+    for strict in (False, True):  # the strict way takes len(x) for the number of rows, and longer
+        try:
+            with torch.no_grad():
+                program = torch.export.export(
+                    network,
+                    (x[:2],),
+                    dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                    strict=strict,
+                )
+                torch.export.save(program, path)
+                loaded = torch.export.load(path).module()
+                for part in (x[:2], x):
+                    torch.testing.assert_close(loaded(part), network(part), rtol=1e-5, atol=1e-6)
+            return
+        except Exception as error:  # whatever a network of the user's makes of it
+            failed = error
+    raise PrivTuneError(
+        f"The network of arm {arm!r} cannot be exported as a program for any number of rows "
+        f"({type(failed).__name__}), as one whose forward pass branches by the values it sees, or takes "
+        "another input than the task's: save release.state_dict(), and load it into its class."
+    ) from failed
 
 
 def _travelling(folder: Path) -> str:

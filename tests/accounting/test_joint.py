@@ -82,11 +82,7 @@ def cells(rate, sigma, scales, count):
 
 @pytest.mark.parametrize(
     ("rate", "sigma", "scales", "count", "steps"),
-    [
-        (0.1, 2.0, (1.5,), 400, 30),
-        (0.02, 1.0, (5.0, 5.0), 60, 250),
-        (0.3, 0.8, (0.9,), 400, 3),
-    ],
+    [(0.1, 2.0, (1.5,), 400, 30), (0.02, 1.0, (5.0, 5.0), 60, 250), (0.3, 0.8, (0.9,), 400, 3)],
 )
 def test_compositions_against_quantised_outcomes(rate, sigma, scales, count, steps):
     """dp-accounting composes the quantised mechanism, rounded down: a lower bound, and near."""

@@ -92,7 +92,7 @@ def excess(seed, count):
 
 def test_no_order_of_small_mechanisms_costs_more():
     """Five thousand of them with PRIVTUNE_CAMPAIGN=full."""
-    assert excess(2, 5000 if FULL else 150) <= 1e-9
+    assert excess(2, 5000 if FULL else 60) <= 1e-9
 
 
 below, charged, pay = Cells.below, Cells.charged, Items.pay
@@ -113,25 +113,13 @@ def free_of_price(self, z, cost):
 
 MUTANTS = {
     "no lower losses": (Blocks, "_paid", lambda self, own, lower: own),
-    "twice the depth": (
-        Cells,
-        "below",
-        lambda self, taken, depth: below(self, taken, 2.0 * depth),
-    ),
-    "no mass above": (
-        Cells,
-        "below",
-        lambda self, taken, depth: below(self, 0.0 * taken, depth),
-    ),
+    "twice the depth": (Cells, "below", lambda self, taken, depth: below(self, taken, 2.0 * depth)),
+    "no mass above": (Cells, "below", lambda self, taken, depth: below(self, 0.0 * taken, depth)),
     "no tangents": (Cells, "below", tangents_missed),
     "levels are free": (Cells, "charged", lambda self, z: 0.0),
     "half the price": (Cells, "charged", lambda self, z: 0.5 * charged(self, z)),
     "twice the price": (Items, "pay", free_of_price),
-    "what pays is not charged": (
-        Items,
-        "pay",
-        lambda self, z, cost: 0.8 * pay(self, z, cost),
-    ),
+    "what pays is not charged": (Items, "pay", lambda self, z, cost: 0.8 * pay(self, z, cost)),
 }
 
 
@@ -268,5 +256,10 @@ def test_what_pays_is_shuffled_in_the_best_way():
 def test_a_wrong_formula_is_noticed(name, monkeypatch):
     owner, attribute, mutant = MUTANTS[name]
     monkeypatch.setattr(owner, attribute, mutant)
-    found = excess(1, 40), share_of_the_bound() - 1.0, short_of_the_theorem(), below_the_lines()
-    assert max(found) > 1e-6
+    measures = (
+        below_the_lines,
+        short_of_the_theorem,
+        lambda: share_of_the_bound() - 1.0,
+        lambda: excess(1, 40),
+    )
+    assert any(measure() > 1e-6 for measure in measures)

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 
 import privtune
 import privtune.accounting as dp
-from privtune.accounting import (
-    events as all_events,
-)
+from privtune.accounting import events as all_events
 from privtune.accounting.events import flatten
 from privtune.accounting.pld import default_step, event_pair, no_pair
 from privtune.accounting.rdp import rdp_curve

@@ -54,10 +54,7 @@ def test_stages_agree_with_one_lattice_and_with_another_library(rate, sigma, cou
     once = epsilon(steps(rate, sigma, count), DELTA, method="pld").epsilon
     assert max(found) == pytest.approx(once, rel=3e-3)
     optimistic = dp_pld.from_gaussian_mechanism(
-        sigma,
-        sampling_prob=rate,
-        value_discretization_interval=1e-4,
-        pessimistic_estimate=False,
+        sigma, sampling_prob=rate, value_discretization_interval=1e-4, pessimistic_estimate=False
     ).self_compose(count)
     assert max(found) >= optimistic.get_epsilon_for_delta(DELTA) * (1.0 - 1e-6)
 
@@ -71,10 +68,7 @@ def test_several_stages_dominate_one(direction, monkeypatch):
     found = compose([(part, 1) for part in parts])
     once = compose([(sampled_gaussian(rate, 1.0, 1e-4, direction), count)])
     both = dp_pld.from_gaussian_mechanism(
-        1.0,
-        sampling_prob=rate,
-        value_discretization_interval=1e-4,
-        pessimistic_estimate=False,
+        1.0, sampling_prob=rate, value_discretization_interval=1e-4, pessimistic_estimate=False
     ).self_compose(count)
     points = np.linspace(0.0, 2.0, 11)
     optimistic = np.array([both.get_delta_for_epsilon(float(e)) for e in points])

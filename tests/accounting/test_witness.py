@@ -117,7 +117,7 @@ def test_a_looser_witness_is_recorded_and_blocks_nothing(delta):
 def test_honest_budgets_are_certified():
     """Five random charges a budget, and each budget as a whole; the seed is fixed."""
     rng = np.random.default_rng(36)
-    for _ in range(12 if FULL else 2):
+    for _ in range(12 if FULL else 1):
         events = []
         for _ in range(5):
             rate, noise = 10.0 ** rng.uniform(-3.0, -0.7), rng.uniform(0.5, 3.0)
@@ -145,13 +145,12 @@ def fewer(event):
     return event.rebuild([fewer(child) for child in event.children()])
 
 
-@pytest.mark.parametrize("mistake", [noise_scaled, fewer])
 @pytest.mark.parametrize(
-    ("event", "prover"),
+    ("event", "prover", "mistake"),
     [
-        (LOOSE, "an explicit mechanism"),
-        (LOOSE, "dp-accounting"),
-        (dp.PrivateSelection(TRAINING, dp.Geometric(5.0)), "an explicit mechanism"),
+        (LOOSE, "an explicit mechanism", noise_scaled),
+        (LOOSE, "dp-accounting", fewer),
+        (dp.PrivateSelection(TRAINING, dp.Geometric(5.0)), "an explicit mechanism", noise_scaled),
     ],
     ids=["training", "by dp-accounting alone", "selection"],
 )

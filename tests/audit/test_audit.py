@@ -58,8 +58,8 @@ def test_a_task_s_own_model_is_trained_beside_the_canary():
     ids=lambda strategy: f"{strategy.name}-{getattr(strategy, 'variant', '')}",
 )
 def test_other_selections_are_audited_as_a_whole(strategy):
-    """2 x 300 rounds each, or 2 x 100. Fails by chance with a probability of at most 5%."""
-    runs = 100 if strategy.name == "subsampled-tuning" else 300
+    """2 x 200 rounds each, or 2 x 100. Fails by chance with a probability of at most 5%."""
+    runs = 100 if strategy.name == "subsampled-tuning" else 200
     report = audit(
         strategy.plan(context(RATE), epsilon=4.0), strategy=strategy, delta=DELTA, runs=runs
     )
@@ -95,12 +95,12 @@ def test_the_cost_is_said_in_advance():
 
 @pytest.mark.slow
 @pytest.mark.statistical
-@pytest.mark.parametrize(("rate", "least"), [(0.1, 0.8), pytest.param(1.0, 0.9, marks=campaign)])
+@pytest.mark.parametrize(("rate", "least"), [(0.1, 0.75), pytest.param(1.0, 0.9, marks=campaign)])
 def test_all_steps_shown_most_of_what_is_reported_is_found(rate, least):
-    """2 x 10,000 trainings of 10 steps: half of such audits find 0.97 of ε without sampling, 0.91 at a
+    """2 x 4,000 trainings of 10 steps: half of such audits find 0.97 of ε without sampling, 0.91 at a
     tenth. Above ε by chance at most at 5%, shared by all bounds."""
     plan = fixed(schedule=Schedule(240, rate, 10))
-    row = audit(plan, delta=DELTA, runs=10_000).rows[0]
+    row = audit(plan, delta=DELTA, runs=4_000).rows[0]
     assert least * row.reported <= row.epsilon <= row.reported
 
 
@@ -162,6 +162,7 @@ def test_only_sums_of_gaussian_likelihoods_have_a_known_law():
     assert not InstanceClaim.fits(dp.PoissonSampled(0.3, dp.Laplace(2.0)))
 
 
+@campaign
 @pytest.mark.statistical
 @pytest.mark.slow
 def test_a_selection_of_sampled_trainings_is_audited_as_a_whole():

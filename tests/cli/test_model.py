@@ -12,7 +12,7 @@ from privtune.study import Study, StudySpec
 from tests.cli.conftest import Cli
 from tests.study.conftest import PARAMETERS, toy_spec
 from tests.tasks.test_rows import messy
-from tests.tasks.test_tables import save, table
+from tests.tasks.test_tables import table
 
 
 @pytest.fixture
@@ -21,9 +21,12 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     storage = "sqlite:///privtune.db"
     arms = [{"name": "arm", "strategy": "fixed", "parameters": PARAMETERS}]
+    frame, path = messy(), tmp_path / "patients.csv"
+    frame.loc[4, "sex"] = "é"
+    frame.to_csv(path, sep=";", encoding="cp1252", index=False)
     spec = {
         "name": "patients",
-        "task": table(save(messy(), tmp_path), train=40, validation=10, test=10),
+        "task": table(path, encoding="cp1252", train=40, validation=10, test=10),
         "budget": {"name": "patients", "epsilon": 50.0, "delta": 1e-4},
         "arms": arms,
         "epochs": 1,
@@ -37,16 +40,17 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_predictions_stand_beside_their_rows(cli: Cli, storage: str, tmp_path: Path) -> None:
-    lines = (tmp_path / "patients.csv").read_text().splitlines()
-    odd = ['50,f,college,2020-01-01,1,"no', "1,2,3,4,5,6,7", "", "50,f"]
-    Path("asked.csv").write_text("\r\n".join([*lines, *odd]))
+    lines = (tmp_path / "patients.csv").read_text("cp1252").splitlines()
+    odd = ['50;f;college;2020-01-01;1;"no', "1;2;3;4;5;6;7", "", "50;f"]
+    Path("asked.csv").write_text("\r\n".join([*lines, *odd]), "cp1252")
     assert (
         cli("predict", "patients", "arm", "asked.csv", "--to", "out.csv").out == "Wrote out.csv.\n"
     )
     with open("out.csv", newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == [*lines[0].split(","), "prediction", "probability_no", "probability_yes"]
-    assert [row[:6] for row in rows[:60]] == list(csv.reader(lines[1:]))
+    assert header == [*lines[0].split(";"), "prediction", "probability_no", "probability_yes"]
+    assert [row[:6] for row in rows[:60]] == list(csv.reader(lines[1:], delimiter=";"))
+    assert rows[4][1] == "é"
     release = Study("patients", storage).release("arm")
     wanted = release.predict([dict(zip(header, row, strict=False)) for row in rows[:60]])
     assert [row[6] for row in rows[:60]] == wanted["prediction"].tolist()
@@ -62,9 +66,12 @@ def test_what_cannot_be_asked_is_said_in_a_sentence(cli: Cli, storage: str) -> N
     Path("short.csv").write_text("age,sex\n1,f\n")
     Path("twice.csv").write_text("age,sex,sex,education,seen\n")
     Path("none.csv").write_text("age,sex,education,seen\n")
+    Path("taken.csv").write_text("age,sex,education,seen,prediction\n")
     for words, said in {
         ("patients", "arm", "short.csv"): "have no column education, seen",
         ("patients", "arm", "twice.csv"): "twice.csv has two columns called sex.",
+        ("patients", "arm", "taken.csv"): "a column called prediction already: give --alone",
+        ("patients", "arm", "short.csv", "--to", "new.csv"): "have no column education, seen",
         ("patients", "arm", "absent.csv"): "absent.csv is not there.",
         ("patients", "arm", "none.csv", "--to", "none.csv"): "must be another file",
         ("patients", "other", "none.csv"): "no release of an arm 'other'",
@@ -74,6 +81,7 @@ def test_what_cannot_be_asked_is_said_in_a_sentence(cli: Cli, storage: str) -> N
         assert (done.code, done.out) == (1, "")
         assert said in done.err
         assert done.err.count("\n") == 1
+    assert not Path("new.csv").exists()
     assert cli("predict", "patients", "arm", "none.csv", "--alone").out.startswith("prediction,")
 
 

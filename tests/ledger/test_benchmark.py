@@ -1,29 +1,11 @@
-"""The benchmark runs, and one charge asks the database as often however long the log is."""
+"""One charge asks the database as often however long the log is."""
 
 from __future__ import annotations
 
-import json
-import runpy
-import sys
-from pathlib import Path
-
-import pytest
 import sqlalchemy as sa
 
 from privtune.accounting import Gaussian
 from privtune.ledger import Budget, ChargeRequest, Ledger
-
-SCRIPT = Path(__file__).parents[2] / "studies" / "benchmarks" / "ledger" / "benchmark.py"
-
-
-def test_the_smoke_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "rows.json"
-    monkeypatch.setattr(sys, "argv", ["benchmark", "--smoke", "--output", str(output)])
-    runpy.run_path(str(SCRIPT), run_name="__main__")
-    rows = json.loads(output.read_text())
-    assert [row["charges"] for row in rows] == [10, 100]
-    # How long it takes is in the README: what else runs on this machine is no matter of tests.
-    assert all(row["charge"] > 0 for row in rows)
 
 
 def test_a_charge_reads_and_writes_as_much_however_long_the_log_is(sqlite_url: str) -> None:
@@ -44,7 +26,7 @@ def test_a_charge_reads_and_writes_as_much_however_long_the_log_is(sqlite_url: s
             ledger.settle(
                 ledger.start(ledger.reserve("b", [ChargeRequest(Gaussian(9.0))])[0].id).id
             )
-            costs = [charge(ledger) for _ in range(40)]
+            costs = [charge(ledger) for _ in range(20)]
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", count)
     assert 0 < costs[-1] <= costs[1]

@@ -16,7 +16,7 @@ from tests.ledger.campaigns import RaceReport, crash, race
 from tests.tiers import FULL
 
 LOG = logging.getLogger("campaign")
-WORKERS = 32 if FULL else 12
+WORKERS = 32 if FULL else 6
 CRASHES = 200 if FULL else 8
 
 
@@ -41,7 +41,7 @@ def test_a_race_under_the_filter(ledger_url: str) -> None:
     _check(report)
     with Ledger(ledger_url) as ledger:
         ledger.void(beside.id)
-    late = race(ledger_url, workers=4, sigma=sigma)
+    late = race(ledger_url, workers=2, sigma=sigma)
     most = int(gaussian_room(budget.order, total - fit * weight) * sigma**2)
     assert len(late.admitted) == most > 1.25 * (total / weight - fit)
     assert len(late.logged) == fit + most

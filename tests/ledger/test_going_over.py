@@ -271,11 +271,7 @@ def until_refused(ledger: Ledger, unit: Sequence[dp.Event]) -> tuple[float, list
 
 
 @pytest.mark.parametrize(
-    ("unit", "least"),
-    [
-        ((dp.Gaussian(12.0),), 0.94),
-        ((TRAINING, dp.Gaussian(40.0)), 0.93),
-    ],
+    ("unit", "least"), [((dp.Gaussian(12.0),), 0.94), ((TRAINING, dp.Gaussian(40.0)), 0.93)]
 )
 def test_what_is_admitted_until_refusal(
     ledger: Ledger, unit: tuple[dp.Event, ...], least: float

@@ -255,7 +255,7 @@ def test_sqlite_agrees_with_the_model(tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.skipif(not POSTGRES, reason="PRIVTUNE_TEST_POSTGRES_URL is not set")
 def test_postgres_agrees_with_the_model() -> None:
     with PostgresSchemas() as schemas:
-        _run(schemas.fresh, examples=10)
+        _run(schemas.fresh, examples=10 if FULL else 3)
 
 
 def _run(fresh_url: Callable[[], str], examples: int) -> None:

@@ -7,13 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from privtune.accounting import Gaussian
-from privtune.ledger import (
-    Budget,
-    ChargeRequest,
-    Ledger,
-    LedgerCorruptedError,
-    LedgerSchemaError,
-)
+from privtune.ledger import Budget, ChargeRequest, Ledger, LedgerCorruptedError, LedgerSchemaError
 from privtune.ledger.schema import HEAD
 from privtune.ledger.storage import schema_version
 from tests.ledger.conftest import make_other

@@ -14,13 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from privtune.accounting import Gaussian
 from privtune.errors import PrivTuneError
 from privtune.files import read_private
-from privtune.ledger import (
-    Budget,
-    ChargeRequest,
-    Ledger,
-    export_certificate,
-    verify_certificate,
-)
+from privtune.ledger import Budget, ChargeRequest, Ledger, export_certificate, verify_certificate
 from privtune.ledger.signature import (
     SignatureError,
     check_signature,

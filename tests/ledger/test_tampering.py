@@ -204,8 +204,7 @@ def test_a_rewritten_log_is_named(ledger: Ledger, seq: int, change: Any, says: s
     """Hashes alone do not make an admission right: it is computed anew, and what it says is read."""
     both = isinstance(change, dict)
     rewritten(
-        ledger,
-        lambda at, body: body if at != seq else {**body, **change} if both else change,
+        ledger, lambda at, body: body if at != seq else {**body, **change} if both else change
     )
     assert re.search(says, check(ledger))
 

@@ -39,7 +39,7 @@ def test_an_absence_that_gives_itself_away_is_found():
 
 @pytest.mark.parametrize("by_profile", [False, True])
 def test_the_bound_is_above_the_truth_as_rarely_as_stated(by_profile):
-    """150 audits of a Gaussian of mu = 1. At a true rate of 5%, 20 or more have probability 1e-4."""
+    """80 audits of a Gaussian of mu = 1. 14 or more have probability 4e-5 at a rate of 5%, 0.96 at 25%."""
     rng = np.random.default_rng(3)
     delta = delta_of(1.0, 1.5)
     claim = Claim(Gaussian(1.0), delta) if by_profile else None
@@ -47,9 +47,9 @@ def test_the_bound_is_above_the_truth_as_rarely_as_stated(by_profile):
         lower_bound(
             rng.normal(size=400), rng.normal(1.0, size=400), delta=delta, claim=claim
         ).epsilon
-        for _ in range(150)
+        for _ in range(80)
     ]
-    assert sum(epsilon > 1.5 for epsilon in found) <= 19
+    assert sum(epsilon > 1.5 for epsilon in found) <= 13
     assert max(found) > 0.5
     assert np.median(found) > (0.9 if by_profile else 0.6)
 
@@ -75,16 +75,16 @@ def test_no_difference_is_no_epsilon():
 
 @pytest.mark.parametrize("by_profile", [False, True])
 def test_one_run_is_above_the_truth_as_rarely_as_stated(by_profile):
-    """200 runs of 300 canaries of mu = 1. At a true rate of 5%, 24 or more have probability 1e-4."""
+    """80 runs of 300 canaries of mu = 1. 14 or more have probability 4e-5 at a rate of 5%, 0.96 at 25%."""
     rng = np.random.default_rng(6)
     claim = Claim(Gaussian(1.0), 1e-3)
     found = []
-    for _ in range(200):
+    for _ in range(80):
         inside = rng.random(300) < 0.5
         scores = rng.normal(size=300) + inside
         split = scores[~inside], scores[inside]
         found.append(one_run_bound(*split, delta=1e-3, claim=claim if by_profile else None).epsilon)
-    assert sum(epsilon > claim.epsilon for epsilon in found) <= 23
+    assert sum(epsilon > claim.epsilon for epsilon in found) <= 13
     assert np.median(found) > (0.3 if by_profile else 0.15) * claim.epsilon
 
 

@@ -59,9 +59,9 @@ def audited(name, schedule, *, runs, of="", confidence=0.95):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_no_method_releases_more_than_it_reports(name):
-    """2 x 1000 trainings of 4 steps at rates 1/2 and 1: above by chance at most at 5% and at 0.2%."""
-    found, reported = audited(name, SAMPLED, runs=1000)
-    assert 0.2 * reported < found <= reported
+    """2 x 500 trainings of 4 steps at rate 1/2, 2 x 1000 at 1: above by chance at most at 5% and at 0.2%."""
+    found, reported = audited(name, SAMPLED, runs=500)
+    assert 0.12 * reported < found <= reported
     found, reported = audited(name, WHOLE, runs=1000, confidence=0.998)
     assert 0.5 * reported < found <= reported
 

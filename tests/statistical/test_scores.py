@@ -58,16 +58,16 @@ def audited(metric, mechanism, *, runs, noise=1.0, of=""):
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_a_score_tells_no_more_than_reported(metric, mechanism):
-    """2 x 1000 scores; half the noise is found. Fails by chance with a probability of at most 5%."""
-    found, reported = audited(metric, mechanism, runs=1000)
+    """2 x 500 scores; half the noise is found. Fails by chance with a probability of at most 5%."""
+    found, reported = audited(metric, mechanism, runs=500)
     assert 0.3 * reported < found <= reported
-    found, _ = audited(metric, mechanism, runs=1000, noise=0.5, of=", half the noise")
+    found, _ = audited(metric, mechanism, runs=500, noise=0.5, of=", half the noise")
     assert found > reported
 
 
 def test_a_metric_that_does_not_clip_is_held_to_its_bound(monkeypatch):
-    """2 x 500 scores. Fails by chance with a probability of at most 5%."""
+    """2 x 300 scores. Fails by chance with a probability of at most 5%."""
     made = type(metrics.make_metric("loss"))
     monkeypatch.setattr(made, "parts", lambda self, x, y, loss: loss(x, y).double().unsqueeze(-1))
-    found, reported = audited("loss", "laplace", runs=500, of=", no clamp")
+    found, reported = audited("loss", "laplace", runs=300, of=", no clamp")
     assert found <= reported

@@ -105,8 +105,8 @@ def every_release(plan, outcome):
     ids=lambda strategy: strategy.arm,
 )
 def test_what_is_composed_is_no_more_than_reported(strategy):
-    """2 x 600 arms that claim what one Gaussian does. Fails by chance at most at 5%."""
-    found, reported = audited(strategy, every_release, runs=600, composed=True)
+    """2 x 400 arms that claim what one Gaussian does. Fails by chance at most at 5%."""
+    found, reported = audited(strategy, every_release, runs=400, composed=True)
     assert 0.5 * reported < found <= reported
 
 
@@ -138,8 +138,8 @@ def test_what_is_composed_is_no_more_than_reported(strategy):
     ids=lambda strategy: strategy.arm,
 )
 def test_the_best_of_a_secret_number_is_no_more_than_reported(strategy):
-    """2 x 900 rounds. Fails by chance with a probability of at most 5%."""
-    found, reported = audited(strategy, tier, runs=900)
+    """2 x 600 rounds. Fails by chance with a probability of at most 5%."""
+    found, reported = audited(strategy, tier, runs=600)
     assert 0.15 * reported < found <= reported
 
 
@@ -161,18 +161,18 @@ def rounded_evidence(plan, outcome):
 
 @pytest.mark.parametrize("variant", [1, 2])
 def test_subsampled_tuning_is_no_more_than_reported(variant):
-    """2 x 600 arms. Fails by chance with a probability of at most 5%."""
+    """2 x 400 arms. Fails by chance with a probability of at most 5%."""
     strategy = SubsampledTuning(
         parameters=NORM, arm=f"subsampled-tuning {variant}", variant=variant, rate=0.3, mean_runs=4
     )
-    found, reported = audited(strategy, rounded_evidence, runs=600)
+    found, reported = audited(strategy, rounded_evidence, runs=400)
     assert 0.15 * reported < found <= reported
 
 
 def test_dp_hyper_is_no_more_than_reported():
-    """2 x 600 arms. Fails by chance with a probability of at most 5%."""
+    """2 x 400 arms. Fails by chance with a probability of at most 5%."""
     strategy = DPHyper(parameters=NORM, arm="dp-hyper", share=0.3, mean_runs=4)
-    found, reported = audited(strategy, rounded_evidence, runs=600)
+    found, reported = audited(strategy, rounded_evidence, runs=400)
     assert 0.15 * reported < found <= reported
 
 
@@ -183,7 +183,7 @@ def test_a_fixed_number_of_runs_that_is_charged_as_one_is_found():
     def one_run(plan):
         return plan.search.trainings[0].event
 
-    found, reported = audited(strategy, tier, runs=800, low=-0.9, high=2.0, count=20, of=one_run)
+    found, reported = audited(strategy, tier, runs=500, low=-0.9, high=2.0, count=20, of=one_run)
     assert found > reported
 
 
@@ -238,11 +238,11 @@ def validation_audit(label, *, noised_first, monkeypatch):
         best = strategy.run(plan, trials).result
         return 0.0 if best is None else 10.0 * float(best.weights[0]) - float(best.weights[1]) / 100
 
-    return note(label, lambda: lower_bound(*sides(run, 800), delta=DELTA), reported), reported
+    return note(label, lambda: lower_bound(*sides(run, 500), delta=DELTA), reported), reported
 
 
 def test_a_validation_record_costs_no_more_than_reported(monkeypatch):
-    """2 x 800 rounds chosen by noised scores. Fails by chance with a probability of at most 5%."""
+    """2 x 500 rounds chosen by noised scores. Fails by chance with a probability of at most 5%."""
     found, reported = validation_audit(
         "selection by noised score", noised_first=True, monkeypatch=monkeypatch
     )

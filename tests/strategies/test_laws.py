@@ -30,7 +30,7 @@ from privtune.accounting import (
     scale_noise,
 )
 from privtune.errors import PrivTuneError
-from privtune.strategies import DPHyper, LiuTalwar, NoRunFitsError, PapernotSteinke, Plan
+from privtune.strategies import LiuTalwar, NoRunFitsError, PapernotSteinke, Plan
 from privtune.strategies import SubsampledTuning as Subsampled
 from privtune.strategies.laws import choose_law, price_of_minimums
 from tests.strategies.world import BOTH, context
@@ -85,7 +85,6 @@ def test_not_even_one_run_fits() -> None:
         (PapernotSteinke(law="poisson", mean_runs=6, min_runs=2), 2),
         (PapernotSteinke(law="binomial", n=9, mean_runs=6, min_runs=2), 2),
         (LiuTalwar(mean_runs=6, min_runs=3, threshold=0.9), 3),
-        (DPHyper(mean_runs=6, min_runs=3), 3),
         (Subsampled(mean_runs=6, min_runs=3), 3),
         (LiuTalwar(min_runs=2, mean_runs="auto", training_epsilon=1.0), 2),
     ],

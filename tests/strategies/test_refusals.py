@@ -17,10 +17,7 @@ pytestmark = pytest.mark.quick
 
 EPOCHS = {**BOTH, "epochs": {"type": "categorical", "choices": [1, 2]}}
 LOOSE = {**BOTH, "epochs": {"type": "int", "low": 1, "high": 3}}
-RUNGS = {
-    **EPOCHS,
-    "noise_multiplier": {"type": "categorical", "choices": [1.0, 1.5]},
-}
+RUNGS = {**EPOCHS, "noise_multiplier": {"type": "categorical", "choices": [1.0, 1.5]}}
 
 REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("papernot-steinke", {"sampler": "tpe"}, BOTH, "Use sampler: random .* or the strategy 'everything'"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,20 +36,3 @@ def test_a_competitor_takes_as_many_steps_as_it_is_told(
     answers = [[float(n) for n in line.split()] for line in capsys.readouterr().out.splitlines()]
     assert [steps for _, steps, _ in answers] == [2 * candidates, candidates]
     assert all(seconds > 0 for seconds, _, _ in answers)
-
-
-@pytest.mark.slow
-def test_the_command_prints_a_row_for_each_competitor(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "found.json"
-    short = ["--rounds", "1", "--seconds", "0.01", "--warm", "0", "--json", str(output)]
-    monkeypatch.setattr(sys, "argv", ["run.py", "logistic", *short])
-    run.main()
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[4:]]
-    assert [row[2] for row in rows] == ["Opacus ghost", "non-private"]
-    found = json.loads(output.read_text())["logistic, K = 64"]["seconds"]
-    assert {len(seconds) for seconds in found.values()} == {1}
-    assert float(rows[0][4]) == pytest.approx(
-        found["engine"][0] / found["Opacus ghost"][0], abs=0.01
-    )

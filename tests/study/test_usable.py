@@ -354,8 +354,7 @@ def test_pixels_outside_of_their_range_spend_nothing(
             refused(study, "pixels: 400 clipped to a bound.* lie in", capfd)
     few = np.where(np.arange(COUNT)[:, None, None] < 50, 1.0 + unit, unit).astype(kind)
     check = get_task(pictures(tmp_path / "p.npz", few)).check_records()
-    found = [one for split in check.splits for one in split.findings]
-    assert sum(one.records for one in found if one.column == "pixels") == 50
+    assert sum(one.count() for one in check.findings if one.column == "pixels") == 50
     assert check.reason == ""
 
 
@@ -559,6 +558,7 @@ def test_units_are_counted_as_the_task_has_them(tmp_path: Path) -> None:
 
 def test_texts_are_counted_without_their_encoder(tmp_path: Path) -> None:
     from privtune.tasks._partition import KEY, Sizes
+    from privtune.tasks._rows import TextRows
     from privtune.tasks.described import _Texts
 
     frame = pd.DataFrame({"text": [f"text {i}" for i in range(100)], "label": ["nein", "ja"] * 50})
@@ -566,12 +566,9 @@ def test_texts_are_counted_without_their_encoder(tmp_path: Path) -> None:
     frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
     made = _Texts(
         path=str(tmp_path / "t.jsonl"),
-        text="text",
+        rows=TextRows(text="text", tokenizer="", encoder="", length=8),
         label="label",
         classes=("no", "yes"),
-        tokenizer="",
-        encoder="",
-        length=8,
         shape=(4,),
         sizes=Sizes(80, 10, 10),
         key=KEY,
@@ -588,7 +585,7 @@ def test_bounds_that_are_not_released_yet_leave_the_splits_open(tmp_path: Path) 
     task = save(people(), tmp_path, "csv", columns=paid)
     check = get_task(task).check_records()
     assert [split.split for split in check.splits] == ["all splits"]
-    assert (check.usable, check.declared, check.reason) == (COUNT, COUNT, "")
+    assert (check.usable, check.reason) == (COUNT, "")
     known = get_task({**task, "id": "seen"}).check_records()
     assert [split.split for split in known.splits] == ["train", "validation", "test"]
     wrong = save(people().assign(age="old"), tmp_path, "csv", columns=paid)
@@ -606,7 +603,7 @@ def test_a_class_may_be_a_word_for_nothing(tmp_path: Path, storage: str, kind: s
     data = get_task(task).load()
     trained = sum(int((part.y >= 0).sum()) for part in vars(data).values())
     assert (check.usable, check.reason) == (trained, "") == (COUNT, "")
-    assert [split.findings for split in check.splits] == [(), (), ()]
+    assert check.findings == ()
     stages = [{"type": "usable", "epsilon_share": 0.2}]
     with closing(study_of(task, storage, stages=stages)) as study:
         study.run()
@@ -616,7 +613,7 @@ def test_nothing_is_no_example(tmp_path: Path) -> None:
     frame = people()
     frame["y"] = frame["y"].astype(object).where(np.arange(COUNT) % 2 == 0, None)
     check = get_task(save(frame, tmp_path, "csv")).check_records()
-    assert [one.words for split in check.splits for one in split.findings] == [
+    assert [one.words() for one in check.findings] == [
         f"y: {COUNT // 2} without a target"  # equal content: they share a split
     ]
 

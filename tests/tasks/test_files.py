@@ -281,7 +281,7 @@ def test_a_word_for_nothing_is_declared(tmp_path: Path, word: str, share: int) -
     assert f"write na_values: ['{word}']" in get_task(task).check_records().reason
     check = get_task({**task, "na_values": [word]}).check_records()
     assert check.reason == ""
-    said = {(one.column, one.why) for split in check.splits for one in split.findings}
+    said = {(one.column, one.why) for one in check.findings}
     assert said == {("age", "missing")}
 
 

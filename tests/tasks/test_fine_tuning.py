@@ -21,13 +21,21 @@ from privtune.study.rehearsal import rehearse
 from privtune.study.spec import StudySpec
 from privtune.tasks import TaskDataError, fine_tuned, get_task
 from privtune.training.engine.compute import Compute
+from privtune.training.engine.fine_tuning import set_trainable
+from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.engine.train import choose_kernel
+from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.kernel import OfOutputs, flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from studies.harness import train
+from tests.training.simple import per_sample_gradients, rows_of, summed
 
+CPU = torch.device("cpu")
+DIGITS = TensorData(
+    torch.rand(9, 64, generator=torch.Generator().manual_seed(1)), torch.arange(9) % 7
+)
 SIZES = {"all": 4810, "head": 650, "biases": 64 + 650, "lora:3": 3 * 128 + 650}
 
 
@@ -80,11 +88,26 @@ def test_weights_that_changed_since_the_plan_are_not_used(weights):
         task.model()
 
 
+class Runs:
+    """Unpickled, it would run a program."""
+
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def test_a_state_dict_of_torch_is_read_and_no_other_pickle_is_run(tmp_path, weights, capsys):
+    saved = tmp_path / "model.pt"
+    torch.save(safetensors.torch.load_file(weights), saved)
+    one, other = tuned(weights, "head").model(), tuned(saved, "head").model()
+    assert torch.equal(one[0].weight, other[0].weight)
+    for content in (Runs(), {"0.bias": Runs()}, nn.Linear(2, 2), {"epoch": 3}):
+        torch.save(content, saved)
+        with pytest.raises(TaskDataError, match="holds more than a state dict"):
+            tuned(saved, "head").model()
+    assert "run" not in capsys.readouterr().out
+
+
 def test_what_is_no_safetensors_is_refused(tmp_path, weights):
-    pickled = tmp_path / "model.pt"
-    torch.save({"0.bias": torch.zeros(64)}, pickled)
-    with pytest.raises(InvalidInputError, match="is a pickle"):
-        tuned(pickled, "head")
     with pytest.raises(InvalidInputError, match="holds no"):
         tuned(tmp_path / "..", "head")
     (tmp_path / "text.safetensors").write_text("no tensors")
@@ -96,7 +119,8 @@ def test_what_is_no_safetensors_is_refused(tmp_path, weights):
     ):
         tuned(tmp_path / "other.safetensors", "head").model()
     with pytest.raises(
-        InvalidInputError, match="names no linear layer beside the head; there are 0"
+        InvalidInputError,
+        match="names no linear layer and no convolution beside the head; there are 0",
     ):
         tuned(weights, "lora:2", target_modules=["7"]).model()
 
@@ -247,6 +271,146 @@ def rehearsed(task):
 @pytest.mark.parametrize("trainable", ["head", "lora:3"])
 def test_a_rehearsal_saves_and_loads_what_it_trained(weights, trainable):
     assert rehearsed(tuned(weights, trainable)) > 0.0
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1, self.bn2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.down = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+        )
+
+    def forward(self, x):
+        h = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return (h + self.down(x)).relu()
+
+
+class ResNet(nn.Module):
+    """A residual network as torchvision has it, in its training mode."""
+
+    def __init__(self, classes=10, *, flips=False):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4)
+        self.layer1, self.layer2 = Block(4, 4, 1), Block(4, 8, 2)
+        self.fc, self.flips = nn.Linear(8, classes), flips
+
+    def forward(self, x):
+        if self.flips:
+            self.train()
+        h = self.layer2(self.layer1(self.bn1(self.conv1(x.view(-1, 1, 8, 8))).relu()))
+        return self.fc(h.mean(dim=(2, 3)))
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory):
+    """Weights of a network whose running statistics are those of other pictures, and of other classes."""
+    torch.manual_seed(5)
+    model = ResNet(classes=7)
+    with torch.no_grad():
+        for _ in range(20):
+            model(3.0 * torch.rand(32, 64) - 1.0)
+    path = tmp_path_factory.mktemp("weights") / "resnet.pt"
+    torch.save(model.state_dict(), path)
+    return path
+
+
+def of_resnet(resnet, trainable, model=ResNet):
+    task = dataclasses.replace(get_task("digits-mlp"), model=model)
+    return fine_tuned(task, pretrained=str(resnet), trainable=trainable)
+
+
+def buffers_of(model):
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def test_a_frozen_batchnorm_is_an_affine_map_and_stays_one(resnet):
+    """Its head gets the weights that it gets on features of a network in evaluation mode."""
+    task = of_resnet(resnet, "head")
+    torch.manual_seed(0)
+    data = TensorData(torch.rand(120, 64), torch.randint(10, (120,)))
+    options = {
+        "loss": task.loss,
+        "candidates": [{"learning_rate": 0.5, "max_grad_norm": 1.0}],
+        "secrets": [bytes(32)],
+        "device": "cpu",
+    }
+    body = task.model()
+    saved = torch.load(resnet)
+    assert all(torch.equal(b, saved[name]) for name, b in body.named_buffers())
+    body.eval().fc = nn.Identity()
+    with torch.no_grad():
+        features = TensorData(body(data.x), data.y)
+    made = []
+
+    def model():
+        made.append(task.model())
+        return made[-1]
+
+    schedule = Schedule(120, 0.3, 10)
+    whole = train(FixedDPSGD(1.0), schedule, model=model, data=data, **options)
+    head = train(FixedDPSGD(1.0), schedule, model=lambda: task.model().fc, data=features, **options)
+    torch.testing.assert_close(whole.params, head.params, rtol=1e-4, atol=1e-5)
+    for each in made:
+        assert all(torch.equal(b, saved[name]) for name, b in each.named_buffers())
+        assert not any(part.training for part in each.modules() if isinstance(part, nn.BatchNorm2d))
+
+
+@pytest.mark.parametrize("trainable", ["biases", "lora:2", "all"])
+def test_weights_of_a_batchnorm_train_by_fixed_statistics(resnet, trainable):
+    """Against records one by one; of a network that is trained whole, evaluation mode is the user's word."""
+    make = of_resnet(resnet, trainable).model
+    model = make()
+    if trainable == "all":
+        with pytest.raises(InvalidInputError, match="must treat each record by itself"):
+            choose_kernel(model, OfOutputs(nn.CrossEntropyLoss(reduction="none")), DIGITS, CPU)
+        model.eval()
+    before = buffers_of(model)
+    loss = OfOutputs(nn.CrossEntropyLoss(reduction="none"))
+    kernel = choose_kernel(model, loss, DIGITS, CPU)
+    assert isinstance(kernel, BatchedKernel)
+    params = flatten_params(model)
+    found = summed(kernel, params[None], rows_of(DIGITS.x[None], DIGITS.y[None]), Flat(0.5))[0]
+    own = per_sample_gradients(model, params, DIGITS.x, DIGITS.y, loss.loss)
+    expected = ((0.5 / own.norm(dim=1)).clamp(max=1.0).unsqueeze(1) * own).sum(dim=0)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    for each in (model, kernel.module):
+        assert all(torch.equal(b, before[name]) for name, b in each.named_buffers())
+
+
+def test_a_batchnorm_that_goes_back_to_training_mode_is_refused(resnet):
+    task = of_resnet(resnet, "head", lambda: ResNet(flips=True))
+    loss = OfOutputs(task.loss)
+    with pytest.raises(InvalidInputError, match="must not change its buffers in a pass"):
+        choose_kernel(task.model(), loss, DIGITS, CPU)
+
+
+def test_adapters_of_convolutions_and_of_gpt2_start_as_the_public_model(resnet):
+    plain, adapted = of_resnet(resnet, "head").model(), of_resnet(resnet, "lora:3").model()
+    adapted.fc.load_state_dict(plain.fc.state_dict())
+    torch.testing.assert_close(adapted(DIGITS.x), plain(DIGITS.x))
+    assert adapted.layer2.conv1.down.weight.shape == (3, 4, 3, 3)
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=9, n_positions=5, n_embd=8, n_layer=1, n_head=2)
+    torch.manual_seed(0)
+    body = transformers.GPT2LMHeadModel(config).eval()
+    x = torch.randint(9, (4, 5))
+    before = body(x).logits
+    named = set_trainable(body, "lora", rank=2, targets=["c_attn"])
+    torch.testing.assert_close(named(x).logits, before)
+    trained = {n: tuple(p.shape) for n, p in named.named_parameters() if p.requires_grad}
+    place = "transformer.h.0.attn.c_attn"  # of a tied head, the table stays frozen
+    assert trained == {f"{place}.down.weight": (2, 8), f"{place}.up.weight": (24, 2)}
+
+
+def test_attention_whose_weights_are_read_by_itself_has_no_adapter():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    model = set_trainable(nn.Sequential(layer, nn.Linear(4, 3)), "lora", rank=2)
+    assert model(torch.rand(2, 5, 4)).shape == (2, 5, 3)
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert {n.split(".")[1] for n in trained if n.startswith("0")} == {"linear1", "linear2"}
 
 
 class Idle(nn.Module):

@@ -247,7 +247,7 @@ class Small(nn.Module):
         self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layers(x)
+        found: torch.Tensor = self.layers(x.reshape(len(x), 1, 8, 8))
         return -found if self.branches and not self.training and x.mean() > 9 else found
 
 

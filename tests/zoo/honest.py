@@ -141,10 +141,12 @@ def encoder(*, two_axes: bool = False, seed: int = 0) -> nn.Module:
     return Net(run, body=body, head=nn.Linear(8, CLASSES))
 
 
-def language(kind: str) -> nn.Module:
+def language(kind: str, *, seed: int = 0) -> nn.Module:
     """Return a tiny language model of Hugging Face, made from its configuration."""
     import transformers as library
 
+    if seed:
+        torch.manual_seed(seed)  # what stays frozen
     ends = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 0}
     if kind == "gpt2":
         sizes = library.GPT2Config(n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2, **ends)
@@ -258,6 +260,10 @@ HONEST: tuple[Honest, ...] = (
     Honest(
         "GPT-2, tied, token loss", lambda: language("gpt2"), text, next_tokens, draws=True,
         score=privtune.Score(next_tokens, bound=4.0),
+    ),
+    Honest(
+        "GPT-2, lora:2, perplexity", lambda: language("gpt2", seed=1), text, next_tokens, draws=True,
+        score=privtune.Score("perplexity", bound=4.0), trainable="lora:2",
     ),
     Honest(
         "Llama, token loss", lambda: language("llama"), text, next_tokens,

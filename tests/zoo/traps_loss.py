@@ -11,18 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import privtune
-from tests.zoo.trap import (
-    Make,
-    Net,
-    T,
-    Toy,
-    Trap,
-    candidate,
-    entering,
-    kept,
-    linear,
-    plain,
-)
+from tests.zoo.trap import Make, Net, T, Toy, Trap, candidate, entering, kept, linear, plain
 
 LOSSES: list[Trap] = []
 SCORES: list[Trap] = []

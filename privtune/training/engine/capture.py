@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from privtune.training.engine.compute import sums_in_float32
-from privtune.training.engine.watch import Watch, traced
+from privtune.training.engine.watch import Watch
 from privtune.training.mechanism.data import synthetic
-from privtune.training.mechanism.kernel import LossOf, fresh
+from privtune.training.mechanism.kernel import LossOf, fresh, traced
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
 Tensors = tuple[torch.Tensor, ...]

@@ -85,6 +85,24 @@ def full_precision(device: torch.device) -> bool:
     return told in ("none", "ieee")
 
 
+def is_autocasting() -> bool:
+    """Say whether torch chooses the numbers of what is computed now."""
+    import torch
+
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def refuse_autocast() -> None:
+    """Refuse a training inside of autocast, which would say nothing about its clipped sums."""
+    if is_autocasting():
+        raise InvalidInputError(
+            "precision",
+            "torch.autocast",
+            "must not stand around a training, whose clipped sums are computed in float32",
+            "Leave it out, and pass precision='bfloat16' for fewer digits in the passes.",
+        )
+
+
 _sums = threading.Lock()
 _summing: list[bool] = []  # for each training under way, what the setting was before the first
 
@@ -100,8 +118,7 @@ def sums_in_float32() -> Iterator[None]:
         _summing.append(_summing[0] if _summing else flags.allow_bf16_reduced_precision_reduction)
         flags.allow_bf16_reduced_precision_reduction = False
     try:
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            yield
+        yield
     finally:
         with _sums:
             before = _summing.pop()

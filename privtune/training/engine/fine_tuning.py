@@ -9,13 +9,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine.kernels import refuse_coupling
-from privtune.training.engine.watch import traced
 from privtune.training.mechanism.data import TensorData, find_facts, find_unusable
 from privtune.training.mechanism.kernel import by_record, fresh, unwritten
 
@@ -23,19 +25,28 @@ _PASS = 256  # records whose features are computed at once
 
 
 class Lora(nn.Module):
-    """A frozen linear layer beside a trained product of two thin ones, of ``rank`` columns.
+    """A frozen layer beside a trained product of two thin ones, of ``rank`` columns or channels.
 
     References:
         Hu et al. 2021, arXiv 2106.09685. Its factor alpha / r is 1 here: the learning rate is
         searched, or adapted, anyway.
     """
 
-    def __init__(self, base: nn.Linear, rank: int) -> None:
+    def __init__(self, base: Any, rank: int) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        like = {"device": base.weight.device, "dtype": base.weight.dtype}
-        self.down = nn.Linear(base.in_features, rank, bias=False, **like)
-        self.up = nn.Linear(rank, base.out_features, bias=False, **like)
+        like = {"bias": False, "device": base.weight.device, "dtype": base.weight.dtype}
+        self.down: nn.Module
+        self.up: nn.Module
+        if isinstance(base, nn.Conv2d):
+            windows: Any = (base.kernel_size, base.stride, base.padding, base.dilation)
+            self.down = nn.Conv2d(base.in_channels, rank, *windows, **like)
+            self.up = nn.Conv2d(rank, base.out_channels, 1, **like)
+        else:
+            # GPT-2 has its weights the other way round.
+            sizes = base.weight.shape if isinstance(base, nn.Linear) else base.weight.shape[::-1]
+            self.down = nn.Linear(sizes[1], rank, **like)
+            self.up = nn.Linear(rank, sizes[0], **like)
         nn.init.zeros_(self.up.weight)  # so that it starts as the public model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,28 +89,42 @@ def set_trainable(
     if kind == "all":
         return model
     head = head_of(model)
+    for part in model.modules():
+        if isinstance(part, _BatchNorm):
+            part.eval()  # its running statistics are frozen with the rest
     for name, parameter in model.named_parameters():
         owner, _, own = name.rpartition(".")
         parameter.requires_grad_(owner == head or (kind == "biases" and own.endswith("bias")))
     if kind != "lora":
         return model
-    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != head]
-    chosen = [
-        (name, layer)
-        for name, layer in layers
-        if targets is None or any(f".{name}".endswith(f".{target}") for target in targets)
-    ]
+    layers = {n: m for n, m in model.named_modules() if n != head and _adapts(m)}
+    linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]
+    # Of a network of convolutions, these; else they are adapted where they are named.
+    chosen = (
+        (linear or [*layers])
+        if targets is None
+        else [n for n in layers if any(f".{n}".endswith(f".{target}") for target in targets)]
+    )
     if not chosen:
-        linear = ", ".join(name for name, _ in layers)
         raise InvalidInputError(
             "target_modules",
             None if targets is None else list(targets),
-            f"names no linear layer beside the head; there are {linear or 'none'}",
+            "names no linear layer and no convolution beside the head; there are "
+            f"{', '.join(layers) or 'none'}",
         )
-    for name, layer in chosen:
+    for name in chosen:
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, Lora(layer, rank))
+        setattr(model.get_submodule(parent), own, Lora(layers[name], rank))
     return model
+
+
+def _adapts(layer: nn.Module) -> bool:
+    """Whether an adapter can take the place of a layer, whose weight attention would read by itself."""
+    kind = f"{type(layer).__module__}.{type(layer).__name__}"
+    return kind == "transformers.pytorch_utils.Conv1D" or (
+        isinstance(layer, nn.Linear | nn.Conv2d)
+        and not isinstance(layer, NonDynamicallyQuantizableLinear)
+    )
 
 
 class _Nested(nn.Module):
@@ -134,8 +159,7 @@ class FrozenPart:
         with torch.no_grad(), unwritten(self.whole):
             if not self.together:
                 return torch.stack([self._one(record) for record in x])
-            with traced():
-                return torch.cat([by_record(self._one)(piece) for piece in torch.split(x, _PASS)])
+            return torch.cat([by_record(self._one)(piece) for piece in torch.split(x, _PASS)])
 
     def _one(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the head is given for one record."""

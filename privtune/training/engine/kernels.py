@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.engine.capture import Captured, NotCapturedError, capture
@@ -477,22 +479,19 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
 
 def _is_fixed(norm: nn.Module) -> bool:
     """Say whether a normalisation works by numbers that no record changes: those of evaluation mode."""
+    # It is w (x - m) / sqrt(v + e) + b there. Mean m and variance v are buffers that no step updates; a pass
+    # that writes to them, as one does that goes back to training mode, is refused. So outputs hang on one
+    # record and the weights alone, also where w and b are trained: a record has a gradient of its own, and
+    # clipping bounds it.
     return not norm.training and norm.running_mean is not None
 
 
 def refuse_coupling(module: nn.Module) -> None:
     """Refuse layers that mix the records of a batch: no per-sample gradient exists for them."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-    from torch.nn.modules.instancenorm import _InstanceNorm
-
     coupled = [
         f"{name} ({type(part).__name__})"
         for name, part in module.named_modules()
-        if (
-            isinstance(part, _BatchNorm)
-            and not isinstance(part, _InstanceNorm)
-            and not _is_fixed(part)
-        )
+        if (isinstance(part, _BatchNorm) and not _is_fixed(part))
         or (isinstance(part, _InstanceNorm) and part.track_running_stats and part.training)
     ]
     if coupled:

@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_map
 from privtune.errors import InvalidInputError
 from privtune.training.engine.operations import Intercept
 from privtune.training.engine.rules import DirectUse, Tensors, Use, merged
-from privtune.training.engine.watch import Entry, Levels, Site, traced
-from privtune.training.mechanism.kernel import Apart, Layout, LossOf
+from privtune.training.engine.watch import Entry, Levels, Site
+from privtune.training.mechanism.kernel import Apart, Layout, LossOf, traced
 
 T = TypeVar("T")
 Program = Callable[..., Tensors]

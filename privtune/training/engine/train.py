@@ -18,7 +18,12 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine import stacks
 from privtune.training.engine.capture import Program, program_of
 from privtune.training.engine.checkpoint import Checkpoint, Keeper, Middle
-from privtune.training.engine.compute import check_device, check_stack, sums_in_float32
+from privtune.training.engine.compute import (
+    check_device,
+    check_stack,
+    refuse_autocast,
+    sums_in_float32,
+)
 from privtune.training.engine.kernels import BatchedKernel, NotBatchableError, OneByOneKernel
 from privtune.training.engine.optimizers import OPTIMIZER, Optimized, Own
 from privtune.training.engine.stacks import OnStep, divide, side_by_side
@@ -28,6 +33,7 @@ from privtune.training.mechanism.data import (
     TensorData,
     find_facts,
     fingerprint,
+    synthetic,
     targets_are_classes,
 )
 from privtune.training.mechanism.kernel import (
@@ -42,6 +48,7 @@ from privtune.training.mechanism.kernel import (
 )
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
+from privtune.training.mechanism.scoring import evaluating
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods._rate_schedule import SEARCHED, average_weights, rate_factors
@@ -92,17 +99,21 @@ class Training:
     keeper: Keeper | None = None  # of a candidate that is trained alone
     look: Callable[[int, torch.Tensor], object] | None = None  # likewise; what it raises ends it
 
+    def __post_init__(self) -> None:
+        refuse_autocast()
+
     def of(self, made: Iterable[Made]) -> Iterator[Outcome]:
         """Train candidates; yield what became of each, in any order."""
         waiting, held = list[Group](), 0
         for position, each in enumerate(made):
             check_model(each.model)
+            loss_of = each.trained_on(self.loss_of, *self.records.like)
             own = None
             if each.optimizer is not None:
                 Optimized(self.method)
                 own = Own.of(each.optimizer, each.model, each.scheduler, self.schedule.steps)
-            program = program_of(each.model, self.loss_of, *self.records.like)
-            held += put(waiting, Member(position, each, own), program)
+            program = program_of(each.model, loss_of, *self.records.like)
+            held += put(waiting, Member(position, each, loss_of, own), program)
             if held > _HELD_BYTES:
                 yield from self._of_groups(waiting)
                 waiting, held = [], 0
@@ -110,7 +121,7 @@ class Training:
 
     def alike(self, made: Iterable[Made]) -> list[Outcome]:
         """Train candidates whose models one function made, as one group; return their outcomes in order."""
-        members = [Member(position, each) for position, each in enumerate(made)]
+        members = [Member(position, each, self.loss_of) for position, each in enumerate(made)]
         first = members[0].made.model
         for own in (member.made.model for member in members[1:]):
             if Layout(own).shapes != Layout(first).shapes or not same_fixed(own, first):
@@ -128,16 +139,17 @@ class Training:
 
     def of_group(self, group: Group) -> list[Outcome]:
         """Train the candidates of a group; return what became of each, in order."""
+        loss_of = group.members[0].loss_of
         kernel = choose_kernel(
             group.model,
-            self.loss_of,
+            loss_of,
             self.records,
             self.place,
             precision=self.precision,
             program=group.key[0],
         )
         facts = find_facts(
-            lambda x, y: self.loss_of(kernel.module, x, y), *self.records.like, device=self.place
+            lambda x, y: loss_of(kernel.module, x, y), *self.records.like, device=self.place
         )
         data = self.records.held_to(facts)
         longest = stacks.longest_sample(self.schedule)
@@ -331,6 +343,58 @@ def initialisation(streams: Streams) -> Iterator[None]:
             torch.set_rng_state(before)
 
 
+@dataclass(frozen=True)
+class OfViews:
+    """The loss of a record as the mean over augmented views of it, whose gradients it so averages.
+
+    **Guarantee**: a function of one record, and clipped as any loss: the sensitivity of the sum, and the
+    event, are those of a training without augmentation.
+
+    References:
+        De et al. 2022, arXiv 2204.13650, section 3: averaged before they are clipped.
+    """
+
+    loss_of: LossOf
+    augment: Callable[[torch.Tensor], torch.Tensor]
+    views: int
+    together: bool = False  # whether the loss takes all views as one batch
+
+    def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the views, shape ``[1]``; each place of a draw has numbers of its own."""
+        views = [self.augment(x) for _ in range(self.views)]
+        for view in views:
+            if not torch.is_tensor(view) or (view.shape, view.dtype) != (x.shape, x.dtype):
+                raise InvalidInputError(
+                    "augment",
+                    tuple(view.shape) if torch.is_tensor(view) else type(view).__name__,
+                    f"must return inputs as it is given them: {tuple(x.shape)} of {x.dtype}",
+                )
+        if self.together:
+            return self.loss_of(model, torch.cat(views), y.expand(len(views), *y.shape[1:])).mean(
+                dim=0, keepdim=True
+            )
+        return torch.stack([self.loss_of(model, view, y) for view in views]).mean(dim=0)
+
+    def fastest(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> OfViews:
+        """Return it with all views in one batch, where made-up ones have the losses of each by itself."""
+        device = next(model.parameters()).device
+        xs, ys = (part[0] for part in synthetic(x, y, (1, self.views), device))
+        try:
+            with (
+                GLOBAL_GENERATOR,
+                torch.random.fork_rng(devices=[]),
+                torch.no_grad(),
+                evaluating(model),
+            ):
+                found = self.loss_of(fresh(model)[0], xs, ys)
+                pairs = zip(torch.split(xs, 1), torch.split(ys, 1), strict=True)
+                each = torch.cat([self.loss_of(fresh(model)[0], *pair) for pair in pairs])
+            same = torch.allclose(found, each, rtol=1e-3, atol=1e-4) and found.shape == each.shape
+        except Exception:  # whatever a loss of one record makes of several
+            same = False
+        return replace(self, together=same)
+
+
 @dataclass(frozen=True, eq=False)
 class Made:
     """A candidate that is ready to be trained."""
@@ -340,6 +404,14 @@ class Made:
     values: Mapping[str, Any]  # the method's hyperparameters, and its own schedule and warmup
     optimizer: torch.optim.Optimizer | None = None  # None where the method steps by itself
     scheduler: LRScheduler | None = None
+    augment: Callable[[torch.Tensor], torch.Tensor] | None = None  # of the inputs of one record
+    views: int = 1
+
+    def trained_on(self, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> LossOf:
+        """Return the loss that it is trained on, for records like ``x`` and ``y``."""
+        if self.augment is None:
+            return loss_of
+        return OfViews(loss_of, self.augment, self.views).fastest(self.model, x, y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,6 +420,7 @@ class Member:
 
     position: int
     made: Made
+    loss_of: LossOf
     own: Own | None = None
     places: torch.Tensor | None = None  # of its parameters in the group's model, if that is wider
 

@@ -10,10 +10,10 @@ is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -23,8 +23,10 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from privtune.errors import InvalidInputError
+from privtune.training.engine.compute import is_autocasting
 from privtune.training.engine.rules import DirectUse, Tensors, Use
 from privtune.training.mechanism.kernel import Apart
 
@@ -207,8 +209,12 @@ class Watch(TorchFunctionMode):
         """Route one call; anything without a handler, or not in a known form, runs as it is."""
         kwargs, read = kwargs or {}, getattr(func, "__self__", None)
         if self.levels is not None:
+            if is_autocasting():
+                raise RuntimeError("autocast inside: leave it out, and pass precision='bfloat16'")
             if func is torch.Tensor.register_hook:
                 raise RuntimeError("a hook on a gradient would see all records at once")
+            if func is torch.Tensor.requires_grad_:
+                return args[0]  # whose gradient goes on in any case
             if read is _MADE_BY:  # under vmap there is none, and a hook on it would be left out
                 raise RuntimeError("what reads grad_fn would see all records at once")
             if read is _TRAINED and len(args) == 1:
@@ -414,41 +420,20 @@ DRAWS: Mapping[Any, Handler] = {
 }
 
 
-class _OfThread(threading.local):
-    """True in a thread that traces, false in every other: torch keeps one flag for the process.
-
-    Others look at it, too: Adam computes with steps in single precision where it stands.
-    """
-
-    inside = 0
-
-    def __bool__(self) -> bool:
-        return self.inside > 0
-
-    # In the place of a bool, which libraries also combine with others.
-    def __or__(self, other: object) -> bool:
-        return bool(self) or bool(other)
-
-    def __and__(self, other: object) -> bool:
-        return bool(self) and bool(other)
-
-    __ror__, __rand__ = __or__, __and__
+# The function that torch calls for a checkpoint, whoever holds a reference to `checkpoint`.
+_CHECKPOINT: Any = getattr(checkpoint, "__wrapped__", checkpoint)
 
 
-_FLAG: Any = _OfThread()
+def _checkpoint(part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a part once where a watch looks on: run again on the way back, it would draw other numbers."""
+    if ACTIVE.watch is None:
+        usual: Any = torch._dynamo.disable(_CHECKPOINT)  # type: ignore[no-untyped-call]
+        return usual(part, *args, **kwargs)
+    own = {*signature(_CHECKPOINT).parameters, "preserve_rng_state"}
+    return part(*args, **{name: value for name, value in kwargs.items() if name not in own})
 
 
-@contextmanager
-def traced() -> Iterator[None]:
-    """Say to a model that this thread runs that it is traced, in torch's own words."""
-    # Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that masks
-    # nothing) then go the way that is right for all values.
-    torch.compiler._is_compiling_flag = _FLAG
-    _FLAG.inside += 1
-    try:
-        yield
-    finally:
-        _FLAG.inside -= 1
+_CHECKPOINT.__dynamo_disable = _checkpoint
 
 
 Rule = Callable[[Any, Tensors, torch.Tensor], Mapping[str, torch.Tensor]]

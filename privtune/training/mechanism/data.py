@@ -432,7 +432,7 @@ class Packing:
         """Return the tensors of packed records ``x``, by name or in order; whole numbers are int64."""
         parts = torch.split(x, [math.prod(shape) for shape in self.shapes], dim=1)
         tensors = [
-            part.view(len(x), *shape).to(getattr(torch, dtype))
+            part.view(x.shape[0], *shape).to(getattr(torch, dtype))
             for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
         ]
         return tree_unflatten(tensors, self.tree)

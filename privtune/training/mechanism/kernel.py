@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -321,6 +322,43 @@ class Apart(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _OfThread(threading.local):
+    """True in a thread that traces, false in every other: torch keeps one flag for the process.
+
+    Others look at it, too: Adam computes with steps in single precision where it stands.
+    """
+
+    inside = 0
+
+    def __bool__(self) -> bool:
+        return self.inside > 0
+
+    # In the place of a bool, which libraries also combine with others.
+    def __or__(self, other: object) -> bool:
+        return bool(self) or bool(other)
+
+    def __and__(self, other: object) -> bool:
+        return bool(self) and bool(other)
+
+    __ror__, __rand__ = __or__, __and__
+
+
+_FLAG: Any = _OfThread()
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Say to a model that this thread runs that it is traced, in torch's own words."""
+    # Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that masks
+    # nothing) then go the way that is right for all values.
+    torch.compiler._is_compiling_flag = _FLAG
+    _FLAG.inside += 1
+    try:
+        yield
+    finally:
+        _FLAG.inside -= 1
+
+
 def by_record(
     one: Callable[..., torch.Tensor], *, randomness: str = "error"
 ) -> Callable[..., torch.Tensor]:
@@ -328,7 +366,7 @@ def by_record(
     many = torch.vmap(one, randomness=randomness)
 
     def called(*records: torch.Tensor) -> torch.Tensor:
-        with Apart():
+        with Apart(), traced():
             found: torch.Tensor = many(*records)
         return found
 

@@ -265,6 +265,15 @@ class _ClippedLoss(_OneSum):
         return 0.0, self.bound
 
 
+class _Perplexity(_ClippedLoss):
+    """The exponential of that mean: of a token loss in nats, the perplexity. It is computed afterwards."""
+
+    name = "perplexity"
+
+    def value(self, means: Floats) -> float:
+        return perplexity(float(means[0]))
+
+
 class _Cost(_ClippedLoss):
     """The mean of a function ``(model, *record) -> [1]``, clipped to ``[-bound, bound]``; less is better."""
 
@@ -442,7 +451,7 @@ class OwnScore(_ClippedLoss):
 
 
 _OF_CLASSES = (_Accuracy, _BalancedAccuracy, _TopK, _F1, _MacroF1, _AUC)
-_OF_NUMBERS = (_ClippedLoss, _MAE, _MSE, _R2, _Cost, _Value)
+_OF_NUMBERS = (_ClippedLoss, _Perplexity, _MAE, _MSE, _R2, _Cost, _Value)
 METRICS: Mapping[str, type[Metric]] = {m.name: m for m in (*_OF_CLASSES, *_OF_NUMBERS)}
 """Metrics by name; a function of one's own is named by its path."""
 
@@ -490,6 +499,16 @@ def lower_is_better(name: str) -> bool:
 def is_mean(name: str) -> bool:
     """Return whether a metric is one mean of bounded numbers, as a function of one's own is."""
     return issubclass(METRICS.get(name, OwnScore), _OneSum)
+
+
+def perplexity(loss: float) -> float:
+    """Return the perplexity of a mean token loss in nats."""
+    return math.exp(min(loss, 709.0))  # e to more is no number of 64 bits
+
+
+def is_clipped(name: str) -> bool:
+    """Return whether a metric is told the most that a record adds as ``bound``: a loss, or one's own."""
+    return issubclass(METRICS.get(name, OwnScore), _ClippedLoss)
 
 
 def is_share(name: str) -> bool:

@@ -23,7 +23,15 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism import data as records
 from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism.kernel import Loss, LossOf, by_record, fresh, unwritten
-from privtune.training.mechanism.metrics import Floats, Joint, Metric, interval, label, make_metric
+from privtune.training.mechanism.metrics import (
+    Floats,
+    Joint,
+    Metric,
+    interval,
+    is_clipped,
+    label,
+    make_metric,
+)
 
 _CHUNK = 512  # records that are evaluated at once, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -105,7 +113,7 @@ def _metric(plan: _Terms) -> Metric:
     if beside := own.pop("beside", ()):
         metrics = tuple(make_metric(**each) for each in (own, *beside))
         return Joint(metrics=metrics, mechanism=plan.mechanism)
-    if plan.metric in ("loss", "cost", "value") or ":" in plan.metric:
+    if is_clipped(plan.metric):
         own["bound"] = plan.bound
     return make_metric(**own)
 

@@ -135,7 +135,4 @@ class AdaCliP(base.Method):
 
     def report(self, state: AdaCliPState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate and the norm of the scale b, which the noise is multiplied by."""
-        return {
-            "learning_rate": state.learning_rate,
-            "scale_norm": state.total.squeeze(1),
-        }
+        return {"learning_rate": state.learning_rate, "scale_norm": state.total.squeeze(1)}

@@ -304,10 +304,7 @@ class PURConstant(FullBatchDescent):
 
         unit = base.build(cls, options, noise_multiplier=1.0)
         found = calibrate(
-            unit.event(schedule),
-            epsilon=epsilon,
-            delta=delta,
-            adjacency=Adjacency(unit.adjacency),
+            unit.event(schedule), epsilon=epsilon, delta=delta, adjacency=Adjacency(unit.adjacency)
         )
         return replace(unit, noise_multiplier=found.scale)
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedules
+from torch.utils.checkpoint import checkpoint as checkpointed
 
 from privtune.errors import InvalidInputError
 from privtune.training.engine import checkpoint
@@ -20,7 +21,7 @@ from privtune.training.engine.checkpoint import Keeper
 from privtune.training.engine.train import Made, Outcome, Training, choose_kernel, initialisation
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import flatten_params
+from privtune.training.mechanism.kernel import FallbackWarning, flatten_params
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
@@ -346,10 +347,7 @@ WIDER: dict[str, Callable[[int], nn.Module]] = {
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        sgd,
-        lambda m, k: torch.optim.AdamW(m.parameters(), 0.01 * (k + 1), weight_decay=0.1 * k),
-    ],
+    [sgd, lambda m, k: torch.optim.AdamW(m.parameters(), 0.01 * (k + 1), weight_decay=0.1 * k)],
 )
 @pytest.mark.parametrize("name", WIDER)
 def test_narrow_nets_are_computed_with_wide_ones(
@@ -593,3 +591,53 @@ def test_a_diverged_candidate_is_a_result_and_touches_no_other(stacked: list[int
     assert not bool(found[1].params.isfinite().all())
     (alone,) = run([make(2, optimizer=own)])
     torch.testing.assert_close(alone.params, found[2].params, rtol=1e-4, atol=1e-5)
+
+
+class Checkpointed(nn.Module):
+    """Computes its first layers again on the way back, to hold less memory, or not."""
+
+    def __init__(self, *, again: bool, reentrant: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Tanh())
+        self.last, self.again, self.reentrant = nn.Linear(16, 3), again, reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()  # as Hugging Face does of embeddings
+        h = (
+            checkpointed(self.first, x, use_reentrant=self.reentrant)
+            if self.again
+            else self.first(x)
+        )
+        found: torch.Tensor = self.last(h)
+        return found
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_of_activations_changes_nothing(reentrant: bool) -> None:
+    """A part that ran again on the way back would draw another dropout, or have no gradient."""
+    (plain,) = run([make(0, lambda: Checkpointed(again=False))])
+    (saving,) = run([make(0, lambda: Checkpointed(again=True, reentrant=reentrant))])
+    assert torch.equal(plain.params, saving.params)
+    # Elsewhere it is torch's own.
+    model, x = Checkpointed(again=True, reentrant=reentrant).eval(), DATA.x[:3].clone()
+    loss_of(model, x, DATA.y[:3]).sum().backward()
+    plain_model = Checkpointed(again=False).eval()
+    plain_model.load_state_dict(model.state_dict())
+    loss_of(plain_model, x, DATA.y[:3]).sum().backward()
+    for one, other in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_autocast_is_refused_around_a_training_and_named_inside_of_one() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(InvalidInputError, match="pass precision='bfloat16'"),
+    ):
+        run([make(0)])
+
+    def cast(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss_of(model, x, y).float()
+
+    with pytest.warns(FallbackWarning, match="autocast inside: leave it out, and pass precision"):
+        run([make(0, lambda: mlp(hidden=13))], loss_of=cast)

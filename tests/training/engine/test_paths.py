@@ -28,12 +28,7 @@ from privtune.training.mechanism.clipping import (
     Flat,
 )
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import (
-    FallbackWarning,
-    OfOutputs,
-    Rows,
-    flatten_params,
-)
+from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, Rows, flatten_params
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule

@@ -14,13 +14,7 @@ from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs
-from tests.training.simple import (
-    clipped_sum,
-    cross_entropy,
-    per_sample_gradients,
-    rows_of,
-    summed,
-)
+from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients, rows_of, summed
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(0))

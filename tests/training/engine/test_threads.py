@@ -15,21 +15,12 @@ from privtune.training.engine import stacks
 from privtune.training.engine import train as engine
 from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.stacks import Memory, divide
-from privtune.training.engine.watch import traced
 from privtune.training.mechanism import clipping, kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs
+from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, traced
 from privtune.training.methods.hyfreedp import HyFreeDP
-from tests.training.simple import (
-    OneByOne,
-    SimpleDPSGD,
-    blobs,
-    cross_entropy,
-    dropping,
-    fit,
-    mlp,
-)
+from tests.training.simple import OneByOne, SimpleDPSGD, blobs, cross_entropy, dropping, fit, mlp
 
 pytestmark = pytest.mark.quick
 
@@ -59,11 +50,7 @@ def run(method=None, count=8, **options):
     return again(method, count, **options)
 
 
-def again(
-    method=None,
-    count=8,
-    **options,
-):
+def again(method=None, count=8, **options):
     return fit(method or SimpleDPSGD(1.0), count=count, **{"steps": STEPS, **options})
 
 

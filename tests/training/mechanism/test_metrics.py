@@ -221,6 +221,7 @@ def test_what_is_far_from_the_truth_keeps_to_the_metric_s_range() -> None:
                 assert -1.0 <= value <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("name", "noise"), [("accuracy", 4.0), ("f1", 4.0), ("auc", 2.0), ("mae", 4.0)]
@@ -258,7 +259,7 @@ def test_intervals_hold_the_truth(name: str, noise: float) -> None:
     [*((name, "gaussian") for name in sorted(METRICS)), ("accuracy", "laplace"), ("r2", "laplace")],
 )
 def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: str) -> None:
-    """Projected, no estimate is farther from the truth: fewer than 52 of 60 has probability below 3e-3."""
+    """Projected, no estimate is farther from the truth: fewer than 34 of 40 has probability 3e-3."""
     y = torch.arange(30) % 2
     x = 9.0 * torch.eye(2)[y]  # all right
     if METRICS[name].takes == "numbers":
@@ -268,12 +269,13 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
     plan = ScorePlan(30, 6.0, mechanism, name, shown.bound, shown.options)
     signs = (-shown.bound, shown.bound)
     ends = {"r2": (-1.0, 1.0), "loss": (0.0, shown.bound), "cost": signs, "value": signs}
+    ends["perplexity"] = (1.0, math.exp(shown.bound))
     low, high = ends.get(name, (0.0, 1.0))
     if name in ("mae", "mse"):
         high = shown.bound
     truth = exact(name, x, y)
     held, beyond, raw = 0, 0, []
-    for number in range(60):
+    for number in range(40):
         streams = Streams(number.to_bytes(32, "big"))
         (found,) = measure_each(
             plan, Given(), TensorData(x, y), rng=streams.numpy("report")
@@ -288,9 +290,27 @@ def test_what_is_shown_lies_within_what_the_metric_can_be(name: str, mechanism: 
         assert low <= abs(shown_score) <= high
         assert validation_metric(plan, shown_score).popitem()[1] == found.value
     if name in ("accuracy", "top_k"):
-        assert beyond > 15  # scores that decide are as they were drawn
-        assert len(set(raw)) == 60
-    assert held >= 52 or not is_mean(name)
+        assert beyond > 10  # scores that decide are as they were drawn
+        assert len(set(raw)) == 40
+    assert held >= 34 or not is_mean(name)
+
+
+def test_perplexity_is_the_exponential_of_the_same_release_and_of_its_interval() -> None:
+    x, y = torch.linspace(-3.0, 3.0, 40).view(20, 2), torch.arange(20) % 2
+    data, bounds = TensorData(x, y), {"bound": 4.0}
+    plans = [ScorePlan(20, 2.0, metric=name, **bounds) for name in ("loss", "perplexity")]
+    for number in range(5):
+        streams = Streams(number.to_bytes(32, "big"))
+        (loss,), (perplexity,) = (
+            measure_each(plan, Given(), data, rng=streams.numpy("report")).values()
+            for plan in plans
+        )
+        # Quantiles lie between two draws, so they are not mapped to the last digit.
+        assert perplexity.value == pytest.approx(math.exp(loss.value), rel=1e-12)
+        assert perplexity.low == pytest.approx(math.exp(loss.low), rel=0.02)
+        assert perplexity.high == pytest.approx(math.exp(loss.high), rel=0.02)
+    assert plans[1].event == plans[0].event
+    assert math.isfinite(make_metric("perplexity", bound=5e3).value(np.array([4e3])))
 
 
 @pytest.mark.parametrize(
@@ -335,28 +355,3 @@ def test_a_metric_of_other_targets_is_refused() -> None:
 def test_a_function_that_scores_no_record_is_refused_while_planning(path: str, said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         Scoring(metric=path).check(classes=3, target_range=None)
-
-
-@pytest.mark.parametrize(
-    "terms",
-    [
-        {"classes": 3, "target_range": None},
-        {"classes": None, "target_range": RANGE},
-        {"classes": 3, "target_range": None, "rows": 4},
-        {"classes": None, "target_range": None},
-    ],
-)
-def test_a_function_of_one_s_own_is_tried_on_a_record_like_the_task_s(
-    terms: dict[str, Any],
-) -> None:
-    def scored(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.append((tuple(outputs.shape), tuple(targets.shape)))
-        return outputs.flatten(1).sum(dim=1)
-
-    seen: list[Any] = []
-    globals()["_scored"] = scored
-    Scoring(metric=f"{__name__}:_scored").check(**terms)
-    rows = terms.get("rows")
-    like = (1,) if rows is None else (1, rows)
-    known = terms["classes"] or (terms["target_range"] and 1)
-    assert seen == ([((*like, known), like)] if known else [])

@@ -36,10 +36,9 @@ DIMENSION = sum(p.numel() for p in mlp().parameters())
 def options(name, dimension):
     """What a plan has to give beside the budget."""
     bounds = {"lipschitz": 1.0, "smoothness": 1.0, "dimension": dimension}
-    return {
-        "pur": {**bounds, "regime": "convex", "distance": 3.0},
-        "pur-constant": bounds,
-    }.get(name, {})
+    return {"pur": {**bounds, "regime": "convex", "distance": 3.0}, "pur-constant": bounds}.get(
+        name, {}
+    )
 
 
 def candidate(method):

@@ -66,10 +66,7 @@ def test_no_noise_no_clipping_is_the_optimizer(method, make):
 
 @pytest.mark.parametrize(
     ("method", "make"),
-    [
-        (Prodigy(0.0, HUGE), prodigyopt.Prodigy),
-        (DAdaptation(0.0, HUGE), dadaptation.DAdaptAdam),
-    ],
+    [(Prodigy(0.0, HUGE), prodigyopt.Prodigy), (DAdaptation(0.0, HUGE), dadaptation.DAdaptAdam)],
     ids=["prodigy", "d-adaptation"],
 )
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -149,11 +146,7 @@ def test_hyfreedp_guards():
     rate = torch.full((5,), 0.1, dtype=torch.float64)
     fit = Fit(rate, rate * 1e-12, rate * 1e12, rate * 0.0, rate)
     losses = torch.tensor(  # backward, here, forward
-        [
-            [1.5, 0.9, 1.5, float("nan"), 1.0],
-            [1.0, 1.0, 1.6, 1.0, 1.0],
-            [0.9, 1.5, 0.9, 1.0, 1.0],
-        ],
+        [[1.5, 0.9, 1.5, float("nan"), 1.0], [1.0, 1.0, 1.6, 1.0, 1.0], [0.9, 1.5, 0.9, 1.0, 1.0]],
         dtype=torch.float64,
     )
     moved = fit_paper(fit, losses).learning_rate

@@ -1,0 +1,278 @@
+"""Estimators for scikit-learn: its own checks, one charge a fit, and what is public is a parameter."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy.sparse import csr_array
+from sklearn.base import clone
+from sklearn.exceptions import FitFailedWarning
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from privtune import Budget, PrivTuneError, load_study, strategies
+from privtune.accounting import PoissonSampled, Repeated
+from privtune.errors import InvalidInputError
+from privtune.ledger import BudgetExceededError, Charge, Ledger
+from privtune.sklearn import PrivateClassifier, PrivateRegressor, PublicClassesWarning
+from privtune.study import study_names
+from privtune.study.failures import UnusableRecordsError
+from tests.test_extras import hide
+
+Made = Callable[..., Any]
+FIXED = strategies.Fixed(parameters={"learning_rate": 0.5})
+CHECKED = Budget(1e6, 1e-3, name="checked")  # scikit-learn asks for accuracy, and for many fits
+FACTS: dict[str, dict[str, Any]] = {
+    "classifier": {"classes": "from y"},  # each check has labels of its own
+    "regressor": {"target_range": (-4, 4)},
+}
+FAR = ("check_fit_idempotent", "check_fit_check_is_fitted", "check_n_features_in")
+"""Checks with inputs around 100: clipped to other bounds they are all one record, which is refused."""
+
+
+def checked(kind: str, **facts: Any) -> Any:
+    made = {"classifier": PrivateClassifier, "regressor": PrivateRegressor}[kind]
+    return made(CHECKED, **{"bounds": (-4, 4), "epsilon": 100.0, **FACTS[kind], **facts})
+
+
+def named(kind: str) -> list[str]:
+    return [
+        check.func.__name__ for _, check in estimator_checks_generator(checked(kind), mark=None)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::privtune.sklearn.PublicClassesWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")  # its own
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        pytest.param(kind, place, id=f"{kind}-{place}-{name}")
+        for kind in FACTS
+        for place, name in enumerate(named(kind))
+    ],
+)
+def test_what_scikit_learn_checks(
+    kind: str, place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its checks; none is expected to fail."""
+    monkeypatch.chdir(tmp_path)
+    estimator = checked(kind)
+    (_, check) = list(estimator_checks_generator(estimator, mark=None))[place]
+    if check.func.__name__ in FAR:
+        estimator.set_params(bounds=(96, 104))
+    check(estimator)
+
+
+@pytest.fixture
+def blobs() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    rng = np.random.default_rng(3)
+    y = np.repeat([0, 1], 100)
+    return rng.normal(y[:, None], 0.3, (200, 2)), y
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Made:
+    def made(budget: Any = (4.0, 1e-5), **given: Any) -> PrivateClassifier:
+        usual = {"bounds": (-1, 2), "classes": [0, 1], "strategy": FIXED, "epochs": 2}
+        return PrivateClassifier(budget, storage=tmp_path / "p.db", **{**usual, **given})
+
+    return made
+
+
+def charges(folder: Path, name: str = "default") -> list[Charge]:
+    with Ledger(folder / "p.db") as ledger:
+        return list(ledger.charges(name))
+
+
+def test_each_fit_is_charged_once_and_refused_where_it_does_not_fit(
+    make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    model = make(epsilon=3.5).fit(*blobs)
+    (charge,) = charges(tmp_path)
+    assert (charge.state, charge.study, charge.arm) == ("settled", model.study_, "fit")
+    assert 3.4 < model.guarantee_.epsilon <= 3.5
+    before = model.predict_proba(blobs[0])
+    with pytest.raises(BudgetExceededError, match=r"'default'.*does not hold this"):
+        model.fit(*blobs)
+    assert len(charges(tmp_path)) == 1
+    assert study_names(tmp_path / "p.db") == [model.study_], "a refused fit leaves no study"
+    assert (model.predict_proba(blobs[0]) == before).all()
+    model.set_params(epsilon=0.3).fit(*blobs)
+    assert len(charges(tmp_path)) == 2
+    with pytest.raises(PrivTuneError, match="exists with epsilon = 4"):
+        make((5.0, 1e-5)).fit(*blobs)
+
+
+def halved(x: Any) -> Any:
+    return x / 2
+
+
+def test_the_end_of_a_pipeline_is_cloned_and_pickled(
+    make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    x, y = blobs
+    steps = [("half", FunctionTransformer(halved)), ("model", make(random_state=0))]
+    fitted = Pipeline(steps).fit(x, y)
+    model = fitted.named_steps["model"]
+    assert len(charges(tmp_path)) == 1
+    assert fitted.score(x, y) > 0.7
+    assert not hasattr(clone(fitted).named_steps["model"], "model_")
+    assert clone(fitted).get_params()["model__budget"] == (4.0, 1e-5)
+    assert clone(fitted).set_params(model__epochs=3).named_steps["model"].epochs == 3
+    packed = pickle.dumps(fitted)
+    for row in (x.tobytes(), (x / 2).tobytes(), torch.tensor(x / 2).float().numpy().tobytes()):
+        assert row[:64] not in packed
+    again = pickle.loads(packed)
+    assert (again.predict_proba(x) == fitted.predict_proba(x)).all()
+    assert again.named_steps["model"].guarantee_ == model.guarantee_
+    released = model.release_.state_dict()
+    assert all(torch.equal(released[n], v) for n, v in model.release_.model.state_dict().items())
+    assert len(charges(tmp_path)) == 1
+
+
+def test_a_search_of_scikit_learn_s_charges_each_of_its_fits(
+    make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    x, y = blobs
+    large, small = (Budget(e, 1e-5, name=f"of-{e:g}") for e in (6.0, 2.0))
+    GridSearchCV(make(large, epsilon=1.0), {"epochs": [1, 2]}, cv=2).fit(x, y)
+    assert len(charges(tmp_path, "of-6")) == 2 * 2 + 1
+    given = {"param_grid": {"epochs": [1, 2]}, "cv": 2, "error_score": -1.0}
+    search = GridSearchCV(make(small, epsilon=1.0), refit=False, **given)
+    with pytest.warns(FitFailedWarning, match="BudgetExceededError"):
+        search.fit(x, y)
+    trained = sum((search.cv_results_[f"split{fold}_test_score"] >= 0).sum() for fold in (0, 1))
+    assert 0 < trained == len(charges(tmp_path, "of-2")) < 4
+    assert len(study_names(tmp_path / "p.db")) == 5 + trained
+
+
+def test_a_strategy_charges_its_whole_search_once(make: Made, blobs: Any, tmp_path: Path) -> None:
+    selection = strategies.PapernotSteinke(mean_runs=2)
+    model = make(strategy=selection, validation=0.3, records=200).fit(*blobs)
+    (charge,) = charges(tmp_path)
+    assert model.release_.sealed
+    assert set(model.release_.params) == {"learning_rate"}
+    with closing(load_study(model.study_, storage=tmp_path / "p.db")) as study:
+        (plan,) = study.plans
+    assert plan.score is not None
+    assert plan.training.schedule.records == 140
+    assert charge.event == plan.event
+
+
+def test_what_is_outside_of_the_public_facts_is_clipped_or_adds_nothing(
+    make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    x, y = blobs[0].copy(), blobs[1]
+    budget = Budget(1000.0, 1e-5, name="many")
+
+    def weights(x: Any, y: Any, made: Any = None, **given: Any) -> npt.NDArray[Any]:
+        model = made or make(budget, **{"epsilon": 2.0, "random_state": 1, **given})
+        return model.fit(x, y).release_.weights.numpy().copy()
+
+    usual = weights(x, y)
+    assert not np.array_equal(usual, weights(x, y, random_state=2))
+    x[0, 0], x[1, 1], x[2, 0] = 7.0, -np.inf, np.nan
+    clipped = x.copy()
+    clipped[0, 0], clipped[1, 1], clipped[2, 0] = 2.0, -1.0, 0.5
+    assert np.array_equal(weights(x, y), weights(clipped, y))
+    strange, gone = y.astype(float), x.copy()
+    strange[:5], gone[:5] = [7, np.nan, -1, 0.5, np.inf], 0.123
+    assert np.array_equal(weights(x, strange), weights(gone, strange))
+    low, high = np.full(2, -1.0), np.full(2, 2.0)
+    assert np.array_equal(weights(x, y), weights(x, y, bounds=(low, high)))
+    assert np.array_equal(
+        weights(x, np.array(["a", "b"])[y], classes=["b", "a"]),
+        weights(x, y),
+    )
+    with pytest.warns(PublicClassesWarning, match="no guarantee protects it"):
+        assert np.array_equal(weights(x, y, classes="from y"), weights(x, y))
+
+    def number(range_: tuple[float, float] = (0.0, 1.0)) -> PrivateRegressor:
+        at = {"storage": tmp_path / "p.db", "random_state": 1, "epochs": 2, "epsilon": 2.0}
+        return PrivateRegressor(budget, bounds=(-1, 2), target_range=range_, **at)
+
+    far = np.where(y == 1, 9.0, -9.0)
+    assert np.array_equal(weights(x, far, number()), weights(x, y, number()))
+    far[:2], gone = np.nan, x.copy()
+    gone[:2] = 0.123
+    assert np.array_equal(weights(x, far, number()), weights(gone, far, number()))
+    assert np.array_equal(weights(x, 10 * y + 5, number((5.0, 15.0))), weights(x, y, number()))
+
+
+def test_the_number_of_records_sets_the_sampling_rate(
+    make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    budget = Budget(20.0, 1e-5, name="rates")
+    for records, batch, rate in ((None, None, 12 / 200), (250, None, 15 / 250), (250, 50, 0.2)):
+        make(budget, epsilon=2.0, records=records, expected_batch_size=batch).fit(*blobs)
+        event = charges(tmp_path, "rates")[-1].event
+        assert isinstance(event, Repeated)
+        assert isinstance(event.event, PoissonSampled)
+        assert event.event.rate == rate
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "bounds": {"bounds": (2, -1)},
+    "bounds of other features": {"bounds": ([0, 0, 0], [1, 1, 1])},
+    "no bounds": {"bounds": None},
+    "endless bounds": {"bounds": (-np.inf, 1)},
+    "one class": {"classes": [1]},
+    "a word": {"classes": "all"},
+    "budget": {"budget": 4.0},
+    "hidden": {"hidden": (0,)},
+    "records": {"records": 0},
+    "validation": {"validation": 1.0, "strategy": strategies.PapernotSteinke(mean_runs=2)},
+    "method": {"strategy": strategies.InRun(arm="a", method="magic")},
+    "strategy": {"strategy": "auto"},
+    "epochs": {"epochs": -1},
+    "batch": {"expected_batch_size": 0},
+}
+
+
+@pytest.mark.parametrize("wrong", list(WRONG))
+def test_a_wrong_parameter_is_refused_before_anything_is_charged(
+    wrong: str, make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(PrivTuneError) as caught:
+        make(**WRONG[wrong]).fit(*blobs)
+    assert len(str(caught.value)) < 400
+    assert study_names(tmp_path / "p.db") == []
+
+
+def test_what_is_not_supported_is_refused(make: Made, blobs: Any, tmp_path: Path) -> None:
+    x, y = blobs
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
+        make().fit(csr_array(x), y)
+    with pytest.raises(ValueError, match="1d array"):
+        make().fit(x, np.stack([y, y], axis=1))
+    with pytest.raises(TypeError, match="sample_weight"):
+        make().fit(x, y, sample_weight=np.ones(200))
+    with pytest.raises(TypeError, match="classes"):
+        PrivateClassifier((4.0, 1e-5), bounds=(0, 1))  # type: ignore[call-arg]
+    with pytest.raises(InvalidInputError, match="one class alone"):
+        make(classes=range(1)).fit(x, y)
+    with pytest.raises(UnusableRecordsError, match="stopped before anything was charged"):
+        make().fit(x, y + 7)
+    assert study_names(tmp_path / "p.db") == []
+
+
+def test_without_scikit_learn_one_sentence_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hide(monkeypatch, "sklearn")
+    monkeypatch.delitem(sys.modules, "privtune.sklearn")
+    with pytest.raises(PrivTuneError, match=r"needs sklearn.*pip install 'privtune\[demo\]'"):
+        importlib.import_module("privtune.sklearn")
