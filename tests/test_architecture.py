@@ -214,7 +214,7 @@ LINES = {
     "strategies": 4145,
     "study": 6984,
     "tasks": 6324,
-    "top level": 2146,
+    "top level": 2147,
     "tracking": 1092,
     "training": 4,
     "training/engine": 4688,
