@@ -231,7 +231,7 @@ LINES = {
     "plots": 952,
     "strategies": 4145,
     "study": 6984,
-    "tasks": 6298,
+    "tasks": 6242,
     "top level": 2147,
     "tracking": 1085,
     "training": 4,
