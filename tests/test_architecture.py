@@ -232,7 +232,7 @@ LINES = {
     "strategies": 4145,
     "study": 6986,
     "tasks": 6268,
-    "top level": 2147,
+    "top level": 2161,
     "tracking": 1094,
     "training": 4,
     "training/engine": 4657,
