@@ -231,7 +231,7 @@ LINES = {
     "plots": 952,
     "strategies": 4145,
     "study": 6984,
-    "tasks": 6268,
+    "tasks": 6275,
     "top level": 2147,
     "tracking": 1091,
     "training": 4,
