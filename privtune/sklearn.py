@@ -105,8 +105,9 @@ class _Private(BaseEstimator):  # type: ignore[misc]
                 raise
             model = release.model
         self.study_, self.guarantee_ = name, release.guarantee
-        # What makes a release's model holds the study's data, which must not stay in the estimator.
-        self.release_ = replace(release, make=partial(deepcopy, model))
+        # A release of this process reaches the study's data, which must not stay in the estimator: a copy
+        # is what travels.
+        self.release_ = replace(deepcopy(release), make=partial(deepcopy, model))
         # In float64 the prediction of a row hangs on no other row, up to digits that nobody reads.
         self.model_ = deepcopy(model).double()
         return self

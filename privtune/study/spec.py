@@ -299,7 +299,7 @@ class StudySpec(pydantic.BaseModel):
             SpecError: One sentence: where, what, and what is allowed.
         """
         try:
-            if left := list(unfilled(data)):
+            if left := dict.fromkeys(unfilled(data, set())):
                 raise SpecError(
                     f"The spec is a draft, and leaves {', '.join(left)} open: write each."
                 )

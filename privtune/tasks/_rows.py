@@ -22,7 +22,7 @@ import numpy as np
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.files import regular_file
-from privtune.tasks._cells import CLIPPED, Fault, Mask, column_of, is_missing, texts
+from privtune.tasks._cells import CLIPPED, Fault, Mask, column_of, is_missing, texts, unusable
 from privtune.tasks._columns import Category, Column, Date, Ordinal
 from privtune.tasks._declared import read_columns, read_notation
 from privtune.tasks._facts import TaskDataError
@@ -428,10 +428,8 @@ def _number(cell: Any) -> float:
 
 def _usable(x: Any, faults: Sequence[Fault]) -> tuple[Any, Mask]:
     """Return inputs with zeros for the rows that cannot be used, and which can."""
-    unusable = np.zeros(len(x), dtype=bool)
-    for fault in faults:
-        unusable |= fault.records & (not fault.used)
-    return np.where(unusable.reshape(-1, *(1 for _ in x.shape[1:])), np.float32(0), x), ~unusable
+    lost = unusable(faults, len(x))
+    return np.where(lost.reshape(-1, *(1 for _ in x.shape[1:])), np.float32(0), x), ~lost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,7 +97,7 @@ def pyfunc_of(study: Study, arm: str) -> Iterator[dict[str, Any]]:
         with libraries():
             _export(served, model / NETWORK, arm)
             signature = _signature(served)
-        package = _travelling(Path(place))
+        package = travelling(Path(place))
         needed = (*_NEEDED, *served.rows.libraries)
         example = served.rows.example()
         yield {
@@ -137,6 +137,8 @@ def _export(served: Served, path: Path, arm: str) -> None:
                     dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
                     strict=strict,
                 )
+                for node in program.graph.nodes:  # which lines of whose files it came from
+                    node.meta.pop("stack_trace", None)
                 torch.export.save(program, path)
                 loaded = torch.export.load(path).module()
                 for part in (x[:2], x):
@@ -151,7 +153,7 @@ def _export(served: Served, path: Path, arm: str) -> None:
     ) from failed
 
 
-def _travelling(folder: Path) -> str:
+def travelling(folder: Path) -> str:
     """Put the modules that a model needs into a package, and return its name, which is of their content."""
     found: dict[str, str] = {}
     waiting = [_LOADER]

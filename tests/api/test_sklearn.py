@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,19 @@ def test_each_fit_is_charged_once_and_refused_where_it_does_not_fit(
         make((5.0, 1e-5)).fit(*blobs)
 
 
+def reached(start: object) -> Iterator[object]:
+    """Yield what an object holds, directly or not, but for modules and classes."""
+    seen, left = dict[int, object](), [start]
+    while left:
+        part = left.pop()
+        of_module = isinstance(part, dict) and "__builtins__" in part
+        if id(part) in seen or of_module or isinstance(part, type | ModuleType):
+            continue
+        seen[id(part)] = part
+        yield part
+        left += gc.get_referents(part)
+
+
 def halved(x: Any) -> Any:
     return x / 2
 
@@ -132,6 +147,7 @@ def test_the_end_of_a_pipeline_is_cloned_and_pickled(
     assert not hasattr(clone(fitted).named_steps["model"], "model_")
     assert clone(fitted).get_params()["model__budget"] == (4.0, 1e-5)
     assert clone(fitted).set_params(model__epochs=3).named_steps["model"].epochs == 3
+    assert not [part for part in reached(fitted) if len(x) in getattr(part, "shape", ())]
     packed = pickle.dumps(fitted)
     for row in (x.tobytes(), (x / 2).tobytes(), torch.tensor(x / 2).float().numpy().tobytes()):
         assert row[:64] not in packed

@@ -332,7 +332,7 @@ a mean over the batch is taken for losses of records
 
 == study/rounds.py
 all trainings that a strategy names share their noise
-| study/test_failures.py::test_the_trainings_of_an_arm_have_noise_of_their_own
+| study/test_named_trainings.py::test_all_names_numbers_and_rows_have_independent_noise
 -streams.key(f"training/{_hash(self.request)}")
 +streams.key("training/")
 
@@ -987,6 +987,34 @@ a record's split hangs on where it stands | tasks/test_partition.py
 -
 +            for r in (b"%d" % n for n in range(len(y)))
 +
+
+== sklearn.py
+a value outside of its bounds is not clipped
+| api/test_sklearn.py::test_what_is_outside_of_the_public_facts_is_clipped_or_adds_nothing
+-(np.clip(x, low, high) - (low + high) / 2)
++(x - (low + high) / 2)
+a record of another label trains as one of the first class
+| api/test_sklearn.py::test_what_is_outside_of_the_public_facts_is_clipped_or_adds_nothing
+-places.get(label, -1)
++places.get(label, 0)
+the sampling rate follows the number of records that there are
+| api/test_sklearn.py::test_the_number_of_records_sets_the_sampling_rate
+-count = len(x) if self.records is None else self.records
++count = len(x)
+an estimator holds the records of its study
+| api/test_sklearn.py::test_the_end_of_a_pipeline_is_cloned_and_pickled
+-replace(deepcopy(release), make
++replace(release, make
+a fit that is refused leaves its study
+| api/test_sklearn.py::test_each_fit_is_charged_once_and_refused_where_it_does_not_fit
+-if not charged:
++if charged is None:
+
+== ledger/places.py
+an address without its scheme, and with a password, is taken for a path
+| ledger/test_storage.py::test_what_is_no_path_of_a_database_is_refused
+-"[^:@?#]+\.(db|sqlite3?)"
++".+\.(db|sqlite3?)"
 '''  # noqa: E501, W291
 
 
