@@ -14,7 +14,6 @@ from privtune.spaces import (
     SearchSpace,
     require_independent_sampler,
 )
-from privtune.study import SpecError
 from privtune.training.mechanism.streams import Streams
 from tests.study.conftest import toy_spec
 from tests.tiers import ROOT
@@ -97,22 +96,6 @@ def test_a_public_prior_is_made_of_what_was_best_on_public_data() -> None:
     assert toy_spec(space=space).model_dump()["space"] == {"learning_rate": law}
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        {"max_grad_norm": {"prior": "public"}},
-        {"learning_rate": {"prior": "mine"}},
-        {"learning_rate": {"prior": "public", "low": 0.1}},
-    ],
-)
-def test_other_public_priors_are_refused(space: dict) -> None:
-    said = "may be {prior: public}, and nothing beside it, for learning_rate"
-    with pytest.raises(InvalidInputError, match=said):
-        SearchSpace.from_dict(space)
-    with pytest.raises(SpecError, match=f"space: {said}"):
-        toy_spec(space=space)
-
-
 def test_priors_of_a_spec_are_drawn_inside_their_support() -> None:
     space = SearchSpace.from_dict(
         {
@@ -137,28 +120,6 @@ def test_priors_of_a_spec_are_drawn_inside_their_support() -> None:
     small = np.mean([d["clip"] < 1.0 for d in drawn])
     assert 0.65 < small < 0.85, "three in four come from the first component"
     assert drawn[3] == space.draw(streams, 3)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"x": {"type": "log_normal", "median": -1, "sigma": 1}}, "median"),
-        ({"x": {"type": "log_normal", "median": 1, "sigma": 1, "low": 5, "high": 2}}, "low"),
-        ({"x": {"type": "log_normal", "median": 1, "sigma": 0.1, "low": 50}}, "low"),
-        (
-            {"x": {"type": "log_normal", "median": 1, "sigma": 0.1, "low": 50, "high": 60}},
-            "thousandth",
-        ),
-        ({"x": {"type": "mixture", "components": []}}, "at least one law"),
-        (
-            {"x": {"type": "mixture", "weights": [1], "components": [{"low": 0, "high": 1}] * 2}},
-            "one number above 0 for each",
-        ),
-    ],
-)
-def test_bad_priors_are_refused(spec: dict, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        SearchSpace.from_dict(spec)
 
 
 def test_a_sampler_of_ones_own_declares_independence_and_stays_in_the_space() -> None:

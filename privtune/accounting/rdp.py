@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -47,16 +47,12 @@ def composed_by_autodp(parts: Mapping[Event, int]) -> Floats:
         # autodp keys its bookkeeping by name; equal names would overwrite each other.
         mechanism.name = f"part{number}"
         mechanism.params = {"name": mechanism.name}
-        mechanism.propagate_updates(_tabulated(curve), "RDP")
+        mechanism.propagate_updates(lambda at: curve[np.searchsorted(ORDERS, at)], "RDP")
         return mechanism
 
     mechanisms = [known(number, curve) for number, curve in enumerate(_leaf_curves(list(parts)))]
     composed = Composition()(mechanisms, list(parts.values()))
     return _checked(np.asarray(composed.get_RDP(ORDERS), dtype=np.float64))
-
-
-def _tabulated(values: Floats) -> Callable[[Floats], Floats]:
-    return lambda orders: values[np.searchsorted(ORDERS, orders)]
 
 
 @lru_cache(maxsize=256)

@@ -48,7 +48,9 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
             divergence += count * float(pure_curve(pure[0], np.array([order]))[0])
             delta += count * pure[1]
             continue
-        plain = count * _divergence(part, order)
+        # Between tabulated orders the next one above: its divergence is never less.
+        index = int(np.searchsorted(ORDERS, order))
+        plain = count * float(rdp_curve(part)[index]) if index < len(ORDERS) else math.inf
         # Outcomes that hardly ever happen make a Rényi bound loose or infinite: they may fail instead.
         paired = _paired(part, count, order) if slack > 0 else None
         if paired is not None and paired.delta <= slack and not paired.divergence >= plain:
@@ -103,13 +105,10 @@ def _sides(parts: tuple[tuple[Event, int], ...]) -> list[tuple[FloatArray, Float
         step = max(1, -(-pmf.losses.size // _NODES))
         points = np.append(pmf.losses[pmf.losses > 0.0][::step], max(float(pmf.losses[-1]), 0.0))
         points = np.unique(np.append(0.0, points[points <= 700.0]))
-        sides.append((points, np.asarray(pmf.delta(points)), _beyond(pmf, float(points[-1]))))
+        deltas = np.asarray(pmf.delta(points))
+        whole = float(points[-1]) >= float(pmf.losses[-1])  # a profile falls up to its last loss
+        sides.append((points, deltas, pmf.infinite if whole else float(deltas[-1])))
     return sides
-
-
-def _beyond(pmf: LossPmf, last: float) -> float:
-    """Return an upper bound on the profile beyond the last point."""
-    return float(pmf.delta(last)) if last < float(pmf.losses[-1]) else pmf.infinite
 
 
 def _holds(
@@ -159,9 +158,3 @@ def _paired(part: Event, count: int, order: float) -> Weight | None:
 def _pair(event: Event) -> tuple[LossPmf, ...]:
     pair = fine_pair(event)
     return tuple(pair.get(direction) for direction in Direction)
-
-
-def _divergence(event: Event, order: float) -> float:
-    """Return the divergence at the order, or at the next tabulated one above: it is never less."""
-    index = int(np.searchsorted(ORDERS, order))
-    return float(rdp_curve(event)[index]) if index < len(ORDERS) else math.inf

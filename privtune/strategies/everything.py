@@ -95,7 +95,9 @@ class Everything(Drawing):
 
         # A validation record meets every score, and no training.
         cost = partial(acc.Repeated, self.trials)
-        search, score, event = meet(search, self._event, cost, context=context, epsilon=epsilon)
+        search, score, event = meet(
+            search, lambda s: cost(self._trial_event(s)), cost, context=context, epsilon=epsilon
+        )
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -109,9 +111,6 @@ class Everything(Drawing):
             final=False,
             details={"sampler": self.sampler, "batch": self.batch},
         )
-
-    def _event(self, search: SearchPlan) -> acc.Event:
-        return acc.Repeated(self.trials, self._trial_event(search))
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Ask, train, tell; release the best and every trial."""

@@ -299,7 +299,7 @@ class StudySpec(pydantic.BaseModel):
             SpecError: One sentence: where, what, and what is allowed.
         """
         try:
-            if left := list(unfilled(data)):
+            if left := dict.fromkeys(unfilled(data, set())):
                 raise SpecError(
                     f"The spec is a draft, and leaves {', '.join(left)} open: write each."
                 )
@@ -349,7 +349,9 @@ class StudySpec(pydantic.BaseModel):
         if isinstance(self.task, str):
             return self.task
         if self.task.get("type") == "fine-tuning":
-            return f"{self.task.get('task')}, {self.task.get('trainable', 'all')}"
+            inner = self.task.get("task")
+            base = inner if isinstance(inner, str) else dict(inner or {}).get("path", "a table")
+            return f"{base}, {self.task.get('trainable', 'all')}"
         return str(self.task.get("path", "a table"))
 
     @property

@@ -11,7 +11,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -253,15 +253,23 @@ def coded(column: pa.Array, values: Sequence[Any]) -> npt.NDArray[np.int64]:
     return np.array([*found, -1], dtype=np.int64)[which]
 
 
-def label_faults(
+def labelled(
     name: str, cells: pa.Array, classes: Sequence[Any], *, without: str
-) -> tuple[Fault, Fault]:
-    """Return two faults: labels that are missing, called ``without``, and those of no declared class."""
-    other, missing = coded(cells, classes) < 0, is_missing(cells)
-    return (
-        Fault(name, without, other & missing, cells=cells),
-        Fault(name, LABEL, other & ~missing, declared=tuple(classes), cells=cells),
-    )
+) -> tuple[npt.NDArray[np.int64], list[Fault]]:
+    """Return the classes of some records, and which have none: it is missing, or not declared."""
+    found, missing = coded(cells, classes), is_missing(cells)
+    return found, [
+        Fault(name, without, (found < 0) & missing, cells=cells),
+        Fault(name, LABEL, (found < 0) & ~missing, declared=tuple(classes), cells=cells),
+    ]
+
+
+def unusable(faults: Iterable[Fault], count: int) -> Mask:
+    """Return which of some records cannot be used."""
+    found = np.zeros(count, dtype=bool)
+    for fault in faults:
+        found |= fault.records & (not fault.used)
+    return found
 
 
 def distinct(

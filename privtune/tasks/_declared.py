@@ -143,8 +143,8 @@ def _date(field: str, common: Mapping[str, Any], how: Mapping[str, Any]) -> Date
         raise InvalidInputError(
             f"{field}.format",
             form,
-            "must say day, month and year as Python's strptime has it, such as %d.%m.%Y, and goes "
-            "without a unit",
+            "must say the year, and what else it holds, as Python's strptime has it, such as %d.%m.%Y, and "
+            "goes without a unit",
         )
     if unit and unit not in UNITS:
         raise InvalidInputError(f"{field}.unit", unit, f"must be of {', '.join(UNITS)}, since 1970")
@@ -153,9 +153,10 @@ def _date(field: str, common: Mapping[str, Any], how: Mapping[str, Any]) -> Date
 
 
 def _is_format(form: Any) -> bool:
-    """Say whether a form of dates tells any two days apart."""
+    """Say whether a form of dates is one, and tells years apart."""
     day = datetime.datetime(2001, 2, 3)
-    return isinstance(form, str) and moment_of(day.strftime(form), form) == day
+    read = moment_of(day.strftime(form), form) if isinstance(form, str) else None
+    return read is not None and read.year == day.year
 
 
 def pair_of(field: str, pair: Any) -> tuple[float, float]:

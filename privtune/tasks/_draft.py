@@ -126,14 +126,13 @@ def _kind(found: pa.DataType | None) -> str:
     return "number" if number else "text"
 
 
-def unfilled(document: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of values that a draft leaves open."""
-    if document == OPEN:
+def unfilled(document: Any, seen: set[int], path: str = "") -> Iterator[str]:
+    """Yield the paths of values that a draft leaves open; what aliases name again is read once."""
+    if isinstance(document, str) and document == OPEN:
         yield path
-    elif isinstance(document, Mapping):
-        for name, value in document.items():
-            yield from unfilled(value, f"{path}.{name}" if path else str(name))
-    elif isinstance(document, list | tuple) and any(
-        True for one in document for _ in unfilled(one)
-    ):
-        yield path
+    if not isinstance(document, Mapping | list | tuple) or id(document) in seen:
+        return
+    seen.add(id(document))
+    named = document.items() if isinstance(document, Mapping) else (("", v) for v in document)
+    for name, value in named:
+        yield from unfilled(value, seen, f"{path}.{name}".strip("."))

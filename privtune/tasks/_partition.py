@@ -286,12 +286,7 @@ class _Units:
 
 
 def unit_records(
-    data: TensorData,
-    groups: torch.Tensor,
-    *,
-    most: int,
-    unit: str,
-    without: set[int] | None = None,
+    data: TensorData, groups: torch.Tensor, *, most: int, unit: str, without: set[int] | None = None
 ) -> TensorData:
     """Return one record for each unit: its first rows, filled up to a common number.
 

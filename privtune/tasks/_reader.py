@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,7 +64,7 @@ class Form:
         except (LookupError, TypeError):
             letters = ""
         # Of several bytes a letter, a wrong one could swallow the end of its line, and so the next record.
-        known = str(self.encoding).lower().replace("_", "-") in ("utf-8", "utf8")
+        known = str(self.encoding).lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig")
         if not known and (len(letters) != 256 or not letters[:128].isascii()):
             raise InvalidInputError(
                 "task.encoding",
@@ -218,16 +219,14 @@ def _csv(path: Path, names: Sequence[str], form: Form) -> Source:
                 yield {n: _whole(found[str(p)]) for n, p in zip(names, places, strict=True)}
         # Odd lines come last, by kind: in order of blocks, another person's lines would move them.
         odd = (line for line in (*unclosed, *ragged) if line.strip())
-        yield from batched(names, (_line(_cells(line, sign), places, len(header)) for line in odd))
+        yield from batched(names, (_line(line, sign, places, len(header)) for line in odd))
 
     return Source(
-        header,
-        {},
-        lambda: sum(b.count(b"\n") + b.count(b"\r") + 1 for b in blocks()),
-        read,
+        header, {}, lambda: sum(b.count(b"\n") + b.count(b"\r") + 1 for b in blocks()), read
     )
 
 
+@cache
 def _closed(sign: str) -> Callable[[bytes], object]:
     """Return what finds whether every quote of a line is closed."""
     part = re.escape(sign.encode())
@@ -235,9 +234,12 @@ def _closed(sign: str) -> Callable[[bytes], object]:
     return re.compile(cell + rb"(?:" + part + cell + rb")*").fullmatch
 
 
-def _line(cells: Sequence[str], places: Sequence[int], width: int) -> list[Any]:
+def _line(line: bytes, sign: str, places: Sequence[int], width: int) -> list[Any]:
     """Return the cells of a line that Arrow does not take."""
-    if not 0 < len(cells) <= width:
+    cells = _cells(line, sign)
+    # After a quote that stays open, cells may be those of other names.
+    least = 1 if _closed(sign)(line) else width
+    if not least <= len(cells) <= width:
         return [UNREADABLE] * len(places)
     return [cells[place] if place < len(cells) else None for place in places]
 
@@ -253,7 +255,8 @@ def csv_rows(
         with path.open("rb") as file:
             file.seek(start)
             for line in filter(bytes.strip, file):
-                yield _line(_cells(form.decoded(line), sign), range(len(header)), len(header))
+                text = form.decoded(line).rstrip(b"\r\n")
+                yield _line(text, sign, range(len(header)), len(header))
 
     return header, read()
 

@@ -213,7 +213,10 @@ class SqlTable:
                     )
                 )
                 if not tables and not views:
-                    raise refused("which is not there, or this machine's user may not read it")
+                    raise TaskDataError(
+                        f"The query of {masked_url(self.url)} cannot be read: it names no table that is "
+                        "there, or that this machine's user may read."
+                    )
                 if len(tables) != 1 or views or table.catalog or _is_virtual(connection, tables[0]):
                     raise refused("which is no table of the database's: a view may hold other rows")
                 known = {

@@ -32,6 +32,7 @@ from privtune.tasks._cells import (
     UNREADABLE,
     Fault,
     Notation,
+    unusable,
 )
 from privtune.tasks._columns import Column, Date, Number, Paid
 from privtune.tasks._facts import SPLITS
@@ -47,12 +48,20 @@ _FEW = 1000  # different contents, above which nobody asks whether equal ones sh
 _FITS = 0.9  # of the values that are not as declared, are as declared with a line more
 
 _NOTATIONS = [Notation(decimal=d, thousands=t) for t in ("", ",", ".", " ", "'") for d in ("", ",")]
-_FORMS = [
-    day + time
-    for day in ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%d %b %Y",
-                "%d-%b-%Y", "%b %d, %Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
-    for time in ("", " %H:%M", " %H:%M:%S")
-]  # fmt: skip
+_DAYS = (
+    *(
+        "%d.%m.%Y",
+        "%d/%m/%Y",
+        "%m/%d/%Y",
+        "%d-%m-%Y",
+        "%m-%d-%Y",
+        "%Y/%m/%d",
+        "%Y-%m-%d",
+        "%d %b %Y",
+    ),
+    *("%d-%b-%Y", "%b %d, %Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%Y-%m", "%m/%Y", "%Y"),
+)
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 _ADVICE = {
     NO_NUMBER: "categories, ordinal or date if it holds no numbers",
     NO_DATE: "format: as Python's strptime has it",
@@ -60,11 +69,15 @@ _ADVICE = {
     OTHER: "the values as the file has them",
     LABEL: "classes as the file has them",
 }
+_PLACES = {NO_DATE: "its column", OTHER: "task", LABEL: "task"}  # of what else: both
 _NINES = re.compile(r"-?9{2,}(\.0*)?")
 
 
 def mending(column: Column | None, why: str, seen: Mapping[str, int]) -> list[str]:
     """Return the fields of a spec, any of which makes most of these values be as declared."""
+    total = sum(seen.values())
+    if seen.get(UNREADABLE, 0) > (1.0 - _FITS) * total:
+        return ["the file anew, with one record a line and a cell for each name of the header"]
     if why in (OTHER, LABEL):
         return ["encoding: cp1252"] if any("\ufffd" in value for value in seen) else []
     if why == MARKED:
@@ -78,7 +91,6 @@ def mending(column: Column | None, why: str, seen: Mapping[str, int]) -> list[st
             line = ", ".join(f"{name}: {json.dumps(value)}" for name, value in said.items())
             found.setdefault(tuple(values), line or "no format and no unit")
 
-    total = sum(seen.values())
     if isinstance(column, Number | Paid) and why == NO_NUMBER:
         ends = (column.low, column.high) if isinstance(column, Number) else (-1e300, 1e300)
         for one in _NOTATIONS:
@@ -86,7 +98,11 @@ def mending(column: Column | None, why: str, seen: Mapping[str, int]) -> list[st
             known = [None if math.isnan(number) else float(number) for number in numbers]
             take({name: value for name, value in vars(one).items() if value}, known, *ends)
     elif isinstance(column, Date) and why == NO_DATE:
-        for said in ({}, *({"format": f} for f in _FORMS), *({"unit": unit} for unit in UNITS)):
+        for said in (
+            {},
+            *({"format": day + time} for day in _DAYS for time in _TIMES),
+            *({"unit": unit} for unit in UNITS),
+        ):
             other = replace(column, format=said.get("format", ""), unit=said.get("unit", ""))
             take(said, list(map(other.moment, seen)), column.low, column.high)
     often, count = max(seen.items(), key=lambda one: one[1], default=("", 0))
@@ -308,11 +324,9 @@ class Tally:
         ids: Sequence[str] | None = None,
     ) -> None:
         """Count some records by the numbers of their splits, with whatever is known of each."""
-        unusable = np.zeros(len(drawn), dtype=bool)
+        faults = [fault for fault in faults if fault.records.any() or fault.against]
+        lost = unusable(faults, len(drawn))
         for fault in faults:
-            if not fault.records.any() and not fault.against:
-                continue
-            unusable |= fault.records if not fault.used else False
             own = self.faults.setdefault(
                 (fault.column, fault.why), _Counted(fault.used, fault.declared)
             )
@@ -322,11 +336,11 @@ class Tally:
         for number, split in enumerate(self.declared):
             here = drawn == number
             self.rows[split] += int(here.sum())
-            self.unusable[split] += int((here & unusable).sum())
+            self.unusable[split] += int((here & lost).sum())
             if units is not None:
                 there = self.units.setdefault(split, set())
-                there |= {units[place] for place in (here & ~unusable).nonzero()[0]}
-        self._gather(~unusable, x, y, ids)
+                there |= {units[place] for place in (here & ~lost).nonzero()[0]}
+        self._gather(~lost, x, y, ids)
 
     def _gather(self, rest: npt.NDArray[np.bool_], x: Any, y: Any, ids: Any) -> None:
         """Collect distinct targets and contents of usable records, up to a limit."""
@@ -355,7 +369,7 @@ class Tally:
                 one.used,
                 dict(one.records),
                 one.hint,
-                mends=" or ".join(mending(self.columns.get(column), why, one.seen)),
+                mends=_mends(self.columns.get(column), why, one.seen),
                 often=max(one.seen.values(), default=0),
                 choices=0 if isinstance(one.declared, str) else len(one.declared),
             )
@@ -395,6 +409,13 @@ class Tally:
             same=same if rows > 1 else "",
             clumped=clumped,
         )
+
+
+def _mends(column: Column | None, why: str, seen: Counter[str]) -> str:
+    """Say what to write, and where."""
+    if not (lines := mending(column, why, seen)) or lines[0].startswith("the file"):
+        return "".join(lines)
+    return f"{' or '.join(lines)} in {_PLACES.get(why, 'task, or in its column')}"
 
 
 def _digest(values: Any) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,8 @@ _QUANTITIES = (
 )  # fmt: skip
 _LEAVES = ("sepal length", "sepal width", "petal length", "petal width")
 _BUNDLED = partial(find_extra, "sklearn.datasets", extra="demo", what="This task")
+_DIGITS_ARE = "scikit-learn's 1,797 handwritten digits (bundled)"
+_MNIST_IS = "MNIST (--data FILE.npz, or OpenML)"
 _IMAGES: dict[str, Any] = {
     "classes": 10,
     "loss": classification_loss,
@@ -81,33 +82,6 @@ def _digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
 def _load_digits(*shape: int) -> TaskData:
     images, labels = _digits()
     return split(images.reshape(-1, *shape) / _GREY, labels, _DIGITS)
-
-
-def digits_mlp() -> Task:
-    """Return the task ``digits-mlp``: an MLP 64-64-10 on scikit-learn's digits."""
-    return Task(
-        name="digits-mlp",
-        description="MLP 64-64-10 on scikit-learn's 1,797 handwritten digits (bundled)",
-        **_DIGITS.declared(),
-        input_shape=(64,),
-        load=partial(_load_digits, 64),
-        model=ModelOf("relu_mlp", (64,)),
-        bounds={"pixels": (0.0, _GREY)},
-        check=_check_digits,
-        **_IMAGES,
-    )
-
-
-def digits_cnn() -> Task:
-    """Return the task ``digits-cnn``: two small convolutions on the same records and split."""
-    return replace(
-        digits_mlp(),
-        name="digits-cnn",
-        description="two 3x3 convolutions on scikit-learn's 1,797 handwritten digits (bundled)",
-        input_shape=(1, 8, 8),
-        load=partial(_load_digits, 1, 8, 8),
-        model=ModelOf("digits_cnn"),
-    )
 
 
 def _mnist() -> tuple[Any, Any, Any, Any]:
@@ -160,66 +134,45 @@ def _load_mnist(*shape: int) -> TaskData:
     return TaskData(train, validation, tensors(x_test, y_test, sealed_size=False))
 
 
-def mnist_mlp() -> Task:
-    """Return the task ``mnist-mlp``: an MLP 784-64-10."""
+def _pictures(name: str, what: str, shape: tuple[int, ...], model: ModelOf) -> Task:
+    """Return a task of pictures: scikit-learn's digits, or MNIST."""
+    digits = name.startswith("digits")
     return Task(
-        name="mnist-mlp",
-        description="MLP 784-64-10 on MNIST (--data FILE.npz, or OpenML)",
-        **_MNIST.declared(),
-        input_shape=(784,),
-        load=partial(_load_mnist, 784),
-        model=ModelOf("relu_mlp", (784,)),
-        bounds={"pixels": (0.0, _BYTE)},
-        check=_mnist,
+        name=name,
+        description=f"{what} on {_DIGITS_ARE if digits else _MNIST_IS}",
+        **(_DIGITS if digits else _MNIST).declared(),
+        input_shape=shape,
+        load=partial(_load_digits if digits else _load_mnist, *shape),
+        model=model,
+        bounds={"pixels": (0.0, _GREY if digits else _BYTE)},
+        check=_check_digits if digits else _mnist,
         **_IMAGES,
-    )
-
-
-def mnist_cnn() -> Task:
-    """Return the task ``mnist-cnn``: the small network of the DP-SGD literature (26,010 weights)."""
-    return replace(
-        mnist_mlp(),
-        name="mnist-cnn",
-        description="two convolutions of the DP-SGD literature on MNIST (--data FILE.npz, or OpenML)",
-        input_shape=(1, 28, 28),
-        load=partial(_load_mnist, 1, 28, 28),
-        model=ModelOf("mnist_cnn"),
-    )
-
-
-def mnist_logistic() -> Task:
-    """Return the task ``mnist-logistic``: multinomial logistic regression."""
-    return _logistic(
-        "mnist-logistic",
-        "logistic regression on MNIST (--data FILE.npz, or OpenML)",
-        (784, 10),
-        _MNIST,
-        partial(_load_mnist, 784),
-        bounds={"pixels": (0.0, _BYTE)},
-        check=_mnist,
     )
 
 
 def _logistic(
     name: str,
-    description: str,
+    *,
+    data: str,
     shape: tuple[int, int],
     sizes: Sizes,
     load: Callable[[], TaskData],
-    **fields: Any,
+    bounds: Mapping[str, tuple[float, float]],
+    check: Callable[[], object] = lambda: None,
 ) -> Task:
     """Return a task of multinomial logistic regression from zero weights, on features in [-1, 1]."""
     features, classes = shape
-    known = {**_IMAGES, "classes": classes, **fields}
     return Task(
         name=name,
-        description=description,
+        description=f"logistic regression on {data}",
         **sizes.declared(),
         input_shape=(features,),
         load=load,
         model=ModelOf("linear", (features, classes)),
         constants=softmax_constants(float(features), classes),
-        **known,
+        bounds=bounds,
+        check=check,
+        **{**_IMAGES, "classes": classes},
     )
 
 
@@ -227,38 +180,6 @@ def _scaled(source: str, highs: tuple[float, ...], sizes: Sizes) -> TaskData:
     """Return a table of scikit-learn's, scaled from [0, its bound] to [-1, 1]."""
     x, y = getattr(_BUNDLED(), source)(return_X_y=True)
     return split(2.0 * np.clip(x / np.array(highs), 0.0, 1.0) - 1.0, y, sizes)
-
-
-def breast_cancer_logistic() -> Task:
-    """Return the task ``breast-cancer-logistic``: 569 records, 30 features, two classes."""
-    kinds = {"mean": _NUCLEUS, "error of": _ERRORS, "largest": _NUCLEUS}
-    bounds = {
-        f"{kind} {name}": (0.0, high)
-        for kind, highs in kinds.items()
-        for name, high in zip(_QUANTITIES, highs, strict=True)
-    }
-    return _logistic(
-        "breast-cancer-logistic",
-        "logistic regression on scikit-learn's 569 breast cancer records (bundled)",
-        (30, 2),
-        _CANCER,
-        partial(_scaled, "load_breast_cancer", (*_NUCLEUS, *_ERRORS, *_NUCLEUS), _CANCER),
-        bounds=bounds,
-        check=_BUNDLED,
-    )
-
-
-def iris_logistic() -> Task:
-    """Return the task ``iris-logistic``: 150 records, 4 features, three classes."""
-    return _logistic(
-        "iris-logistic",
-        "logistic regression on scikit-learn's 150 iris flowers (bundled)",
-        (4, 3),
-        _IRIS,
-        partial(_scaled, "load_iris", _PETALS, _IRIS),
-        bounds={name: (0.0, high) for name, high in zip(_LEAVES, _PETALS, strict=True)},
-        check=_BUNDLED,
-    )
 
 
 def _load_synthetic() -> TaskData:
@@ -269,28 +190,53 @@ def _load_synthetic() -> TaskData:
     return split(x, y, _SYNTHETIC)
 
 
-def synthetic_logistic() -> Task:
-    """Return the task ``synthetic-logistic``: 6,000 made-up records of a logistic model."""
+def _scaled_logistic(
+    name: str, *, data: str, sizes: Sizes, source: str, classes: int, highs: Mapping[str, float]
+) -> Task:
+    """Return a task of a table of scikit-learn's."""
     return _logistic(
-        "synthetic-logistic",
-        "logistic regression on 6,000 records drawn from a logistic model of 20 features",
-        (20, 2),
-        _SYNTHETIC,
-        _load_synthetic,
-        bounds={"every feature": (-1.0, 1.0)},
+        name,
+        data=f"scikit-learn's {data} (bundled)",
+        shape=(len(highs), classes),
+        sizes=sizes,
+        load=partial(_scaled, source, tuple(highs.values()), sizes),
+        bounds={feature: (0.0, high) for feature, high in highs.items()},
+        check=_BUNDLED,
     )
 
 
-TASKS: Mapping[str, Callable[[], Task]] = {
-    "digits-mlp": digits_mlp,
-    "digits-cnn": digits_cnn,
-    "breast-cancer-logistic": breast_cancer_logistic,
-    "iris-logistic": iris_logistic,
-    "synthetic-logistic": synthetic_logistic,
-    "mnist-mlp": mnist_mlp,
-    "mnist-cnn": mnist_cnn,
-    "mnist-logistic": mnist_logistic,
+_NUCLEI = {
+    f"{kind} {name}": high
+    for kind, highs in (("mean", _NUCLEUS), ("error of", _ERRORS), ("largest", _NUCLEUS))
+    for name, high in zip(_QUANTITIES, highs, strict=True)
 }
+_CNN = "two convolutions of the DP-SGD literature"
+_FLOWERS = dict(zip(_LEAVES, _PETALS, strict=True))
+_MAKERS: Mapping[str, Callable[[str], Task]] = {
+    "digits-mlp": partial(_pictures, what="MLP 64-64-10", model=ModelOf("relu_mlp", (64,)), shape=(64,)),
+    "digits-cnn": partial(
+        _pictures, what="two 3x3 convolutions", model=ModelOf("digits_cnn"), shape=(1, 8, 8)
+    ),
+    "breast-cancer-logistic": partial(
+        _scaled_logistic, data="569 breast cancer records", sizes=_CANCER, classes=2, highs=_NUCLEI,
+        source="load_breast_cancer",
+    ),
+    "iris-logistic": partial(
+        _scaled_logistic, data="150 iris flowers", sizes=_IRIS, classes=3, highs=_FLOWERS,
+        source="load_iris",
+    ),
+    "synthetic-logistic": partial(
+        _logistic, data="6,000 records drawn from a logistic model of 20 features", shape=(20, 2),
+        sizes=_SYNTHETIC, load=_load_synthetic, bounds={"every feature": (-1.0, 1.0)},
+    ),
+    "mnist-mlp": partial(_pictures, what="MLP 784-64-10", model=ModelOf("relu_mlp", (784,)), shape=(784,)),
+    "mnist-cnn": partial(_pictures, what=_CNN, model=ModelOf("mnist_cnn"), shape=(1, 28, 28)),
+    "mnist-logistic": partial(
+        _logistic, data=_MNIST_IS, shape=(784, 10), sizes=_MNIST, load=partial(_load_mnist, 784),
+        bounds={"pixels": (0.0, _BYTE)}, check=_mnist,
+    ),
+}  # fmt: skip
+TASKS: Mapping[str, Callable[[], Task]] = {name: partial(of, name) for name, of in _MAKERS.items()}
 """The built-in tasks, by name."""
 
 _DESCRIBED: Mapping[str, Callable[[Mapping[str, Any]], Task]] = ByName(

@@ -6,7 +6,7 @@ import json
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ import numpy as np
 from privtune.errors import InvalidInputError
 from privtune.files import read_bounded, regular_file
 from privtune.imports import find_extra, find_function, users_code
-from privtune.tasks._cells import Fault, coded, column_of, label_faults, texts
+from privtune.tasks._cells import Fault, column_of, labelled, texts, unusable
+from privtune.tasks._columns import Column
 from privtune.tasks._declared import values_of
 from privtune.tasks._facts import SPLITS, TaskAbsentError, TaskDataError
 from privtune.tasks._fine_tuning import weights_at
@@ -55,12 +56,10 @@ class Part:
         nothing: float = -1.0,
     ) -> Part:
         """Return records of which the unusable are alike, so that they share a split by content."""
-        unusable = np.zeros(len(y), dtype=bool)
-        for fault in faults:
-            unusable |= fault.records & (not fault.used)
+        lost = unusable(faults, len(y))
         if x is not None:
-            x[unusable] = 0.0
-        return cls(x, np.where(unusable, nothing, y), faults, ids)
+            x[lost] = 0.0
+        return cls(x, np.where(lost, nothing, y), faults, ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,11 @@ class Described(ABC):
     classes: tuple[Any, ...] | None
     shape: tuple[int, ...]  # of a record as models see it
     rows: Rows
+    id: str | None = None  # the column that the split of a record goes by; its content unless given
     grouped: bool = False  # records of one id are those of one unit
+    unit: str = "record"
+    columns: Mapping[str, Column] = field(default_factory=dict)  # as they are declared
+    known: bool = True  # whether nothing of the features is yet to be released
 
     @abstractmethod
     def check(self) -> None:
@@ -108,10 +111,21 @@ class Described(ABC):
     def examine(self) -> RecordCheck:
         """Read the records, and return how many cannot be used, and why. For the curator alone."""
         sizes = vars(self.sizes)
-        tally = Tally(sizes, by="content", classes=self.classes or ())
+        # Where bounds are yet to be released and there is no id, nobody knows the split of a record.
+        placed = self.id is not None or self.known
+        tally = Tally(
+            sizes if placed else {"all splits": sum(sizes.values())},
+            what=self.unit,
+            by="" if self.grouped or not placed else "content" if self.id is None else "id",
+            classes=self.classes or (),
+            columns=self.columns,
+        )
         for part in self.parts(whole=False)[1]:
-            drawn = places(part.x, part.y, list(sizes.values()), ids=part.ids, key=self.key)
-            tally.add(drawn, part.faults, x=part.x, y=part.y, ids=part.ids)
+            drawn = np.zeros(len(part.y), dtype=np.int64)
+            if placed:
+                drawn = places(part.x, part.y, list(sizes.values()), ids=part.ids, key=self.key)
+            owners, x = part.ids if self.grouped else None, part.x if self.known else None
+            tally.add(drawn, part.faults, units=owners, x=x, y=part.y, ids=part.ids)
         return tally.check()
 
     def task(self, spec: Mapping[str, Any], **fields: Any) -> Task:
@@ -140,20 +154,20 @@ def check_fields(
     known = ("type", "name", *known, *SPLITS, "public_test", "key")
     if unknown := sorted(map(str, set(spec) - set(known))):
         raise InvalidInputError("task", unknown, f"{what} takes {', '.join(known)}")
-    for field in (*needed, *SPLITS):
-        if field not in spec:
-            raise InvalidInputError(f"task.{field}", None, f"is required for {what}")
+    for name in (*needed, *SPLITS):
+        if name not in spec:
+            raise InvalidInputError(f"task.{name}", None, f"is required for {what}")
 
 
 def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return declared sizes, the key and the classes of a spec."""
-    for field in SPLITS:
-        value = spec[field]
+    for name in SPLITS:
+        value = spec[name]
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10**12:
             allowed = "must be a whole number of at least 1, and of records that exist"
-            raise InvalidInputError(f"task.{field}", value, allowed)
+            raise InvalidInputError(f"task.{name}", value, allowed)
     return {
-        "sizes": Sizes(*(spec[field] for field in SPLITS)),
+        "sizes": Sizes(*(spec[name] for name in SPLITS)),
         "key": str(spec.get("key", KEY)),
         "classes": read_classes(spec["classes"]) if "classes" in spec else None,
     }
@@ -161,7 +175,10 @@ def shared_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_form(spec: Mapping[str, Any]) -> Form:
     """Return how a text file is written, of a spec's ``delimiter`` and ``encoding``."""
-    return Form(**{name: spec[name] for name in ("delimiter", "encoding") if name in spec})
+    found = {name: spec[name] for name in ("delimiter", "encoding") if name in spec}
+    if found.get("delimiter") in ("tab", "\\t"):
+        found["delimiter"] = "\t"
+    return Form(**found)
 
 
 def read_classes(given: Any) -> tuple[Any, ...]:
@@ -242,14 +259,14 @@ class _Pictures(Described):
                 f"{self.path} must be a folder of classes, or an .npz file of the arrays x and y "
                 f"({getattr(error, 'strerror', None) or type(error).__name__})."
             ) from None
-        if not self.rows.fits(x):
-            raise TaskDataError(
-                f"{self.path}: pictures are of shape {x.shape[1:]}, and task.shape declares {self.shape}."
-            )
         if x.dtype != np.uint8 and x.dtype.kind != "f":  # a wider type does not say what white is
             raise TaskDataError(
                 f"{self.path}: x holds {x.dtype}, whose scale is not known; save it as uint8 (0 to 255), or "
                 "as floats in [0, 1]."
+            )
+        if not self.rows.fits(x):
+            raise TaskDataError(
+                f"{self.path}: pictures are of shape {x.shape[1:]}, and task.shape declares {self.shape}."
             )
         if y.ndim != 1 or len(x) != len(y):
             raise TaskDataError(f"{self.path}: y must hold one class for each of x.")
@@ -262,8 +279,8 @@ class _Pictures(Described):
 
     def _part(self, batch: tuple[Any, Sequence[Any]]) -> Part:
         (x, faults), labels = self.rows.of(batch[0]), column_of(batch[1])
-        wrong = label_faults("labels", labels, self.classes or (), without="without a label")
-        return Part.of(x, coded(labels, self.classes or ()), (*faults, *wrong))
+        y, wrong = labelled("labels", labels, self.classes or (), without="without a label")
+        return Part.of(x, y, (*faults, *wrong))
 
     def _from_file(self) -> tuple[int, Iterator[tuple[Any, Sequence[Any]]]]:
         x, y = self._arrays()
@@ -360,16 +377,15 @@ class _Texts(Described):
         def read() -> Iterator[Part]:
             for cells, labels in heard(pieces, most, size=lambda piece: len(piece[0])):
                 words, missing = self.rows.words(cells)
-                wrong = label_faults(
-                    self.label, labels, self.classes or (), without="without a label"
-                )
+                classes, without = self.classes or (), "without a label"
+                y, wrong = labelled(self.label, labels, classes, without=without)
                 faults = [missing, *wrong]
                 ids = [f"{w}\0{n}" for w, n in zip(words, texts(labels).to_pylist(), strict=True)]
                 x = None
                 if whole:
                     x, broken = self.rows.features(words)
                     faults.append(broken)
-                yield Part.of(x, coded(labels, self.classes or ()), faults, ids)
+                yield Part.of(x, y, faults, ids)
 
         return most, read()
 

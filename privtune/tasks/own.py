@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -64,13 +64,14 @@ def own_task(build: Build | str | None, **given: Any) -> Task:
         **given,
     }
     functions = [_function(name, given[name]) for name in _FUNCTIONS]
-    _check_ways(given)
-    sizes = _sizes(given["split"], given["public"]) if given["data"] is not None else {}
+    for wrong in _wrong(given):
+        raise InvalidInputError(*wrong)
+    split = given["split"] or {}
+    sizes = {name: split[name] for name in SPLITS if name in split}
     classes, labels, pad_to = given["classes"], None, given["pad_to"]
     if classes is not None and not isinstance(classes, int):
         labels = read_classes(classes)
         classes = len(labels)
-    _check_numbers(given["target_range"], classes, pad_to)
     records = _read(given, classes)
     first, public = next(iter(records.values())), given["public"] or {}
     target_range = given["target_range"] and (given["target_range"][0], given["target_range"][1])
@@ -158,60 +159,47 @@ def _function(field: str, given: Any) -> Callable[..., Any]:
     return given  # type: ignore[no-any-return]
 
 
-def _check_ways(given: Mapping[str, Any]) -> None:
-    """Refuse two ways of giving splits at once, and none."""
+def _wrong(given: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield what is wrong with splits and numbers, as an error says it; what is first is refused."""
+    data, split, public = given["data"], given["split"], given["public"] or {}
     apart = [name for name in _DATA[1:] if given[name] is not None]
-    if given["data"] is not None and apart:
-        raise InvalidInputError(apart[0], "given", "does not go with data", _HOW)
-    if given["data"] is None and given["train"] is None:
-        raise InvalidInputError("data", None, "must be given, or train", _HOW)
-    if given["data"] is None and given["split"] is not None:
-        raise InvalidInputError("split", given["split"], "goes with data alone", _HOW)
-    public = given["public"] or {}
+    if data is not None and apart:
+        yield apart[0], "given", "does not go with data", _HOW
+    if data is None and given["train"] is None:
+        yield "data", None, "must be given, or train", _HOW
+    if data is None and split is not None:
+        yield "split", split, "goes with data alone", _HOW
     if not isinstance(public, Mapping) or set(public) - set(SPLITS[1:]):
-        raise InvalidInputError(
-            "public", sorted(map(str, public)), "must be records by name: validation, test, or both"
-        )
+        known = "must be records by name: validation, test, or both"
+        yield "public", sorted(map(str, public)), known
     if twice := sorted(set(public) & set(apart)):
-        raise InvalidInputError("public", twice, "is given as private records, too")
-
-
-def _sizes(split: Any, public: Any) -> dict[str, int]:
-    """Return the expected sizes of the splits, in order."""
-    if not isinstance(split, Mapping) or "train" not in split:
-        raise InvalidInputError(
-            "split", split, "must give the expected sizes, at least of train", _HOW
-        )
-    if unknown := sorted(map(str, set(split) - set(SPLITS))):
-        raise InvalidInputError("split", unknown, f"must be of {', '.join(SPLITS)}")
-    if twice := sorted(set(split) & set(public or {})):
-        raise InvalidInputError("split", twice, "is given as public records, too")
-    for name, size in split.items():
-        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 10**12:
-            raise InvalidInputError(
-                f"split.{name}",
-                size,
-                "must be a whole number of records, at least 1",
-                "Multiply a share by the number of records that you expect.",
-            )
-    return {name: split[name] for name in SPLITS if name in split}
-
-
-def _check_numbers(target_range: Any, classes: Any, pad_to: Any) -> None:
-    if classes is not None and (isinstance(classes, bool) or classes < 2):
-        raise InvalidInputError(
-            "classes", classes, "must be a number of at least 2, or a list of all"
-        )
+        yield "public", twice, "is given as private records, too"
+    if data is not None:
+        if not isinstance(split, Mapping) or "train" not in split:
+            yield "split", split, "must give the expected sizes, at least of train", _HOW
+        if unknown := sorted(map(str, set(split) - set(SPLITS))):
+            yield "split", unknown, f"must be of {', '.join(SPLITS)}"
+        if twice := sorted(set(split) & set(public)):
+            yield "split", twice, "is given as public records, too"
+        for name, size in split.items():
+            if not _is_whole(size, 10**12):
+                remedy = "Multiply a share by the number of records that you expect."
+                yield f"split.{name}", size, "must be a whole number of records, at least 1", remedy
+    classes, target_range, pad_to = given["classes"], given["target_range"], given["pad_to"]
+    if isinstance(classes, bool) or (isinstance(classes, int) and classes < 2):
+        yield "classes", classes, "must be a number of at least 2, or a list of all"
     if target_range is not None:
         if classes is not None:
-            raise InvalidInputError("target_range", target_range, "does not go with classes")
+            yield "target_range", target_range, "does not go with classes"
         numbers = isinstance(target_range, tuple | list) and len(target_range) == 2
         if not numbers or not -1e300 < target_range[0] < target_range[1] < 1e300:
-            raise InvalidInputError("target_range", target_range, "must be (low, high), low < high")
-    if pad_to is not None and (
-        isinstance(pad_to, bool) or not isinstance(pad_to, int) or not 1 <= pad_to <= 10**7
-    ):
-        raise InvalidInputError("pad_to", pad_to, "must be a whole number of at least 1")
+            yield "target_range", target_range, "must be (low, high), low < high"
+    if pad_to is not None and not _is_whole(pad_to, 10**7):
+        yield "pad_to", pad_to, "must be a whole number of at least 1"
+
+
+def _is_whole(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def _read(given: Mapping[str, Any], classes: int | None) -> dict[str, Records]:

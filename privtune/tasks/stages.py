@@ -348,10 +348,7 @@ class DpPca(TaskStage):
     def document(self, task: TaskSpec, noised: Floats, scale: float) -> dict[str, Any]:
         values, vectors = np.linalg.eigh(symmetric(noised))
         largest = np.argsort(values)[::-1][: self.components]
-        return {
-            "moments": values[largest].tolist(),
-            "projection": vectors[:, largest].T.tolist(),
-        }
+        return {"moments": values[largest].tolist(), "projection": vectors[:, largest].T.tolist()}
 
     def applied(self, task: TaskSpec, document: Mapping[str, Any]) -> TaskSpec:
         return {**task, "projection": document["projection"]}

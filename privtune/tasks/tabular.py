@@ -14,15 +14,14 @@ import numpy as np
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger.urls import masked_url
 from privtune.numbers import is_number
-from privtune.tasks._cells import MISSING, Fault, coded, is_missing, label_faults, texts
+from privtune.tasks._cells import MISSING, Fault, coded, is_missing, labelled, texts
 from privtune.tasks._columns import Category, Column, Number, Paid
 from privtune.tasks._declared import NOTATION, PAID, pair_of, read_notation
 from privtune.tasks._facts import TaskDataError
-from privtune.tasks._partition import by_unit, places
+from privtune.tasks._partition import by_unit
 from privtune.tasks._reader import Columns, Form, Source, open_table
 from privtune.tasks._rows import TableRows
 from privtune.tasks._task import ModelOf, Task, TaskData, classification_loss, softmax_constants
-from privtune.tasks._usable import RecordCheck, Tally
 from privtune.tasks.described import (
     Described,
     Part,
@@ -53,9 +52,7 @@ class Table(Described):
     query: str | None
     target: Column
     rows: TableRows  # whose projection is a number until a stage releases it
-    id: str | None
     unpaid: tuple[str, ...]
-    unit: str  # what is grouped
     independent: bool  # declared: each row of the query comes from one protected record
     form: Form
 
@@ -65,9 +62,9 @@ class Table(Described):
         return self.rows.features
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """Every column that is read."""
-        return (*self.rows.names, self.target.name, *([] if self.id is None else [self.id]))
+        return (*self.columns, *([] if self.id is None else [self.id]))
 
     @property
     def range(self) -> tuple[float, float] | None:
@@ -86,7 +83,7 @@ class Table(Described):
     def _open(self) -> Source:
         if self.query is not None:
             return self._result().open()
-        return open_table(Path(self.path), self.columns, self.form)
+        return open_table(Path(self.path), self.names, self.form)
 
     def _result(self) -> SqlTable:
         from privtune.tasks._sql import SqlTable
@@ -98,11 +95,10 @@ class Table(Described):
         if self.query is not None:
             self._result().check_source()
         file = self._open()
-        file.check(self.columns, self._named)
-        columns = [*self.features, self.target]
+        file.check(self.names, self._named)
         text = [
             column.name
-            for column in columns
+            for column in self.columns.values()
             if isinstance(column, Number | Paid)
             and file.is_text(column.name)
             and not column.notation.decimal
@@ -116,7 +112,7 @@ class Table(Described):
     def header(self) -> None:
         """Check the header of a file, while planning; a database is asked when the study runs."""
         if self.query is None:
-            self._open().check(self.columns, self.path)
+            self._open().check(self.names, self.path)
 
     def load(self) -> TaskData:
         """Read the records."""
@@ -132,7 +128,7 @@ class Table(Described):
     def parts(self, *, whole: bool) -> tuple[int, Iterator[Part]]:
         """Return features and targets."""
         file = self._open()
-        return file.most(), map(self._part, file.batches(self.columns))
+        return file.most(), map(self._part, file.batches(self.names))
 
     def _part(self, batch: Columns) -> Part:
         y, faults = self._targets(batch[self.target.name])
@@ -151,35 +147,12 @@ class Table(Described):
         """Return the targets of some cells, and which of these are not as declared."""
         name, cells = self.target.name, self.target.notation.given(cells)
         if not isinstance(self.target, Number):
-            classes = self.classes or ()
-            wrong = label_faults(name, cells, classes, without="without a target")
-            return coded(cells, classes), list(wrong)
+            return labelled(name, cells, self.classes or (), without="without a target")
         values, faults = self.target.numbers(cells)
         low, high = self.target.low, self.target.high
         # A target that is missing is filled by nothing.
         faults = [replace(f, used=f.used and f.why != MISSING) for f in faults]
         return np.clip(values, low, high), faults
-
-    def examine(self) -> RecordCheck:
-        """Read the records, and return how many cannot be used, and why. For the curator alone."""
-        sizes, known = vars(self.sizes), not self.paid()
-        # Where bounds are yet to be released and there is no id, nobody knows the split of a record.
-        placed = self.id is not None or known
-        tally = Tally(
-            sizes if placed else {"all splits": sum(sizes.values())},
-            what=self.unit,
-            by="" if self.grouped or not placed else "content" if self.id is None else "id",
-            classes=self.classes or (),
-            columns={column.name: column for column in (*self.features, self.target)},
-        )
-        for part in self.parts(whole=False)[1]:
-            drawn = np.zeros(len(part.y), dtype=np.int64)
-            if placed:
-                drawn = places(part.x, part.y, list(sizes.values()), ids=part.ids, key=self.key)
-            owners = part.ids if self.grouped else None
-            x = part.x if known else None
-            tally.add(drawn, part.faults, units=owners, x=x, y=part.y, ids=part.ids)
-        return tally.check()
 
     def paid(self) -> tuple[Paid, ...]:
         """Return the columns whose bounds a stage releases."""
@@ -260,12 +233,15 @@ def read_table(spec: Mapping[str, Any]) -> Table:
         width = len(rows.projection)
     place, query = _source(spec)
     shared = shared_fields(spec)
+    goal = _target(spec, target, shared["classes"])
     return Table(
         **shared,
         path=place,
         query=query,
         shape=(width,),
-        target=_target(spec, target, shared["classes"]),
+        target=goal,
+        columns={column.name: column for column in (*features, goal)},
+        known=not any(isinstance(column, Paid) for column in features),
         form=read_form(spec),
         rows=rows,
         id=identity,

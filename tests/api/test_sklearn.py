@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,19 @@ def test_each_fit_is_charged_once_and_refused_where_it_does_not_fit(
         make((5.0, 1e-5)).fit(*blobs)
 
 
+def reached(start: object) -> Iterator[object]:
+    """Yield what an object holds, directly or not, but for modules and classes."""
+    seen, left = dict[int, object](), [start]
+    while left:
+        part = left.pop()
+        of_module = isinstance(part, dict) and "__builtins__" in part
+        if id(part) in seen or of_module or isinstance(part, type | ModuleType):
+            continue
+        seen[id(part)] = part
+        yield part
+        left += gc.get_referents(part)
+
+
 def halved(x: Any) -> Any:
     return x / 2
 
@@ -132,6 +147,7 @@ def test_the_end_of_a_pipeline_is_cloned_and_pickled(
     assert not hasattr(clone(fitted).named_steps["model"], "model_")
     assert clone(fitted).get_params()["model__budget"] == (4.0, 1e-5)
     assert clone(fitted).set_params(model__epochs=3).named_steps["model"].epochs == 3
+    assert not [part for part in reached(fitted) if len(x) in getattr(part, "shape", ())]
     packed = pickle.dumps(fitted)
     for row in (x.tobytes(), (x / 2).tobytes(), torch.tensor(x / 2).float().numpy().tobytes()):
         assert row[:64] not in packed
@@ -260,6 +276,16 @@ def test_what_is_not_supported_is_refused(make: Made, blobs: Any, tmp_path: Path
         make().fit(x, np.stack([y, y], axis=1))
     with pytest.raises(TypeError, match="sample_weight"):
         make().fit(x, y, sample_weight=np.ones(200))
+    texts, number = np.where(x > 0.5, "alice", "1").astype(object), make().get_params()
+    for name in ("classes", "strategy"):
+        del number[name]
+    for refused in (
+        lambda: make().fit(texts, y),
+        lambda: PrivateRegressor(**number, target_range=(0, 1)).fit(x, texts[:, 0]),
+    ):
+        with pytest.raises(InvalidInputError, match="must be numbers") as shown:
+            refused()
+        assert "alice" not in f"{shown.value} {shown.value.__cause__}"
     with pytest.raises(TypeError, match="classes"):
         PrivateClassifier((4.0, 1e-5), bounds=(0, 1))  # type: ignore[call-arg]
     with pytest.raises(InvalidInputError, match="one class alone"):

@@ -50,7 +50,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "artifacts with a password": {"artifacts": "s3://bob:hunter2@bucket/x"},
 }
 URLS = (
-    "", " ", "p.db", "/p.db", "sqlite:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://p.db",
+    "", " ", "folder", "text.txt", "sqlite:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://p.db",
     "sqlite:///no/such/folder/p.db", "sqlite:///folder", "sqlite:///text.txt", "sqlite:///p.db?timeout=x",
     "sqlite:///p.db?mode=memory", "sqlite:///file:p.db?mode=ro&uri=true", "mysql://bob:hunter2@h/db", "://",
     "http://bob:hunter2@127.0.0.1/db", "postgresql://bob:hunter2@127.0.0.1:1/db", "postgresql://h:port/db",

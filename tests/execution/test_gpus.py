@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.execution.executor import Executor
 from privtune.execution.launchers import run_in_processes
 from privtune.ledger import Ledger
@@ -89,13 +89,6 @@ def test_devices_that_are_not_there(gpus: None, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(InvalidInputError, match="must be auto, cpu, cuda or cuda:N"):
             check_device(name, here=False)  # type: ignore[arg-type]
     assert check_device("cuda:77", here=False) == "cuda:77"
-
-
-@pytest.mark.parametrize("share", [-1, 1.5, float("nan"), float("inf"), "1", True, None])
-def test_shares_are_checked_with_the_spec(share: object) -> None:
-    with pytest.raises(PrivTuneError, match="gpus"):
-        toy_spec(executor={"type": "processes", "gpus": share})
-    assert Executor.of({"type": "processes", "gpus": 0.25}, 2).gpus == 0.25
 
 
 def test_a_device_that_is_missing_is_said_before_the_charge(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.executor import Executor
 from privtune.execution.launchers import STOPPED
 from privtune.ledger import Ledger
 from privtune.study import Study
@@ -104,18 +103,3 @@ def test_a_task_of_a_scheduler_never_raises(
     assert assist("toy", "arm") == STOPPED, "others can read it"
     note.chmod(0o600)
     assert assist("toy", "arm") == 0, "there is nothing to do"
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ("kubernetes", "must be one of inline, processes, external, ray, slurm"),
-        ({"type": "ray", "nodes": 3}, "takes type and gpus"),
-        ({"gpus": 1}, "must be one of"),
-        ({"type": "inline", "gpus": 1}, "is for processes and ray"),
-    ],
-)
-def test_executors_are_checked_with_the_spec(given: object, says: str) -> None:
-    with pytest.raises(PrivTuneError, match=says):
-        toy_spec(executor=given)
-    assert Executor.of({"type": "ray", "gpus": 0.5}, 3) == Executor("ray", 3, 0.5)

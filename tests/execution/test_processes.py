@@ -10,6 +10,7 @@ import pytest
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.errors import InvalidInputError
+from privtune.execution import launchers
 from privtune.execution.executor import Executor
 from privtune.execution.launchers import WorkersDiedError, run_in_processes
 from privtune.execution.table import make_rounds, work_through
@@ -75,7 +76,10 @@ def test_killed_workers_lose_no_row(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_only_die_are_given_up_and_the_round_goes_on(url: str) -> None:
+def test_workers_that_only_die_are_given_up_and_the_round_goes_on(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "_QUICK_DEATHS", 2)
     with Ledger(url) as ledger:
         charge = open_round(ledger, 3)
         rounds = make_rounds(ledger)
@@ -113,7 +117,8 @@ def test_no_run_at_all_is_a_round_that_is_over(url: str) -> None:
         assert rounds.results(charge) == ()
 
 
-def test_as_many_jobs_as_processors() -> None:
+def test_an_executor_is_read_from_a_spec_and_has_as_many_jobs_as_processors() -> None:
+    assert Executor.of({"type": "ray", "gpus": 0.5}, 3) == Executor("ray", 3, 0.5)
     assert Executor.of("processes", -1) == Executor.of("processes", os.cpu_count() or 1)
     with pytest.raises(InvalidInputError, match="n_jobs = -2: must be"):
         Executor.of(None, -2)

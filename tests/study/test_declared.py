@@ -476,7 +476,7 @@ def test_an_audit_finds_a_false_declaration(share: float, storage: str) -> None:
         mechanism=Mechanism(Gaussian(1.0), "the statistics group", records=240),
     )
     (plan,) = study.plans
-    report = audit(plan, delta=1e-5, canary=canary, published=6.0, runs=1000)
+    report = audit(plan, delta=1e-5, canary=canary, published=6.0, runs=400)
     row = report.rows[0]
     assert row.reported == epsilon(plan.training.event, 1e-5).epsilon
     assert (row.epsilon > row.reported) is (share < 1.0)

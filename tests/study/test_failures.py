@@ -16,7 +16,6 @@ import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.launchers import WorkersDiedError, WorkerStoppedError, run_in_processes
 from privtune.ledger import Ledger, LedgerConnectionError, RoundStuckError
-from privtune.ledger.rounds import OpenRound
 from privtune.strategies import Everything, Fixed, PapernotSteinke, StrategyError
 from privtune.study import Study, StudyInterruptedError
 from privtune.study._objects import DamagedResultError
@@ -27,7 +26,7 @@ from privtune.tasks import Task, TaskData, TaskDataError
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from tests.cli.conftest import Cli, cli
-from tests.study.conftest import FIXED, PARAMETERS, toy_spec
+from tests.study.conftest import FIXED, toy_spec
 from tests.study.elsewhere import OWN as ARGUMENTS
 from tests.study.elsewhere import conditional
 from tests.study.test_optimize import make, started
@@ -294,29 +293,3 @@ def test_a_record_that_cannot_be_used_changes_no_outcome_at_all(
     MISTAKE["data"] = {"train": part.marked(torch.arange(len(part)) == 5)}
     assert found == undisturbed(tmp_path)
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_trainings_of_an_arm_have_noise_of_their_own(storage: str) -> None:
-    """The final training draws from no stream of a trial, nor does one trial from another's."""
-    from privtune.study.workers import make_files
-
-    study = Study.create(spec(), storage)
-    plan = study.plans[1]
-    task = blobs()
-    life = study._life
-    files = make_files(life, plan, task=task, data=task.load(), compute=study.spec.compute)
-    from privtune.study.rounds import Batch, StudyRound
-
-    trials = StudyRound(life, files)
-    params = PARAMETERS
-    weights = [
-        trials.train(plan, plan.training, params, name=name, scored=True)
-        for name in ("trial-0", "trial-1", "final")
-    ]
-    opened = OpenRound("toy-1", 2, life.secret(plan))
-    secrets = {number: opened.seed(number) for number in (0, 1)}
-    batch = Batch(training=plan.training, trials={0: params, 1: params}, secrets=secrets)
-    rows = files.train(batch)
-    everyone = [*weights, *rows]
-    assert len({tuple(r.weights.tolist()) for r in everyone}) == len(everyone)
-    assert len({r.score for r in everyone}) == len(everyone)

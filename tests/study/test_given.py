@@ -13,8 +13,8 @@ import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
 from privtune.strategies import Everything, Fixed, PapernotSteinke
-from privtune.study import StudySpec, plan_study, study_names
-from tests.study.conftest import FIXED, PARAMETERS, toy_spec
+from privtune.study import StudySpec, study_names
+from tests.study.conftest import PARAMETERS
 from tests.study.elsewhere import OWN, VALIDATION
 
 BUDGET = privtune.Budget(6.0, 1e-5, name="given")
@@ -169,29 +169,6 @@ def test_a_value_that_the_method_takes_is_taken(storage: str) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
     strategy = Fixed(parameters=PARAMETERS)
     assert not study.optimize(of_its_method, strategy=strategy, **OWN).is_nothing
-
-
-ORACLE = {"name": "oracle", "strategy": "non-private-grid", "points": 2, "weight": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"arms": [FIXED], "scoring": {"metric": "accuracy"}}, "no arm of the study searches"),
-        ({"arms": [FIXED, ORACLE]}, "weight of arm 'oracle' = 2.0: divides the budget"),
-        (
-            {"arms": [FIXED], "report": {"metric": "accuracy", "epsilon_share": 0.5}},
-            "report.epsilon_share = 0.5: does not go with",
-        ),
-        (
-            {"arms": [FIXED], "report": {"metric": "accuracy", "mechanism": "laplace"}},
-            "mechanism = 'laplace': goes without",
-        ),
-    ],
-)
-def test_a_spec_refuses_what_no_arm_uses(changes: Any, said: str) -> None:
-    with pytest.raises(PrivTuneError, match=said):
-        plan_study(toy_spec(**changes))
 
 
 def test_the_arguments_of_create_study_are_all_accounted_for() -> None:

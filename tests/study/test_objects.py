@@ -22,7 +22,6 @@ from privtune.study import Study
 from privtune.study._objects import DamagedResultError, ObjectStore, check_address
 from privtune.study.lifecycle import Life
 from privtune.study.rows import Results, StudyRow, StudyStore
-from privtune.study.spec import SpecError
 from tests.study.conftest import toy_spec
 
 SENTINEL = b"sentinel-that-no-accident-writes-7c1f"
@@ -179,29 +178,6 @@ def test_the_first_result_stays_and_what_came_second_is_deleted(
         rows.forget(connection)
     assert rows.names() == []
     assert len(objects(address)) == 1, "of another arm"
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("objects", "absolute URL"),
-        ("file://objects", "absolute URL"),
-        ("file://", "absolute URL"),
-        ("tape://reel", "no store that is known"),
-        ("s3://key:hunter2@bucket/x", "it is recorded"),
-        ("s3://bucket/x?key=hunter2", "it is recorded"),
-        ("memory://objects", "no store of its own that other processes reach"),
-        ("simplecache::s3://bucket/x", "no store that is known"),
-    ],
-)
-def test_addresses_are_checked_with_the_spec(url: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says) as caught:
-        toy_spec(artifacts=url)
-    assert "hunter2" not in str(caught.value)
-    with pytest.raises(InvalidInputError):
-        check_address(url)
-    assert check_address("file:///a/b/") == "file:///a/b"
 
 
 @pytest.mark.quick

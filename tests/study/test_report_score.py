@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from privtune.accounting import Adjacency, Composed, Gaussian, Parallel, calibrate, epsilon
-from privtune.errors import PrivTuneError
 from privtune.strategies import Plan, Reporting, ScorePlan, Scoring
 from privtune.strategies.context import SHARES
 from privtune.study import Study, plan_study
@@ -147,25 +146,6 @@ def test_on_a_public_split_it_is_exact_and_free(storage: str) -> None:
 
 def moving() -> Task:
     return replace(sealed(), partition="content")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"report": {"metric": "auc"}}, "of two classes, and the task has 3"),
-        (
-            {
-                "task": f"{HERE}:moving",
-                "budget": {"name": "b", "epsilon": 4, "delta": 1e-5, "adjacency": "replace-one"},
-                "arms": ARMS[:1],
-            },
-            "may change its split and meet both charges",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused_while_planning(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(PrivTuneError, match=message):
-        plan_study(spec(**changes))
 
 
 def test_the_noise_is_drawn_anew_by_every_arm_and_the_same_when_it_is_asked_again(

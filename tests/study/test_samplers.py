@@ -14,7 +14,6 @@ from optuna.trial import TrialState
 from torch import nn
 
 import privtune
-from privtune.errors import InvalidInputError
 from privtune.strategies import Everything
 from privtune.strategies.everything import SAMPLERS
 from privtune.study import Study
@@ -94,20 +93,6 @@ def test_a_batch_of_proposals_costs_what_they_cost_one_by_one(storage: str) -> N
     study = Study.create(spec, storage)
     (release,) = study.run()
     assert len({tuple(trial.params.items()) for trial in release.trials}) == 14
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"sampler": "gp", "batch": 2}, "is for sampler tpe"),
-        ({"sampler": "random", "batch": 2}, "random and grid train together"),
-        ({"sampler": "tpe", "batch": 0}, "whole number of at least 1"),
-    ],
-)
-def test_batches_that_cannot_be(options: dict, says: str) -> None:
-    arm = {"name": "arm", "strategy": "everything", "trials": 4, **options}
-    with pytest.raises(InvalidInputError, match=says):
-        plan_study(toy_spec(arms=[arm]))
 
 
 SAMPLER_OBJECTS: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {

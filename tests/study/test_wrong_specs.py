@@ -74,6 +74,7 @@ def test_a_wrong_spec_or_file_is_one_sentence(
         looked_at({**SPEC, **changes})
     said = str(caught.value)
     assert wrong["says"] in said
+    assert "hunter2" not in said, "a password"
     assert "\n" not in said
     assert ".." not in said.replace("...", "")
     assert said.endswith(".")
@@ -83,7 +84,7 @@ def test_a_wrong_spec_or_file_is_one_sentence(
 
 def test_no_wrong_spec_stands_twice() -> None:
     changes = {json.dumps({k: v for k, v in w.items() if k != "says"}) for w in COUNTED}
-    assert len(changes) == len(COUNTED) >= 250
+    assert len(changes) == len(COUNTED) >= 290
 
 
 def test_what_is_no_mapping_of_names_is_no_spec() -> None:
@@ -124,7 +125,7 @@ def test_planning_looks_at_the_header_and_at_no_record(
         return StudySpec.parse({**SPEC, "task": {**table, **changes}, "expected_batch_size": 10})
 
     plan_study(spec())  # whose column age holds words: its records are looked at before the charge
-    with pytest.raises(TaskDataError, match=r"^words\.csv lacks the declared columns size\.$"):
+    with pytest.raises(TaskDataError, match=r"^words\.csv lacks the declared columns size\."):
         plan_study(spec(bounds={"size": [0, 9]}))
     assert spec(path="gone.csv").load_task().look() == (
         "gone.csv is not there. Its header is checked when the study runs, before the charge."

@@ -127,6 +127,7 @@ AS_THEY_ARE: list[Case] = [
     ("plain", "csv", text(), {}),
     ("semicolons", "csv", text(";"), {}),
     ("tabs", "tsv", text("\t"), {}),
+    ("tabs, declared", "csv", text("\t"), {"delimiter": "tab"}),
     ("bars", "txt", text("|"), {}),
     ("colons, declared", "csv", text(":", seen=dated("%Y-%m-%d")), {"delimiter": ":"}),
     ("byte order mark", "csv", "\ufeff" + text(";"), {}),
@@ -188,6 +189,10 @@ MENDED: list[tuple[str, str, str | bytes, str, dict[str, Any]]] = [
     ("31 Dec 2020", "csv", text(seen=dated("%d %b %Y")), 'format: "%d %b %Y"', day(format="%d %b %Y")),
     *((f"since 1970 in {unit}", kind, write(seen=since(many)), f'write unit: "{unit}"', day(unit=unit))
       for unit, many in (("s", 1), ("ms", 1000)) for kind, write in (("csv", text), ("jsonl", lines))),
+    ("months of one digit", "csv", text(seen=lambda d: f"{d.year}-{d.month}-{d.day}"), 'format: "%Y-%m-%d"',
+     day(format="%Y-%m-%d")),
+    ("half days", "csv", text(seen=dated("%m/%d/%Y %I:%M %p")), 'format: "%m/%d/%Y %I:%M %p"',
+     day(format="%m/%d/%Y %I:%M %p")),
     ("Latin-1", "csv", text().encode("latin-1"), "write encoding: cp1252", {"encoding": "cp1252"}),
 ]  # fmt: skip
 """Files, what the curator is told to write, and that line: the file is read with it."""
@@ -283,6 +288,17 @@ def test_a_word_for_nothing_is_declared(tmp_path: Path, word: str, share: int) -
     assert check.reason == ""
     said = {(one.column, one.why) for one in check.findings}
     assert said == {("age", "missing")}
+
+
+def test_lines_that_are_no_records_are_told(tmp_path: Path) -> None:
+    """A line break inside of quotes, in a fifth of the records; or in all a cell more than names."""
+    header, *rows = text().splitlines()
+    notes = [f'{row},"a\nb"' if n % 5 == 0 else f"{row},c" for n, row in enumerate(rows)]
+    for lines in ([f"{header},note", *notes], [header, *(f"1,{row}" for row in rows)]):
+        check = get_task(save(tmp_path, "csv", "\n".join(lines))).check_records()
+        assert (
+            "write the file anew, with one record a line and a cell for each name" in check.reason
+        )
 
 
 def test_decimals_are_not_taken_for_thousands(tmp_path: Path) -> None:
@@ -383,7 +399,7 @@ def test_what_is_not_written_as_a_date_is_none(cell: str) -> None:
             {"column": ("age", {"bounds": [0, 9], "format": "%Y"})},
             "beside bounds it takes missing, dec",
         ),
-        ({"column": ("seen", {**SEEN, "format": "%d.%m"})}, "must say day, month and year"),
+        ({"column": ("seen", {**SEEN, "format": "%d.%m"})}, "must say the year"),
         ({"column": ("seen", {**SEEN, "format": "%d.%m.%Y", "unit": "s"})}, "goes without a unit"),
         ({"column": ("seen", {**SEEN, "unit": "days"})}, "must be of s, ms, us, ns"),
     ],

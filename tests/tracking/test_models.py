@@ -292,6 +292,8 @@ def test_a_network_of_one_s_own_is_exported_if_it_is_a_program(
     export_model(study, "arm", tmp_path / "model")
     with pytest.raises(PrivTuneError, match="must be a new folder, or an empty one"):
         export_model(study, "arm", tmp_path / "model")
+    for path in filter(Path.is_file, (tmp_path / "model").rglob("*")):
+        assert str(Path(__file__).parent).encode() not in path.read_bytes(), path
     loaded = mlflow.pyfunc.load_model(str(tmp_path / "model"))
     for part in (x, x[:1]):
         found = loaded.predict(part)
