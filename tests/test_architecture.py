@@ -231,7 +231,7 @@ LINES = {
     "plots": 952,
     "strategies": 4134,
     "study": 6986,
-    "tasks": 6248,
+    "tasks": 6249,
     "top level": 2161,
     "tracking": 1088,
     "training": 4,
