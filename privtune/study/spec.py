@@ -349,8 +349,10 @@ class StudySpec(pydantic.BaseModel):
         if isinstance(self.task, str):
             return self.task
         if self.task.get("type") == "fine-tuning":
-            return f"{self.task.get('task')}, {self.task.get('trainable', 'all')}"
-        return str(self.task.get("path", "a table"))
+            inner = self.task.get("task")
+            base = inner if isinstance(inner, str) else dict(inner or {}).get("path", "a table")
+            return f"{base}, {self.task.get('trainable', 'all')}"
+        return str(self.task.get("path") or self.task.get("build", "a table"))
 
     @property
     def weakened(self) -> str:

@@ -139,6 +139,7 @@ def _view(study: Study, status: Sequence[ArmStatus]) -> str:
         curves=sorted(curves),
         utility=record.short_name(utility),
         ascending=lower_is_better(metric_of(utility)),
+        arms=len(status),
     )
 
 

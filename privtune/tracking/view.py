@@ -58,13 +58,14 @@ def saved_view(
     curves: Sequence[str],
     utility: str = "acc/test",
     ascending: bool = False,
+    arms: int = 1,
 ) -> str:
     """Return the value of the experiment tag :data:`VIEW_TAG`; the best by ``utility`` comes first."""
     section = "privtune-arms"
     charts = _charts(section, params, curves, utility)
     columns = {f"metrics.`{utility}`": 85, **_COLUMNS}
     state = {
-        "searchFilter": "",
+        "searchFilter": "tags.`privtune.kind` = 'arm'",  # no trials of an arm that shows them
         "orderByKey": f"metrics.`{utility}`",
         "orderByAsc": ascending,
         "startTime": "ALL",
@@ -89,8 +90,9 @@ def saved_view(
         },
         "compareRunCharts": charts,
         "compareRunSections": [
-            # Two in a row, or MLflow cuts the titles beside its assistant.
-            _section(section, "Arms, best first", shown=True) | {"columns": 2},
+            # Two in a row, or MLflow cuts the titles beside its assistant; heights are MLflow's own.
+            _section(section, "Arms, best first", shown=True)
+            | {"columns": 2, "cardHeight": 360 if arms < 10 else 400},
             # MLflow adds a chart of every metric by itself; these sections keep them folded.
             *(_section(f"privtune-{name}", name, shown=False) for name in ("acc", "cost", "eps")),
             _section("privtune-model", "Model metrics", shown=False),

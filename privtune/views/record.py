@@ -156,7 +156,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         },
         report=page,
         model=study.model_path(plan.arm),
-        children=() if plan.is_sealed else tuple(_child(plan, t) for t in release.trials),
+        children=() if plan.is_sealed else tuple(_child(plan, t, colour) for t in release.trials),
     )
 
 
@@ -245,13 +245,14 @@ def short_name(name: str) -> str:
     return f"{_SHORT.get(metric, metric)}/{'val' if split == 'validation' else split}"
 
 
-def _child(plan: Plan, trial: TrialResult) -> ArmRecord:
+def _child(plan: Plan, trial: TrialResult, colour: Mapping[str, str]) -> ArmRecord:
     return ArmRecord(
         arm=f"{plan.arm}/{trial.index}",
         digest=f"{plan.digest()}/{trial.index}",
         tags={
             "privtune.kind": "trial",
             "privtune.strategy": plan.strategy,
+            **colour,
             **({} if trial.ended is Ending.TRAINED else {"privtune.ended": str(trial.ended)}),
         },
         params={name: str(value) for name, value in trial.params.items()},

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -378,6 +379,45 @@ def test_weights_of_a_batchnorm_train_by_fixed_statistics(resnet, trainable):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
     for each in (model, kernel.module):
         assert all(torch.equal(b, before[name]) for name, b in each.named_buffers())
+
+
+def picture_net(shape, classes):
+    return ResNet(classes)
+
+
+@pytest.mark.parametrize("trainable", ["head", "lora:2"])
+def test_pictures_train_a_part_of_a_network_from_a_file(resnet, tmp_path, trainable):
+    import privtune
+
+    generator = np.random.default_rng(0)
+    pictures = generator.integers(256, size=(90, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "pictures.npz", x=pictures, y=generator.integers(3, size=90))
+    task = {
+        "type": "images",
+        "path": str(tmp_path / "pictures.npz"),
+        "classes": [0, 1, 2],
+        "shape": [1, 8, 8],
+        "model": "tests.tasks.test_fine_tuning:picture_net",
+        "train": 60,
+        "validation": 15,
+        "test": 15,
+    }
+    tuning = {"type": "fine-tuning", "task": task, "pretrained": str(resnet)}
+    study = privtune.create_study(
+        "pictures",
+        budget=privtune.Budget(4.0, 1e-3, name="pictures"),
+        task={**tuning, "trainable": trainable},
+        arms=[{"name": "a", "strategy": "dog"}],
+        epochs=1,
+        expected_batch_size=15,
+        storage=f"sqlite:///{tmp_path}/study.db",
+    )
+    (release,) = study.run()
+    trained = {name.partition(".")[0] for name in release.shapes}
+    assert trained == {"fc"} | ({"conv1", "layer1", "layer2"} if trainable == "lora:2" else set())
+    assert study.spec.task_name == f"{task['path']}, {trainable}"
+    assert hashlib.sha256(resnet.read_bytes()).hexdigest() in json.dumps(study.certificate())
+    study.close()
 
 
 def test_a_batchnorm_that_goes_back_to_training_mode_is_refused(resnet):

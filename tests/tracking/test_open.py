@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from privtune.accounting import epsilon
 from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver, sync_study
+from privtune.tracking.view import VIEW_TAG
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import OWN
 from tests.tracked import Tracked
@@ -80,10 +82,16 @@ def test_trials_are_child_runs_under_the_arm(tmp_path: Path) -> None:
         run = runs[f"all/{trial.index}"]
         assert run.info.status == "FINISHED"
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.tags["mlflow.runColor"] == parent.data.tags["mlflow.runColor"]
         assert run.data.params == {name: str(value) for name, value in trial.params.items()}
         assert trial.score is not None
         assert run.data.metrics["acc/val"] == round(trial.score, 4)
         assert "eps/total" not in run.data.metrics, "a trial has no price of its own"
+
+    experiment = Tracked(study).experiment
+    state = json.loads(json.loads(experiment.tags[VIEW_TAG])["state"])
+    place, only = [experiment.experiment_id], state["searchFilter"]
+    assert len(Tracked(study).client.search_runs(place, filter_string=only)) == 1, "arms alone"
 
     # The arm costs what its trials cost together: more than one, at most their sum.
     (plan,) = study.plans

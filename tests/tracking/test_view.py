@@ -31,6 +31,10 @@ def test_the_experiment_carries_its_view(tracked: Tracked) -> None:
     logged = set().union(*(run.data.metrics for run in tracked.runs.values()))
     assert {"eps/total", "eps/left", "eps/one_run", "acc/test"} <= shown & logged
     assert state["runsHiddenMode"] == "SHOW_ALL"
+    found = tracked.client.search_runs(
+        [tracked.experiment.experiment_id], filter_string=state["searchFilter"]
+    )
+    assert {run.info.run_name for run in found} == {plan.arm for plan in tracked.study.plans}
 
 
 def test_every_chart_shows_something_that_is_logged(tracked: Tracked) -> None:

@@ -33,56 +33,30 @@ Tensors = tuple[torch.Tensor, ...]
 
 _aten = torch.ops.aten
 
-_NOTHING = frozenset({_aten.detach.default, _aten.alias.default})
 
-_VIEWS = frozenset(
-    {
-        _aten.view.default,
-        _aten._unsafe_view.default,
-        _aten.unsqueeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.squeeze.default,
-        _aten.permute.default,
-        _aten.transpose.int,
-        _aten.t.default,
-        _aten.slice.Tensor,
-        _aten.select.int,
-        _aten.expand.default,
-        _aten.as_strided.default,
-    }
+def _calls(names: str) -> dict[Any, str]:
+    """Return torch's calls below autograd by their names, and whose overloads they are."""
+    parts = [name.partition(".") for name in names.split()]
+    return {getattr(getattr(_aten, name), own or "default"): name for name, _, own in parts}
+
+
+_NOTHING = frozenset(_calls("detach alias"))
+_UNCHANGING = (
+    _NOTHING
+    | _calls(
+        "view _unsafe_view unsqueeze squeeze squeeze.dim squeeze.dims permute transpose.int t slice.Tensor "
+        "select.int expand as_strided"
+    ).keys()
 )
-
-_UNCHANGING = _VIEWS | _NOTHING
 
 # The same operations, called without the detour over the dispatcher's Python object.
 _DIRECT: dict[Any, Callable[..., Any]] = {
-    _aten._log_softmax.default: torch._log_softmax,
-    _aten._softmax.default: torch._softmax,
-    _aten.add.Tensor: torch.add,
-    _aten.addcmul.default: torch.addcmul,
-    _aten.as_strided.default: torch.as_strided,
-    _aten.baddbmm.default: torch.baddbmm,
-    _aten.bmm.default: torch.bmm,
-    _aten.clamp_min.default: torch.clamp_min,
-    _aten.clone.default: torch.clone,
-    _aten.div.Tensor: torch.div,
-    _aten.eq.Scalar: torch.eq,
-    _aten.exp.default: torch.exp,
-    _aten.full_like.default: torch.full_like,
-    _aten.gather.default: torch.gather,
-    _aten.masked_fill.Scalar: torch.masked_fill,
-    _aten.mul.Scalar: torch.mul,
-    _aten.mul.Tensor: torch.mul,
-    _aten.neg.default: torch.neg,
-    _aten.reciprocal.default: torch.reciprocal,
-    _aten.relu.default: torch.relu,
-    _aten.scatter_add.default: torch.scatter_add,
-    _aten.sigmoid.default: torch.sigmoid,
-    _aten.sqrt.default: torch.sqrt,
-    _aten.sub.Tensor: torch.sub,
-    _aten.sum.dim_IntList: torch.sum,
-    _aten.tanh.default: torch.tanh,
+    call: getattr(torch, name)
+    for call, name in _calls(
+        "_log_softmax _softmax add.Tensor addcmul as_strided baddbmm bmm clamp_min clone div.Tensor "
+        "eq.Scalar exp full_like gather masked_fill.Scalar mul.Scalar mul.Tensor neg reciprocal relu "
+        "scatter_add sigmoid sqrt sub.Tensor sum.dim_IntList tanh"
+    ).items()
 }
 
 

@@ -130,18 +130,13 @@ _TURNS = frozenset({torch.Tensor.T, torch.Tensor.mT, torch.Tensor.t, torch.t})
 
 # Activations, and where their argument ``inplace`` stands.
 _IN_PLACE: Mapping[Any, int] = {
-    functional.relu: 1,
-    functional.relu6: 1,
-    functional.selu: 1,
-    functional.silu: 1,
-    functional.mish: 1,
-    functional.hardswish: 1,
-    functional.hardsigmoid: 1,
-    functional.elu: 2,
-    functional.celu: 2,
-    functional.leaky_relu: 2,
-    functional.hardtanh: 3,
-    functional.threshold: 3,
+    getattr(functional, name): place
+    for place, names in (
+        (1, "relu relu6 selu silu mish hardswish hardsigmoid"),
+        (2, "elu celu leaky_relu"),
+        (3, "hardtanh threshold"),
+    )
+    for name in names.split()
 }
 
 
