@@ -231,7 +231,7 @@ LINES = {
     "plots": 952,
     "strategies": 4145,
     "study": 6986,
-    "tasks": 6268,
+    "tasks": 6281,
     "top level": 2147,
     "tracking": 1094,
     "training": 4,

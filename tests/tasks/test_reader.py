@@ -52,3 +52,14 @@ def test_odd_lines_keep_their_order_whatever_the_blocks(
     (tmp_path / "a.csv").write_text("\n".join(lines))
     found = [row[0] for row in rows(_reader.open_table(tmp_path / "a.csv"), "a", "b")]
     assert found == ["2", "4", "6", "10", "8", "13", "1", "12"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_mark_of_utf_8_stays_wherever_a_block_begins(tmp_path: Path, encoding: str) -> None:
+    form = _reader.Form(encoding=encoding)
+    for name, before in (("a", ""), ("b", "1,2\n")):
+        (tmp_path / f"{name}.csv").write_text(f"a,b\n{before}\ufeff3,4\n", encoding="utf-8")
+    alone, beside = (
+        rows(_reader.open_table(tmp_path / f"{name}.csv", form=form), "a", "b") for name in "ab"
+    )
+    assert alone == beside[1:] == [("\ufeff3", "4")]
