@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -114,9 +114,9 @@ class _Private(BaseEstimator):  # type: ignore[misc]
 
     def _read(self, x: Any, *, reset: bool) -> Floats:
         """Return inputs as numbers; whether one of them is missing is the record's own affair."""
-        read: Floats = validate_data(
-            self, x, reset=reset, dtype=np.float64, ensure_all_finite=False
-        )
+        read: Floats
+        with _showing_nothing("X"):
+            read = validate_data(self, x, reset=reset, dtype=np.float64, ensure_all_finite=False)
         return read
 
     def _scaled(self, x: Floats) -> Floats:
@@ -320,7 +320,9 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
             BudgetExceededError: If the fit does not fit what is left. Nothing is spent.
             InvalidInputError: If a parameter is not valid. Nothing is spent.
         """
-        x, found = self._read(X, reset=True), column_or_1d(y, warn=True).astype(np.float64)
+        x = self._read(X, reset=True)
+        with _showing_nothing("y"):
+            found = column_or_1d(y, warn=True).astype(np.float64)
         middle, half = self._target()
 
         def loss(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -346,6 +348,18 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     def _target(self) -> tuple[float, float]:
         low, high = _ends("target_range", self.target_range, 1)
         return float(low[0] + high[0]) / 2, float(high[0] - low[0]) / 2
+
+
+@contextmanager
+def _showing_nothing(name: str) -> Iterator[None]:
+    """Refuse texts in the place of numbers, whose error by NumPy shows one of them."""
+    try:
+        yield
+    except ValueError as error:
+        if "could not convert" not in str(error):
+            raise
+        allowed = "must be numbers; encode texts before by a list that is public"
+        raise InvalidInputError(name, "texts", allowed) from None
 
 
 def _keep(estimator: object, given: Mapping[str, Any]) -> None:

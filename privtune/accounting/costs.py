@@ -220,15 +220,11 @@ def shares_of_scores(event: Event, now: Guarantee) -> tuple[Share, ...]:
         }
 
         def changed(factor: float, scores: Mapping[Event, Event] = scores) -> Event:
-            return Composed(
-                [
-                    scaled(
-                        Parallel((part.children()[0], scores[part])) if part in scores else part,
-                        factor,
-                    )
-                    for part in _parts(event)
-                ]
-            )
+            others = [
+                Parallel((part.children()[0], scores[part])) if part in scores else part
+                for part in _parts(event)
+            ]
+            return scaled(Composed(others), factor)
 
         try:
             factor = _factor(lambda f: epsilon(changed(f), **terms).epsilon, now.epsilon)

@@ -201,24 +201,13 @@ def _choose(
     laws["fixed number of runs"] = acc.Binomial(count, count)
     noise = {name: factor(acc.PrivateSelection(base, law)) for name, law in laws.items()}
     chosen = min(noise, key=lambda name: noise[name])
+    rows = [(name, round(law.expected_runs, 4), noise[name]) for name, law in laws.items()]
+    # Beside the laws, what the same number of trials costs where all of them are released.
+    rows.append(("everything released (composition)", count, factor(acc.Repeated(count, base))))
     trade: list[dict[str, Any]] = [
-        {
-            "law": name,
-            "mean_runs": round(law.expected_runs, 4),
-            "noise": round(noise[name], 4),
-            "chosen": name == chosen,
-        }
-        for name, law in laws.items()
+        {"law": name, "mean_runs": mean, "noise": round(value, 4), "chosen": name == chosen}
+        for name, mean, value in rows
     ]
-    everything = factor(acc.Repeated(count, base))
-    trade.append(
-        {
-            "law": "everything released (composition)",
-            "mean_runs": count,
-            "noise": round(everything, 4),
-            "chosen": False,
-        }
-    )
     return laws[chosen], trade
 
 

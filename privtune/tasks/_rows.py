@@ -13,7 +13,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -52,11 +52,6 @@ class Rows(ABC):
     @abstractmethod
     def names(self) -> tuple[str, ...]:
         """The columns of a raw row; none where rows are arrays."""
-
-    @property
-    def dtype(self) -> str:
-        """What numbers a network takes, as torch calls them."""
-        return "float32"
 
     @abstractmethod
     def read(self, given: Any) -> tuple[Any, Mask]:
@@ -205,9 +200,7 @@ class TextRows(Rows):
         tokenizer, encoder = self.loaded
         tokenizer.save_pretrained(folder / "tokenizer")
         encoder.save_pretrained(folder / "encoder")
-        return TextRows(
-            text=self.text, tokenizer="tokenizer", encoder="encoder", length=self.length
-        )
+        return replace(self, tokenizer="tokenizer", encoder="encoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,13 +216,10 @@ class PictureRows(Rows):
         return ("picture",)
 
     def fits(self, x: Any) -> bool:
-        """Say whether arrays are pictures of the declared shape, channels first, last or left out."""
-        channels, height, width = self.shape
-        return x.shape[1:] in (
-            tuple(self.shape),
-            (height, width, channels),
-            (height, width) if channels == 1 else None,
-        )
+        """Say whether arrays are pictures, channels first, last or left out, of bytes or in [0, 1]."""
+        channels, *size = self.shape
+        known = [[channels, *size], [*size, channels], size if channels == 1 else None]
+        return list(x.shape[1:]) in known and (x.dtype == np.uint8 or x.dtype.kind == "f")
 
     def scaled(self, x: Any) -> Any:
         """Return arrays that fit with channels first; those of bytes in [0, 1]."""
@@ -256,7 +246,7 @@ class PictureRows(Rows):
 
     def of(self, x: Any) -> tuple[Any, tuple[Fault, Fault]]:
         """Return pictures held to [0, 1], and which are broken or were not within."""
-        pixels = x.reshape(len(x), math.prod(self.shape))
+        pixels = _flat(x)
         broken = ~np.isfinite(pixels).all(axis=1)
         outside = ((pixels < 0.0) | (pixels > 1.0)).any(axis=1) & ~broken
         return np.clip(x, 0.0, 1.0), (
@@ -265,12 +255,11 @@ class PictureRows(Rows):
         )
 
     def read(self, given: Any) -> tuple[Any, Mask]:
-        rows = isinstance(given, list) and any(isinstance(one, Mapping) for one in given)
-        if rows or hasattr(given, "columns") or isinstance(given, Mapping):
+        if hasattr(given, "columns") or isinstance(given, Mapping) or _are_dicts(given):
             given = _cells(given, self.names)["picture"]
         if hasattr(given, "__array__") and np.asarray(given).dtype != object:
             given = np.asarray(given)
-            if not self.fits(given) or (given.dtype != np.uint8 and given.dtype.kind != "f"):
+            if not self.fits(given):
                 channels, height, width = self.shape
                 raise InvalidInputError(
                     "pictures",
@@ -292,7 +281,7 @@ class PictureRows(Rows):
             pixels = np.asarray(given)
             if pixels.dtype.kind in "iu" and ((pixels >= 0) & (pixels < 256)).all():
                 pixels = pixels.astype(np.uint8)
-            if self.fits(pixels[None]) and (pixels.dtype == np.uint8 or pixels.dtype.kind == "f"):
+            if self.fits(pixels[None]):
                 return self.scaled(pixels[None])[0]
         except (ValueError, IndexError):
             pass
@@ -307,24 +296,16 @@ class ArrayRows(Rows):
     """Arrays of declared shapes, one or several by name; or columns of numbers."""
 
     kind = "arrays"
-    parts: Mapping[
-        str, Sequence[int]
-    ]  # shape of each in one record; of one alone the name is no matter
+    parts: Mapping[str, Sequence[int]]  # shape of each; of one alone the name is no matter
     dtypes: Sequence[str]
-    shape: Sequence[
-        int
-    ]  # of what the network takes: all numbers of a record, where there are several
-    number: str  # what it takes, as torch calls it
+    shape: Sequence[int]  # of what the network takes: of several, all numbers of a record
+    number: str  # type of these
     columns: Sequence[str] = ()  # whose numbers the one array is made of, in this order
     limits: Sequence[int] | None = None  # of whole numbers, from 0: how many there are of each
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.columns)
-
-    @property
-    def dtype(self) -> str:
-        return self.number
 
     def read(self, given: Any) -> tuple[Any, Mask]:
         if self.columns and not hasattr(given, "__array_interface__"):
@@ -337,19 +318,13 @@ class ArrayRows(Rows):
         elif isinstance(given, tuple):
             given = dict(zip(self.parts, given, strict=False))
         found = [self._part(given, name, tuple(shape)) for name, shape in self.parts.items()]
-        if len({len(part) for part in found}) > 1:
-            raise InvalidInputError(
-                "rows", [len(part) for part in found], "must be as many in every array"
-            )
-        sizes = map(math.prod, self.parts.values())
-        rows = [part.reshape(len(part), n) for part, n in zip(found, sizes, strict=True)]
-        flat = np.concatenate(rows, axis=1)
+        if len(sizes := [len(part) for part in found]) > 1 and len({*sizes}) > 1:
+            raise InvalidInputError("rows", sizes, "must be as many in every array")
+        flat = np.concatenate([_flat(part) for part in found], axis=1)
         usable = np.isfinite(flat).all(axis=1)
         if self.limits is not None:
             usable &= ((flat >= 0) & (flat < np.array(self.limits))).all(axis=1)
-        flat = np.where(usable[:, None], flat, 0)
-        kind = "float64" if self.number == "float64" else "float32"
-        x = flat.astype(kind if "float" in self.number else "int64")
+        x = np.where(usable[:, None], flat, 0).astype(self.number)
         return x.reshape(len(x), *self.shape), usable
 
     def _part(self, given: Any, name: str, shape: tuple[int, ...]) -> Any:
@@ -359,9 +334,8 @@ class ArrayRows(Rows):
         except (TypeError, ValueError):
             found = np.asarray(None)
         if found.dtype.kind not in "biuf" or found.ndim == 0 or found.shape[1:] != shape:
-            called = "inputs" if len(self.parts) == 1 else f"inputs[{name!r}]"
             raise InvalidInputError(
-                called,
+                "inputs" if len(self.parts) == 1 else f"inputs[{name!r}]",
                 None if part is None else f"{found.dtype} {found.shape}",
                 f"must be numbers of shape [{', '.join(map(str, ('n', *shape)))}]",
             )
@@ -370,16 +344,17 @@ class ArrayRows(Rows):
     def example(self) -> Any:
         if self.columns:
             return [dict.fromkeys(self.columns, 0.0)]
-        found = {
-            name: np.zeros((1, *shape), np.dtype(dtype if dtype != "bfloat16" else "float32"))
-            for (name, shape), dtype in zip(self.parts.items(), self.dtypes, strict=True)
-        }
+        parts = zip(self.parts.items(), self.dtypes, strict=True)
+        found = {name: np.zeros((1, *shape), dtype) for (name, shape), dtype in parts}
         return found if len(found) > 1 else next(iter(found.values()))
 
 
-KINDS: Mapping[str, type[Rows]] = {
-    one.kind: one for one in (TableRows, TextRows, PictureRows, ArrayRows)
-}
+_KINDS = (TableRows, TextRows, PictureRows, ArrayRows)
+
+
+def _flat(values: Any) -> Any:
+    """Return arrays of as many rows, one axis each: of no rows, too, whose size is not known by itself."""
+    return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
 def _library(module: str, distribution: str) -> Any:
@@ -394,7 +369,7 @@ def _library(module: str, distribution: str) -> Any:
 def _cells(given: Any, names: Sequence[str]) -> dict[str, list[Any]]:
     """Return the cells of some columns of a DataFrame, of dicts one a row, or of a dict of columns."""
     found: dict[str, list[Any]]
-    if isinstance(given, list | tuple) and all(isinstance(row, Mapping) for row in given):
+    if _are_dicts(given):
         known = {str(name) for row in given for name in row} or set(names)
         found = {name: [row.get(name) for row in given] for name in names if name in known}
     elif hasattr(given, "columns"):
@@ -420,6 +395,10 @@ def _cells(given: Any, names: Sequence[str]) -> dict[str, list[Any]]:
             f"{', '.join(names)}, whose cells may be empty."
         )
     return found
+
+
+def _are_dicts(given: Any) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(row, Mapping) for row in given)
 
 
 def _number(cell: Any) -> float:
@@ -469,10 +448,7 @@ class Served:
         import torch
 
         found = torch.cat(list(self._outputs(x)))
-        known = (
-            usable
-            & found.reshape(len(found), math.prod(found.shape[1:])).isfinite().all(dim=1).numpy()
-        )
+        known = usable & _flat(found).isfinite().all(dim=1).numpy()
         columns: dict[str, tuple[list[Any], type]]
         labels = self.labels or (range(found.shape[-1]) if self.counted else ())
         if found.ndim == 2 and found.shape[1] == len(labels) > 1:
@@ -481,7 +457,7 @@ class Served:
             columns = {"prediction": (chosen, object)}
             for place, label in enumerate(labels):
                 columns[f"probability_{label}"] = (shares[:, place].tolist(), float)
-        elif math.prod(found.shape[1:]) == 1 and not self.counted and self.labels is None:
+        elif _flat(found).shape[1] == 1 and not self.counted and self.labels is None:
             numbers = found.reshape(-1).double()
             if self.target_range is not None:
                 numbers = numbers.clamp(*self.target_range)
@@ -496,7 +472,7 @@ class Served:
     def _outputs(self, x: Any) -> Iterator[torch.Tensor]:
         import torch
 
-        inputs = torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, self.rows.dtype))
+        inputs = torch.from_numpy(np.ascontiguousarray(x))
         for start in range(0, max(len(x), 1), _AT_ONCE):
             part = inputs[start : start + _AT_ONCE]
             # Of no row or one, an exported program would be another.
@@ -506,12 +482,8 @@ class Served:
 
     def save(self, folder: Path) -> None:
         """Write all but the network into a folder, for :meth:`load`."""
-        document = {
-            "rows": self.rows.save(folder).to_dict(),
-            "labels": None if self.labels is None else list(self.labels),
-            "counted": self.counted,
-            "target_range": self.target_range,
-        }
+        document = {name: getattr(self, name) for name in ("labels", "counted", "target_range")}
+        document["rows"] = self.rows.save(folder).to_dict()
         # Dates of a YAML file become words here, which are read as dates again.
         (folder / _MODEL).write_text(json.dumps(document, default=str), encoding="utf-8")
 
@@ -526,4 +498,6 @@ class Served:
             if place in given:
                 given[place] = str(folder / given[place])
         network = torch.export.load(folder / NETWORK).module()
-        return cls(rows=KINDS[given.pop("kind")](**given), network=network, **document)
+        (kind,) = (one for one in _KINDS if one.kind == given["kind"])
+        del given["kind"]
+        return cls(rows=kind(**given), network=network, **document)

@@ -69,6 +69,7 @@ _ADVICE = {
     OTHER: "the values as the file has them",
     LABEL: "classes as the file has them",
 }
+_PLACES = {NO_DATE: "its column", OTHER: "task", LABEL: "task"}  # of what else: both
 _NINES = re.compile(r"-?9{2,}(\.0*)?")
 
 
@@ -368,7 +369,7 @@ class Tally:
                 one.used,
                 dict(one.records),
                 one.hint,
-                mends=" or ".join(mending(self.columns.get(column), why, one.seen)),
+                mends=_mends(self.columns.get(column), why, one.seen),
                 often=max(one.seen.values(), default=0),
                 choices=0 if isinstance(one.declared, str) else len(one.declared),
             )
@@ -408,6 +409,13 @@ class Tally:
             same=same if rows > 1 else "",
             clumped=clumped,
         )
+
+
+def _mends(column: Column | None, why: str, seen: Counter[str]) -> str:
+    """Say what to write, and where."""
+    if not (lines := mending(column, why, seen)) or lines[0].startswith("the file"):
+        return "".join(lines)
+    return f"{' or '.join(lines)} in {_PLACES.get(why, 'task, or in its column')}"
 
 
 def _digest(values: Any) -> bytes:

@@ -259,14 +259,14 @@ class _Pictures(Described):
                 f"{self.path} must be a folder of classes, or an .npz file of the arrays x and y "
                 f"({getattr(error, 'strerror', None) or type(error).__name__})."
             ) from None
-        if not self.rows.fits(x):
-            raise TaskDataError(
-                f"{self.path}: pictures are of shape {x.shape[1:]}, and task.shape declares {self.shape}."
-            )
         if x.dtype != np.uint8 and x.dtype.kind != "f":  # a wider type does not say what white is
             raise TaskDataError(
                 f"{self.path}: x holds {x.dtype}, whose scale is not known; save it as uint8 (0 to 255), or "
                 "as floats in [0, 1]."
+            )
+        if not self.rows.fits(x):
+            raise TaskDataError(
+                f"{self.path}: pictures are of shape {x.shape[1:]}, and task.shape declares {self.shape}."
             )
         if y.ndim != 1 or len(x) != len(y):
             raise TaskDataError(f"{self.path}: y must hold one class for each of x.")

@@ -85,7 +85,7 @@ def dated() -> Any:
 @contextlib.contextmanager
 def pyfunc_of(study: Study, arm: str) -> Iterator[dict[str, Any]]:
     """Give what MLflow's ``pyfunc`` flavour takes of a released model, as long as its files are there."""
-    find_extra("pandas", extra="ui", what="A model for MLflow")
+    frames = find_extra("pandas", extra="ui", what="A model for MLflow")
     for name in ("mlflow.pyfunc", "torch.fx", "torch.export"):
         logging.getLogger(name).setLevel(logging.ERROR)
     served = study.release(arm).served
@@ -105,17 +105,11 @@ def pyfunc_of(study: Study, arm: str) -> Iterator[dict[str, Any]]:
             "data_path": str(model),
             "code_paths": [str(Path(place) / package)],
             "signature": signature,
-            "input_example": _frame(example) if served.rows.names else example,
+            "input_example": frames.DataFrame(example) if served.rows.names else example,
             # Given, so that MLflow does not guess them by importing everything, for seconds.
             "pip_requirements": [f"{n}=={version(n).partition('+')[0]}" for n in needed],
             "metadata": tags_of(study, arm),
         }
-
-
-def _frame(rows: Any) -> Any:
-    import pandas
-
-    return pandas.DataFrame(rows)
 
 
 def _export(served: Served, path: Path, arm: str) -> None:
@@ -124,7 +118,7 @@ def _export(served: Served, path: Path, arm: str) -> None:
 
     network: Any = served.network
     x = torch.from_numpy(served.rows.read(served.rows.example())[0])
-    x = x.repeat(5, *(1 for _ in x.shape[1:])).to(getattr(torch, served.rows.dtype))
+    x = x.repeat(5, *(1 for _ in x.shape[1:]))
     if x.is_floating_point():
         x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     failed: Exception | None = None

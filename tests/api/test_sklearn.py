@@ -276,6 +276,16 @@ def test_what_is_not_supported_is_refused(make: Made, blobs: Any, tmp_path: Path
         make().fit(x, np.stack([y, y], axis=1))
     with pytest.raises(TypeError, match="sample_weight"):
         make().fit(x, y, sample_weight=np.ones(200))
+    texts, number = np.where(x > 0.5, "alice", "1").astype(object), make().get_params()
+    for name in ("classes", "strategy"):
+        del number[name]
+    for refused in (
+        lambda: make().fit(texts, y),
+        lambda: PrivateRegressor(**number, target_range=(0, 1)).fit(x, texts[:, 0]),
+    ):
+        with pytest.raises(InvalidInputError, match="must be numbers") as shown:
+            refused()
+        assert "alice" not in f"{shown.value} {shown.value.__cause__}"
     with pytest.raises(TypeError, match="classes"):
         PrivateClassifier((4.0, 1e-5), bounds=(0, 1))  # type: ignore[call-arg]
     with pytest.raises(InvalidInputError, match="one class alone"):

@@ -66,7 +66,6 @@ def in_new_thread():
 @pytest.mark.parametrize(
     ("method", "model", "candidates"),
     [
-        (SimpleDPSGD(1.0), mlp, good(8)),
         (SimpleDPSGD(1.0), dropping, good(8)),
         (HyFreeDP(1.0, 1.0), mlp, [{}] * 8),
     ],
