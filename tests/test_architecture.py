@@ -235,8 +235,8 @@ LINES = {
     "top level": 2161,
     "tracking": 1088,
     "training": 4,
-    "training/engine": 4657,
-    "training/mechanism": 3524,
+    "training/engine": 4661,
+    "training/mechanism": 3543,
     "training/methods": 2665,
     "views": 1372,
 }

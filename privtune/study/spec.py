@@ -352,7 +352,7 @@ class StudySpec(pydantic.BaseModel):
             inner = self.task.get("task")
             base = inner if isinstance(inner, str) else dict(inner or {}).get("path", "a table")
             return f"{base}, {self.task.get('trainable', 'all')}"
-        return str(self.task.get("path", "a table"))
+        return str(self.task.get("path") or self.task.get("build", "a table"))
 
     @property
     def weakened(self) -> str:

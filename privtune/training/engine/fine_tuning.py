@@ -19,9 +19,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from privtune.errors import InvalidInputError
 from privtune.training.engine.kernels import refuse_coupling
 from privtune.training.mechanism.data import TensorData, find_facts, find_unusable
-from privtune.training.mechanism.kernel import by_record, fresh, unwritten
+from privtune.training.mechanism.kernel import Largest, by_record, fresh, unwritten
 
-_PASS = 256  # records whose features are computed at once
+_PASS = 256  # records whose features are computed at once at most
 
 
 class Lora(nn.Module):
@@ -150,6 +150,7 @@ class FrozenPart:
     whole: nn.Module
     head: str
     together: bool = False
+    at_once: int = _PASS
     _known: weakref.WeakKeyDictionary[TensorData, TensorData] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -159,7 +160,9 @@ class FrozenPart:
         with torch.no_grad(), unwritten(self.whole):
             if not self.together:
                 return torch.stack([self._one(record) for record in x])
-            return torch.cat([by_record(self._one)(piece) for piece in torch.split(x, _PASS)])
+            return torch.cat(
+                [by_record(self._one)(piece) for piece in torch.split(x, self.at_once)]
+            )
 
     def _one(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the head is given for one record."""
@@ -203,7 +206,8 @@ def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
     refuse_coupling(model)
     part = FrozenPart(model, head)
     with torch.no_grad():
-        features = part.features(x)
+        with Largest() as largest:
+            features = part.features(x)
         seen = [fresh(model)[0](x) for _ in range(2)]
         found = part.model(model)(features)
         if not torch.equal(*seen) or found.shape != seen[0].shape:
@@ -217,7 +221,7 @@ def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
                 type(model).__name__,
                 "must take each record by itself: others change its features",
             )
-    together = replace(part, together=True)
+    together = replace(part, together=True, at_once=largest.at_once(_PASS))
     try:
         return together if _close(together.features(x), features) else part
     except Exception:  # no rule for an operation, a choice by value, numbers that are drawn

@@ -307,6 +307,24 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     return own
 
 
+class Largest(TorchFunctionMode):
+    """Notes the largest tensor of a pass over one record: that of a language model is its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note what a call gives."""
+        found = func(*args, **(kwargs or {}))
+        self.bytes = max(self.bytes, found.nbytes if isinstance(found, torch.Tensor) else 0)
+        return found
+
+    def at_once(self, most: int) -> int:
+        """Return how many records to take at once, so that no tensor is larger than 256 MiB."""
+        return max(1, min(most, 2**28 // self.bytes))
+
+
 class Apart(TorchFunctionMode):
     """Refuses rules for ``vmap`` that are not torch's own: they would be handed all records at once."""
 

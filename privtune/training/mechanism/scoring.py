@@ -22,7 +22,7 @@ from torch.nn import functional
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import data as records
 from privtune.training.mechanism import noise as noises
-from privtune.training.mechanism.kernel import Loss, LossOf, by_record, fresh, unwritten
+from privtune.training.mechanism.kernel import Largest, Loss, LossOf, by_record, fresh, unwritten
 from privtune.training.mechanism.metrics import (
     Floats,
     Joint,
@@ -33,7 +33,7 @@ from privtune.training.mechanism.metrics import (
     make_metric,
 )
 
-_CHUNK = 512  # records that are evaluated at once, each by itself
+_CHUNK = 512  # records that are evaluated at once at most, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _Weights = dict[str, torch.Tensor]
 _Terms: TypeAlias = Any  # a ScorePlan of `strategies`, from which nothing is imported here
@@ -172,8 +172,9 @@ def _sums(
     facts = records.find_facts(lambda x, y: one(x[0], y[0]), *data.like, device=device)
     data = data.to(device).held_to(facts)
     together = _vmapped(one, *made_up)
-    total = torch.zeros_like(one(x[0], y[0]))
-    for index in torch.split(torch.arange(len(data), device=device), _CHUNK):
+    with Largest() as seen:
+        total = torch.zeros_like(one(x[0], y[0]))
+    for index in torch.split(torch.arange(len(data), device=device), seen.at_once(_CHUNK)):
         x, y, unusable = data.fetch(index)
         found = _one_by_one(one, x, y, total) if together is None else together(x, y)
         if unusable is not None:

@@ -273,3 +273,36 @@ def test_a_record_that_cannot_be_used_adds_exactly_nothing(
     assert found == pytest.approx(without, rel=1e-12)
     assert score(plan, model, TensorData(x, y), rng=rng(), loss=loss) != found
     assert capfd.readouterr() == ("", "")
+
+
+class Wide(nn.Module):
+    """Gives a record as many numbers as 16 MiB hold, on its way to two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(x) + 0.0 * x.sum() * torch.ones(2**22).sum()
+        return found
+
+
+def test_records_of_large_tensors_are_scored_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A language model's logits of 512 texts fill the memory."""
+    sizes: list[int] = []
+    fetch = TensorData.fetch
+
+    def counted(self: TensorData, index: torch.Tensor) -> Any:
+        sizes.append(len(index))
+        return fetch(self, index)
+
+    monkeypatch.setattr(TensorData, "fetch", counted)
+    x, y = torch.rand(40, 2), torch.arange(40) % 2
+    model = Wide()
+    wide = score(EXACT, model, TensorData(x, y), rng=Streams(bytes(32)).numpy("score"))
+    assert sizes == [16, 16, 8]
+    narrow = score(EXACT, model.head, TensorData(x, y), rng=Streams(bytes(32)).numpy("score"))
+    assert sizes[3:] == [40]
+    assert wide == pytest.approx(narrow)
