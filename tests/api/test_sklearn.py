@@ -89,7 +89,7 @@ def blobs() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def make(tmp_path: Path) -> Made:
     def made(budget: Any = (4.0, 1e-5), **given: Any) -> PrivateClassifier:
         usual = {"bounds": (-1, 2), "classes": [0, 1], "strategy": FIXED, "epochs": 2}
-        return PrivateClassifier(budget, storage=tmp_path / "p.db", **{**usual, **given})
+        return PrivateClassifier(budget, **{**usual, "storage": tmp_path / "p.db", **given})
 
     return made
 
