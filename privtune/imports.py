@@ -6,6 +6,7 @@ import ast
 import gc
 import hashlib
 import importlib
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -195,3 +196,15 @@ def find_extra(module: str, *, extra: str, what: str) -> Any:
         raise PrivTuneError(
             f"{what} needs {library}, which is not installed: pip install 'privtune[{extra}]'."
         ) from None
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Silence Optuna's line about each study that it makes: none of them is the user's own."""
+    log = logging.getLogger("optuna")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from privtune.errors import PrivTuneError
+from privtune.imports import quiet_optuna
 
 if TYPE_CHECKING:
     import optuna
@@ -310,7 +311,8 @@ class Release:
             )
         storage = optuna.storages.InMemoryStorage()
         directions = [optuna.study.StudyDirection.MAXIMIZE]
-        storage.create_new_study(directions, self.arm)  # without Optuna's own announcement
+        with quiet_optuna():
+            storage.create_new_study(directions, self.arm)
         made = optuna.Study(self.arm, storage)
         made.add_trials(self.shown())
         return made

@@ -93,9 +93,9 @@ class Study:
         __getattr__ = answer
 
     def __repr__(self) -> str:
-        budget = self.spec.budget
+        budget, arms = self.spec.budget, ", ".join(self.arms) or "no arm yet"
         return (
-            f"<Study {self.name!r} of {self.spec.task_name}: {len(self.spec.arms)} arms, budget "
+            f"<Study {self.name!r} of {self.spec.task_name}: {arms}; budget "
             f"{budget.name!r} (ε = {budget.epsilon:g}, δ = {budget.delta:g}), "
             f"{self._life.storage.safe_url}>"
         )

@@ -10,10 +10,9 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from privtune.imports import unsearched
+from privtune.imports import quiet_optuna, unsearched
 from privtune.ledger.engines import translated
 from privtune.ledger.storage import Storage
 from privtune.spaces import categorical, inside, with_tuples
@@ -105,7 +104,8 @@ class ShownTrials:
         self._before = [name for name in results.names() if _ASKED in name]
         memory = optuna.storages.InMemoryStorage()
         # Of the same name: Hyperband derives a trial's bracket from it.
-        memory.create_new_study(study.directions, study.study_name)
+        with quiet_optuna():
+            memory.create_new_study(study.directions, study.study_name)
         self._memory = _Planned(study.study_name, memory)
         ended = study.get_trials(deepcopy=False, states=_ENDED)
         self._memory.add_trials([from_storage(trial) for trial in ended])
@@ -293,7 +293,7 @@ class StudyTrials:
             self._database.engine.dispose()
 
     def _open(self, arm: str) -> optuna.Study:
-        with _quiet():
+        with quiet_optuna():
             return optuna.create_study(
                 study_name=f"{self._study}/{arm}",
                 storage=self._storage,
@@ -345,15 +345,3 @@ def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
         if key.startswith(_OUTSIDE)
     }
     return {**trial.params, **outside}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Optuna's line about each study that it makes: an arm's study is no news to the user."""
-    log = logging.getLogger("optuna")
-    before = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

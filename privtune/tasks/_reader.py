@@ -329,6 +329,8 @@ def _typed(column: pa.Array) -> pa.Array:
     """Return a column of a file as numbers, booleans or text."""
     if is_plain(column.type):
         return column
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     try:
         text = column.cast("string")  # of decimals, too: two ids above 2^53 are one float
         text.validate(full=True)

@@ -1001,8 +1001,8 @@ a trained table is what the next trial starts from
 == study/spec.py
 a draft is taken for a spec
 | tasks/test_draft.py::test_a_draft_is_refused_until_it_is_filled_and_then_runs
--if left := list(unfilled(data)):
-+if (left := list(unfilled(data))) and not data:
+-if left := dict.fromkeys(unfilled(data, set())):
++if (left := dict.fromkeys(unfilled(data, set()))) and not data:
 
 == tasks/_draft.py
 a draft says what a record holds | tasks/test_draft.py::test_a_draft_says_nothing_of_a_record

@@ -215,7 +215,7 @@ def test_a_path_is_a_storage_wherever_a_url_is(
         shown = repr(study)
     assert "on this machine: privtune worker mine --storage p.db" in said
     assert shown == (
-        "<Study 'mine' of a build function: 0 arms, budget 'toy' (ε = 4, δ = 1e-05), sqlite:///p.db>"
+        "<Study 'mine' of a build function: no arm yet; budget 'toy' (ε = 4, δ = 1e-05), sqlite:///p.db>"
     )
     assert cli("study", "list", "--storage", "p.db").out == "mine\n"
     monkeypatch.setenv("PRIVTUNE_STORAGE", "p.db")
