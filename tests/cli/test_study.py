@@ -182,10 +182,11 @@ def test_a_plan_draws_ten_examples_and_shows_trades(cli: Cli, tmp_path: Path) ->
     assert "everything released (composition)" in done.out
     assert "times fewer" in done.out
     assert "needs --non-private" in done.out
+    spec = write(tmp_path, arms=[OPEN, ORACLE])
     document = json.loads(cli("study", "plan", spec, "--json").out)
     assert len(document["examples"]) == 10
     assert all(0.05 <= e["learning_rate"] <= 5.0 for e in document["examples"])
-    assert document["arms"][2]["guarantee"]["epsilon"] in (None, "inf")
+    assert document["arms"][1]["guarantee"]["epsilon"] in (None, "inf")
 
 
 def test_a_spec_is_created_and_run_at_once(cli: Cli, tmp_path: Path, at: tuple[str, str]) -> None:

@@ -75,21 +75,9 @@ def test_the_total_agrees_with_an_independent_rdp_composition() -> None:
     assert method.name == "hyfreedp"
 
 
-@pytest.mark.parametrize(
-    "task", [":", "a:", ":b", "..x:y", "a b:c", "os:sep", "\ud800:x", "os:getcwd"]
-)
-def test_a_task_that_is_none_is_one_sentence(task: str) -> None:
+def test_a_task_of_half_a_character_is_one_sentence() -> None:
     with pytest.raises(InvalidInputError, match="task = ") as caught:
-        toy_spec(task=task).load_task()
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["a: 2026-13-45", "a: " + "[" * 10_000, "a: " + "9" * 5000, "\0"])
-def test_odd_yaml_is_one_sentence(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "odd.yaml"
-    path.write_text(text)
-    with pytest.raises(SpecError, match=r"not YAML|too deeply") as caught:
-        StudySpec.from_file(path)
+        toy_spec(task="\ud800:x").load_task()
     assert "\n" not in str(caught.value)
 
 

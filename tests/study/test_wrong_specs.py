@@ -76,7 +76,7 @@ def test_a_wrong_spec_or_file_is_one_sentence(
     assert wrong["says"] in said
     assert "hunter2" not in said, "a password"
     assert "\n" not in said
-    assert ".." not in said.replace("...", "")
+    assert not re.search(r"(?<!\.)\.\.(\s|$)", said)
     assert said.endswith(".")
     # Names of parts of choices, of keys, of Pydantic's types and of its own sentences.
     assert not re.search(r"constrained|union|\[key\]|\.str\b|literal\[|Mapping|Input should", said)
