@@ -106,6 +106,23 @@ def test_candidates_of_as_many_views_share_a_stack(stacked: list[int]) -> None: 
         torch.testing.assert_close(alone.params, found[k].params, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("narrow", [16, 8])
+def test_candidates_of_other_augmentations_are_trained_apart(narrow: int) -> None:
+    """Functions that differ in a number alone, or in a tensor that they hold; also of a narrower net."""
+
+    def made(k: int) -> Any:
+        held = torch.full((8,), 0.5 + k)
+        return replace(
+            make(k, lambda: mlp(hidden=(16, narrow)[k])),
+            augment=lambda x: held * x + (0.1 + k) * torch.randn_like(x),
+            views=2,
+        )
+
+    for k, found in enumerate(run([made(0), made(1)])):
+        (alone,) = run([made(k)])
+        torch.testing.assert_close(found.params, alone.params, rtol=1e-4, atol=1e-5)
+
+
 def test_an_augmentation_sees_what_the_loss_sees() -> None:
     """Of dicts it gets the inputs, of units their rows; what it returns is packed again."""
     seen = []
