@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError
+from privtune.execution import launchers
 from privtune.execution.executor import Executor
 from privtune.execution.launchers import run_in_processes
 from privtune.ledger import Ledger
@@ -113,6 +114,7 @@ def test_a_process_that_died_gives_its_gpu_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launchers, "_GRACE", 0.1)  # those at work would stay for a minute
 
     def left() -> int:
         return 0 if {"0-1", "1-2"} <= {path.name for path in tmp_path.iterdir()} else 2
