@@ -26,6 +26,7 @@ from privtune.api import create_study
 from privtune.errors import InvalidInputError
 from privtune.imports import find_extra
 from privtune.ledger import Budget, Ledger
+from privtune.ledger.urls import masked_url
 from privtune.strategies import Fixed, InRun, Strategy
 from privtune.strategies.arms import needs_of
 from privtune.strategies.in_run import method_class
@@ -71,6 +72,10 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         import torch
 
         check_consistent_length(x, y)
+        if "://" in (url := str(self.storage)) and masked_url(url) != url:
+            allowed = "must hold no password: an estimator is shown and saved with its parameters"
+            remedy = "Write it into PGPASSWORD or ~/.pgpass."
+            raise InvalidInputError("storage", masked_url(url), allowed, remedy)
         budget = _budget_of(self.budget)
         strategy = self._usual if self.strategy is None else self.strategy
         count = len(x) if self.records is None else self.records

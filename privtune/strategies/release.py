@@ -237,7 +237,11 @@ class Release:
             PrivTuneError: As of :attr:`model`.
         """
         model = self.model
-        assert self.serve is not None, "whoever makes the model can serve it"  # noqa: S101
+        if self.serve is None:
+            raise PrivTuneError(
+                f"This release of arm {self.arm!r} takes no raw rows: ask its estimator, or "
+                f"study.release({self.arm!r})."
+            )
         return self.serve(model)
 
     def predict(self, given: Any) -> pandas.DataFrame:

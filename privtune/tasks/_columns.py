@@ -96,7 +96,8 @@ class Number(Column):
         values, faults = self.numbers(cells)
         values = np.where(np.isnan(values), self.missing, values)
         middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
-        return ((np.clip(values, self.low, self.high) - middle) / half)[:, None], faults
+        # Text has no -0: beside text a number of JSON would else have another sign.
+        return ((np.clip(values, self.low, self.high) - middle) / half)[:, None] + 0.0, faults
 
     def numbers(self, cells: pa.Array) -> tuple[Floats, list[Fault]]:
         """Return the numbers as they are written, and what is no number, missing or clipped."""

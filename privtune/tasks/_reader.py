@@ -39,6 +39,8 @@ _T = TypeVar("_T")
 BATCH = 2**15  # records that are read at once
 _BLOCK = 2**22  # bytes of a CSV file that are read at once
 _DELIMITERS = (",", ";", "\t", "|")
+# What some encodings take for more than its letters, and all bytes.
+_LETTERS = (b"\\n\\\n\\u000a+AGE-~{aa~}\x1b$Baa", bytes(range(256)))
 _NO_TABLES = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip"), "compressed: unpack it"),
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "a workbook: save its sheet as CSV"),
@@ -60,12 +62,15 @@ class Form:
                 "task.delimiter", said, 'must be one sign, such as ";" or "\\t"'
             )
         try:
-            letters = bytes(range(256)).decode(self.encoding, "replace")
-        except (LookupError, TypeError):
-            letters = ""
+            each = [bytes([one]).decode(self.encoding, "replace") for one in range(256)]
+            alone = "".join(each[:128]).encode() == bytes(range(128)) and all(
+                part.decode(self.encoding, "replace") == "".join(each[one] for one in part)
+                for part in _LETTERS
+            )
+        except (LookupError, TypeError, ValueError):
+            alone = False
         # Of several bytes a letter, a wrong one could swallow the end of its line, and so the next record.
-        known = str(self.encoding).lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig")
-        if not known and (len(letters) != 256 or not letters[:128].isascii()):
+        if not self._is_utf8 and not alone:
             raise InvalidInputError(
                 "task.encoding",
                 self.encoding,
@@ -75,7 +80,13 @@ class Form:
 
     def decoded(self, block: bytes) -> bytes:
         """Return text as UTF-8."""
-        return block if block.isascii() else block.decode(self.encoding, "replace").encode()
+        # Not utf-8-sig, which drops a mark of UTF-8 wherever a block of the file begins.
+        encoding = "utf-8" if self._is_utf8 else self.encoding
+        return block if block.isascii() else block.decode(encoding, "replace").encode()
+
+    @property
+    def _is_utf8(self) -> bool:
+        return str(self.encoding).lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig")
 
 
 UTF8 = Form()
@@ -211,10 +222,12 @@ def _csv(path: Path, names: Sequence[str], form: Form) -> Source:
                 continue
             options = arrow.ReadOptions(
                 column_names=list(map(str, range(len(header)))),
-                block_size=len(block) + 1,
+                block_size=len(block) + 2,
                 use_threads=False,
             )
-            found = arrow.read_csv(pa.BufferReader(block), options, parse, convert).combine_chunks()
+            # Arrow drops a mark of UTF-8 that a block starts with, which would be another record's doing.
+            text = pa.BufferReader(b"\n" + block)
+            found = arrow.read_csv(text, options, parse, convert).combine_chunks()
             if len(found):
                 yield {n: _whole(found[str(p)]) for n, p in zip(names, places, strict=True)}
         # Odd lines come last, by kind: in order of blocks, another person's lines would move them.
@@ -316,6 +329,8 @@ def _typed(column: pa.Array) -> pa.Array:
     """Return a column of a file as numbers, booleans or text."""
     if is_plain(column.type):
         return column
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     try:
         text = column.cast("string")  # of decimals, too: two ids above 2^53 are one float
         text.validate(full=True)

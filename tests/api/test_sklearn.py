@@ -89,7 +89,7 @@ def blobs() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def make(tmp_path: Path) -> Made:
     def made(budget: Any = (4.0, 1e-5), **given: Any) -> PrivateClassifier:
         usual = {"bounds": (-1, 2), "classes": [0, 1], "strategy": FIXED, "epochs": 2}
-        return PrivateClassifier(budget, storage=tmp_path / "p.db", **{**usual, **given})
+        return PrivateClassifier(budget, **{**usual, "storage": tmp_path / "p.db", **given})
 
     return made
 
@@ -154,6 +154,8 @@ def test_the_end_of_a_pipeline_is_cloned_and_pickled(
     again = pickle.loads(packed)
     assert (again.predict_proba(x) == fitted.predict_proba(x)).all()
     assert again.named_steps["model"].guarantee_ == model.guarantee_
+    with pytest.raises(PrivTuneError, match="ask its estimator"):
+        model.release_.predict(x)
     released = model.release_.state_dict()
     assert all(torch.equal(released[n], v) for n, v in model.release_.model.state_dict().items())
     assert len(charges(tmp_path)) == 1
@@ -255,6 +257,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "strategy": {"strategy": "auto"},
     "epochs": {"epochs": -1},
     "batch": {"expected_batch_size": 0},
+    "password": {"storage": "postgresql+psycopg://ann:hunter2@127.0.0.1/p"},
 }
 
 
@@ -265,6 +268,7 @@ def test_a_wrong_parameter_is_refused_before_anything_is_charged(
     with pytest.raises(PrivTuneError) as caught:
         make(**WRONG[wrong]).fit(*blobs)
     assert len(str(caught.value)) < 400
+    assert "hunter2" not in str(caught.value)
     assert study_names(tmp_path / "p.db") == []
 
 

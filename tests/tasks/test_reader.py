@@ -5,12 +5,14 @@ from __future__ import annotations
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from privtune.tasks import _reader
-from privtune.tasks._cells import texts
+from privtune.tasks._cells import column_of, texts
+from privtune.tasks._columns import Number
 
 pytestmark = pytest.mark.quick
 
@@ -52,3 +54,28 @@ def test_odd_lines_keep_their_order_whatever_the_blocks(
     (tmp_path / "a.csv").write_text("\n".join(lines))
     found = [row[0] for row in rows(_reader.open_table(tmp_path / "a.csv"), "a", "b")]
     assert found == ["2", "4", "6", "10", "8", "13", "1", "12"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_mark_of_utf_8_stays_wherever_a_block_begins(tmp_path: Path, encoding: str) -> None:
+    form = _reader.Form(encoding=encoding)
+    for name, before in (("a", ""), ("b", "1,2\n")):
+        (tmp_path / f"{name}.csv").write_text(f"a,b\n{before}\ufeff3,4\n", encoding="utf-8")
+    alone, beside = (
+        rows(_reader.open_table(tmp_path / f"{name}.csv", form=form), "a", "b") for name in "ab"
+    )
+    assert alone == beside[1:] == [("\ufeff3", "4")]
+
+
+def test_a_category_that_is_no_utf_8_ends_no_reading(tmp_path: Path) -> None:
+    buffers = [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    cells = pa.concat_arrays([pa.array(["x"]), pa.Array.from_buffers(pa.string(), 1, buffers)])
+    parquet.write_table(pa.table({"a": cells.dictionary_encode()}), tmp_path / "a.parquet")
+    found = rows(_reader.open_table(tmp_path / "a.parquet"), "a")
+    assert found == [("x",), ("\ufffd\ufffd",)]
+
+
+def test_a_zero_has_one_sign_beside_any_others() -> None:
+    number = Number(name="a", low=-1.0, high=1.0, missing=0.0)
+    for cells in ([-0.0], [-0.0, "x"], ["-0.0"]):
+        assert not np.signbit(number.read(column_of(cells))[0][0])
