@@ -208,7 +208,7 @@ class Watch(TorchFunctionMode):
                 raise RuntimeError("autocast inside: leave it out, and pass precision='bfloat16'")
             if func is torch.Tensor.register_hook:
                 raise RuntimeError("a hook on a gradient would see all records at once")
-            if func is torch.Tensor.requires_grad_:
+            if func is torch.Tensor.requires_grad_ and functorch.is_batchedtensor(args[0]):
                 return args[0]  # whose gradient goes on in any case
             if read is _MADE_BY:  # under vmap there is none, and a hook on it would be left out
                 raise RuntimeError("what reads grad_fn would see all records at once")
