@@ -14,10 +14,10 @@ import typer
 from privtune.cli import _common as common
 from privtune.errors import InvalidInputError
 from privtune.imports import libraries, users_code
-from privtune.numbers import json_ready, show_epsilon
+from privtune.numbers import json_ready, show_epsilon, show_left
 
 if TYPE_CHECKING:
-    from privtune.study import Study
+    from privtune.study import Study, StudyPlan, StudySpec
 
 app = typer.Typer()
 SpecFile = Annotated[Path, typer.Argument(help="The study's spec, a YAML file.")]
@@ -97,9 +97,13 @@ def plan(
     ] = False,
     data: Data = None,
     curator: Curator = False,
+    storage: Annotated[
+        str | None,
+        typer.Option("--storage", help="Say also whether the budget of this database holds it."),
+    ] = None,
     as_json: common.AsJson = False,
 ) -> None:
-    """Show what a study would do and cost, arm by arm. Touches no storage, and data for a curator alone."""
+    """Show what a study would do and cost, arm by arm. Charges nothing; reads data for a curator alone."""
     from privtune.cli import _tables
     from privtune.ledger.values import show_adjacency
     from privtune.study import StudySpec, plan_study
@@ -133,6 +137,7 @@ def plan(
                 **({} if records is None else {"records": records.to_dict()}),
             }
         )
+        _check_budget(planned, parsed, storage)
         return
     for stage, guarantee in stages:
         _tables.print_stage(stage, guarantee, ", before the arms, for all")
@@ -156,6 +161,28 @@ def plan(
     if advised is not None:
         common.say("With a change, and everything else as planned, all arms together would be:")
         common.show_changes(advised)
+    if left := _check_budget(planned, parsed, storage):
+        common.say(left)
+
+
+def _check_budget(planned: StudyPlan, spec: StudySpec, storage: str | None) -> str:
+    """Refuse a study that a stored budget does not hold; say what holds it."""
+    if storage is None:
+        return ""
+    from privtune.ledger import Ledger
+    from privtune.ledger.places import checked_url, database_path
+
+    name, path = spec.budget.name, database_path(checked_url(storage))
+    absent = f"Budget {name} is not there yet: privtune study create makes it."
+    if path is not None and not path.exists():
+        return absent  # opening a ledger would make the file
+    with Ledger(storage) as ledger:
+        if name not in [budget.name for budget in ledger.budgets()]:
+            return absent
+        left = ledger.remaining(name)
+        plans = (*planned.stages, *planned.plans)
+        ledger.check(name, [plan.event for plan in plans if plan.is_private])
+    return f"Budget {name}, of which ε = {show_left(left)} is left, holds this study."
 
 
 @app.command()

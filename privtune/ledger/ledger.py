@@ -109,11 +109,10 @@ def check_requests(requests: Sequence[ChargeRequest]) -> None:
         raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
 
 
-def ask(history: History, requests: Sequence[ChargeRequest]) -> None:
-    """Refuse requests that do not fit before the budget is locked, and say what would fit."""
-    if not requests:
+def ask(history: History, events: Sequence[acc.Event]) -> None:
+    """Refuse events that do not fit before the budget is locked, and say what would fit."""
+    if not events:
         return
-    events = [request.event for request in requests]
     try:
         admit(history, events)
     except BudgetExceededError as error:
@@ -266,7 +265,7 @@ class Ledger:
         check_requests(requests)
         # Outside of the lock, since what would fit takes seconds to find.
         now = self.log.current(budget)
-        ask(now, numbered(now, requests)[1])
+        ask(now, [request.event for request in numbered(now, requests)[1]])
         numbers: list[int] = []
 
         def decide(connection: Connection, history: History) -> list[Line]:
@@ -437,6 +436,10 @@ class Ledger:
         """Return the ε that the odometer leaves of a `budget`, never below 0."""
         history = self.log.current(budget)
         return max(0.0, history.terms().epsilon - odometer(history).epsilon)
+
+    def check(self, budget: str, events: Sequence[acc.Event]) -> None:
+        """Raise ``BudgetExceededError`` if a `budget` does not hold `events` now; charge nothing."""
+        ask(self.log.current(budget), events)
 
     def filter_state(self, budget: str) -> FilterState:
         """Return the privacy filter of a `budget`: whether it is in force, and what it has left."""

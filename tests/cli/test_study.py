@@ -33,6 +33,22 @@ def spec(tmp_path: Path) -> str:
     return write(tmp_path)
 
 
+def test_plan_says_whether_a_stored_budget_holds_the_study(
+    cli: Cli, spec: str, at: tuple[str, str], tmp_path: Path
+) -> None:
+    assert "Budget toy is not there yet" in cli("study", "plan", spec, *at).out
+    assert not (tmp_path / "p.db").exists()
+    assert cli("study", "create", spec, *at).code == 0
+    assert "is left, holds this study." in cli("study", "plan", spec, *at).out
+    spent = tmp_path / "spent.json"
+    spent.write_text(json.dumps({"type": "zcdp", "rho": 0.05}))
+    assert cli("budget", "charge", "toy", str(spent), "--note", "another tool", *at).code == 0
+    refused = cli("study", "plan", spec, *at)
+    assert refused.code == 1
+    assert "does not hold this" in refused.err
+    assert "expected runs" in refused.out
+
+
 def test_plan_shows_every_arm_and_touches_nothing(
     cli: Cli, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
