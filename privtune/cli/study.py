@@ -90,7 +90,7 @@ def draft(
 
 
 @app.command()
-def plan(
+def plan(  # noqa: PLR0917 (the command line passes them by name)
     spec: SpecFile,
     advice: Annotated[
         bool, typer.Option("--advice", help="Say what would cost or save most; takes longer.")
@@ -180,8 +180,8 @@ def _check_budget(planned: StudyPlan, spec: StudySpec, storage: str | None) -> s
         if name not in [budget.name for budget in ledger.budgets()]:
             return absent
         left = ledger.remaining(name)
-        plans = (*planned.stages, *planned.plans)
-        ledger.check(name, [plan.event for plan in plans if plan.is_private])
+        events = [plan.event for plan in planned.plans if plan.is_private]
+        ledger.check(name, [*(stage.event for stage in planned.stages), *events])
     return f"Budget {name}, of which ε = {show_left(left)} is left, holds this study."
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from sqlalchemy.engine import Connection
 
-from privtune.accounting import Guarantee
+from privtune.accounting import Event, Guarantee
 from privtune.errors import InvalidInputError
 from privtune.ledger.admission import FilterState, admit, filter_state, odometer, suggestions
 from privtune.ledger.chain import Kind
@@ -109,7 +109,7 @@ def check_requests(requests: Sequence[ChargeRequest]) -> None:
         raise InvalidInputError("requests", requests, "must be at least one ChargeRequest")
 
 
-def ask(history: History, events: Sequence[acc.Event]) -> None:
+def ask(history: History, events: Sequence[Event]) -> None:
     """Refuse events that do not fit before the budget is locked, and say what would fit."""
     if not events:
         return
@@ -437,7 +437,7 @@ class Ledger:
         history = self.log.current(budget)
         return max(0.0, history.terms().epsilon - odometer(history).epsilon)
 
-    def check(self, budget: str, events: Sequence[acc.Event]) -> None:
+    def check(self, budget: str, events: Sequence[Event]) -> None:
         """Raise ``BudgetExceededError`` if a `budget` does not hold `events` now; charge nothing."""
         ask(self.log.current(budget), events)
 
