@@ -235,7 +235,7 @@ LINES = {
     "top level": 2179,
     "tracking": 1088,
     "training": 4,
-    "training/engine": 4661,
+    "training/engine": 4663,
     "training/mechanism": 3543,
     "training/methods": 2665,
     "views": 1372,

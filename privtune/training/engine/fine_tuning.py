@@ -160,9 +160,11 @@ class FrozenPart:
         with torch.no_grad(), unwritten(self.whole):
             if not self.together:
                 return torch.stack([self._one(record) for record in x])
-            return torch.cat(
-                [by_record(self._one)(piece) for piece in torch.split(x, self.at_once)]
-            )
+            # Always as many: sums of another number of records end in other last digits, so that one
+            # record more would change the features of others.
+            spare = x.new_zeros((-len(x) % self.at_once, *x.shape[1:]))
+            pieces = torch.split(torch.cat([x, spare]), self.at_once)
+            return torch.cat([by_record(self._one)(piece) for piece in pieces])[: len(x)]
 
     def _one(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the head is given for one record."""

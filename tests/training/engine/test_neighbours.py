@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -367,6 +368,17 @@ def test_features_of_a_frozen_part_hang_on_their_own_record(model: Callable[[], 
     plain = model()
     plain.load_state_dict(part.whole.state_dict())
     torch.testing.assert_close(part.features(x), plain.a(plain.before(x)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("records", [1, 2, 257, 258])
+def test_features_of_a_frozen_part_are_the_same_among_more_records(records: int) -> None:
+    body = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128))
+    model = nn.Sequential(OrderedDict(body=body, head=nn.Linear(128, 3)))
+    part = part_of_model(set_trainable(model, "head"), torch.randn(3, 64))
+    assert part is not None
+    assert part.together
+    x = torch.randn(600, 64)
+    assert torch.equal(part.features(x[:records]), part.features(x)[:records])
 
 
 class Padded(nn.Module):
