@@ -438,7 +438,15 @@ class Ledger:
         return max(0.0, history.terms().epsilon - odometer(history).epsilon)
 
     def check(self, budget: str, events: Sequence[Event]) -> None:
-        """Raise ``BudgetExceededError`` if a `budget` does not hold `events` now; charge nothing."""
+        """Refuse events that a budget does not hold at this moment. Charges nothing.
+
+        Args:
+            budget: The budget's name.
+            events: What would be charged, together.
+
+        Raises:
+            BudgetExceededError: They do not fit; says what would.
+        """
         ask(self.log.current(budget), events)
 
     def filter_state(self, budget: str) -> FilterState:
