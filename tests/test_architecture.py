@@ -227,7 +227,7 @@ LINES = {
     "audit": 1796,
     "cli": 2548,
     "execution": 1155,
-    "ledger": 5059,
+    "ledger": 5060,
     "plots": 952,
     "strategies": 4140,
     "study": 6974,

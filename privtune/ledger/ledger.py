@@ -150,6 +150,7 @@ class Ledger:
         >>> spent = ledger.spent("clinic").epsilon
         >>> round(spent, 1), spent + ledger.remaining("clinic")  # 1.8 if nothing could follow
         (2.1, 3.0)
+        >>> ledger.check("clinic", [Gaussian(20.0)])  # it would fit
         >>> [count] = ledger.reserve("clinic", [ChargeRequest(Gaussian(20.0), note="a count")])
         >>> ledger.void(count.id).state, ledger.charge("clinic-2") == ledger.charges("clinic")[1]
         (<ChargeState.VOIDED: 'voided'>, True)
