@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from privtune.study import Trial
 
-__all__ = ["PrivateClassifier", "PrivateRegressor", "PublicClassesWarning"]
+__all__ = ["PrivateClassifier", "PrivateRegressor", "PublicFactWarning"]
 
 FROM_Y = "from y"
 _BATCHES = 16  # expected batches of an epoch
@@ -53,8 +53,8 @@ _NORMS = (0.1, 10.0)
 Floats = npt.NDArray[np.float64]
 
 
-class PublicClassesWarning(UserWarning):
-    """The list of classes was read from the labels, and no guarantee protects it."""
+class PublicFactWarning(UserWarning):
+    """A fact was read from the records and counts as public, so that no guarantee protects it."""
 
 
 class _Private(BaseEstimator):  # type: ignore[misc]
@@ -79,6 +79,13 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         budget = _budget_of(self.budget)
         strategy = self._usual if self.strategy is None else self.strategy
         count = len(x) if self.records is None else self.records
+        if self.records is None:
+            warnings.warn(
+                f"records is not given: the number of records, {count}, sets the sampling rate and counts as "
+                "public; no guarantee protects it. Pass the number that you expect.",
+                PublicFactWarning,
+                stacklevel=3,
+            )
         records = check_integer("records", count, at_least=1, at_most=10**12)
         held = _share(self.validation, records) if needs_of(strategy).score else 0
         split, batch = {"train": records - held}, self.expected_batch_size
@@ -179,7 +186,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     Example:
         >>> from sklearn.datasets import load_iris
         >>> x, y = load_iris(return_X_y=True)
-        >>> model = PrivateClassifier((4.0, 1e-5), bounds=(0, 8), classes=[0, 1, 2], random_state=0)
+        >>> model = PrivateClassifier(
+        ...     (4.0, 1e-5), bounds=(0, 8), classes=[0, 1, 2], records=150, random_state=0
+        ... )
         >>> model.fit(x, y).predict(x[:1]), model.predict_proba(x).shape, model.guarantee_.epsilon <= 4.0
         (array([0]), (150, 3), True)
         >>> model.fit(x, y)
@@ -284,7 +293,9 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     Example:
         >>> import numpy as np
         >>> x = np.linspace(0, 1, 500)[:, None]
-        >>> model = PrivateRegressor((8.0, 1e-5), bounds=(0, 1), target_range=(0, 3), random_state=0)
+        >>> model = PrivateRegressor(
+        ...     (8.0, 1e-5), bounds=(0, 1), target_range=(0, 3), records=500, random_state=0
+        ... )
         >>> model = model.fit(x, 2 * x[:, 0])
         >>> 0.8 < model.predict([[0.5]]).item() < 1.2, model.score(x, 2 * x[:, 0]) > 0.9  # made-up records
         (True, True)
@@ -425,7 +436,7 @@ def _classes_of(given: Any, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
         warnings.warn(
             "classes='from y': which labels occur is read from y and taken as public; no guarantee "
             "protects it. Pass the list of all classes.",
-            PublicClassesWarning,
+            PublicFactWarning,
             stacklevel=3,
         )
         check_classification_targets(y)

@@ -332,7 +332,10 @@ class StudySpec(pydantic.BaseModel):
         try:
             data = read_yaml(read_bounded(path).decode())
         except OSError as error:
-            raise SpecError(f"Cannot read {path}: {error.strerror}.") from error
+            stored = (
+                "" if path.suffix else f" A stored study is shown by: privtune study show {path}"
+            )
+            raise SpecError(f"Cannot read {path}: {error.strerror}.{stored}") from error
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             # Dates that are none and numbers that are too long are ValueErrors, bad UTF-8 too.
             said = " ".join(str(error).split()).rstrip(".")

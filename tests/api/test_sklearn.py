@@ -28,7 +28,7 @@ from privtune import Budget, PrivTuneError, load_study, strategies
 from privtune.accounting import PoissonSampled, Repeated
 from privtune.errors import InvalidInputError
 from privtune.ledger import BudgetExceededError, Charge, Ledger
-from privtune.sklearn import PrivateClassifier, PrivateRegressor, PublicClassesWarning
+from privtune.sklearn import PrivateClassifier, PrivateRegressor, PublicFactWarning
 from privtune.study import study_names
 from privtune.study.failures import UnusableRecordsError
 from tests.test_extras import hide
@@ -56,7 +56,7 @@ def named(kind: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::privtune.sklearn.PublicClassesWarning")
+@pytest.mark.filterwarnings("ignore::privtune.sklearn.PublicFactWarning")
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")  # its own
 @pytest.mark.parametrize(
     ("kind", "place"),
@@ -88,7 +88,13 @@ def blobs() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 @pytest.fixture
 def make(tmp_path: Path) -> Made:
     def made(budget: Any = (4.0, 1e-5), **given: Any) -> PrivateClassifier:
-        usual = {"bounds": (-1, 2), "classes": [0, 1], "strategy": FIXED, "epochs": 2}
+        usual = {
+            "bounds": (-1, 2),
+            "classes": [0, 1],
+            "strategy": FIXED,
+            "epochs": 2,
+            "records": 200,
+        }
         return PrivateClassifier(budget, **{**usual, "storage": tmp_path / "p.db", **given})
 
     return made
@@ -215,11 +221,17 @@ def test_what_is_outside_of_the_public_facts_is_clipped_or_adds_nothing(
         weights(x, np.array(["a", "b"])[y], classes=["b", "a"]),
         weights(x, y),
     )
-    with pytest.warns(PublicClassesWarning, match="no guarantee protects it"):
+    with pytest.warns(PublicFactWarning, match="no guarantee protects it"):
         assert np.array_equal(weights(x, y, classes="from y"), weights(x, y))
 
     def number(range_: tuple[float, float] = (0.0, 1.0)) -> PrivateRegressor:
-        at = {"storage": tmp_path / "p.db", "random_state": 1, "epochs": 2, "epsilon": 2.0}
+        at = {
+            "storage": tmp_path / "p.db",
+            "random_state": 1,
+            "epochs": 2,
+            "epsilon": 2.0,
+            "records": 200,
+        }
         return PrivateRegressor(budget, bounds=(-1, 2), target_range=range_, **at)
 
     far = np.where(y == 1, 9.0, -9.0)
@@ -230,6 +242,14 @@ def test_what_is_outside_of_the_public_facts_is_clipped_or_adds_nothing(
     assert np.array_equal(weights(x, 10 * y + 5, number((5.0, 15.0))), weights(x, y, number()))
 
 
+def test_the_number_of_records_counts_as_public_where_it_is_read(make: Made, blobs: Any) -> None:
+    with pytest.warns(
+        PublicFactWarning, match="the number of records, 200, sets the sampling rate"
+    ):
+        make(records=None).fit(*blobs)
+
+
+@pytest.mark.filterwarnings("ignore::privtune.sklearn.PublicFactWarning")
 def test_the_number_of_records_sets_the_sampling_rate(
     make: Made, blobs: Any, tmp_path: Path
 ) -> None:

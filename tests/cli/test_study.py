@@ -163,6 +163,7 @@ def test_the_comparison_never_shows_what_is_sealed(
     ("args", "message"),
     [
         (("study", "create", "none.yaml"), "Cannot read none.yaml"),
+        (("study", "plan", "toy"), "A stored study is shown by: privtune study show toy"),
         (("ui",), "Nothing has been logged"),
     ],
 )
