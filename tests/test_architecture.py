@@ -230,7 +230,7 @@ LINES = {
     "ledger": 5060,
     "plots": 952,
     "strategies": 4140,
-    "study": 6975,
+    "study": 6977,
     "tasks": 6265,
     "top level": 2190,
     "tracking": 1088,
