@@ -225,7 +225,7 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
 LINES = {
     "accounting": 7789,
     "audit": 1796,
-    "cli": 2548,
+    "cli": 2558,
     "execution": 1155,
     "ledger": 5060,
     "plots": 952,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich import progress as rich_progress
 from rich.console import Console, RenderableType
 
-from privtune.cli._common import planning
+from privtune.cli._common import planning, say
 from privtune.imports import libraries
 
 if TYPE_CHECKING:
@@ -140,6 +140,16 @@ def opened(name: str, storage: str, *, curator: bool = False) -> Study:
     spec = StudySpec.from_file(path)
     with planning(spec):
         study, others = made(spec, storage, curator=curator)
+    if others and (status := study.status()) and {one.state for one in status} == {"planned"}:
+        # Whoever corrects a spec after a refusal goes on with it: nothing depends on the old plan.
+        say(
+            f"Study {spec.name!r} had charged nothing, and is planned anew: {', '.join(others)}.",
+            err=True,
+        )
+        study.delete()
+        study.close()
+        with planning(spec):
+            study, others = made(spec, storage, curator=curator)
     if others:
         study.close()
         raise PrivTuneError(

@@ -219,19 +219,22 @@ def test_a_spec_is_created_and_run_at_once(cli: Cli, tmp_path: Path, at: tuple[s
     assert json.loads(cli("budget", "show", "toy", *at, "--json").out) == spent
 
 
-def test_a_spec_that_was_changed_is_not_the_study_that_is_there(
+def test_a_spec_that_was_changed_is_planned_anew_until_something_is_charged(
     cli: Cli, tmp_path: Path, at: tuple[str, str]
 ) -> None:
-    assert cli("study", "create", write(tmp_path, arms=[OPEN]), *at).code == 0
-    spec = write(tmp_path, arms=[{**OPEN, "trials": 3}], epochs=3)
-    refused = cli("study", "run", spec, *at, "--no-mlflow")
+    first = {**OPEN, "trials": 3}
+    assert cli("study", "create", write(tmp_path, arms=[first]), *at).code == 0
+    done = cli("study", "run", write(tmp_path, arms=[OPEN]), *at, "--no-mlflow")
+    assert done.code == 0, done.err
+    assert "Study 'toy' had charged nothing, and is planned anew: arms." in done.err
+    spent = json.loads(cli("budget", "show", "toy", *at, "--json").out)
+    refused = cli("study", "run", write(tmp_path, arms=[first], epochs=3), *at, "--no-mlflow")
     assert refused.code == 1
     assert "created with other arms, epochs than toy.yaml has now" in refused.err
     assert "privtune study delete" in refused.err
     assert "privtune study run toy." in refused.err
     assert refused.err.count("\n") == 1
-    done = cli("study", "run", write(tmp_path, arms=[OPEN]), *at, "--no-mlflow")
-    assert done.code == 0, done.err
+    assert json.loads(cli("budget", "show", "toy", *at, "--json").out) == spent
 
 
 def test_the_demo_goes_on_with_no_other_study(cli: Cli, tmp_path: Path) -> None:
