@@ -163,7 +163,8 @@ class FrozenPart:
             # Always as many: sums of another number of records end in other last digits, so that one
             # record more would change the features of others.
             spare = x.new_zeros((-len(x) % self.at_once, *x.shape[1:]))
-            pieces = torch.split(torch.cat([x, spare]), self.at_once)
+            *pieces, last = torch.split(x, self.at_once)
+            pieces = [*pieces, torch.cat([last, spare])]  # the records themselves are not copied
             return torch.cat([by_record(self._one)(piece) for piece in pieces])[: len(x)]
 
     def _one(self, x: torch.Tensor) -> torch.Tensor:
