@@ -21,7 +21,7 @@ from privtune.study import Observer
 from privtune.study.seal import round_ran
 from privtune.tracking import store
 from privtune.tracking.machine import MachineSampler
-from privtune.tracking.model import dated, pyfunc_of, tags_of
+from privtune.tracking.model import dated, pyfunc_of
 from privtune.tracking.store import TrackingUnavailableError, tracking_uri
 from privtune.tracking.view import VIEW_TAG, saved_view
 from privtune.training.mechanism.metrics import lower_is_better
@@ -168,7 +168,6 @@ def log_model(
     if release.is_nothing:
         raise PrivTuneError(f"Arm {arm!r} of study {study.name!r} has released no model.")
     sync_study(study, uri=uri)
-    tags = tags_of(study, arm)
     place = tracking_uri(study.storage, uri)
     with store.open_client(study.storage, place) as client, _fluent(place):
         experiment = store.experiment_id(client, study.name, storage=study.storage, tags={})
@@ -187,14 +186,14 @@ def log_model(
                 flavor=mlflow.pyfunc,
                 run_id=run,
                 registered_model_name=register,
-                tags=tags,
+                tags=given["metadata"],
                 **given,
             )
         forget_times(artifact_root(study.storage) / "mlflow", within=True)
         if register is not None:
             view = record.budget_view(study)
             ours = [c.id for c in view.charges if (c.study, c.arm) == (study.name, arm)]
-            tags |= {
+            tags = given["metadata"] | {
                 "privtune.method": release.guarantee.method,
                 "privtune.charge": ours[-1] if ours else "",
                 "privtune.event": plan.event.to_json()[:5_000],
