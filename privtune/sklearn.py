@@ -25,7 +25,7 @@ from privtune.accounting._checks import check_integer
 from privtune.api import create_study
 from privtune.errors import InvalidInputError
 from privtune.imports import find_extra
-from privtune.ledger import Budget, Ledger
+from privtune.ledger import Budget
 from privtune.ledger.urls import masked_url
 from privtune.strategies import Fixed, InRun, Strategy
 from privtune.strategies.arms import needs_of
@@ -110,9 +110,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             try:
                 release = study.optimize(**arm)
             except BaseException:
-                with Ledger(self.storage) as ledger:
-                    charged = any(one.study == name for one in ledger.charges(budget.name))
-                if not charged:
+                if not study.arms:  # an arm of an open study is there from its charge on
                     study.delete()
                 raise
             model = release.model

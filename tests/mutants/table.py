@@ -1035,8 +1035,8 @@ an estimator holds the records of its study
 +replace(release, make
 a fit that is refused leaves its study
 | api/test_sklearn.py::test_each_fit_is_charged_once_and_refused_where_it_does_not_fit
--if not charged:
-+if charged is None:
+-if not study.arms:
++if study.arms is None:
 
 == ledger/places.py
 an address without its scheme, and with a password, is taken for a path
