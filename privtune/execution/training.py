@@ -200,6 +200,7 @@ def scored_as(
 ) -> tuple[torch.nn.Module, Loss | OfRecords]:
     """Return a task's model and its loss as its metric takes them."""
     from privtune.training.mechanism.data import OfUnits
+    from privtune.training.mechanism.metrics import is_of_loss
     from privtune.training.mechanism.scoring import OfRecords, cross_entropy
 
     if terms.metric in ("cost", "value"):
@@ -210,7 +211,7 @@ def scored_as(
         return model, OfRecords(task.score_of)
     if task.loss_of is None:
         return model, task.loss
-    if terms.metric in ("loss", "perplexity"):
+    if is_of_loss(terms.metric):
         return model, OfRecords(task.loss_of)
     inner = model if task.tree is None else task.tree.inputs.wrap(model)
     return OfUnits(inner, len(task.input_shape) - 1) if task.unit else inner, cross_entropy

@@ -45,6 +45,7 @@ from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import TASK, give_out, make_files, telling
 from privtune.tasks import Score, Task, TaskDataError
 from privtune.training.engine.compute import Compute, check_device
+from privtune.training.mechanism.metrics import is_of_loss
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
@@ -417,7 +418,7 @@ def _declared(
             "Leave one of them out.",
         )
     score = score if isinstance(score, Score) else Score(score or "accuracy")
-    if score.metric in ("loss", "perplexity"):
+    if is_of_loss(score.metric):
         raise InvalidInputError(
             "score",
             score.metric,

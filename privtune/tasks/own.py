@@ -27,6 +27,7 @@ from privtune.training.mechanism.data import (
     sum_of_rows,
 )
 from privtune.training.mechanism.kernel import LossOf
+from privtune.training.mechanism.metrics import is_of_loss
 
 _FIELDS = (
     "build", "loss", "score", "data", "split", "train", "validation", "test", "public", "classes",
@@ -295,7 +296,7 @@ def _scored(given: Any, records: Records) -> tuple[Score | None, LossOf | None]:
     if callable(score.metric) or ":" in score.metric:
         function = _function("score", score.metric)
         return replace(score, metric=function), _packed(function, records, mean_of_rows)
-    if score.metric not in ("loss", "perplexity") and not records.target:
+    if not is_of_loss(score.metric) and not records.target:
         raise InvalidInputError(
             "score",
             score.metric,

@@ -26,7 +26,7 @@ from privtune.tracking.store import TrackingUnavailableError, tracking_uri
 from privtune.tracking.view import VIEW_TAG, saved_view
 from privtune.training.mechanism.metrics import lower_is_better
 from privtune.views import record
-from privtune.views.text import budget_line, metric_of, utility_name
+from privtune.views.text import budget_line, first_metric, metric_of
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
@@ -133,7 +133,7 @@ def _view(study: Study, status: Sequence[ArmStatus]) -> str:
     released = dict.fromkeys(name for release in releases for name in release.params)
     # An open study's space is what its function suggests: all that is released belongs to it.
     params = [name for name in study.spec.space or released if name in released]
-    utility = utility_name(status).split(" or ")[0]
+    utility = first_metric(status)
     return saved_view(
         params=params,
         curves=sorted(curves),

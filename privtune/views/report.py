@@ -86,7 +86,7 @@ def render_chart(study: Study, kind: str = ".html") -> str | bytes:
         why = "no released arm has it, or others have another one"
         remedy = "Run the study first, or see the table: privtune study compare NAME."
         raise InvalidInputError("metric", name, why, remedy)
-    chart = plot_comparison(study, metric=_metric(arms), arms=arms)
+    chart = plot_comparison(study, metric=text.first_metric(arms), arms=arms)
     if kind != ".html":
         return to_image(chart, kind)
     return render("chart.html", plotly=True, title=study.name, shown=_compared(chart, arms))
@@ -99,16 +99,12 @@ def _compared(chart: go.Figure, arms: Sequence[ArmStatus]) -> Values:
     return {**figure("arms", chart), "lines": chart.data[0].error_x.visible, **said}
 
 
-def _metric(arms: Sequence[ArmStatus]) -> str:
-    return text.utility_name(arms).split(" or ")[0]  # losses and accuracies have no order in common
-
-
 def _comparison(arms: Sequence[ArmStatus]) -> Values:
     from privtune.plots._study import ranked
 
     utility, values = text.utility_column(arms)
     rows = []
-    for arm, _ in ranked(arms, _metric(arms)):
+    for arm, _ in ranked(arms, text.first_metric(arms)):
         release = arm.release
         row = (
             arm.plan.arm,
@@ -141,7 +137,7 @@ def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
         "numeric": ("ε added", "ε alone"),
     }
     found: Values = {"budget": figure("budget", plots.plot_budget(study), numbers=parts)}
-    chart = plots.plot_comparison(study, metric=_metric(arms), arms=arms)
+    chart = plots.plot_comparison(study, metric=text.first_metric(arms), arms=arms)
     found["comparison"] = _compared(chart, arms)
     if any(arm.release is not None and arm.release.curves for arm in arms):
         found["trajectories"] = figure("trajectories", plots.plot_trajectories(study, arms=arms))

@@ -93,6 +93,11 @@ def show_metric(name: str, value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.6g}"
 
 
+def first_metric(arms: Sequence[ArmStatus]) -> str:
+    """Return the one metric that arms are ranked by: losses and accuracies have no order in common."""
+    return utility_name(arms).split(" or ")[0]
+
+
 def utility_name(arms: Sequence[ArmStatus]) -> str:
     """Return the name of what arms are compared by: a test metric, or else the validation score."""
     released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]

@@ -501,6 +501,11 @@ def is_mean(name: str) -> bool:
     return issubclass(METRICS.get(name, OwnScore), _OneSum)
 
 
+def is_of_loss(name: object) -> bool:
+    """Return whether a metric is computed of the loss that was trained on."""
+    return name in (_ClippedLoss.name, _Perplexity.name)
+
+
 def perplexity(loss: float) -> float:
     """Return the perplexity of a mean token loss in nats."""
     return math.exp(min(loss, 709.0))  # e to more is no number of 64 bits
