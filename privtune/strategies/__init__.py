@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from privtune.strategies.in_run import Fixed, InRun
     from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
     from privtune.strategies.registry import STRATEGIES, make_strategy, registered
-    from privtune.strategies.release import Cost, Ending, Outcome, Release, TrialResult
+    from privtune.strategies.release import Cost, Ending, Outcome, Release, Repetition, TrialResult
     from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
     from privtune.strategies.selection import LiuTalwar, NoRunFitsError, PapernotSteinke
     from privtune.strategies.tuning import DPHyper, LinearScaling
@@ -43,6 +43,7 @@ __all__ = [
     "Plan",
     "PlanningContext",
     "Release",
+    "Repetition",
     "Reporting",
     "Round",
     "ScorePlan",

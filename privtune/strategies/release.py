@@ -145,6 +145,29 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """What one of an arm's repeated runs released, beside its model.
+
+    Args:
+        params: Hyperparameters of its model.
+        score: Its noised (or public) validation score, as of a :class:`Release`.
+        utility: Metrics of its model on the test split, as of a release.
+        nothing: Whether it released no model.
+        diverged: Whether its model's weights are not finite.
+
+    Example:
+        >>> Repetition(params={"learning_rate": 0.5}, score=None, utility={"test_accuracy": 0.9}).nothing
+        False
+    """
+
+    params: Mapping[str, Any]
+    score: float | None
+    utility: Mapping[str, float] = field(default_factory=dict)
+    nothing: bool = False
+    diverged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Release:
     """The output of one arm.
 
@@ -168,6 +191,7 @@ class Release:
         serve: Makes of a model one that takes raw rows; None where nobody here can.
         shown: Returns the trials as Optuna has them, where all of them are paid for.
         checked: What a declared training was checked against; empty where it was not.
+        repetitions: What each run of a repeated arm released, the release's own first; empty of one draw.
 
     Example:
         >>> release = study.release("defaults")
@@ -197,6 +221,7 @@ class Release:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
     checked: str = ""
+    repetitions: tuple[Repetition, ...] = ()
     make: Callable[[], torch.nn.Module] | None = field(default=None, compare=False, repr=False)
     serve: Callable[[torch.nn.Module], Served] | None = field(
         default=None, compare=False, repr=False

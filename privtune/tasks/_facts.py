@@ -70,6 +70,8 @@ class PublicFacts:
         unit: What one record is all rows of; empty where it is a row.
         rows_declared: Whether rows of a query are declared to come from one protected record each.
         parts: What a record holds, in words, in the place of ``input_shape``.
+        benchmark: Whether all records are public, as of a benchmark or a generator: repeating an arm on them
+            protects nobody, and is not charged.
 
     Example:
         >>> facts = PublicFacts(train_records=60_000, classes=10, bounds={"age": (0.0, 120.0)})
@@ -94,6 +96,7 @@ class PublicFacts:
     unit: str = ""
     rows_declared: bool = False
     parts: str = ""
+    benchmark: bool = False
 
     def to_dict(self) -> dict[str, str]:
         """Return names and values as people read them, in order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,7 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
             raise InvalidInputError("task.type", kind, f"must be one of {known}, fine-tuning")
         return _DESCRIBED[kind](name)
     if name in TASKS:
-        return TASKS[name]()
+        return replace(TASKS[name](), benchmark=True)
     factory = find_function(
         "task",
         name,
