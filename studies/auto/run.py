@@ -1,0 +1,261 @@
+"""What `auto` loses on tasks that its rule was not read off: its regret against the best arm.
+
+python -m studies.auto.run --data mnist.npz              # goes on where it was; needs statsmodels
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from privtune.plots import plot_results
+from privtune.strategies import Auto
+from privtune.study.spec import StudySpec
+from studies.auto.tasks import DEVELOPMENT, FIRST, MADE, SECOND
+from studies.sheet import (
+    Options,
+    Row,
+    Sheet,
+    by,
+    floats,
+    markdown,
+    mean,
+    most_spent,
+    pm,
+    release_of,
+)
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+CLIP = {"max_grad_norm": 1.0}
+SEARCH = {"mean_runs": 10, "parameters": CLIP}
+ARMS: dict[str, dict[str, Any]] = {
+    "fixed": {"strategy": "fixed", "parameters": {"learning_rate": 0.5, **CLIP}},
+    "hyfreedp": {"strategy": "hyfreedp"},
+    "adadp": {"strategy": "adadp", "parameters": CLIP},
+    "prodigy": {"strategy": "prodigy"},
+    "public-rate": {"strategy": "public-rate"},
+    "papernot-steinke": {"strategy": "papernot-steinke", **SEARCH},
+    "subsampled-tuning": {"strategy": "subsampled-tuning", "variant": 1, "rate": 0.1, **SEARCH},
+}
+SPACE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
+BUILT_IN: dict[str, dict[str, Any]] = {
+    "digits-mlp": {"epochs": 20, "expected_batch_size": 64},
+    "digits-cnn": {"epochs": 20, "expected_batch_size": 64},
+    "synthetic-logistic": {"epochs": 5, "expected_batch_size": 128},
+    "iris-logistic": {"epochs": 20, "expected_batch_size": 30},
+}
+SETS = {
+    "first": tuple(FIRST),
+    "development": (*BUILT_IN, *DEVELOPMENT),
+    "second": tuple(SECOND),
+}
+EPSILONS, SEEDS = (1.0, 4.0), 5
+
+
+def cells(options: Options) -> Iterator[dict[str, Any]]:
+    """Yield every arm on every task, set by set and seed by seed."""
+    if options.smoke:
+        for arm in ("fixed", "public-rate"):
+            yield {"set": "first", "task": "cancer", "epsilon": 4.0, "seed": 0, "arm": arm}
+        return
+    for group, tasks in SETS.items():
+        for seed in range(SEEDS):
+            for task, epsilon, arm in itertools.product(tasks, EPSILONS, ARMS):
+                yield {"set": group, "task": task, "epsilon": epsilon, "seed": seed, "arm": arm}
+
+
+def terms_of(task: str) -> dict[str, Any]:
+    """Return what a spec says of a task and its training."""
+    if task in BUILT_IN:
+        return {"task": task, **BUILT_IN[task]}
+    factory = task.replace("-", "_").replace(" ", "_")
+    return {"task": f"studies.auto.tasks:{factory}", **MADE[task].terms}
+
+
+def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Run one arm on one task."""
+    arm, terms = ARMS[cell["arm"]], terms_of(cell["task"])
+    if "mean_runs" in arm:
+        terms["space"] = SPACE
+    if options.smoke:
+        terms["epochs"] = 1
+    told = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"]}
+    return [release_of(arm, **told, **terms)]
+
+
+def pick(task: str, epsilon: float) -> str:
+    """Return the strategy that `auto` takes: from the public facts, so that no data is read."""
+    spec = StudySpec.parse(
+        {
+            "name": "study",
+            **terms_of(task),
+            "budget": {"name": "data", "epsilon": epsilon, "delta": 1e-5},
+            "space": SPACE,
+            "arms": [{"name": "auto", "strategy": "auto"}],
+        }
+    )
+    return Auto()._choose(spec.planning_context(), epsilon)[0]
+
+
+class Cell:
+    """The accuracies of all arms on one task at one ε, in percent: what `auto` lost there.
+
+    Args:
+        rows: Its lines, every arm with the same seeds.
+        picked: The arm that `auto` takes.
+    """
+
+    def __init__(self, rows: Sequence[Row], picked: str) -> None:
+        self.arms = {
+            arm: [100.0 * value for value in floats(sorted(own, key=_seed), "accuracy")]
+            for (arm,), own in by(rows, "arm").items()
+        }
+        self.picked, self.seeds = picked, len(self.arms[picked])
+        self.best = self._best(range(self.seeds))
+
+    def _best(self, seeds: Sequence[int]) -> str:
+        return max(self.arms, key=lambda arm: statistics.mean(self.arms[arm][s] for s in seeds))
+
+    def lost(self, arm: str, seeds: Sequence[int]) -> float:
+        """Return how much better an arm was than the one picked, on average over seeds."""
+        return statistics.mean(self.arms[arm][s] - self.arms[self.picked][s] for s in seeds)
+
+    @property
+    def regret(self) -> float:
+        """Mean of the best arm less the mean of the picked one."""
+        return self.lost(self.best, range(self.seeds))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the regret, paired by seed, as if the best arm had been known."""
+        both = zip(self.arms[self.best], self.arms[self.picked], strict=True)
+        spread = [one - other for one, other in both]
+        return statistics.stdev(spread) / math.sqrt(self.seeds) if self.seeds > 1 else 0.0
+
+    @property
+    def regret_of_others(self) -> float:
+        """Regret against the arm that is best on some seeds, measured on the others.
+
+        The best of seven means is too high by their noise. Each two of five seeds, and their three
+        others, name an arm; what it is ahead on the seeds that did not name it is free of that.
+        """
+        parts = range(self.seeds)
+        found = []
+        for some in itertools.combinations(parts, self.seeds // 2):
+            others = [seed for seed in parts if seed not in some]
+            found += [self.lost(self._best(some), others), self.lost(self._best(others), some)]
+        return statistics.mean(found) if self.seeds > 1 else self.regret
+
+
+def _seed(row: Row) -> int:
+    return int(row["seed"])
+
+
+def compared(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str], Cell]]:
+    """Return each set's cells by task and ε."""
+    return {
+        group: {
+            (task, epsilon): Cell(own, pick(task, float(epsilon)))
+            for (task, epsilon), own in by(of, "task", "epsilon").items()
+            if pick(task, float(epsilon)) in {row["arm"] for row in own}
+        }
+        for (group,), of in by(rows, "set").items()
+    }
+
+
+def summed(found: Mapping[tuple[str, str], Cell]) -> dict[str, float]:
+    """Return mean and worst regret over cells, in points."""
+    every = list(found.values())
+    return {
+        "mean regret": statistics.mean(cell.regret for cell in every),
+        "its standard error": math.hypot(*(cell.error for cell in every)) / len(every),
+        "worst regret": max(cell.regret for cell in every),
+        "mean regret on other seeds": statistics.mean(cell.regret_of_others for cell in every),
+    }
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Return mean and worst regret of each set, and the accuracy of every arm."""
+    found = {
+        f"{name}, {group} set": value
+        for group, known in compared(rows).items()
+        for name, value in (summed(known) if known else {}).items()
+    }
+    for (task, epsilon, arm), own in by(rows, "task", "epsilon", "arm").items():
+        found[f"{arm} on {task} at ε = {float(epsilon):g}"] = 100.0 * mean(own, "accuracy")
+    return {**found, **most_spent(rows)}
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Return the sets' regrets, then a table a set of what was picked and of what was best."""
+    known = {group: cells_of for group, cells_of in compared(rows).items() if cells_of}
+    head = ("set", "cells", "mean regret", "mean regret on other seeds", "worst regret")
+    lines = []
+    for group, found in known.items():
+        one = summed(found)
+        regret = f"{one['mean regret']:.2f} ± {one['its standard error']:.2f}"
+        rest = (f"{one['mean regret on other seeds']:.2f}", f"{one['worst regret']:.2f}")
+        lines.append((group, len(found), regret, *rest))
+    made = [markdown(head, lines)] if lines else []
+    head = ("task", "ε", "auto takes", "its mean", "best in hindsight", "its mean", "regret")
+    for group, found in known.items():
+        lines = [
+            (
+                task,
+                f"{float(epsilon):g}",
+                cell.picked,
+                _pm(cell.arms[cell.picked]),
+                cell.best,
+                _pm(cell.arms[cell.best]),
+                f"{cell.regret:.1f} ± {cell.error:.1f}" if cell.regret else "0",
+            )
+            for (task, epsilon), cell in found.items()
+        ]
+        made.append(markdown((f"{head[0]}, {group} set", *head[1:]), lines))
+    for (group,), of in by(rows, "set").items():
+        lines = [
+            (
+                task,
+                f"{float(epsilon):g}",
+                *(pm(own, "accuracy", scale=100.0) for own in arms.values()),
+            )
+            for (task, epsilon), cell in by(of, "task", "epsilon").items()
+            for arms in [by(cell, "arm")]
+        ]
+        made.append(
+            markdown((f"all arms, {group} set", "ε", *dict.fromkeys(r["arm"] for r in of)), lines)
+        )
+    return made
+
+
+def _pm(values: Sequence[float]) -> str:
+    spread = (
+        f" ± {statistics.stdev(values) / math.sqrt(len(values)):.1f}" if len(values) > 1 else ""
+    )
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
+    """Return the chart: accuracy against ε, a panel a task that the first rule had not seen."""
+    return {"chart": plot_results([row for row in rows if row["set"] != "development"])}
+
+
+SHEET = Sheet(
+    name="auto",
+    key=("set", "task", "epsilon", "seed", "arm"),
+    values=("accuracy", "gradient_evaluations", "spent", "claimed"),
+    cells=cells,
+    fill=fill,
+    figures=figures,
+    tables=tables,
+    charts=charts,
+)
+
+if __name__ == "__main__":
+    sys.exit(SHEET.main())

@@ -1,0 +1,225 @@
+"""The study's tasks: tables of scikit-learn and statsmodels, generated records, and MNIST made smaller.
+
+Features are scaled to [-1, 1] by round public bounds of the measured quantities, or of the generator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn import datasets
+from torch import nn
+from torch.nn import functional as F
+
+from privtune.tasks import Sizes, Task, split
+from studies.harness import cross_entropy, mnist
+
+Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+_SMALLER = 2  # side of the squares of pixels that become one
+
+
+@dataclass(frozen=True)
+class Made:
+    """One task: its records, the widths of its network's layers, and how it is trained.
+
+    Args:
+        load: Returns inputs in [-1, 1] and class numbers.
+        sizes: Expected records of each split.
+        layers: Features, hidden ReLU units, classes; without hidden ones it starts from zero weights.
+        epochs, batch: Of one training, the batch being the expected one.
+    """
+
+    load: Callable[[], Arrays]
+    sizes: Sizes
+    layers: tuple[int, ...]
+    epochs: int
+    batch: int
+
+    def task(self) -> Task:
+        """Return the task, whose test records are public. Reads nothing."""
+        return Task(
+            name="made",
+            description=f"a network {'-'.join(map(str, self.layers))}",
+            **self.sizes.declared(),
+            input_shape=self.layers[:1],
+            classes=self.layers[-1],
+            load=lambda: split(*self.load(), self.sizes),
+            model=partial(network, self.layers),
+            loss=cross_entropy,
+            public_test=True,
+            partition="content",
+        )
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What a spec says of a training."""
+        return {"epochs": self.epochs, "expected_batch_size": self.batch}
+
+
+def network(layers: tuple[int, ...]) -> nn.Module:
+    """Return a perceptron; one without hidden units starts from zero weights."""
+    made: list[nn.Module] = []
+    for one, two in itertools.pairwise(layers):
+        made += [nn.Linear(one, two), nn.ReLU()]
+    if len(layers) == 2:
+        nn.init.zeros_(made[0].weight)
+        nn.init.zeros_(made[0].bias)
+    return nn.Sequential(*made[:-1])
+
+
+def _between(x: Any, low: Any, high: Any) -> npt.NDArray[Any]:
+    """Return numbers between two bounds as numbers in [-1, 1]."""
+    low, high = np.asarray(low, dtype=float), np.asarray(high, dtype=float)
+    return 2.0 * (np.clip(x, low, high) - low) / (high - low) - 1.0
+
+
+def _generated(name: str, low: float, high: float, **how: Any) -> Arrays:
+    x, y = getattr(datasets, name)(**how)
+    return _between(x, low, high), (np.asarray(y) > 0 if np.min(y) < 0 else np.asarray(y)).astype(
+        int
+    )
+
+
+def _classes(records: int, features: int, classes: int, seed: int) -> Callable[[], Arrays]:
+    """Return a loader of normal clusters about the corners of a cube, a fifth of the features noise."""
+    informative = features // 2
+    how = {
+        "n_samples": records,
+        "n_features": features,
+        "n_informative": informative,
+        "n_redundant": features - informative - features // 5,
+        "n_classes": classes,
+        "n_clusters_per_class": 2,
+        "random_state": seed,
+    }
+    return partial(_generated, "make_classification", -6.0, 6.0, **how)
+
+
+def _cancer() -> Arrays:
+    measured = (40, 50, 260, 4500, 0.25, 1.2, 1.4, 0.4, 0.8, 0.3)
+    errors = (4, 6, 25, 600, 0.04, 0.2, 0.5, 0.08, 0.1, 0.04)
+    high = (*measured, *errors, *measured)
+    x, y = datasets.load_breast_cancer(return_X_y=True)
+    return _between(x, 0.0, high), y
+
+
+def _diabetes() -> Arrays:
+    """Whether the disease's progression is above 140."""
+    low = (0, 1, 10, 40, 50, 0, 0, 0, 2, 40)
+    high = (100, 2, 50, 160, 350, 250, 120, 10, 7, 150)
+    x, y = datasets.load_diabetes(return_X_y=True, scaled=False)
+    return _between(x, low, high), (y > 140).astype(int)
+
+
+def _wine() -> Arrays:
+    low = (10, 0, 1, 5, 50, 0, 0, 0, 0, 0, 0, 1, 200)
+    high = (16, 8, 4, 40, 200, 5, 6, 1, 5, 15, 2, 5, 2000)
+    x, y = datasets.load_wine(return_X_y=True)
+    return _between(x, low, high), y
+
+
+def _of_statsmodels(name: str) -> Any:
+    import statsmodels.api
+
+    return getattr(statsmodels.api.datasets, name).load_pandas().data
+
+
+def _fair() -> Arrays:
+    """Whether a woman of Redbook's survey of 1974 reports an affair."""
+    data = _of_statsmodels("fair")
+    x = data.drop(columns="affairs").to_numpy()
+    low, high = (1, 15, 0, 0, 1, 8, 1, 1), (5, 50, 30, 6, 4, 20, 6, 6)
+    return _between(x, low, high), (data["affairs"] > 0).to_numpy().astype(int)
+
+
+def _randhie() -> Arrays:
+    """Whether a person of RAND's Health Insurance Experiment saw a doctor in a year."""
+    data = _of_statsmodels("randhie")
+    x = data.drop(columns="mdvis").to_numpy()
+    high = (5, 1, 8, 9, 1, 60, 1, 1, 1)
+    return _between(x, 0.0, high), (data["mdvis"] > 0).to_numpy().astype(int)
+
+
+def _anes() -> Arrays:
+    """Whether a voter of 1996 said Dole."""
+    data = _of_statsmodels("anes96")
+    columns = ["TVnews", "selfLR", "ClinLR", "DoleLR", "age", "educ", "income", "logpopul"]
+    low, high = (0, 1, 1, 1, 18, 1, 1, -3), (7, 7, 7, 7, 95, 7, 24, 9)
+    return _between(data[columns].to_numpy(), low, high), data["vote"].to_numpy().astype(int)
+
+
+def _pictures(first: int, *, turned: bool = False, parity: bool = False) -> Arrays:
+    """Return 10,000 pictures of MNIST, 14 x 14; each turned by a random right angle, or even and odd."""
+    whole = mnist(Path(os.environ.get("PRIVTUNE_DATA", "")), smoke=False)
+    chosen = slice(first, first + 10_000)
+    x = F.avg_pool2d(whole.x[chosen].view(-1, 1, 28, 28), _SMALLER)[:, 0].numpy()
+    y = whole.y[chosen].numpy()
+    if turned:
+        turns = np.random.default_rng(0).integers(4, size=len(x))
+        x = np.stack([np.rot90(one, turn) for one, turn in zip(x, turns, strict=True)])
+    return 2.0 * x.reshape(len(x), -1) - 1.0, (y % 2 if parity else y)
+
+
+DEVELOPMENT: dict[str, Made] = {
+    "classes-3k": Made(_classes(3_000, 30, 5, 1), Sizes(2_000, 500, 500), (30, 5), 10, 64),
+    "circles": Made(
+        partial(
+            _generated, "make_circles", -1.5, 1.5, n_samples=3_000, noise=0.1, factor=0.5, random_state=2
+        ),
+        Sizes(2_000, 500, 500), (2, 32, 2), 20, 128,
+    ),
+    "hastie": Made(
+        partial(_generated, "make_hastie_10_2", -3.0, 3.0, n_samples=10_000, random_state=3),
+        Sizes(8_000, 1_000, 1_000), (10, 32, 2), 5, 128,
+    ),
+    "classes-40k": Made(_classes(40_000, 20, 4, 4), Sizes(32_000, 4_000, 4_000), (20, 4), 3, 512),
+}  # fmt: skip
+FIRST: dict[str, Made] = {
+    "cancer": Made(_cancer, Sizes(341, 114, 114), (30, 32, 2), 20, 64),
+    "diabetes": Made(_diabetes, Sizes(265, 88, 89), (10, 2), 20, 64),
+    "fair": Made(_fair, Sizes(4_400, 966, 1_000), (8, 2), 5, 128),
+    "randhie": Made(_randhie, Sizes(14_000, 3_000, 3_190), (9, 32, 2), 3, 256),
+    "moons": Made(
+        partial(_generated, "make_moons", -2.5, 2.5, n_samples=5_000, noise=0.2, random_state=5),
+        Sizes(3_000, 1_000, 1_000), (2, 32, 2), 20, 128,
+    ),
+    "classes-50k": Made(
+        _classes(50_000, 20, 4, 6), Sizes(40_000, 5_000, 5_000), (20, 64, 4), 3, 512
+    ),
+    "even or odd": Made(
+        partial(_pictures, 0, parity=True), Sizes(8_000, 1_000, 1_000), (196, 2), 5, 128
+    ),
+}  # fmt: skip
+SECOND: dict[str, Made] = {
+    "wine": Made(_wine, Sizes(107, 35, 36), (13, 3), 20, 32),
+    "anes96": Made(_anes, Sizes(566, 189, 189), (8, 2), 20, 64),
+    "classes-2k": Made(_classes(2_000, 50, 3, 7), Sizes(1_200, 400, 400), (50, 3), 10, 64),
+    "classes-30k": Made(_classes(35_000, 40, 10, 8), Sizes(28_000, 3_500, 3_500), (40, 10), 3, 512),
+    "quantiles": Made(
+        partial(
+            _generated, "make_gaussian_quantiles", -3.0, 3.0,
+            n_samples=8_000, n_features=10, n_classes=3, random_state=9,
+        ),
+        Sizes(6_000, 1_000, 1_000), (10, 64, 3), 10, 128,
+    ),
+    "turned": Made(
+        partial(_pictures, 10_000, turned=True), Sizes(8_000, 1_000, 1_000), (196, 64, 10), 5, 128
+    ),
+}  # fmt: skip
+MADE = {**DEVELOPMENT, **FIRST, **SECOND}
+
+
+def __getattr__(name: str) -> Callable[[], Task]:
+    """Return the factory of a task, named as in a spec: ``classes_3k`` for classes-3k."""
+    found = {key.replace("-", "_").replace(" ", "_"): made for key, made in MADE.items()}
+    if name not in found:
+        raise AttributeError(name)
+    return found[name].task
