@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
 from privtune.strategies import Auto
-from privtune.study.spec import StudySpec
+from studies.auto.rounds import context_of, releases_of
 from studies.auto.tasks import DEVELOPMENT, FIRST, MADE, SECOND
 from studies.sheet import (
     Options,
@@ -26,7 +26,6 @@ from studies.sheet import (
     mean,
     most_spent,
     pm,
-    release_of,
 )
 
 if TYPE_CHECKING:
@@ -84,25 +83,14 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         terms["space"] = SPACE
     if options.smoke:
         terms["epochs"] = 1
-    told = {"epsilon": cell["epsilon"], "delta": 1e-5}
-    return [
-        {"seed": seed, **release_of(arm, seed=seed, **told, **terms)}
-        for seed in range(1 if options.smoke else SEEDS)
-    ]
+    seeds = 1 if options.smoke else SEEDS
+    return releases_of(arm, epsilon=cell["epsilon"], seeds=seeds, **terms)
 
 
 def pick(task: str, epsilon: float) -> str:
     """Return the strategy that `auto` takes: from the public facts, so that no data is read."""
-    spec = StudySpec.parse(
-        {
-            "name": "study",
-            **terms_of(task),
-            "budget": {"name": "data", "epsilon": epsilon, "delta": 1e-5},
-            "space": SPACE,
-            "arms": [{"name": "auto", "strategy": "auto"}],
-        }
-    )
-    return Auto()._choose(spec.planning_context(), epsilon)[0]
+    context = context_of({**terms_of(task), "space": SPACE}, epsilon)
+    return Auto()._choose(context, epsilon)[0]
 
 
 class Cell:

@@ -43,10 +43,10 @@ class Made:
     epochs: int
     batch: int
 
-    def task(self) -> Task:
+    def task(self, name: str) -> Task:
         """Return the task, whose test records are public. Reads nothing."""
         return Task(
-            name="made",
+            name=name,
             description=f"a network {'-'.join(map(str, self.layers))}",
             **self.sizes.declared(),
             input_shape=self.layers[:1],
@@ -222,4 +222,4 @@ def __getattr__(name: str) -> Callable[[], Task]:
     found = {key.replace("-", "_").replace(" ", "_"): made for key, made in MADE.items()}
     if name not in found:
         raise AttributeError(name)
-    return found[name].task
+    return partial(found[name].task, name)
