@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
@@ -54,6 +54,21 @@ SETS = {
     "development": (*BUILT_IN, *DEVELOPMENT),
     "second": tuple(SECOND),
 }
+FIRST_RULE = {  # what the rule before took, at either ε
+    "cancer": "adadp",
+    "diabetes": "papernot-steinke",
+    "fair": "papernot-steinke",
+    "randhie": "adadp",
+    "moons": "papernot-steinke",
+    "classes-50k": "subsampled-tuning",
+    "even or odd": "adadp",
+    "wine": "adadp",
+    "anes96": "papernot-steinke",
+    "classes-2k": "adadp",
+    "classes-30k": "subsampled-tuning",
+    "quantiles": "adadp",
+    "turned": "adadp",
+}
 EPSILONS, SEEDS = (1.0, 4.0), 5
 
 
@@ -90,7 +105,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
 def pick(task: str, epsilon: float) -> str:
     """Return the strategy that `auto` takes: from the public facts, so that no data is read."""
     context = context_of({**terms_of(task), "space": SPACE}, epsilon)
-    return Auto()._choose(context, epsilon)[0]
+    return Auto().choose(context, epsilon)[0]
 
 
 class Cell:
@@ -147,21 +162,24 @@ def _seed(row: Row) -> int:
     return int(row["seed"])
 
 
-def compared(rows: Sequence[Row]) -> dict[str, dict[tuple[str, str], Cell]]:
-    """Return each set's cells by task and ε."""
+RULES: dict[str, Callable[[str, float], str]] = {
+    "first": lambda task, _: FIRST_RULE[task],
+    "second": pick,
+}
+UNSEEN = {("first", "first"), ("first", "second"), ("second", "second")}  # rule and set
+
+
+def compared(rows: Sequence[Row], rule: str, group: str) -> dict[tuple[str, str], Cell]:
+    """Return the cells of a set by task and ε, with what a rule takes."""
+    own = by([row for row in rows if row["set"] == group], "task", "epsilon")
+    picked = {at: RULES[rule](at[0], float(at[1])) for at in own}
     return {
-        group: {
-            (task, epsilon): Cell(own, pick(task, float(epsilon)))
-            for (task, epsilon), own in by(of, "task", "epsilon").items()
-            if pick(task, float(epsilon)) in {row["arm"] for row in own}
-        }
-        for (group,), of in by(rows, "set").items()
+        at: Cell(of, picked[at]) for at, of in own.items() if picked[at] in {r["arm"] for r in of}
     }
 
 
-def summed(found: Mapping[tuple[str, str], Cell]) -> dict[str, float]:
+def summed(every: Sequence[Cell]) -> dict[str, float]:
     """Return mean and worst regret over cells, in points."""
-    every = list(found.values())
     return {
         "mean regret": statistics.mean(cell.regret for cell in every),
         "its standard error": math.hypot(*(cell.error for cell in every)) / len(every),
@@ -170,12 +188,17 @@ def summed(found: Mapping[tuple[str, str], Cell]) -> dict[str, float]:
     }
 
 
+def _found(rows: Sequence[Row]) -> dict[tuple[str, str], dict[tuple[str, str], Cell]]:
+    every = {at: compared(rows, *at) for at in itertools.product(RULES, ("first", "second"))}
+    return {at: cells_of for at, cells_of in every.items() if cells_of}
+
+
 def figures(rows: Sequence[Row]) -> dict[str, float]:
-    """Return mean and worst regret of each set, and the accuracy of every arm."""
+    """Return mean and worst regret of each rule on each set, and the accuracy of every arm."""
     found = {
-        f"{name}, {group} set": value
-        for group, known in compared(rows).items()
-        for name, value in (summed(known) if known else {}).items()
+        f"{name}, {rule} rule, {group} set": value
+        for (rule, group), known in _found(rows).items()
+        for name, value in summed(list(known.values())).items()
     }
     for (task, epsilon, arm), own in by(rows, "task", "epsilon", "arm").items():
         found[f"{arm} on {task} at ε = {float(epsilon):g}"] = 100.0 * mean(own, "accuracy")
@@ -183,18 +206,18 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """Return the sets' regrets, then a table a set of what was picked and of what was best."""
-    known = {group: cells_of for group, cells_of in compared(rows).items() if cells_of}
-    head = ("set", "cells", "mean regret", "mean regret on other seeds", "worst regret")
-    lines = []
-    for group, found in known.items():
-        one = summed(found)
+    """Return the regrets of rules by set, cell by cell where the set was unseen, and all means."""
+    head = ("rule", "set", "cells", "mean regret", "mean regret on other seeds", "worst regret")
+    found, lines = _found(rows), []
+    for (rule, group), known in found.items():
+        one = summed(list(known.values()))
         regret = f"{one['mean regret']:.2f} ± {one['its standard error']:.2f}"
         rest = (f"{one['mean regret on other seeds']:.2f}", f"{one['worst regret']:.2f}")
-        lines.append((group, len(found), regret, *rest))
-    made = [markdown(head, lines)] if lines else []
-    head = ("task", "ε", "auto takes", "its mean", "best in hindsight", "its mean", "regret")
-    for group, found in known.items():
+        seen = "unseen" if (rule, group) in UNSEEN else "seen before the rule"
+        lines.append((rule, f"{group}, {seen}", len(known), regret, *rest))
+    made = [markdown(head, lines)]
+    for rule, group in (at for at in found if at in UNSEEN):
+        head = (f"{rule} rule, {group} set", "ε", "takes", "mean", "best arm", "mean", "regret")
         lines = [
             (
                 task,
@@ -205,22 +228,18 @@ def tables(rows: Sequence[Row]) -> list[str]:
                 _pm(cell.arms[cell.best]),
                 f"{cell.regret:.1f} ± {cell.error:.1f}" if cell.regret else "0",
             )
-            for (task, epsilon), cell in found.items()
+            for (task, epsilon), cell in found[rule, group].items()
         ]
-        made.append(markdown((f"{head[0]}, {group} set", *head[1:]), lines))
+        made.append(markdown(head, lines))
     for (group,), of in by(rows, "set").items():
-        lines = [
-            (
-                task,
-                f"{float(epsilon):g}",
-                *(pm(own, "accuracy", scale=100.0) for own in arms.values()),
+        lines = []
+        for (task, epsilon), own in by(of, "task", "epsilon").items():
+            arms = by(own, "arm")
+            shown = (
+                pm(arms[arm,], "accuracy", scale=100.0) if (arm,) in arms else "" for arm in ARMS
             )
-            for (task, epsilon), cell in by(of, "task", "epsilon").items()
-            for arms in [by(cell, "arm")]
-        ]
-        made.append(
-            markdown((f"all arms, {group} set", "ε", *dict.fromkeys(r["arm"] for r in of)), lines)
-        )
+            lines.append((task, f"{float(epsilon):g}", *shown))
+        made.append(markdown((f"all arms, {group} set", "ε", *ARMS), lines))
     return made
 
 
