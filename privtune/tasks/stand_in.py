@@ -165,14 +165,15 @@ class _Generator:
     def shown(self, places: int) -> Floats:
         """Return how so many numbers show the hidden ones, ``[k, places]``: each varies by 1 over records."""
         rng = np.random.default_rng([_SEED, 2])
-        if self.columns or len(self.shape) < 2:
+        if self.columns or self.task.tokens is not None or len(self.shape) < 2:
             found = rng.standard_normal((self.hidden, places))
         else:  # pictures: neighbours look alike
             found = _smooth(rng, self.hidden, self.shape)
         centres = self.centres
         spread = np.cov(centres.T, bias=True).reshape(self.hidden, self.hidden)
         varies = np.einsum("kp,kl,lp->p", found, spread + np.eye(self.hidden), found)
-        return found / np.sqrt(varies)
+        shown: Floats = found / np.sqrt(varies)
+        return shown
 
     def load(self) -> TaskData:
         """Generate the splits."""
