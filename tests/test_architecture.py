@@ -231,7 +231,7 @@ LINES = {
     "plots": 952,
     "strategies": 4166,
     "study": 6980,
-    "tasks": 6604,
+    "tasks": 6605,
     "top level": 2188,
     "tracking": 1087,
     "training": 4,
