@@ -7,10 +7,13 @@ says, what was measured here, how far a run may be from that) and the README's t
     python -m studies.NAME.run --data mnist.npz          # runs what is missing, prints the tables
     python -m studies.NAME.run --minutes 20 ...          # stops after the cell that passes that time
     python -m studies.NAME.run --only arm=adadp seed=0   # some of the cells
+    python -m studies.NAME.run --renew                   # what other code recorded is run anew
     python -m studies.NAME.run --smoke --out FILE        # seconds, on public stand-ins
     python -m studies.NAME.run --no-run --check          # the file as it is against expected.json
     python -m studies.NAME.run --no-run --charts DIR     # the charts, as HTML
     python -m studies.NAME.run --no-run --record 2.0     # new expectations, 2.0 where none was
+
+A line carries the stamp of the code that made it; see evidence.py.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ import io
 import json
 import math
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import privtune
 from privtune.accounting import epsilon as account
+from studies.evidence import environment, stamp
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -52,6 +57,8 @@ __all__ = [
 ]
 
 Row = Mapping[str, str]
+CODE = "code"  # the column with the stamp of the code that made a line; empty where nobody knows
+BY = "recorded by"  # in ``expected.json``: for each stamp the number of lines, and the environment
 
 
 @dataclass(frozen=True)
@@ -104,14 +111,25 @@ class Sheet:
         found: dict[str, dict[str, Any]] = json.loads(text)
         return found
 
+    def stamps(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return how many lines each code made, and in which environment, where that is known."""
+        known = {stamp(): environment()} | {
+            code: each["environment"] for code, each in self.expected.get(BY, {}).items()
+        }
+        counts = Counter(row.get(CODE) or "" for row in rows)
+        return {
+            code: {"lines": counts[code], "environment": known.get(code, "")}
+            for code in sorted(counts)
+        }
+
     def record(self, rows: Sequence[Row], tolerance: float) -> None:
         """Write what the lines show to ``expected.json``; papers and tolerances there stay."""
         known, found = self.expected, self.figures(rows)
         order = [*(name for name in known if name in found), *(n for n in found if n not in known)]
-        new = {
-            name: {"tolerance": tolerance, **known.get(name, {}), "measured": round(found[name], 6)}
-            for name in order
-        }
+        new: dict[str, Any] = {BY: self.stamps(rows)}
+        for name in order:
+            old = {"tolerance": tolerance, **known.get(name, {})}
+            new[name] = {**old, "measured": round(found[name], 6)}
         text = json.dumps(new, indent=1, ensure_ascii=False)
         (self.folder / "expected.json").write_text(text + "\n", encoding="utf-8")
 
@@ -126,6 +144,8 @@ class Sheet:
         """Return where the lines deviate from what is expected, one sentence each."""
         found, problems = self.figures(rows), []
         for name, known in self.expected.items():
+            if name == BY:
+                continue
             value = found.get(name, math.nan)
             # What is not a number deviates as well.
             if not abs(value - known["measured"]) <= known["tolerance"]:
@@ -144,12 +164,23 @@ class Sheet:
         return "\n\n".join([*first, *self.tables(rows)])
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run what is not in the results file yet, and print the tables."""
+        """Run what is not in the results file yet, and print the tables; Ctrl-C stops it."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A program in the background begins without a handler of SIGINT.
+            signal.signal(number, signal.default_int_handler)
+        try:
+            return self._main(argv)
+        except KeyboardInterrupt:
+            print("Stopped. What is done stays; the same command goes on.", file=sys.stderr)
+            return 130
+
+    def _main(self, argv: Sequence[str] | None) -> int:
         parser = argparse.ArgumentParser(prog=f"python -m studies.{self.name}.run")
         parser.add_argument("--data", type=Path, help="mnist.npz")
         parser.add_argument("--out", type=Path, help="results (default: the study's results.csv)")
         parser.add_argument("--only", nargs="+", default=[], metavar="COLUMN=VALUE")
         parser.add_argument("--minutes", type=float, default=math.inf)
+        parser.add_argument("--renew", action="store_true", help="what other code recorded, too")
         parser.add_argument("--no-run", action="store_true", help="read the results alone")
         parser.add_argument("--smoke", action="store_true", help="seconds, on public stand-ins")
         parser.add_argument("--check", action="store_true", help="compare with expected.json")
@@ -167,7 +198,8 @@ class Sheet:
             only = dict(pair.split("=", 1) for pair in given.only)
             if unknown := set(only) - set(self.key):
                 parser.error(f"--only {', '.join(sorted(unknown))}: columns are {self.key}.")
-            self._run(out, Options(given.data, given.smoke), only, 60.0 * given.minutes)
+            options, seconds = Options(given.data, given.smoke), 60.0 * given.minutes
+            self._run(out, options, only, seconds, renew=given.renew)
         rows = self.read(out)
         if given.record is not None:
             self.record(rows, given.record)
@@ -182,27 +214,41 @@ class Sheet:
             print(f"DEVIATION: {problem}", file=sys.stderr)
         return 1 if problems else 0
 
-    def _run(self, out: Path, options: Options, only: Mapping[str, str], seconds: float) -> None:
+    def _name(self, cell: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(str(cell[column]) for column in self.key)
+
+    def _run(
+        self, out: Path, options: Options, only: Mapping[str, str], seconds: float, *, renew: bool
+    ) -> None:
         import torch
 
         torch.set_num_threads(1)
-        done = {tuple(row[name] for name in self.key) for row in self.read(out)}
+        columns = [*self.key, *self.values, CODE]
+        rows = self.read(out)
+        done = {self._name(row) for row in rows if not renew or row.get(CODE) == stamp()}
         began = time.monotonic()
         for cell in self.cells(options):
-            name = tuple(str(cell[column]) for column in self.key)
-            if name in done or any(str(cell[c]) != value for c, value in only.items()):
+            if self._name(cell) in done or any(str(cell[c]) != value for c, value in only.items()):
                 continue
             lines = self.fill(cell, options)
+            rows = self.read(out)
+            old = [n for n, row in enumerate(rows) if self._name(row) == self._name(cell)]
+            place, kept = (
+                min(old, default=len(rows)),
+                [r for n, r in enumerate(rows) if n not in old],
+            )
+            kept[place:place] = [{**cell, **line, CODE: stamp()} for line in lines]
             text = io.StringIO()
-            writer = csv.DictWriter(text, [*self.key, *self.values], lineterminator="\n")
-            if not out.exists():
-                writer.writeheader()
-            writer.writerows({**cell, **line} for line in lines)
-            # All lines of a cell at once: a run that is stopped leaves whole cells.
-            with out.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(kept)
+            # The file is another at once: a run that is stopped leaves whole cells.
+            new = out.with_suffix(".new")
+            with new.open("w", encoding="utf-8", newline="") as file:
                 file.write(text.getvalue())
                 file.flush()
                 os.fsync(file.fileno())
+            new.replace(out)
             if time.monotonic() - began > seconds:
                 print(f"Stopped after {seconds / 60:g} minutes; the same command goes on.")
                 return
