@@ -230,7 +230,7 @@ LINES = {
     "ledger": 5060,
     "plots": 960,
     "strategies": 4288,
-    "study": 7163,
+    "study": 7170,
     "tasks": 6608,
     "top level": 2191,
     "tracking": 1089,
