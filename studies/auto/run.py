@@ -75,7 +75,7 @@ EPSILONS, SEEDS = (1.0, 4.0), 5
 def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every arm on every task, set by set, those of one training first."""
     if options.smoke:
-        for arm in ("fixed", "public-rate"):
+        for arm in ("fixed", "hyfreedp"):
             yield {"set": "first", "task": "cancer", "epsilon": 4.0, "arm": arm}
         return
     for group, tasks in SETS.items():

@@ -182,15 +182,11 @@ DEVELOPMENT: dict[str, Made] = {
     ),
     "classes-40k": Made(_classes(40_000, 20, 4, 4), Sizes(32_000, 4_000, 4_000), (20, 4), 3, 512),
 }  # fmt: skip
-# Added when the first rule had missed its target on the first set: small ones, and many records.
+# Added when the first rule had missed its target on the first set: few records.
 DEVELOPMENT |= {
     "small": Made(_classes(500, 20, 2, 10), Sizes(300, 100, 100), (20, 2), 20, 64),
     "small net": Made(_classes(500, 20, 2, 11), Sizes(300, 100, 100), (20, 32, 2), 20, 64),
     "net-1k": Made(_classes(2_000, 20, 3, 12), Sizes(1_000, 500, 500), (20, 32, 3), 20, 64),
-    "hastie-40k": Made(
-        partial(_generated, "make_hastie_10_2", -3.0, 3.0, n_samples=40_000, random_state=13),
-        Sizes(32_000, 4_000, 4_000), (10, 32, 2), 3, 512,
-    ),
 }  # fmt: skip
 FIRST: dict[str, Made] = {
     "cancer": Made(_cancer, Sizes(341, 114, 114), (30, 32, 2), 20, 64),
