@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
 from studies.fine_tuning_text.task import SETTINGS, generated, public_weights
-from studies.sheet import Options, Row, Sheet, by, markdown, mean, most_spent, pm, release_of
+from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean, most_spent, pm, release_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -34,7 +34,7 @@ ARMS: dict[str, dict[str, Any]] = {
 def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every arm on every part; on generated sentences few, for the mechanics alone."""
     own = on_own_texts(options)
-    for seed in range(3 if own else 1):
+    for seed in range(3):
         for epsilon in (1.0, 3.0) if own else (3.0,):
             for arm in ARMS if own else (*ARMS,)[::3]:
                 for part in (ANY,) if arm.endswith("parts") else PARTS if own else PARTS[2:]:
@@ -101,6 +101,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"arm": "hyfreedp", "trainable": "lora:4"}, "accuracy"),
 )
 
 if __name__ == "__main__":
