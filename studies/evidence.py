@@ -210,7 +210,9 @@ def main() -> int:
         print(f"{name}: {said[name]}", flush=True)
     path = FOLDER / "README.md"
     before, _, rest = path.read_text("utf-8").partition(BEGIN)
-    path.write_text(before + BEGIN + marks(said) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+    path.write_text(
+        before + BEGIN + marks(said) + "\n" + END + rest.partition(END)[2], encoding="utf-8"
+    )
     return int(OTHER in said.values())
 
 

@@ -317,7 +317,8 @@ def releases_of(
         "claimed": round(account(plan.training.event, delta).epsilon, 4),
         "gradient_evaluations": round(plan.expected_gradient_evaluations),
     }
-    right = (each.utility.get("test_accuracy", math.nan) for each in release.repetitions)
+    draws = release.repetitions or (release,)
+    right = (each.utility.get("test_accuracy", math.nan) for each in draws)
     return [{"seed": n, "accuracy": round(value, 4), **shared} for n, value in enumerate(right)]
 
 

@@ -34,7 +34,7 @@ ARMS: dict[str, dict[str, Any]] = {
 def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every arm on every part; on generated sentences few, for the mechanics alone."""
     own = on_own_texts(options)
-    for seed in range(3):
+    for seed in range(3 if own else 1):
         for epsilon in (1.0, 3.0) if own else (3.0,):
             for arm in ARMS if own else (*ARMS,)[::3]:
                 for part in (ANY,) if arm.endswith("parts") else PARTS if own else PARTS[2:]:
