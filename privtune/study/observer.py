@@ -26,6 +26,9 @@ class Observer:
         defaults is out: {'learning_rate': 0.5, 'max_grad_norm': 1.0}
     """
 
+    def rehearsed(self, plan: Plan, seconds: float | None) -> None:
+        """Hear how many ``seconds`` a run of a ``plan`` is expected to take, before it is charged."""
+
     def arm_started(self, plan: Plan) -> None:
         """Hear that the arm of a ``plan`` has been charged and begins."""
 
