@@ -48,7 +48,9 @@ def test_each_repetition_on_private_records_is_charged() -> None:
     assert total.epsilon <= 6.0
     # All steps of all repetitions, by another library: no less than what is reported, up to its own slack.
     schedule, noise = plan.training.schedule, plan.training.method.noise_multiplier
-    step = dp_accounting.PoissonSampledDpEvent(schedule.sample_rate, dp_accounting.GaussianDpEvent(noise))
+    step = dp_accounting.PoissonSampledDpEvent(
+        schedule.sample_rate, dp_accounting.GaussianDpEvent(noise)
+    )
     accountant = PLDAccountant().compose(
         dp_accounting.SelfComposedDpEvent(step, 5 * schedule.steps)
     )
