@@ -35,8 +35,8 @@ class ExpectedSpread:
 
     Example:
         >>> spread = expected_spread(study.plans, study.spec.load_task())
-        >>> spread.records, round(spread.arm, 3), round(spread.difference, 3), spread.alone
-        (30, 0.091, 0.183, {'selection': 0.25})
+        >>> spread.records, round(spread.arm, 3), round(spread.difference, 3), list(spread.alone)
+        (30, 0.091, 0.183, ['selection'])
     """
 
     metric: str
