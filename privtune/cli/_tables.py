@@ -276,7 +276,7 @@ def print_rehearsal(found: Rehearsal) -> None:
     )
     for line in found.differs:
         say(line)
-    say(f"These numbers are {found.said}: what order your arms will have is not known by them.")
+    say(f"These numbers are {found.said}: they do not tell which order your arms will have.")
 
 
 def print_sealed(sealed: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

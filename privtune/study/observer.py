@@ -21,7 +21,7 @@ class Observer:
         ...     def released(self, plan, release):
         ...         print(plan.arm, "is out:", release.params)
         >>> bell, plan = Bell(), study.plans[0]
-        >>> bell.arm_started(plan); bell.step(plan, 1, 3); bell.arm_failed(plan)
+        >>> bell.rehearsed(plan, 2.5); bell.arm_started(plan); bell.step(plan, 1, 3); bell.arm_failed(plan)
         >>> bell.released(plan, study.release("defaults"))
         defaults is out: {'learning_rate': 0.5, 'max_grad_norm': 1.0}
     """

@@ -69,6 +69,15 @@ class Rehearsal:
             it is a share of records; None where that is not known.
         arms: The arms, the best mean first.
         differs: What is not as in the study, a sentence each.
+
+    Example:
+        >>> none = dict.fromkeys(FAILURES, 0)
+        >>> one = RehearsedArm(arm="one", strategy="dog", values=(0.91, 0.93, 0.92), failed=none)
+        >>> two = RehearsedArm(arm="two", strategy="fixed", values=(0.90, 0.91, 0.92), failed=none)
+        >>> terms = {"study": "s", "on": "iris-logistic", "repeats": 3, "metric": "test_accuracy"}
+        >>> found = Rehearsal(**terms, chance=None, arms=(one, two))
+        >>> round(found.above(one, two), 3), found.to_dict()["rehearsed"]
+        (0.887, 'on iris-logistic, not on your records')
     """
 
     study: str
@@ -85,7 +94,7 @@ class Rehearsal:
         return f"on {self.on}, not on your records"
 
     def above(self, first: RehearsedArm, second: RehearsedArm) -> float | None:
-        """Return the probability that the first arm's mean is better, paired by repetition."""
+        """Return the probability that the mean of ``first`` is better than that of ``second``, by pairs."""
         if _lower(self.metric):
             first, second = second, first
         return probability_above(first.values, second.values)
@@ -252,8 +261,7 @@ class _Clock(Observer):
         if self._seconds:
             self._tell(
                 f"Rehearsing {len(self._seconds)} arms, {self._repeats} times each, on {self._name}: about "
-                f"{_duration(sum(known) * self._repeats)} if each run is trained by itself, less where they "
-                "are trained together."
+                f"{_duration(sum(known) * self._repeats)}, less where repetitions are trained together."
             )
             self._seconds.clear()
 
