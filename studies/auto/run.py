@@ -160,8 +160,8 @@ class Cell:
         return statistics.mean(found)
 
 
-def _seed(row: Row) -> int:
-    return int(row["seed"])
+def _seed(row: Row) -> float:
+    return float(row["seed"])
 
 
 RULES: dict[str, Callable[[str, float], str]] = {
