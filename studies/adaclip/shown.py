@@ -24,10 +24,11 @@ PAPER = list(
 
 def figures(rows: Sequence[Row]) -> dict[str, float]:
     """Return the mean of every arm over the seeds that did not choose."""
-    return {
-        f"{part}, {arm} at {float(at):g}": mean(group, "value")
-        for (part, at, arm), group in by(fresh(rows), "part", "at", "arm").items()
-    }
+    found = {}
+    for (part, at, arm, steps), group in by(fresh(rows), "part", "at", "arm", "steps").items():
+        after = f" after {steps} steps" if steps else ""
+        found[f"{part}, {arm} at {float(at):g}{after}"] = mean(group, "value")
+    return found
 
 
 def fresh(rows: Sequence[Row]) -> list[Row]:
@@ -40,6 +41,9 @@ def tables(rows: Sequence[Row]) -> list[str]:
     parts_of = by(fresh(rows), "part")
     found = []
     for (part,), group in parts_of.items():
+        if part == "theorem 2":
+            found.append(_theorem(group))
+            continue
         if part == "momentum":
             lines = [
                 (each["arm"], pm(of, "value", digits=2), each["rate"], len(of))
@@ -66,7 +70,43 @@ def tables(rows: Sequence[Row]) -> list[str]:
                 line.append(pm(own, "value", digits=digits) if own else "")
             lines.append(line)
         found.append(markdown((f"{part}: {head[0]}", *head[1:]), lines))
-    return [*found, *_noise(rows), *_rates(rows)]
+    return [*found, *_paired(rows), *_noise(rows), *_rates(rows)]
+
+
+def _theorem(rows: Sequence[Row]) -> str:
+    """Return the mean squared gradient after some steps beside Theorem 2's bound on it."""
+    lines = []
+    for (at, steps), of in by(rows, "at", "steps").items():
+        arms = [
+            f"{pm(own, 'value', digits=3)} ≤ {own[0]['bound']}" for own in by(of, "arm").values()
+        ]
+        lines.append((at, steps, *arms))
+    return markdown(("theorem 2: d", "steps", *(arm for (arm,) in by(rows, "arm"))), lines)
+
+
+def _paired(rows: Sequence[Row]) -> list[str]:
+    """Return Table 1's arms at ε = 2 against fixed clipping, seed by seed, and why they differ."""
+    group = [r for r in fresh(rows) if (r["part"], float(r["at"])) == ("table 1", 2.0)]
+    arms = {arm: of for (arm,), of in by(group, "arm").items() if arm not in _OTHER_SEEDS}
+    base = {row["seed"]: float(row["value"]) for row in arms.get("fixed", [])}
+    lines = []
+    for arm, own in arms.items():
+        of = [row for row in own if row["seed"] in base]
+        if not of:
+            continue
+        less = [{"by": str(float(row["value"]) - base[row["seed"]])} for row in of]
+        first = next((row for row in of if row["noise"]), None)
+        seen = [f"{float(first[n]):.2f}" if first and first[n] else "" for n in _SEEN]
+        chosen = [of[0]["rate"], of[0]["h2"]]
+        lines.append(
+            (arm, len(of), pm(of, "value", digits=2), pm(less, "by", digits=2), *chosen, *seen)
+        )
+    head = ("table 1 at ε = 2", "seeds", "accuracy", "minus fixed", "rate", "h₂")
+    return [markdown((*head, "clipping", "noise", "evenness of s", "of the gradients' own"), lines)]
+
+
+_OTHER_SEEDS = ("norm bound", "fixed, moments accountant")
+_SEEN = ("clipped", "noise", "even", "own")
 
 
 def _told(part: str, arm: str) -> dict[float, str]:
@@ -81,7 +121,10 @@ def _noise(rows: Sequence[Row]) -> list[str]:
     """Return what Figure 3 shows: what clipping and noise change of a mean gradient."""
     lines = []
     pair = ("fixed", "AdaCliP")
-    told = by([row for row in rows if row["noise"] and row["arm"] in pair], "at")
+    told = by(
+        [row for row in rows if row["noise"] and row["arm"] in pair and row["part"] == "table 2"],
+        "at",
+    )
     for (at,), of in sorted(told.items(), key=lambda pair: float(pair[0][0])):
         arms = {row["arm"]: row for row in of}
         if len(arms) < 2:
