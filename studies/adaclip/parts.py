@@ -337,7 +337,7 @@ def bounded(arm: str, dimensions: int, *, smoke: bool) -> list[dict[str, Any]]:
     L and the records' variance are 1, the first loss is 1/2 above the least; G is 1 and the length of
     the longest iterate. γ is the one with which the bound's last two terms are least, with G = 2.
     """
-    split, seeds, sigma, times = points(dimensions), 20, 0.1, (100, 300, 1000, 3000)
+    split, seeds, sigma, times = points(dimensions), 10, 0.1, (100, 300, 1000, 3000)
     choice, _, given = arm.partition(", γ = ")
     noise = RATE * sigma**2 * (1 if choice == "optimal" else dimensions)  # L η σ² |b|² at γ = 1
     gamma = float(given) if given else math.sqrt(noise / 24.0)

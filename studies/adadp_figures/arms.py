@@ -23,8 +23,8 @@ GRIDS = {
     (SGD, POOLED): range(-3, 2),
     (SGD, CONV): range(-3, 2),
     (SGD, SOFTMAX): range(-2, 4),
-    (SGD, EVEN): range(-2, 3),
-    (SGD, UNEVEN): range(-2, 3),
+    (SGD, EVEN): range(-2, 2),
+    (SGD, UNEVEN): range(-2, 2),
     (FALLING, POOLED): (-1,),
 }
 TOLERANCES = (0.1, 0.3, 1.0)

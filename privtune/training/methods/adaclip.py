@@ -29,7 +29,7 @@ class AdaCliPState:
 
     @cached_property
     def total(self) -> torch.Tensor:
-        """Sum of the deviations, which is the squared norm of the scale b, shape ``[K, 1]``."""
+        """Sum of the deviations, which is the norm of the scale b, shape ``[K, 1]``."""
         return self.deviation.sum(dim=1, keepdim=True)
 
 
@@ -56,8 +56,8 @@ class AdaCliP(base.Method):
     A candidate gives ``largest_variance``, h₂. Choosing it by looking at the data is tuning, and is
     charged as such by the strategy that does it.
 
-    **Interval**: each s² stays within h₁ and h₂, but for its first value ``h₁ h₂``, so that the squared
-    norm of the scale b stays within P times the roots of those. The rate is a constant.
+    **Interval**: each s² stays within h₁ and h₂, but for its first value ``h₁ h₂``, so that the norm
+    of the scale b, their sum, stays within P times the roots of those. The rate is a constant.
 
     **Guarantee**: as DP-SGD with the same noise multiplier; shift and scale are functions of past
     releases.
