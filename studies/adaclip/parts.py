@@ -246,6 +246,36 @@ def of_records(split: Split) -> Callable[[AdaCliPState], tuple[torch.Tensor, tor
     return known
 
 
+def logit_noise(split: Split, noise: float, at: int, seeds: int) -> list[dict[str, Any]]:
+    """Return the noise with told deviations (γ = 1/3) over that with a norm of 4, after some steps.
+
+    The value is the ratio of the variances that they add to the logits of a record on average;
+    ``noise`` is that of their squared lengths, which Theorem 1 makes least.
+    """
+    schedule = Schedule(records=len(split), sample_rate=600 / 60_000, steps=at)
+    result = fit(
+        FixedDPSGD(noise),
+        schedule,
+        model=logistic,
+        split=split,
+        candidates=[{"learning_rate": 1.0, "max_grad_norm": 4.0}] * seeds,
+        secrets=secrets_for("adaclip", 1, seeds),
+    )
+    method = AdaCliP(noise)
+    own = [{"learning_rate": 1.0, "largest_variance": 1.0}] * seeds
+    _, deviation = of_records(split)(method.init(result.params, own))
+    squares = 3.0 * deviation * deviation.sum(dim=1, keepdim=True)  # of b
+    pixels = split.x[:1000].square().mean(dim=0)
+    weights = squares[:, :-10].view(seeds, 10, -1)
+    told = (weights @ pixels).sum(dim=1) + squares[:, -10:].sum(dim=1)
+    one = 16.0 * 10 * (float(pixels.sum()) + 1.0)
+    lengths = squares.sum(dim=1) / (16.0 * squares.shape[1])
+    return [
+        {"seed": k, "value": f"{a:.4g}", "noise": f"{b:.4g}"}
+        for k, (a, b) in enumerate(zip((told / one).tolist(), lengths.tolist(), strict=True), 1)
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class AveragedState(AdaCliPState):
     """AdaCliP's state, and the average of variances that are not cut yet."""

@@ -31,7 +31,7 @@ SMALL = "fixed, norm of 1.6"
 LONG = "AdaCliP, β₂ = 0.997"
 STARTED = f"{LONG}, from h₂"
 LATE = f"{STARTED}, cut late"
-TOLD = "AdaCliP, told"
+TOLD, LOGITS = "AdaCliP, told", "noise in the logits"
 PUBLIC, PUBLIC_CLIPPED = "public-rate", "public-rate, norm of 4"
 SEEDS = dict.fromkeys(("fixed", STARTED, SMALL, LONG, "AdaCliP", PUBLIC), 6)
 SEEDS |= dict.fromkeys((TOLD, LATE, PUBLIC_CLIPPED), 4)
@@ -52,6 +52,8 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         yield {"part": "table 1", "at": 2.0, "arm": arm}
     for at, arm in itertools.product((10, 1000), THEOREM):
         yield {"part": "theorem 2", "at": at, "arm": arm}
+    for at in (50, 300, 1000):
+        yield {"part": LOGITS, "at": at, "arm": TOLD}
     for at, arm in itertools.product((0.1, 0.25, 0.5, 1.0), ("norm bound", "fixed")):
         yield {"part": "table 1", "at": at, "arm": arm}
     yield {"part": "table 1", "at": 2.0, "arm": "norm bound"}
@@ -81,6 +83,7 @@ SMOKE = (
     ("theorem 2", 10, "whitened"),
     ("table 1", 2.0, LATE),
     ("table 1", 2.0, TOLD),
+    (LOGITS, 5, TOLD),
     ("table 1", 2.0, "norm bound"),
     ("momentum", 2.0, "β = 0.9"),
     ("table 2", 2.0, "fixed"),
@@ -137,6 +140,10 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     split = data(options.data, options.smoke)
     seeds = SEEDS.get(arm, 3) if (part, at) == ("table 1", 2.0) else 3
     seeds = 1 if options.smoke else seeds
+    if part == LOGITS:
+        whole = Schedule.from_epochs(records=60_000, expected_batch_size=BATCH, epochs=EPOCHS)
+        sigma = FixedDPSGD.for_budget(whole, epsilon=2.0, delta=DELTA).noise_multiplier
+        return parts.logit_noise(split, sigma, int(at), seeds)
     epochs, batch = (0.1, 60) if options.smoke else (EPOCHS, BATCH)
     schedule = Schedule.from_epochs(records=len(split), expected_batch_size=batch, epochs=epochs)
     budget = {"epsilon": at, "delta": DELTA}
@@ -184,8 +191,8 @@ def _logistic(
     if arm in (STARTED, LATE):
         # A variance that is cut late may be far below 0, and would leave its coordinate no room.
         own = {"late": True, "smallest_variance": 1e-5} if arm == LATE else {}
-        method = parts.Started.for_budget(schedule, **budget, deviation_decay=0.997, **own)
-        return method, _pairs((0.3, 1e-2), (1.0, 1e-3), (1.0, 3e-3), (1.0, 1e-2))
+        started = parts.Started.for_budget(schedule, **budget, deviation_decay=0.997, **own)
+        return started, _pairs((0.3, 1e-2), (1.0, 1e-3), (1.0, 3e-3), (1.0, 1e-2))
     if arm == LONG:
         method = AdaCliP.for_budget(schedule, **budget, deviation_decay=0.997)
         return method, _pairs((0.3, 1e-1), (1.0, 1e-2), (1.0, 1e-1), (3.0, 1e-1))

@@ -44,6 +44,18 @@ def tables(rows: Sequence[Row]) -> list[str]:
         if part == "theorem 2":
             found.append(_theorem(group))
             continue
+        if part == "noise in the logits":
+            lines = [
+                (at, pm(of, "noise", digits=2), pm(of, "value", digits=2))
+                for (at,), of in by(group, "at").items()
+            ]
+            head = (
+                "told over a norm of 4: steps",
+                "squared length of the noise",
+                "variance of logits",
+            )
+            found.append(markdown(head, lines))
+            continue
         if part == "momentum":
             lines = [
                 (each["arm"], pm(of, "value", digits=2), each["rate"], len(of))
@@ -53,7 +65,7 @@ def tables(rows: Sequence[Row]) -> list[str]:
             found.append(markdown((part, "accuracy", "rate", "seeds"), lines))
             continue
         digits = 3 if part == "regression" else 2
-        arms = [arm for (arm,) in by(group, "arm")]
+        arms = [arm for (arm,) in by(_drawn(group), "arm")]
         told = {arm: _told(part, arm) for arm in arms}
         head = [
             ("d" if part == "regression" else "ε"),
@@ -71,6 +83,16 @@ def tables(rows: Sequence[Row]) -> list[str]:
             lines.append(line)
         found.append(markdown((f"{part}: {head[0]}", *head[1:]), lines))
     return [*found, *_paired(rows), *_noise(rows), *_rates(rows)]
+
+
+def _drawn(rows: Sequence[Row]) -> list[Row]:
+    """Return the lines of arms that are no experiment beside Table 1, tried at ε = 2 alone."""
+    return [
+        row
+        for of in by(rows, "part", "arm").values()
+        for row in of
+        if row["part"] != "table 1" or {float(each["at"]) for each in of} != {2.0}
+    ]
 
 
 def _theorem(rows: Sequence[Row]) -> str:
@@ -95,12 +117,10 @@ def _paired(rows: Sequence[Row]) -> list[str]:
         if not of:
             continue
         less = [{"by": str(float(row["value"]) - base[row["seed"]])} for row in of]
-        first = next((row for row in of if row["noise"]), None)
-        seen = [f"{float(first[n]):.2f}" if first and first[n] else "" for n in _SEEN]
-        chosen = [of[0]["rate"], of[0]["h2"]]
-        lines.append(
-            (arm, len(of), pm(of, "value", digits=2), pm(less, "by", digits=2), *chosen, *seen)
-        )
+        seen = [f"{float(of[0][name]):.2f}" if of[0][name] else "" for name in _SEEN]
+        differs = "" if arm == "fixed" else pm(less, "by", digits=2)
+        what = (pm(of, "value", digits=2), differs, of[0]["rate"], of[0]["h2"])
+        lines.append((arm, len(of), *what, *seen))
     head = ("table 1 at ε = 2", "seeds", "accuracy", "minus fixed", "rate", "h₂")
     return [markdown((*head, "clipping", "noise", "evenness of s", "of the gradients' own"), lines)]
 
@@ -170,7 +190,7 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
         found["regression"] = plot_lines(named, x="d", y="squared distance", line="arm", log="xy")
     # Momentum is one ε alone, and is not drawn.
     names = ("table 1", "table 2")
-    tabled = [row for name in names for row in by_part.get((name,), [])]
+    tabled = [row for name in names for row in _drawn(by_part.get((name,), []))]
     shown = [*tabled, *(row for row in told if (row["part"],) in by_part)]
     named = [{"ε": row["at"], "accuracy": row["value"], **row} for row in shown]
     found["chart"] = plot_lines(named, x="ε", y="accuracy", line="arm", panel="part", log="x")

@@ -46,7 +46,8 @@ class AdaCliP(base.Method):
     Args:
         noise_multiplier: Noise standard deviation of the transformed sum, at least 0.
         mean_decay: β₁ in [0, 1).
-        deviation_decay: β₂ in [0, 1).
+        deviation_decay: β₂ in [0, 1). At 0.997 s needs most of 1,000 steps on MNIST to leave its
+            first value, sqrt(h₁ h₂), and the training waits for it.
         smallest_variance: h₁, above 0.
         per_record: Scale (5) by the batch size, so that s is the deviation of one record's gradient,
             as Theorem 1 wants it. What (5) measures at a batch above 1 is the deviation of the
