@@ -202,7 +202,8 @@ def spread_notes(arms: Sequence[ArmStatus]) -> list[str]:
     lines += dict.fromkeys(filter(None, (charged_repetitions(plan) for plan, _ in repeated)))
     for plan, release in repeated:
         runs = release.repetitions
-        counts = {"released nothing": sum(run.nothing for run in runs)}
+        nothing = "released nothing (their pairs are in no probability)"
+        counts = {nothing: sum(run.nothing for run in runs)}
         counts["diverged"] = sum(run.diverged for run in runs)
         if said := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
             lines.append(f"{plan.arm}: of {len(runs)} repetitions, {said}.")
