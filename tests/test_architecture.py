@@ -229,7 +229,7 @@ LINES = {
     "execution": 1159,
     "ledger": 5060,
     "plots": 960,
-    "strategies": 4288,
+    "strategies": 4249,
     "study": 7658,
     "tasks": 6608,
     "top level": 2192,
