@@ -374,7 +374,7 @@ def costs_at_other_means(study: Study, plan: Plan) -> list[tuple[float, float]]:
             continue
         try:
             other = replace(law, mean=mean)
-            event = with_law(plan.event, law, other)
+            event = with_law(plan.charged, law, other)
         except PrivTuneError:  # beyond the law's own bounds, such as a cap
             continue
         cost = epsilon(event, budget.delta, adjacency=budget.adjacency).epsilon
