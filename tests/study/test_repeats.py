@@ -264,7 +264,8 @@ def test_functions_see_the_numbers_of_one_repetition(storage: str, strategy: Any
 
     budget = privtune.Budget(4.0, 1e-5, name="b")
     with closing(privtune.create_study("s", budget=budget, storage=storage, repeats=3)) as study:
-        study.optimize(build, strategy=strategy, benchmark=True, **elsewhere.PATHS)
+        release = study.optimize(build, strategy=strategy, benchmark=True, **elsewhere.PATHS)
+    assert release.utility == {}, "there is no test split"
     # What is built to be looked at alone has a random number below 2**31, as in a seal.
     assert {n for n in seen if n < 100} == set(range(getattr(strategy, "trials", 1)))
 
