@@ -344,7 +344,7 @@ def plot_epsilon_spent(study: Study) -> go.Figure:
     for plan in study.plans:
         if plan.is_sealed or not plan.is_private:
             continue
-        curve = epsilon_spent(plan.training, delta=budget.delta, adjacency=budget.adjacency)
+        curve = epsilon_spent(plan, delta=budget.delta, adjacency=budget.adjacency)
         figure.add_trace(
             go.Scatter(
                 x=[step for step, _ in curve],

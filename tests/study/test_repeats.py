@@ -22,6 +22,7 @@ from privtune.ledger import Charge, Ledger
 from privtune.plots._study import costs_at_other_means
 from privtune.strategies import Everything, Fixed, Outcome, Plan, Release, StrategyError
 from privtune.strategies.everything import selection_instead
+from privtune.strategies.plan import epsilon_spent
 from privtune.study import Study
 from privtune.study.lifecycle import Life
 from privtune.study.planning import plan_arms, plan_study
@@ -76,14 +77,16 @@ def test_each_repetition_on_private_records_is_charged() -> None:
 
 def test_views_price_a_selection_with_all_of_its_repetitions(storage: str) -> None:
     random = {"name": "random", "strategy": "everything", "trials": 3, "sampler": "random"}
-    with closing(Study.create(toy_spec(arms=[SELECTION, random], repeats=3), storage)) as study:
-        selection, everything = study.plans
+    arms = [SELECTION, random, FIXED]
+    with closing(Study.create(toy_spec(arms=arms, repeats=3), storage)) as study:
+        selection, everything, fixed = study.plans
         costs = costs_at_other_means(study, selection)
-        asked = study._life.guarantee(selection).epsilon
+        asked, known = (study._life.guarantee(plan).epsilon for plan in (selection, fixed))
     (same,) = (cost for mean, cost in costs if mean == pytest.approx(4.0))
     assert same == pytest.approx(asked, rel=1e-6)
     assert selection.released[-1].startswith("of each further repetition")
     terms: Any = {"delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
+    assert epsilon_spent(fixed, **terms)[-1][1] == pytest.approx(known, rel=1e-6)
     three, one = (
         selection_instead(everything, **terms),
         selection_instead(replace(everything, repeats=1), **terms),
