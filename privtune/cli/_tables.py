@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, program, say, show_facts, show_table
 from privtune.ledger.values import show_adjacency
@@ -53,7 +54,7 @@ def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[
 
 
 def _minimums(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[int, float]:
-    if plan.runs is None or not math.isfinite(guarantee.epsilon):
+    if plan.runs is None or not math.isfinite(guarantee.epsilon) or plan.charged != plan.event:
         return {}
     terms: dict[str, Any] = {"delta": guarantee.delta, "adjacency": guarantee.adjacency}
     return price_of_minimums(plan.event, plan.runs, space, **terms)
@@ -71,7 +72,7 @@ def print_plan(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> None:
 
 def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterator[tuple[str, str]]:
     evaluations, details = plan.expected_gradient_evaluations, plan.details
-    yield "event", formula(plan.event)
+    yield "event", formula(plan.charged)
     noise, missed = plan.training.noise, plan.beyond_reach
     reach = "" if missed < 1e-30 else f"; probability {missed:.2g} of noise that cannot be drawn"
     yield (
@@ -95,7 +96,16 @@ def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterato
             "the smallest number of candidates. At the same noise and mean number of runs it would raise "
             f"ε = {show_epsilon(guarantee.epsilon, 4)} to {' and to '.join(offers)}.",
         )
-    yield "gradient evaluations", f"{evaluations:,.0f} expected"
+    of_one = " of one run" if plan.repeats > 1 else ""
+    yield "gradient evaluations", f"{evaluations:,.0f} expected{of_one}"
+    if plan.charged != plan.event:
+        one = epsilon(plan.event, guarantee.delta, adjacency=guarantee.adjacency)
+        yield (
+            "repetitions",
+            f"{plan.repeats}, each charged: one would cost ε = {show_epsilon(one.epsilon, 4)}",
+        )
+    elif plan.repeats > 1:
+        yield "repetitions", f"{plan.repeats} on public records, which cost what one costs"
     if (whole := details.get("baseline_gradient_evaluations")) is not None:
         yield (
             "",
@@ -118,7 +128,7 @@ def print_stage(plan: StagePlan, guarantee: Guarantee, what: str, **more: str) -
     """Print one stage of a plan or of a study."""
     facts = {
         "ε": f"{show_epsilon(guarantee.epsilon, 4)} by {guarantee.method}",
-        "event": formula(plan.event),
+        "event": formula(plan.charged),
         "noise on each sum": f"{plan.scale:.4g}",
         **more,
     }
@@ -162,7 +172,7 @@ def print_arm(plan: Plan, arm: Mapping[str, Any]) -> None:
     facts = {
         "state": arm["state"],
         "ε": f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}" if private else "∞ NOT PRIVATE",
-        "event": formula(plan.event),
+        "event": formula(plan.charged),
         MECHANISM: plan.public_facts.get(MECHANISM, ""),
         "released parameters": ", ".join(params),
     }

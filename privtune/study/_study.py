@@ -233,6 +233,7 @@ class Study:
         validation: Any = None,
         test: Any = None,
         public: Mapping[str, Any] | None = None,
+        benchmark: bool | None = None,
         classes: int | None = None,
         target_range: tuple[float, float] | None = None,
         pad_to: int | None = None,
@@ -280,6 +281,8 @@ class Study:
             test: Likewise, the test records.
             public: Records that everybody may see, by split: ``{"test": (x, y)}``. Their scores are
                 exact and free.
+            benchmark: Whether all records are public, as of a benchmark or a generator: repetitions of the
+                arm are not charged then.
             classes: How many classes there are; as many as the model tells apart unless given.
             target_range: Of a regression, the public range of its targets.
             pad_to: Length that ragged records are padded or cut to.

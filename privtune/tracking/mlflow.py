@@ -196,7 +196,7 @@ def log_model(
             tags = given["metadata"] | {
                 "privtune.method": release.guarantee.method,
                 "privtune.charge": ours[-1] if ours else "",
-                "privtune.event": plan.event.to_json()[:5_000],
+                "privtune.event": plan.charged.to_json()[:5_000],
             }
             number = str(info.registered_model_version)
             for name, value in tags.items():

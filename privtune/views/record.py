@@ -150,7 +150,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         samples=samples,
         documents={
             LEDGER_TABLE: ledger,
-            "privacy/event.json": plan.event.to_dict(),
+            "privacy/event.json": plan.charged.to_dict(),
             "privacy/guarantee.json": release.guarantee.to_dict(),
             "certificate.json": view.certificate,
         },
