@@ -53,6 +53,7 @@ __all__ = [
     "most_spent",
     "pm",
     "release_of",
+    "releases_of",
 ]
 
 Row = Mapping[str, str]
@@ -243,13 +244,22 @@ class Sheet:
 def release_of(
     arm: Mapping[str, Any], *, epsilon: float, delta: float, seed: int, **terms: Any
 ) -> dict[str, Any]:
-    """Run one arm as a study of its own, with a budget of its own, and return its line.
+    """Run one arm as a study of its own, once, and return its line: see :func:`releases_of`."""
+    (line,) = releases_of(arm, epsilon=epsilon, delta=delta, seed=seed, repeats=1, **terms)
+    return line
+
+
+def releases_of(
+    arm: Mapping[str, Any], *, epsilon: float, delta: float, seed: int, repeats: int, **terms: Any
+) -> list[dict[str, Any]]:
+    """Run one arm as a study of its own, with a budget of its own; return a line for each repetition.
 
     Args:
         arm: The arm as a spec has it, without its name.
         epsilon: The whole budget, which the arm may spend.
         delta: Its delta.
         seed: The study's seed.
+        repeats: How often the arm runs.
         **terms: The rest of the spec: ``task``, ``epochs``, ``expected_batch_size``, ``space``, ...
 
     Returns:
@@ -262,18 +272,22 @@ def release_of(
             budget=privtune.Budget(epsilon, delta, name="data"),
             arms=[{"name": "arm", **arm}],
             seed=seed,
+            repeats=repeats,
             storage=f"sqlite:///{folder}/study.db",
             **terms,
         )
         (plan,) = study.plans
         (release,) = study.run()
         study.close()
-    return {
-        "accuracy": round(release.utility.get("test_accuracy", math.nan), 4),
+    same = {
         "spent": round(release.guarantee.epsilon, 4),
         "claimed": round(account(plan.training.event, delta).epsilon, 4),
         "gradient_evaluations": round(release.cost.gradient_evaluations),
     }
+    return [
+        {"accuracy": round(each.utility.get("test_accuracy", math.nan), 4), **same}
+        for each in release.repetitions or (release,)
+    ]
 
 
 def by(rows: Iterable[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:

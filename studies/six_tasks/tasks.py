@@ -16,15 +16,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.tasks import Sizes, Task, TaskData, get_task
+from privtune.tasks import Sizes, Task, TaskData, TaskDataError, get_task
 from privtune.tasks._models import linear
 from privtune.tasks._partition import places
 from privtune.training.mechanism.data import TensorData
 from studies.harness import cross_entropy
 from studies.transfer.task import digits_5_to_9
 
-_PICTURES = Sizes(6_000, 1_000, 10_000)  # of MNIST, halved in height and width
-_TEXTS = Sizes(4_485, 1_000, 2_189)
+_PICTURES = Sizes(4_000, 1_000, 10_000)  # of MNIST, halved in height and width
+_TEXTS = Sizes(2_984, 600, 1_024)
 _SMALL = Sizes(400, 100, 100)  # made-up vectors in the place of texts
 _WIDTH, _CLASSES = 384, 8  # of MiniLM's vectors, of the texts
 
@@ -74,7 +74,7 @@ def _halved() -> TaskData:
 
 
 def mnist_cnn() -> Task:
-    """Return 6,000 of MNIST's pictures, halved in height and width, with two convolutions."""
+    """Return 4,000 of MNIST's pictures, halved in height and width, with two convolutions."""
     if "PRIVTUNE_DATA" not in os.environ:
         return get_task("digits-cnn")
     task = replace(
@@ -99,9 +99,12 @@ def _digits(data: str | None) -> TaskData:  # noqa: ARG001 (what it is known by)
 
 
 def vectors() -> Path | None:
-    """Return the file of the texts' vectors beside MNIST's; None where there is none."""
-    beside = Path(os.environ.get("PRIVTUNE_DATA", "")).with_name("minilm.npz")
-    return beside if beside.exists() and "PRIVTUNE_DATA" in os.environ else None
+    """Return the file of the texts' vectors, beside MNIST's; None in a smoke run."""
+    data = os.environ.get("PRIVTUNE_DATA")
+    beside = Path(data or "mnist.npz").with_name("minilm.npz")
+    if data and not beside.exists():
+        raise TaskDataError(f"{beside} is missing: python -m studies.six_tasks.texts {beside}")
+    return beside if data else None
 
 
 @cache

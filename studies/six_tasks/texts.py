@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 TOKENS = 32  # of a text; the rest is cut off
+PARTS = {"train": 3_584, "test": 1_024}  # the first of each published part
 _TEXTS = "text/datasets/reuters-r8-{}.tab"  # Reuters-21578, its eight largest classes
 
 
@@ -63,8 +64,8 @@ def main(path: Path) -> None:
     """Write the vectors and labels of both parts."""
     torch.set_num_threads(1)
     arrays: dict[str, Any] = {}
-    for part in ("train", "test"):
-        labels, texts = read(part)
+    for part, most in PARTS.items():
+        labels, texts = (column[:most] for column in read(part))
         arrays["classes"], arrays[f"y_{part}"] = np.unique(labels, return_inverse=True)
         arrays[f"x_{part}"] = embed(texts)
     np.savez_compressed(path, **arrays)
