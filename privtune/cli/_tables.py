@@ -12,7 +12,7 @@ from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, program, say, show_facts, show_table
 from privtune.ledger.values import show_adjacency
-from privtune.numbers import show_epsilon, show_left, show_seconds
+from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.describe import noise_of, plan_line
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.tasks import MECHANISM
@@ -20,7 +20,7 @@ from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
 from privtune.views import text
-from privtune.views.comparison import finite
+from privtune.views.comparison import finite, table_of
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -182,21 +182,12 @@ def print_arm(plan: Plan, arm: Mapping[str, Any]) -> None:
 def print_comparison(study: Study, *, logged: bool = True) -> None:
     """Print the comparison, what it rests on, and how to open it in MLflow or get it there."""
     arms = study.status()
-    utility, values = text.utility_column(arms)
     say(f"Study {study.name} on {study.spec.task_name}", bold=True)
-    rows = [
-        (
-            arm.plan.arm,
-            arm.plan.strategy,
-            show_epsilon(arm.guarantee.epsilon) if arm.plan.is_private else "∞ NOT PRIVATE",
-            values.get(arm.plan.arm, arm.state),
-            f"{arm.plan.expected_gradient_evaluations:,.0f}",
-            show_seconds(None if arm.release is None else arm.release.cost.wall_seconds),
-        )
-        for arm in arms
-    ]
-    numeric = ("ε", utility, "gradient evaluations", "seconds")
-    show_table(("arm", "strategy", *numeric), rows, numeric=numeric, whole=True)
+    # Six columns fit a terminal of 80; the other forms have the parameters, and seconds of repeated arms.
+    rows = [dict(list(row.items())[:6]) for row in table_of(arms)]
+    columns = [*rows[0]] if rows else ["arm"]
+    cells = [[*row.values()] for row in rows]
+    show_table(columns, cells, numeric=columns[2:], whole=True)
     for line in _footnotes(study, arms):
         say(line)
     if any(arm.release is not None for arm in arms):
@@ -226,6 +217,7 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
         text.explain_utility(arms),
+        *text.spread_notes(arms),
         text.EXPECTED,
     ]
     lines += map(text.stage_line, study.stages)

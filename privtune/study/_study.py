@@ -23,6 +23,7 @@ from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release
 from privtune.strategies.scoring import validation_metric
+from privtune.strategies.spread import Spread, values_of
 from privtune.study._familiar import answer, answers
 from privtune.study.lifecycle import Life, new_arm
 from privtune.study.observer import ArmStatus, Observer, StageStatus
@@ -451,7 +452,8 @@ class Study:
             Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
             (higher is better; a loss is negated), ``gradient_evaluations`` (expected), ``wall_seconds``
             (expected), ``validation_accuracy`` or ``validation_loss``, each utility, each
-            released hyperparameter as ``params.NAME``; the index is the arm.
+            released hyperparameter as ``params.NAME``, ``draws``, and of repeated arms each metric's
+            ``NAME_mean`` with its standard error ``NAME_error``; the index is the arm.
         """
         rows: list[dict[str, Any]] = []
         for status in self.status():
@@ -471,6 +473,11 @@ class Study:
             if release is not None:
                 row |= validation_metric(plan.score, release.score, of=plan.scored)
                 row |= release.utility
+                row["draws"] = len(release.repetitions) or 1
+                for name, values in values_of(plan, release).items() if release.repetitions else ():
+                    spread = Spread.of(values)
+                    row[f"{name}_mean"] = None if spread is None else spread.mean
+                    row[f"{name}_error"] = None if spread is None else spread.error
                 row |= {f"params.{name}": value for name, value in release.params.items()}
             rows.append(row)
         frames = find_extra("pandas", extra="ui", what="A study's table")

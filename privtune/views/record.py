@@ -21,11 +21,13 @@ from privtune.plots._style import looks
 from privtune.strategies import Ending
 from privtune.strategies.plan import epsilon_spent
 from privtune.strategies.scoring import validation_metric
+from privtune.strategies.spread import Spread, values_of
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED
 from privtune.tasks._facts import declared_note
 from privtune.views.page import render
 from privtune.views.text import (
     budget_line,
+    draws,
     metric_of,
     stage_line,
     together,
@@ -180,6 +182,7 @@ def _points(
             values |= {f"{short_name(name)}_low": round(low, 4)}
             values |= {f"{short_name(name)}_high": round(high, 4)}
     points = [(name, value, 0) for name, value in values.items() if value is not None]
+    points += _repetitions(plan, release)
     if not plan.is_sealed:
         points += _curves(release.curves)
     if not plan.is_sealed and plan.is_private:
@@ -188,6 +191,21 @@ def _points(
         points += [("eps/spent", ceil_to(value, 4), step) for step, value in spent]
     # MLflow stores infinity as 1.8e308, which reads like a number: it is never logged.
     return tuple(point for point in points if math.isfinite(point[1]))
+
+
+def _repetitions(plan: Plan, release: Release) -> list[Point]:
+    """Return means and standard errors of a repeated arm, and each metric with a step a repetition."""
+    if not release.repetitions:
+        return []
+    points: list[Point] = [("repeats", len(release.repetitions), 0)]
+    for name, row in values_of(plan, release).items():
+        short, spread = short_name(name), Spread.of(row)
+        points += [(f"{short}_each", round(v, 4), i) for i, v in enumerate(row) if v is not None]
+        if spread is not None:
+            points.append((f"{short}_mean", round(spread.mean, 4), 0))
+        if spread is not None and spread.error is not None:
+            points.append((f"{short}_se", round(spread.error, 5), 0))
+    return points
 
 
 def _machine(study: Study, plan: Plan) -> tuple[str, tuple[Sample, ...]]:
@@ -294,6 +312,7 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.dataset": study.spec.task_name,
         "privtune.delta": f"{budget.delta:g}",
         "privtune.bound": release.guarantee.method,
+        "privtune.draws": draws(release),
         "privtune.cost": "expected" if release.cost.expected else "measured",
         "privtune.device": computed.pop("device", ""),
         "privtune.versions": ", ".join(f"{name} {value}" for name, value in computed.items()),

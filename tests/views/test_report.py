@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import statistics
 from contextlib import closing
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +16,9 @@ import pytest
 from privtune.accounting import epsilon
 from privtune.cli._tables import print_comparison
 from privtune.numbers import ceil_to
-from privtune.study import Study
+from privtune.strategies import Repetition
+from privtune.study import ArmStatus, Study
+from privtune.views.comparison import comparison_document, to_csv, to_markdown
 from privtune.views.page import figure, render
 from privtune.views.record import budget_view, study_note
 from privtune.views.report import meaning, render_study
@@ -133,7 +138,7 @@ def test_what_others_wrote_is_escaped() -> None:
     evil = "</title><script>alert(1)</script>"
     bar = go.Figure(go.Bar(x=["</script><script>alert(1)</script>"]), {"height": 300})
     drawn = figure("f", bar, numbers={"columns": [evil], "rows": [[evil]], "caption": evil})
-    drawn |= {"lines": True, "noised": False, "utility": evil}
+    drawn |= {"lines": True, "noised": False, "utility": evil, "repeated": False}
     page = render("chart.html", title=evil, shown=drawn)
     assert "<script>alert" not in page
     assert page.count("</title>") == page.count("</script>") == 1
@@ -174,3 +179,62 @@ def test_a_composition_is_said_only_where_it_is_one(
         assert method in ("odometer", "filter")
         assert read.count(f"by the {method}: ") == 3
         assert "composition of all charges" not in read
+
+
+ACCURACIES = {
+    "defaults": [0.80, 0.82, 0.84],
+    "selection": [0.79, 0.80, None],
+    "hyfree": [0.90, 0.91, 0.86],
+}
+
+
+def repeated(arm: ArmStatus) -> ArmStatus:
+    """An arm as if it had run three times: a run without accuracy released nothing, 0.86 diverged."""
+    runs = tuple(
+        Repetition(params={}, score=None, utility={"test_accuracy": v}, diverged=v == 0.86)
+        if v is not None
+        else Repetition(params={}, score=None, nothing=True)
+        for v in ACCURACIES[arm.plan.arm]
+    )
+    return replace(arm, release=replace(arm.release, repetitions=runs))
+
+
+def test_one_draw_says_so(page: Page, tracked: Tracked, capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison(tracked.study)
+    for text in (page.text, to_markdown(tracked.study), capsys.readouterr().out):
+        assert "one draw" in text
+        assert "±" not in text
+        assert "better than next" not in text
+    document = comparison_document(tracked.study)
+    assert [arm["draws"] for arm in document["arms"]] == [1, 1, 1]
+    assert document["order"]["better"] == {}
+
+
+def test_repetitions_show_mean_error_and_how_sure_the_order_is(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = tuple(map(repeated, tracked.study.status()))
+    monkeypatch.setattr(Study, "status", lambda _: arms)
+    document = json.loads(json.dumps(comparison_document(tracked.study), allow_nan=False))
+    spread = {arm["arm"]: arm["spread"]["test_accuracy"] for arm in document["arms"]}
+    for arm, values in ACCURACIES.items():
+        there = [v for v in values if v is not None]
+        error = statistics.stdev(there) / math.sqrt(len(there))
+        known = {"mean": statistics.mean(there), "error": error, "n": len(there)}
+        assert spread[arm] == pytest.approx(known)
+    better = document["order"]["better"]
+    assert [*better] == ["hyfree", "defaults", "selection"]  # the best first
+    # Of two pairs, differences 0.01 and 0.02: t = 3 with one degree of freedom, Cauchy's law.
+    assert better["defaults"]["selection"] == pytest.approx(0.5 + math.atan(3.0) / math.pi)
+    assert better["selection"]["defaults"] == pytest.approx(0.5 - math.atan(3.0) / math.pi)
+    shown = Page(render_study(tracked.study)).text
+    print_comparison(tracked.study)
+    for text in (shown, to_markdown(tracked.study), capsys.readouterr().out):
+        for words in ("79.50% ± 0.50%", "2 of 3", "90%", "1 released nothing", "1 diverged"):
+            assert words in text
+        assert "one draw" not in text
+    assert "89.00% ± 1.53%" in shown
+    assert "test_accuracy_mean,test_accuracy_error,test_accuracy_n" in to_csv(document)
+    table = tracked.study.compare()
+    assert table["test_accuracy_mean"]["selection"] == pytest.approx(0.795)
+    assert list(table["draws"]) == [3, 3, 3]
