@@ -210,7 +210,36 @@ def tables(rows: Sequence[Row]) -> list[str]:
             )
             lines.append((task, arm, *shown, " or ".join(map(str, seeds)) or "–"))
     head = ("task", "arm", *(f"ε = {epsilon:g}" for epsilon in spent), "seeds")
-    return [markdown(head, lines), averaging(rows)]
+    return [markdown(head, lines), ranking(rows), averaging(rows)]
+
+
+def ranking(rows: Sequence[Row]) -> str:
+    """Return in how many cells each arm may be the best, and how far below the best it is."""
+    cells: dict[tuple[str, float], dict[str, Estimate]] = defaultdict(dict)
+    for task, found in estimates(rows).items():
+        for (epsilon, arm), value in found.items():
+            if task != ALL:
+                cells[task, epsilon][arm] = value
+    lines = []
+    for arm in ARMS:
+        of = {cell: arms for cell, arms in cells.items() if arm in arms}
+        if not of:
+            continue
+        gaps = {
+            cell: max(arms.values(), key=lambda e: e.mean).minus(arms[arm])
+            for cell, arms in of.items()
+        }
+        among = sum(arm in contenders(arms) for arms in of.values())
+        (task, epsilon), worst = max(gaps.items(), key=lambda pair: pair[1].mean)
+        lines.append(
+            (
+                arm,
+                f"{among} of {len(of)}",
+                f"{mean(gap.mean for gap in gaps.values()):.1f}",
+                f"{worst.mean:.1f} ± {worst.half():.1f} ({task}, ε = {epsilon:g})",
+            )
+        )
+    return markdown(("arm", "bold in", "below the best, mean", "below the best, most"), lines)
 
 
 def averaging(rows: Sequence[Row]) -> str:
