@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from privtune.strategies import Strategy
     from privtune.study.observer import Observer
-    from privtune.study.rounds import StudyRound
     from privtune.tasks import Task
     from privtune.training.mechanism.scoring import Measured
 
@@ -64,6 +63,14 @@ class StudyBusyError(PrivTuneError):
     """Another process is running the study, or the arm, at this moment."""
 
 
+class Repeated(Protocol):
+    """The round of an arm, which runs its strategy as often as the arm repeats."""
+
+    def run(self, strategy: Strategy) -> list[Outcome]:
+        """Return one outcome a repetition."""
+        ...
+
+
 class Trainer(Protocol):
     """Who trains an arm: the engine, or another library under a declared mechanism."""
 
@@ -76,7 +83,7 @@ class Trainer(Protocol):
         """Try the arm on made-up records, before the charge; return its expected seconds, if known."""
         ...
 
-    def prepare(self, plan: Plan) -> tuple[Strategy, StudyRound]:
+    def prepare(self, plan: Plan) -> tuple[Strategy, Repeated]:
         """Return the arm's strategy and its round; may touch the data, for the arm has started."""
         ...
 
