@@ -54,18 +54,18 @@ class Work:
         task: As a spec names it.
         epochs: Passes over the records, in the mean.
         batch: Expected size of the samples.
-        repeats: Repetitions of each study of an arm; a study has a seed of its own.
+        repeats: How often each arm runs.
         averaged: The ε at which arms also run with the moving average of the iterates.
     """
 
     task: Any
     epochs: int
     batch: int
-    repeats: tuple[int, ...] = (10,)
+    repeats: int = 10
     averaged: tuple[float, ...] = (2.0,)
 
 
-DEAR = (3, 2)  # so that a run that is stopped has something of each
+DEAR = 3  # repetitions where a training takes seconds
 FINE_TUNING = {
     "type": "fine-tuning",
     "task": "studies.six_tasks.tasks:transfer",
@@ -85,16 +85,13 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every arm on every task, the cheap tasks first."""
     if options.smoke:
         for task, arm, average in (("minilm", "adadp", "ema"), ("transfer", "public-rate", "last")):
-            yield {"task": task, "epsilon": 4.0, "average": average, "arm": arm, "seed": 0}
+            yield {"task": task, "epsilon": 4.0, "average": average, "arm": arm}
         return
     for tasks in ((*TASKS,)[:3], (*TASKS,)[3:]):  # the cheap ones first
-        for seed, epsilon in product(range(len(DEAR)), EPSILONS):
-            for task in tasks:
-                for average in AVERAGES:
-                    work = TASKS[task]
-                    if seed < len(work.repeats) and (average == "last" or epsilon in work.averaged):
-                        cell = {"task": task, "epsilon": epsilon, "average": average, "seed": seed}
-                        yield from ({**cell, "arm": arm} for arm in ARMS)
+        for epsilon, task, average in product(EPSILONS, tasks, AVERAGES):
+            if average == "last" or epsilon in TASKS[task].averaged:
+                cell = {"task": task, "epsilon": epsilon, "average": average}
+                yield from ({**cell, "arm": arm} for arm in ARMS)
 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
@@ -112,9 +109,8 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     if cell["average"] != "last":
         given = {"average": cell["average"]}
         arm |= {"options": given} if arm["strategy"] in OPTIONS else given
-    told = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"]}
-    repeats = 2 if options.smoke else work.repeats[cell["seed"]]
-    return releases_of(arm, repeats=repeats, **told, **terms)
+    repeats = 2 if options.smoke else work.repeats
+    return releases_of(arm, epsilon=cell["epsilon"], delta=1e-5, repeats=repeats, **terms)
 
 
 def figures(rows: Sequence[Row]) -> dict[str, float]:
@@ -283,8 +279,8 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
 
 SHEET = Sheet(
     name="six_tasks",
-    key=("task", "epsilon", "average", "arm", "seed"),
-    values=("accuracy", "gradient_evaluations", "spent", "claimed"),
+    key=("task", "epsilon", "average", "arm"),
+    values=("seed", "accuracy", "gradient_evaluations", "spent", "claimed"),
     cells=cells,
     fill=fill,
     figures=figures,
