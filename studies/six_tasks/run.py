@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from scipy.stats import t as student
 
 from privtune.plots import plot_lines
-from studies.sheet import Options, Row, Sheet, by, floats, markdown, most_spent, releases_of
+from studies.sheet import Again, Options, Row, Sheet, by, floats, markdown, most_spent, releases_of
 from studies.transfer.task import public_weights
 
 if TYPE_CHECKING:
@@ -286,6 +286,9 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again(
+        {"task": "table", "epsilon": "2.0", "average": "last", "arm": "public-rate"}, "accuracy"
+    ),
 )
 
 if __name__ == "__main__":
