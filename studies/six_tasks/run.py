@@ -186,8 +186,7 @@ def estimates(rows: Sequence[Row]) -> dict[str, dict[tuple[float, str], Estimate
         if len(values) > 1:
             at[float(epsilon), arm].append(values)
             found[task][float(epsilon), arm] = Estimate.of([values])
-    tasks = len(found)
-    found[ALL] = {key: Estimate.of(cells) for key, cells in at.items() if len(cells) == tasks}
+    found[ALL] = {key: Estimate.of(cells) for key, cells in at.items() if len(cells) == len(TASKS)}
     return found
 
 
