@@ -270,7 +270,7 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
         if row["average"] == "last"
     ]
     figure = plot_lines(drawn, x="ε", y="test error, %", line="arm", panel="task", log="xy")
-    figure.update_xaxes(tickvals=sorted(EPSILONS))
+    figure.update_xaxes(tickvals=sorted(EPSILONS), range=[-0.4, 1.0])
     figure.update_yaxes(tickvals=[3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 90])
     figure.update_layout(height=1150, legend={"y": -0.07})
     return {"chart": figure}
