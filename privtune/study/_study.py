@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -508,6 +508,7 @@ class Study:
                 "params": json_ready(release.params),
                 "score": release.score if finite else None,
                 "utility": dict(release.utility),
+                "repetitions": json_ready([asdict(run) for run in release.repetitions]),
                 "note": release.note,
                 "model": model,
             }

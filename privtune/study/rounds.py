@@ -214,11 +214,11 @@ class Files(ABC):
         by_number = {lease.number: lease for lease in leases}
         repetition = {n: bisect_right(self.bounds, n) - 1 for n in rows}
         # What is trained on a part of the records is trained on that of its repetition.
-        parts = dict.fromkeys(
-            (training, 0 if training.part == "all" else place)
+        parts = [
+            (training, place)
             for training in search.trainings
-            for place in sorted(set(repetition.values()))
-        )
+            for place in ((0,) if training.part == "all" else sorted(set(repetition.values())))
+        ]
         for training, place in parts:
             own = {
                 n: p

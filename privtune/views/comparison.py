@@ -66,6 +66,7 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
         "delta": status.guarantee.delta,
         "bound": status.guarantee.method,
         "sealed": plan.is_sealed,
+        "repetitions_charged": plan.repeats_charged if plan.repeats > 1 else None,
         "params": None,
         "score": None,
         "score_of": plan.scored,

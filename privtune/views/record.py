@@ -27,6 +27,7 @@ from privtune.tasks._facts import declared_note
 from privtune.views.page import render
 from privtune.views.text import (
     budget_line,
+    charged_repetitions,
     draws,
     metric_of,
     stage_line,
@@ -313,6 +314,7 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.delta": f"{budget.delta:g}",
         "privtune.bound": release.guarantee.method,
         "privtune.draws": draws(release),
+        "privtune.repetitions": charged_repetitions(plan),
         "privtune.cost": "expected" if release.cost.expected else "measured",
         "privtune.device": computed.pop("device", ""),
         "privtune.versions": ", ".join(f"{name} {value}" for name, value in computed.items()),
@@ -380,6 +382,9 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
         total=release.guarantee.epsilon,
         one_run=one_run,
         delta=f"{study.spec.budget.delta:g}",
-        notes=[*filter(None, notes), *(stage_line(stage) for stage in study.stages)],
+        notes=[
+            *filter(None, (*notes, charged_repetitions(plan))),
+            *(stage_line(stage) for stage in study.stages),
+        ],
         expected=release.cost.expected,
     )

@@ -237,6 +237,7 @@ def _statement(study: Study, arms: Sequence[ArmStatus], view: BudgetView) -> Val
         "together": text.together(view.spent),
         "released": released,
         "sealed": [f"{arm.plan.arm}: {', '.join(arm.plan.sealed)}" for arm in arms],
+        "uncharged": any(p.repeats > 1 and not p.repeats_charged for p in study.plans),
         "rows_of_a_query": any(rows_note(plan.public_facts) for plan in study.plans),
         "pretrained": sorted(filter(None, {p.public_facts.get(PRETRAINED) for p in study.plans})),
     }

@@ -150,11 +150,17 @@ def _shown(
     if not release.repetitions:
         low, high = (show_metric(name, end) for end in release.intervals.get(name, (0.0, 0.0)))
         return show_metric(name, spread.mean) + (f" [{low}, {high}]" if ends else "")
+    text = show_spread(name, spread)
+    return text if spread.n == runs else f"{text} ({spread.n} of {runs})"
+
+
+def show_spread(name: str, spread: Spread) -> str:
+    """Return the mean of a metric with its standard error."""
     share = is_share(metric_of(name))
     text = f"{spread.mean:.2%}" if share else show_metric(name, spread.mean)
     if spread.error is not None:
         text += f" ± {spread.error:.2%}" if share else f" ± {spread.error:.2g}"
-    return text if spread.n == runs else f"{text} ({spread.n} of {runs})"
+    return text
 
 
 def draws_of(arms: Sequence[ArmStatus]) -> str:
@@ -168,6 +174,18 @@ def draws(release: Release) -> str:
     return f"mean of {len(release.repetitions)}" if release.repetitions else "one draw"
 
 
+def charged_repetitions(plan: Plan) -> str:
+    """Return whether the repetitions of an arm were charged; empty of one draw, or without ε."""
+    if plan.repeats == 1 or not plan.is_private:
+        return ""
+    if plan.repeats_charged:
+        return f"Each of the {plan.repeats} repetitions was charged: ε is that of all."
+    return (
+        f"The {plan.repeats} repetitions were not charged: all records are declared public (a benchmark). "
+        "ε is that of one."
+    )
+
+
 def spread_notes(arms: Sequence[ArmStatus]) -> list[str]:
     """Return what one draw does not say, or what repetitions say, how many gave nothing, and who paid."""
     released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]
@@ -178,11 +196,14 @@ def spread_notes(arms: Sequence[ArmStatus]) -> list[str]:
     lines = [
         "After ± stands the standard error of the mean over repetitions, which share the test records. "
         "Better than next: the probability that an arm's mean is better than that of the arm below it "
-        "(Student's t of the differences, repetition by repetition)."
+        "(Student's t of the differences, repetition by repetition). Gradient evaluations, and the seconds "
+        "of private arms, are of one repetition."
     ]
+    lines += dict.fromkeys(filter(None, (charged_repetitions(plan) for plan, _ in repeated)))
     for plan, release in repeated:
         runs = release.repetitions
-        counts = {"released nothing": sum(run.nothing for run in runs)}
+        nothing = "released nothing (their pairs are in no probability)"
+        counts = {nothing: sum(run.nothing for run in runs)}
         counts["diverged"] = sum(run.diverged for run in runs)
         if said := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
             lines.append(f"{plan.arm}: of {len(runs)} repetitions, {said}.")
@@ -208,10 +229,11 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
         return f"{title} was not measured: {why}. {how}"
     reports = [arm.plan.report for arm in arms if arm.plan.report is not None]
     if reports and reports[0].event is not None:
-        return (
-            f"{title} is that of the released model on the private test split: noised and charged, with a "
-            "95% interval for the noise and for the drawing of the records."
+        once = not any(arm.release and arm.release.repetitions for arm in arms)
+        ends = (
+            ", with a 95% interval for the noise and for the drawing of the records" if once else ""
         )
+        return f"{title} is that of the released model on the private test split: noised and charged{ends}."
     return (
         f"{title} is that of the released model on the test split, which the task declares public."
     )

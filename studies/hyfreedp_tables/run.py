@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from privtune.plots import plot_lines
 from studies.hyfreedp_tables.work import ARMS, GRIDS, STARTS, cells, fill
-from studies.sheet import Row, Sheet, by, floats, markdown, mean, pm
+from studies.sheet import Again, Row, Sheet, by, floats, markdown, mean, pm
 
 OURS, TRAINED = "HyFreeDP, K = 5", ("all", "biases", "lora:4")
 
@@ -169,6 +169,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"what": "accuracy", "arm": OURS}, "value", stand_in=True),
 )
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
-from studies.sheet import Options, Sheet, by, markdown, mean, pm, release_of
+from studies.sheet import Again, Options, Sheet, by, markdown, mean, pm, release_of
 from studies.subsampled_tuning.rates import by_rate, rate_table
 
 if TYPE_CHECKING:
@@ -184,6 +184,10 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again(
+        {"task": "table", "what": RATE["table"], "epsilon": "1.0", "how": BASELINE, "rate": "0.01"},
+        "accuracy",
+    ),
 )
 
 if __name__ == "__main__":

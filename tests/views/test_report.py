@@ -20,7 +20,7 @@ from privtune.strategies import Repetition
 from privtune.study import ArmStatus, Study
 from privtune.views.comparison import comparison_document, to_csv, to_markdown
 from privtune.views.page import figure, render
-from privtune.views.record import budget_view, study_note
+from privtune.views.record import arm_record, budget_view, study_note
 from privtune.views.report import meaning, render_study
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
@@ -238,3 +238,27 @@ def test_repetitions_show_mean_error_and_how_sure_the_order_is(
     table = tracked.study.compare()
     assert table["test_accuracy_mean"]["selection"] == pytest.approx(0.795)
     assert list(table["draws"]) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_who_paid_for_repetitions_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], public: bool
+) -> None:
+    arms = [{"name": name, "strategy": "fixed", "parameters": PARAMETERS} for name in ("a", "b")]
+    task = {"task": "tests.toy:benchmark_blobs"} if public else {}
+    spec = toy_spec(arms=arms, epochs=1, repeats=2, **task)
+    with closing(Study.create(spec, f"sqlite:///{tmp_path}/p.db")) as study:
+        study.run()
+        print_comparison(study)
+        (plan, _), (arm, _) = study.plans, comparison_document(study)["arms"]
+        record = arm_record(study, plan, study.release("a"), budget_view(study))
+        page, exported = Page(render_study(study)).text, study.export()["arms"][0]
+    said = (
+        "The 2 repetitions were not charged" if public else "Each of the 2 repetitions was charged"
+    )
+    texts = (page, to_markdown(study), capsys.readouterr().out, record.note)
+    assert [said in " ".join(text.split()) for text in texts] == [True] * 4
+    assert record.tags["privtune.repetitions"].startswith(said)
+    assert ("repetitions beyond one are in no ε" in page) == public
+    assert (arm["draws"], arm["repetitions_charged"]) == (2, not public)
+    assert len(exported["release"]["repetitions"]) == 2
