@@ -238,7 +238,19 @@ class Plan:
         return self.event if alone else acc.Repeated(self.repeats, self.event)
 
     def drawn_runs(self, streams: Streams) -> tuple[int, ...]:
-        """Return the secret numbers of candidates, one a repetition; whenever it is asked, the same."""
+        """Return the secret numbers of candidates, one a repetition; asked again, the same.
+
+        Args:
+            streams: The random streams of the arm.
+
+        Returns:
+            As many numbers as there are repetitions; none where the number of trials is public.
+
+        Example:
+            >>> from privtune.training.mechanism.streams import Streams
+            >>> [len(plan.drawn_runs(Streams(bytes(32)))) for plan in study.plans]
+            [0, 1]
+        """
         if self.runs is None:
             return ()
         return tuple(self.runs.sample(streams.numpy("runs", r)) for r in range(self.repeats))
@@ -468,17 +480,17 @@ def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) ->
 
 
 def epsilon_spent(
-    training: TrainingPlan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
+    plan: Plan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
 ) -> list[tuple[int, float]]:
-    """Return ε after some of a training's steps, as pairs (step, ε)."""
+    """Return ε after some steps of the released model's training, in all repetitions: pairs (step, ε)."""
+    method, schedule = plan.training.method, plan.training.schedule
+
+    def charged(steps: int) -> acc.Event:
+        return replace(plan, event=method.event(replace(schedule, steps=steps))).charged
+
     return [
-        (
-            step,
-            _epsilon(
-                training.method.event(replace(training.schedule, steps=step + 1)), delta, adjacency
-            ),
-        )
-        for step in training.schedule.checkpoints(points)
+        (step, _epsilon(charged(step + 1), delta, adjacency))
+        for step in schedule.checkpoints(points)
     ]
 
 
