@@ -11,6 +11,8 @@ says, what was measured here, how far a run may be from that) and the README's t
     python -m studies.NAME.run --no-run --check          # the file as it is against expected.json
     python -m studies.NAME.run --no-run --charts DIR     # the charts, as HTML
     python -m studies.NAME.run --no-run --record 2.0     # new expectations, 2.0 where none was
+
+A line carries the stamp of the code that made it; see evidence.py.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ import io
 import json
 import math
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 import privtune
 from privtune.accounting import epsilon as account
+from studies.evidence import environment, stamp
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -52,6 +56,8 @@ __all__ = [
 ]
 
 Row = Mapping[str, str]
+CODE = "code"  # the column with the stamp of the code that made a line; empty where nobody knows
+BY = "recorded by"  # in ``expected.json``: for each stamp the number of lines, and the environment
 
 
 @dataclass(frozen=True)
@@ -104,14 +110,25 @@ class Sheet:
         found: dict[str, dict[str, Any]] = json.loads(text)
         return found
 
+    def stamps(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return how many lines each code made, and in which environment, where that is known."""
+        known = {stamp(): environment()} | {
+            code: each["environment"] for code, each in self.expected.get(BY, {}).items()
+        }
+        counts = Counter(row.get(CODE) or "" for row in rows)
+        return {
+            code: {"lines": counts[code], "environment": known.get(code, "")}
+            for code in sorted(counts)
+        }
+
     def record(self, rows: Sequence[Row], tolerance: float) -> None:
         """Write what the lines show to ``expected.json``; papers and tolerances there stay."""
         known, found = self.expected, self.figures(rows)
         order = [*(name for name in known if name in found), *(n for n in found if n not in known)]
-        new = {
-            name: {"tolerance": tolerance, **known.get(name, {}), "measured": round(found[name], 6)}
-            for name in order
-        }
+        new: dict[str, Any] = {BY: self.stamps(rows)}
+        for name in order:
+            old = {"tolerance": tolerance, **known.get(name, {})}
+            new[name] = {**old, "measured": round(found[name], 6)}
         text = json.dumps(new, indent=1, ensure_ascii=False)
         (self.folder / "expected.json").write_text(text + "\n", encoding="utf-8")
 
@@ -126,6 +143,8 @@ class Sheet:
         """Return where the lines deviate from what is expected, one sentence each."""
         found, problems = self.figures(rows), []
         for name, known in self.expected.items():
+            if name == BY:
+                continue
             value = found.get(name, math.nan)
             # What is not a number deviates as well.
             if not abs(value - known["measured"]) <= known["tolerance"]:
@@ -144,7 +163,17 @@ class Sheet:
         return "\n\n".join([*first, *self.tables(rows)])
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run what is not in the results file yet, and print the tables."""
+        """Run what is not in the results file yet, and print the tables; Ctrl-C stops it."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A program in the background begins without a handler of SIGINT.
+            signal.signal(number, signal.default_int_handler)
+        try:
+            return self._main(argv)
+        except KeyboardInterrupt:
+            print("Stopped. What is done stays; the same command goes on.", file=sys.stderr)
+            return 130
+
+    def _main(self, argv: Sequence[str] | None) -> int:
         parser = argparse.ArgumentParser(prog=f"python -m studies.{self.name}.run")
         parser.add_argument("--data", type=Path, help="mnist.npz")
         parser.add_argument("--out", type=Path, help="results (default: the study's results.csv)")
@@ -186,6 +215,7 @@ class Sheet:
         import torch
 
         torch.set_num_threads(1)
+        columns = [*self.key, *self.values, CODE]
         done = {tuple(row[name] for name in self.key) for row in self.read(out)}
         began = time.monotonic()
         for cell in self.cells(options):
@@ -193,16 +223,18 @@ class Sheet:
             if name in done or any(str(cell[c]) != value for c, value in only.items()):
                 continue
             lines = self.fill(cell, options)
+            found = [{**cell, **line, CODE: stamp()} for line in lines]
             text = io.StringIO()
-            writer = csv.DictWriter(text, [*self.key, *self.values], lineterminator="\n")
-            if not out.exists():
-                writer.writeheader()
-            writer.writerows({**cell, **line} for line in lines)
-            # All lines of a cell at once: a run that is stopped leaves whole cells.
-            with out.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows([*self.read(out), *found])
+            # The file is another at once: a run that is stopped leaves whole cells.
+            new = out.with_suffix(".new")
+            with new.open("w", encoding="utf-8", newline="") as file:
                 file.write(text.getvalue())
                 file.flush()
                 os.fsync(file.fileno())
+            new.replace(out)
             if time.monotonic() - began > seconds:
                 print(f"Stopped after {seconds / 60:g} minutes; the same command goes on.")
                 return
