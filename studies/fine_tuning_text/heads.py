@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from privtune.accounting import epsilon as account
-from privtune.training.methods import DAdaptation, DPAdam, HyFreeDP, Prodigy, PublicRate
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods import DAdaptation, DPAdam, HyFreeDP, Prodigy, PublicRate
 from studies.fine_tuning_text.task import Classifier, settings, texts
 from studies.harness import Split, accuracies, fit, secrets_for
 

@@ -68,7 +68,7 @@ class _Five:
         x = [point * self.reach / 2.0 for point in POINTS[FIVE]]
         found = self.oracle.losses(sample, [here - at * (back - here) for at in x], **options)
         level, slope, curvature = design(x).to(found) @ found
-        return torch.stack([level + d * slope + curvature / 2.0 for d in (1.0, 0.0, -1.0)])
+        return torch.stack([level + d * slope + d * d * curvature / 2.0 for d in (1.0, 0.0, -1.0)])
 
 
 @dataclass(frozen=True, eq=False)

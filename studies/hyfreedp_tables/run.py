@@ -14,10 +14,23 @@ import plotly.graph_objects as go
 
 from privtune.plots import plot_lines
 from studies.hyfreedp_tables import curves
-from studies.hyfreedp_tables.work import ARMS, COSINE, GRIDS, LINEAR, STARTS, cells, fill
+from studies.hyfreedp_tables.work import (
+    ARMS,
+    BATCH,
+    COSINE,
+    GRIDS,
+    LINEAR,
+    SETTINGS,
+    STARTS,
+    cells,
+    fill,
+)
 from studies.sheet import Row, Sheet, by, floats, markdown, mean, pm
 
 OURS, GRID, TRAINED = "HyFreeDP, K = 5", "un-paid grid", ("all", "biases", "lora:4")
+
+
+WEIGHTS = 117_637  # of the network
 
 
 def of_kind(rows: Sequence[Row], what: str) -> list[Row]:
@@ -60,6 +73,20 @@ def noises(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, float]]:
     }
 
 
+def magnitudes(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """Return the expected size of the noise on a mean loss and on a mean gradient (Table 1), by K.
+
+    Bounds of 1, a batch of 1,000, all weights, ε = 1: ``sqrt(2 / π) σ_l / B`` and ``sqrt(d) σ_g / B``.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for (part, epsilon, at), of in by(of_kind(rows, "noise"), "part", "epsilon", "at").items():
+        if part == next(iter(SETTINGS)) and float(epsilon) == 1.0:
+            sigma = {row["line"]: float(row["value"]) / BATCH for row in of}
+            loss = math.sqrt(2.0 / math.pi) * sigma["σ_l, gaussian"]
+            found[at] = (loss, math.sqrt(WEIGHTS) * sigma["σ_g"])
+    return found
+
+
 def mean_log(rates: Sequence[float]) -> float:
     """Return the logarithm to base ten of the geometric mean."""
     return statistics.mean(map(math.log10, rates))
@@ -99,6 +126,8 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         for arm, values in courses(rows).items()
         for name, value in values.items()
     }
+    for k, (loss, gradient) in magnitudes(rows).items():
+        found[f"noise on a mean gradient over that on a mean loss, K = {k}"] = gradient / loss
     return found | curves.figures(of_kind(rows, "curve"))
 
 
@@ -167,6 +196,10 @@ def tables(rows: Sequence[Row]) -> list[str]:
             for (part, epsilon), values in noise.items()
         ]
         found.append(markdown(("noise multipliers at K = 5", "ε", *names), body))
+    if sizes := magnitudes(rows):
+        body = [(k, f"{a:.4f}", f"{b:.3f}", f"{b / a:.0f}") for k, (a, b) in sizes.items()]
+        head = ("K", "noise on a mean loss", "on a mean gradient", "times")
+        found.append(markdown(head, body))
     went = courses(rows)
     if went:
         shown = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -119,6 +120,7 @@ def trainings(
                 yield {"what": "accuracy", "part": part, "epsilon": epsilon, "arm": arm}
 
 
+@functools.cache
 def setting(part: str, options: Options) -> tuple[Task, Split, Schedule]:
     """Return the task, its private records and the steps."""
     path = public_weights(16 if options.smoke else 128)
