@@ -161,7 +161,10 @@ def rates_of(cell: Mapping[str, Any], options: Options) -> Sequence[float]:
     """Return the rates of a grid; one that is no number for an arm that finds its own."""
     if cell["arm"] not in GRIDS:
         return (math.nan,)
-    return RATES[cell["part"]][-1:] if options.smoke else RATES[cell["part"]]
+    rates = RATES[cell["part"]]
+    if cell["arm"] == LINEAR or cell["what"] == "course":
+        rates = rates[2:4]  # the best constant one, and three times that
+    return rates[-1:] if options.smoke else rates
 
 
 def train_arm(
