@@ -1,18 +1,9 @@
-"""What the reproductions share: data, training, the comparison with what is expected.
-
-A study is a folder with ``spec.yaml`` (its settings), ``run.py``, ``expected.json`` (measured values
-and how far a run may be from them) and a README. ``python -m studies.NAME.run --data mnist.npz``
-runs it, ``--smoke`` runs it in seconds on a tiny public stand-in and checks nothing but that it
-works, ``--check`` compares with ``expected.json``.
-"""
+"""What the reproductions share: data, and training of candidates side by side."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import nn
 from torch.nn import functional as F
 
@@ -39,7 +29,6 @@ __all__ = [
     "fit",
     "mnist",
     "secrets_for",
-    "study",
     "train",
 ]
 
@@ -181,40 +170,3 @@ def accuracies(model: Callable[[], nn.Module], params: torch.Tensor, split: Spli
             right = module(split.x_test).argmax(dim=1) == split.y_test
         found.append(100.0 * right.double().mean().item())
     return found
-
-
-def study(
-    name: str,
-    run: Callable[..., dict[str, Any]],
-    compare: Callable[[dict[str, Any], dict[str, Any]], list[str]],
-    argv: Sequence[str] | None = None,
-) -> int:
-    """Parse the command line, run, write ``results.json`` and compare with what is expected."""
-    folder = Path(__file__).parent / name
-    parser = argparse.ArgumentParser(prog=f"python -m studies.{name}.run")
-    parser.add_argument("--data", type=Path, help="mnist.npz")
-    parser.add_argument("--smoke", action="store_true", help="seconds, on a public stand-in")
-    parser.add_argument("--paper", action="store_true", help="the paper's size, where it is larger")
-    parser.add_argument("--check", action="store_true", help="compare with expected.json")
-    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
-    arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    spec = yaml.safe_load((folder / "spec.yaml").read_text())
-    settings = dict(spec["full"])
-    for size in ("paper", "smoke"):
-        if getattr(arguments, size):
-            settings.update(spec.get(size, {}))
-    began = time.perf_counter()
-    results = run(settings, arguments.data, smoke=arguments.smoke)
-    results["seconds"] = round(time.perf_counter() - began, 1)
-    text = json.dumps(results, indent=1)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
-    print(text)
-    if not arguments.check:
-        return 0
-    expected = json.loads((folder / "expected.json").read_text())
-    problems = compare(results, expected)
-    for problem in problems:
-        print(f"DEVIATION: {problem}", file=sys.stderr)
-    return 1 if problems else 0

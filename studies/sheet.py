@@ -7,6 +7,7 @@ says, what was measured here, how far a run may be from that) and the README's t
     python -m studies.NAME.run --data mnist.npz          # runs what is missing, prints the tables
     python -m studies.NAME.run --minutes 20 ...          # stops after the cell that passes that time
     python -m studies.NAME.run --only arm=adadp seed=0   # some of the cells
+    python -m studies.NAME.run --renew                   # what other code recorded is run anew
     python -m studies.NAME.run --smoke --out FILE        # seconds, on public stand-ins
     python -m studies.NAME.run --no-run --check          # the file as it is against expected.json
     python -m studies.NAME.run --no-run --charts DIR     # the charts, as HTML
@@ -179,6 +180,7 @@ class Sheet:
         parser.add_argument("--out", type=Path, help="results (default: the study's results.csv)")
         parser.add_argument("--only", nargs="+", default=[], metavar="COLUMN=VALUE")
         parser.add_argument("--minutes", type=float, default=math.inf)
+        parser.add_argument("--renew", action="store_true", help="what other code recorded, too")
         parser.add_argument("--no-run", action="store_true", help="read the results alone")
         parser.add_argument("--smoke", action="store_true", help="seconds, on public stand-ins")
         parser.add_argument("--check", action="store_true", help="compare with expected.json")
@@ -196,7 +198,8 @@ class Sheet:
             only = dict(pair.split("=", 1) for pair in given.only)
             if unknown := set(only) - set(self.key):
                 parser.error(f"--only {', '.join(sorted(unknown))}: columns are {self.key}.")
-            self._run(out, Options(given.data, given.smoke), only, 60.0 * given.minutes)
+            options, seconds = Options(given.data, given.smoke), 60.0 * given.minutes
+            self._run(out, options, only, seconds, renew=given.renew)
         rows = self.read(out)
         if given.record is not None:
             self.record(rows, given.record)
@@ -211,23 +214,34 @@ class Sheet:
             print(f"DEVIATION: {problem}", file=sys.stderr)
         return 1 if problems else 0
 
-    def _run(self, out: Path, options: Options, only: Mapping[str, str], seconds: float) -> None:
+    def _name(self, cell: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(str(cell[column]) for column in self.key)
+
+    def _run(
+        self, out: Path, options: Options, only: Mapping[str, str], seconds: float, *, renew: bool
+    ) -> None:
         import torch
 
         torch.set_num_threads(1)
         columns = [*self.key, *self.values, CODE]
-        done = {tuple(row[name] for name in self.key) for row in self.read(out)}
+        rows = self.read(out)
+        done = {self._name(row) for row in rows if not renew or row.get(CODE) == stamp()}
         began = time.monotonic()
         for cell in self.cells(options):
-            name = tuple(str(cell[column]) for column in self.key)
-            if name in done or any(str(cell[c]) != value for c, value in only.items()):
+            if self._name(cell) in done or any(str(cell[c]) != value for c, value in only.items()):
                 continue
             lines = self.fill(cell, options)
-            found = [{**cell, **line, CODE: stamp()} for line in lines]
+            rows = self.read(out)
+            old = [n for n, row in enumerate(rows) if self._name(row) == self._name(cell)]
+            place, kept = (
+                min(old, default=len(rows)),
+                [r for n, r in enumerate(rows) if n not in old],
+            )
+            kept[place:place] = [{**cell, **line, CODE: stamp()} for line in lines]
             text = io.StringIO()
             writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
             writer.writeheader()
-            writer.writerows([*self.read(out), *found])
+            writer.writerows(kept)
             # The file is another at once: a run that is stopped leaves whole cells.
             new = out.with_suffix(".new")
             with new.open("w", encoding="utf-8", newline="") as file:

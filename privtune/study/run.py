@@ -156,7 +156,7 @@ class TaskTrainer:
         from privtune.training.mechanism.kernel import load_params
 
         result = outcome.result
-        measured = plan.report is not None or self.staged.public_test
+        measured = plan.report is not None or self.staged.public_test or self.staged.benchmark
         if result is None or result.weights.numel() == 0 or not measured:
             return {}
         model = model_for(self.staged, plan.training_of(result.params), result.params)

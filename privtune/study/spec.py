@@ -347,15 +347,7 @@ class StudySpec(pydantic.BaseModel):
     @property
     def task_name(self) -> str:
         """What the task is called, for people."""
-        if self.task is None:
-            return "a build function"
-        if isinstance(self.task, str):
-            return self.task
-        if self.task.get("type") == "fine-tuning":
-            inner = self.task.get("task")
-            base = inner if isinstance(inner, str) else dict(inner or {}).get("path", "a table")
-            return f"{base}, {self.task.get('trainable', 'all')}"
-        return str(self.task.get("path") or self.task.get("build", "a table"))
+        return "a build function" if self.task is None else _name_of(self.task)
 
     @property
     def weakened(self) -> str:
@@ -447,6 +439,16 @@ class StudySpec(pydantic.BaseModel):
             define_by_run=task.build is not None,
             noise=NoiseOptions.of(self.noise),
         )
+
+
+def _name_of(task: Any) -> str:
+    if not isinstance(task, Mapping):
+        return str(task or "a table")
+    if task.get("type") == "fine-tuning":
+        return f"{_name_of(task.get('task'))}, {task.get('trainable', 'all')}"
+    if task.get("type") == "stand-in":
+        return f"a stand-in for {_name_of(task.get('of'))}"
+    return str(task.get("path") or task.get("build", "a table"))
 
 
 _PARTS: Mapping[str, Callable[[Any], object]] = {

@@ -256,7 +256,7 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
 
     Args:
         name: A built-in name; ``package.module:factory`` of a function that returns a :class:`Task`;
-            or a description: ``{type: tabular | images | text | own | fine-tuning, ...}``.
+            or a description: ``{type: tabular | images | text | own | fine-tuning | stand-in, ...}``.
 
     Raises:
         InvalidInputError: If there is no such task, or the factory returns something else.
@@ -273,9 +273,15 @@ def get_task(name: str | Mapping[str, Any]) -> Task:
         kind = name.get("type")
         if kind == "fine-tuning":
             return from_spec(name, get_task)
+        if kind == "stand-in":
+            from privtune.tasks import stand_in
+
+            return stand_in.from_spec(name, get_task)
         if not isinstance(kind, str) or kind not in _DESCRIBED:
             known = ", ".join(_DESCRIBED)
-            raise InvalidInputError("task.type", kind, f"must be one of {known}, fine-tuning")
+            raise InvalidInputError(
+                "task.type", kind, f"must be one of {known}, fine-tuning, stand-in"
+            )
         return _DESCRIBED[kind](name)
     if name in TASKS:
         return replace(TASKS[name](), benchmark=True)

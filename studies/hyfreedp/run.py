@@ -1,20 +1,40 @@
-"""HyFreeDP against Prodigy, D-Adaptation and an un-paid grid of learning rates, on MNIST."""
+"""HyFreeDP against Prodigy, D-Adaptation and an un-paid grid of learning rates, on MNIST.
+
+python -m studies.hyfreedp.run --data mnist.npz        # goes on where it was
+"""
 
 from __future__ import annotations
 
-import math
-import statistics
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import plotly.graph_objects as go
 from torch import nn
 
+from privtune.plots import plot_lines
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AutomaticClipping, DAdaptation, HyFreeDP, Prodigy
-from studies.harness import Split, accuracies, fit, mnist, secrets_for, study
+from studies.harness import accuracies, fit, mnist, secrets_for
+from studies.sheet import Options, Row, Sheet, by, markdown, mean, pm
+
+DELTA, BATCH, EPOCHS, SEEDS = 1e-5, 256, 3, 3
+EPSILONS, GRID, RATES = (1.0, 3.0, 8.0), "un-paid grid", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+OURS = partial(HyFreeDP.for_budget, optimizer="sgd")
+ARMS: dict[str, Callable[..., Any]] = {
+    "hyfreedp K=5": partial(OURS, interval=5),
+    "prodigy": Prodigy.for_budget,
+    "d-adaptation": DAdaptation.for_budget,
+    GRID: AutomaticClipping.for_budget,
+    "hyfreedp K=1": partial(OURS, interval=1),
+    "hyfreedp K=10": partial(OURS, interval=10),
+    "hyfreedp K=5, 5% more gradient noise": partial(OURS, interval=5, gradient_noise_factor=1.05),
+    "hyfreedp K=5, Laplace noise on the losses": partial(OURS, interval=5, loss_noise="laplace"),
+    "hyfreedp K=5, momentum 0.9": partial(OURS, interval=5, momentum=0.9),
+    "hyfreedp K=5, AdamW": partial(HyFreeDP.for_budget, interval=5, optimizer="adamw"),
+    "hyfreedp K=5, Algorithm 1 to the letter": partial(OURS, interval=5, fit="paper"),
+}
 
 
 def mlp() -> nn.Module:
@@ -36,145 +56,92 @@ def cnn() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
 
 
-def plan(settings: dict[str, Any], schedule: Schedule, eps: float) -> dict[str, Any]:
-    """Every method at the same epsilon."""
-    budget = {"epsilon": eps, "delta": settings["delta"]}
-    methods: dict[str, Any] = {}
-    # The recorded runs have this optimizer, and a fit that is no longer there: see the README.
-    sgd = {**budget, "optimizer": "sgd"}
-    for interval in settings["intervals"]:
-        methods[f"hyfreedp K={interval}"] = HyFreeDP.for_budget(schedule, **sgd, interval=interval)
-    middle = settings["intervals"][len(settings["intervals"]) // 2]
-    methods[f"hyfreedp K={middle}, Algorithm 1 to the letter"] = HyFreeDP.for_budget(
-        schedule, **{**sgd, "fit": "paper"}, interval=middle
-    )
-    methods[f"hyfreedp K={middle}, 5% more gradient noise"] = HyFreeDP.for_budget(
-        schedule, **sgd, interval=middle, gradient_noise_factor=1.05
-    )
-    methods[f"hyfreedp K={middle}, Laplace noise on the losses"] = HyFreeDP.for_budget(
-        schedule, **sgd, interval=middle, loss_noise="laplace"
-    )
-    methods[f"hyfreedp K={middle}, momentum 0.9"] = HyFreeDP.for_budget(
-        schedule, **sgd, interval=middle, momentum=0.9
-    )
-    methods[f"hyfreedp K={middle}, AdamW"] = HyFreeDP.for_budget(
-        schedule, **{**sgd, "optimizer": "adamw"}, interval=middle
-    )
-    methods["prodigy"] = Prodigy.for_budget(schedule, **budget)
-    methods["d-adaptation"] = DAdaptation.for_budget(schedule, **budget)
-    return methods
+def cells(options: Options) -> Iterator[dict[str, Any]]:
+    """Yield every arm at every ε, on the small network first."""
+    if options.smoke:
+        yield from ({"model": "mlp", "epsilon": 8.0, "arm": arm} for arm in (*ARMS,)[:4])
+        return
+    for model in MODELS:
+        for arm in ARMS:
+            for epsilon in EPSILONS:
+                yield {"model": model, "epsilon": epsilon, "arm": arm}
 
 
-def table_for(
-    settings: dict[str, Any], split: Split, schedule: Schedule, name: str, eps: float
-) -> dict[str, Any]:
-    model, seeds = MODELS[name], settings["seeds"]
-    table: dict[str, Any] = {}
-    for label, method in plan(settings, schedule, eps).items():
-        secrets = [secrets_for("hyfreedp", seed, 1)[0] for seed in seeds]
-        result = fit(
-            method,
-            schedule,
-            model=model,
-            split=split,
-            candidates=[{}] * len(seeds),
-            secrets=secrets,
-        )
-        found = accuracies(model, result.params, split)
-        table[label] = {
-            "mean": statistics.mean(found),
-            "runs": found,
-            "final_rate": result.report["learning_rate"][-1].tolist(),
-        }
-    rates = settings["grid"]
-    result = fit(
-        AutomaticClipping.for_budget(schedule, epsilon=eps, delta=settings["delta"]),
+def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Train an arm with every seed, the grid at every rate as well, in one pass."""
+    split, model = mnist(options.data, smoke=options.smoke), MODELS[cell["model"]]
+    batch, epochs = (100, 1) if options.smoke else (BATCH, EPOCHS)
+    schedule = Schedule.from_epochs(records=len(split), expected_batch_size=batch, epochs=epochs)
+    grid = cell["arm"] == GRID
+    pairs = [(rate, seed) for rate in (RATES if grid else [None]) for seed in range(1, SEEDS + 1)]
+    found = fit(
+        ARMS[cell["arm"]](schedule, epsilon=cell["epsilon"], delta=DELTA),
         schedule,
         model=model,
         split=split,
-        candidates=[{"learning_rate": rate} for _ in seeds for rate in rates],
-        secrets=[s for seed in seeds for s in secrets_for("hyfreedp-grid", seed, len(rates))],
+        candidates=[{"learning_rate": rate} if grid else {} for rate, _ in pairs],
+        secrets=[secrets_for(f"hyfreedp/{rate or ''}", seed, 1)[0] for rate, seed in pairs],
     )
-    found = accuracies(model, result.params, split)
-    runs = {str(rate): found[k :: len(rates)] for k, rate in enumerate(rates)}
-    table["un-paid grid"] = {"mean": max(map(statistics.mean, runs.values())), "runs": runs}
-    return table
+    last = found.report["learning_rate"][-1].tolist()
+    right = accuracies(model, found.params, split)
+    return [
+        {"seed": seed, "rate": f"{rate:.4g}", "accuracy": round(value, 2)}
+        for (_, seed), rate, value in zip(pairs, last, right, strict=True)
+    ]
 
 
-def times(settings: dict[str, Any], split: Split, name: str) -> dict[str, float]:
-    """CPU seconds of a step relative to DP-SGD with the same clipping.
-
-    Methods take turns, and the fastest round of each counts: what else the machine does slows some
-    rounds down, even in CPU time. The first steps of every training, in which graphs are captured,
-    do not count.
-    """
-    warm, steps = settings["timing_steps"]
-    rate = settings["expected_batch_size"] / len(split)
-    schedule = Schedule(len(split), rate, warm + steps)
-
-    def seconds(method: Any, candidate: dict[str, float]) -> float:
-        ends: list[float] = []
-        fit(
-            method,
-            schedule,
-            model=MODELS[name],
-            split=split,
-            candidates=[candidate],
-            secrets=secrets_for("hyfreedp-time", 1, 1),
-            on_step=lambda *_: ends.append(time.process_time()),
-        )
-        return ends[-1] - ends[warm - 1]
-
-    base = math.inf
-    best: dict[str, float] = {}
-    for _ in range(settings["timing_rounds"]):
-        base = min(base, seconds(AutomaticClipping(1.0), {"learning_rate": 0.1}))
-        for batch in ("same", "separate"):
-            for interval in settings["intervals"]:
-                method = HyFreeDP(1.0, 5.0, interval=interval, loss_batch=batch)
-                label = f"K={interval}, {batch} batch"
-                best[label] = min(best.get(label, math.inf), seconds(method, {}))
-    return {label: round(value / base, 3) for label, value in best.items()}
+def shown(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
+    """Return the lines of every cell: of the grid, those of its best rate."""
+    found = by(rows, "arm", "model", "epsilon")
+    for key, of in found.items():
+        if key[0] == GRID:
+            found[key] = max(by(of, "rate").values(), key=lambda each: mean(each, "accuracy"))
+    return found
 
 
-def run(settings: dict[str, Any], data: Path | None, *, smoke: bool) -> dict[str, Any]:
-    split = mnist(data, smoke=smoke)
-    schedule = Schedule.from_epochs(
-        records=len(split),
-        expected_batch_size=settings["expected_batch_size"],
-        epochs=settings["epochs"],
-    )
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Return every accuracy."""
     return {
-        "accuracy": {
-            name: {
-                str(eps): table_for(settings, split, schedule, name, eps)
-                for eps in settings["epsilons"]
-            }
-            for name in settings["models"]
-        },
-        "relative_step_time": {name: times(settings, split, name) for name in settings["models"]},
+        f"{arm}, {model}, ε = {float(epsilon):g}": mean(of, "accuracy")
+        for (arm, model, epsilon), of in shown(rows).items()
     }
 
 
-def compare(results: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    problems = []
-    for name, limits in expected["relative_step_time_at_most"].items():
-        for label, limit in limits.items():
-            found = results["relative_step_time"][name][label]
-            if found > limit:
-                problems.append(f"{name}, {label}: {found:.2f} times a step of DP-SGD, not {limit}")
-    for name, cells in expected["accuracy"].items():
-        for eps, recorded in cells.items():
-            for label, value in recorded.items():
-                found = results["accuracy"][name][eps][label]["mean"]
-                if abs(found - value) > expected["tolerance"]:
-                    problems.append(f"{name}, {label}, epsilon {eps}: {found:.2f}, not {value}")
-    return problems
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Return the accuracies: a line an arm, a column a network and ε."""
+    cells_of = shown(rows)
+    columns = sorted(
+        {key[1:] for key in cells_of}, key=lambda c: ([*MODELS].index(c[0]), float(c[1]))
+    )
+    lines = [
+        (
+            arm,
+            *(pm(cells_of[arm, *c], "accuracy") if (arm, *c) in cells_of else "–" for c in columns),
+        )
+        for arm in ARMS
+        if any(key[0] == arm for key in cells_of)
+    ]
+    heads = (f"{model}, ε = {float(epsilon):g}" for model, epsilon in columns)
+    return [markdown(("test accuracy, %", *heads), lines)]
 
 
-def main(argv: list[str] | None = None) -> int:
-    return study("hyfreedp", run, compare, argv)
+def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
+    """Return accuracy against ε, a panel a network."""
+    drawn = [row for of in shown(rows).values() for row in of]
+    told: dict[str, Any] = {"x": "epsilon", "y": "accuracy", "line": "arm", "panel": "model"}
+    return {"chart": plot_lines(drawn, **told, log="x")}
 
+
+SHEET = Sheet(
+    name="hyfreedp",
+    key=("model", "epsilon", "arm"),
+    values=("seed", "rate", "accuracy"),
+    cells=cells,
+    fill=fill,
+    figures=figures,
+    tables=tables,
+    charts=charts,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SHEET.main())

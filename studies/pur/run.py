@@ -7,29 +7,31 @@ runs are reproductions and not private. The columns with public bounds scale by 
 from __future__ import annotations
 
 import math
-import statistics
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import torch
 from sklearn.datasets import load_breast_cancer, load_iris
 from torch.nn import functional as F
 
 from privtune.accounting.rdp import gaussian_epsilon
 from privtune.errors import InvalidInputError
+from privtune.plots import plot_lines
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods import PUR, PURConstant
-from studies.harness import mnist, study
+from studies.harness import mnist
+from studies.sheet import Options, Row, Sheet, by, markdown
 
-PAPER = {
-    "synthetic": {"0.1": [0.5090, 0.5307], "20.0": [0.5087, 0.5087]},
-    "mnist": {"0.1": [1.0058, 0.9449], "20.0": [0.6510, 0.5822]},
-    "iris": {"0.1": [0.6465, 0.6809], "20.0": [0.2778, 0.2782]},
-    "breast-cancer": {"0.1": [1.1656, 0.8651], "20.0": [0.2399, 0.2437]},
-}
+DECAY, SEED = 0.1, 1
+EPSILONS, CONSTANTS = (0.1, 20.0), (0.001, 0.01, 0.1, 1.0)
+PAPERS, PUBLIC = "normalised as in the paper", "public bounds"
+ZCDP, EXACT, STATED = "schedule, zCDP", "schedule, exact account", "schedule, stated horizon"
+BEST = "best constant"
 PUBLIC_SCALE = {"synthetic": 5.0, "iris": 10.0, "mnist": 28.0}  # bounds known without the data
 
 
@@ -117,25 +119,10 @@ def stated_horizon(method: PUR, gap: float, records: int, rho: float) -> int:
     return int(math.log(inside) / math.log(ratio / (ratio - 1.0)))
 
 
-def stated(
-    method: PUR, gap: float, x: torch.Tensor, y: torch.Tensor, rho: float, reps: int
-) -> dict[str, Any]:
-    """The paper's own horizon: the risk that it reaches, and the ε that it really spends."""
-    steps, delta = stated_horizon(method, gap, len(y), rho), 1.0 / len(y)
-    if steps == 0:
-        return {"horizon_stated": 0}
-    sensitivity = 2.0 * method.lipschitz / len(y)
-    mu = math.sqrt(sum((sensitivity / method.deviation(t)) ** 2 for t in range(steps)))
-    spent = gaussian_epsilon(mu, delta) if mu < 1e3 else mu * mu / 2.0
-    found = {"horizon_stated": steps, "epsilon_stated_really_spends": spent}
-    if steps * x.numel() < 2e8:
-        found["schedule_stated"] = statistics.mean(risk(method, x, y, steps, reps, 2))
-    return found
-
-
 def risk(
-    method: Any, x: torch.Tensor, y: torch.Tensor, steps: int, reps: int, seed: int
-) -> list[float]:
+    method: Any, x: torch.Tensor, y: torch.Tensor, steps: int, reps: int, seed: int = SEED
+) -> float:
+    """Return the mean regularised risk after some steps from 0."""
     theta = torch.zeros(reps, x.shape[1], dtype=x.dtype)
     if steps > 0:
         oracle = FullBatch(x, y, steps, reps, seed)
@@ -145,93 +132,128 @@ def risk(
         oracle.transcripts()[0].check_within(method.event(oracle.schedule))
         theta = state.params
     loss = F.softplus(-y * (theta @ x.T)).mean(dim=1)
-    return (loss + method.regularisation / 2 * theta.square().sum(dim=1)).tolist()
+    return float((loss + method.regularisation / 2 * theta.square().sum(dim=1)).mean())
 
 
-def cell(
-    x: np.ndarray, y: np.ndarray, eps: float, settings: dict[str, Any], limits: tuple[int, int]
-) -> dict[str, Any]:
-    """One cell of the table: the paper's account, the exact account, the best constant noise."""
-    largest, reps = limits
-    kind = torch.float32 if x.size > 1e6 else torch.float64
-    features, labels = torch.tensor(x, dtype=kind), torch.tensor(y, dtype=kind)
-    bound, decay = float(np.linalg.norm(x, axis=1).max()), float(settings["regularisation"])
+def cells(options: Options) -> Iterator[dict[str, Any]]:
+    """Yield every data set, ε, and way to scale features; MNIST last, whose steps are dear."""
+    names = (
+        ("synthetic", "iris") if options.smoke else ("iris", "synthetic", "breast-cancer", "mnist")
+    )
+    for name in names:
+        for epsilon in EPSILONS:
+            for features in (PAPERS, PUBLIC) if name in PUBLIC_SCALE else (PAPERS,):
+                yield {"data": name, "epsilon": epsilon, "features": features}
+
+
+def fill(of: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Run one cell: the paper's account, the exact account, the stated horizon, constant noise."""
+    name, eps = of["data"], of["epsilon"]
+    largest, reps = (30, 3) if options.smoke else (150, 2) if name == "mnist" else (3000, 20)
+    raw, labels = dataset(name, options.data)
+    scaled = standardised(raw) if of["features"] == PAPERS else public(name, raw)
+    kind = torch.float32 if raw.size > 1e6 else torch.float64
+    x, y = torch.tensor(scaled, dtype=kind), torch.tensor(labels, dtype=kind)
+    bound, delta = float(np.linalg.norm(scaled, axis=1).max()), 1.0 / len(y)
     # The loss at 0 is log 2 and none is below 0, so λ/2 |θ*|² <= log 2: the paper's R. Its L counts
     # the regulariser, λ R + Z; that one moves no difference of sums, so Z is enough (`exact`).
     gap = math.log(2.0)
-    lipschitz = decay * math.sqrt(2.0 * gap / decay) + bound
-    delta = 1.0 / len(y)
+    lipschitz = DECAY * math.sqrt(2.0 * gap / DECAY) + bound
     shared = {
-        "smoothness": decay + bound**2 / 4.0,
+        "smoothness": DECAY + bound**2 / 4.0,
         "dimension": x.shape[1],
-        "regularisation": decay,
+        "regularisation": DECAY,
     }
-    own = {"strong_convexity": decay, "gap": gap}
-    paper = PUR(lipschitz=lipschitz, **shared, **own)
-    rho = zcdp_budget(eps, delta)
-    horizon = zcdp_horizon(paper, len(y), rho, largest)
-    schedule = Schedule(len(y), 1.0, largest)
+    own = {**shared, "strong_convexity": DECAY, "gap": gap}
+    paper = PUR(lipschitz=lipschitz, **own)
+    rho, sensitivity = zcdp_budget(eps, delta), 2.0 * lipschitz / len(y)
     try:
-        exact = PUR.for_budget(schedule, epsilon=eps, delta=delta, lipschitz=bound, **shared, **own)
+        whole = Schedule(len(y), 1.0, largest)
+        exact = PUR.for_budget(whole, epsilon=eps, delta=delta, lipschitz=bound, **own)
     except InvalidInputError:
         exact = None
-
-    def mean(method: Any, steps: int) -> float:
-        return statistics.mean(risk(method, features, labels, steps, reps, settings["seed"]))
-
-    best = {}
-    for sigma in settings["constants"]:
-        per_step = (2.0 * lipschitz / len(y)) ** 2 / (2.0 * sigma**2)
-        steps = min(largest, int(rho / per_step))
-        multiplier = sigma / (2.0 * lipschitz / len(y))
-        constant = PURConstant(lipschitz=lipschitz, **shared, noise_multiplier=multiplier)
-        best[str(sigma)] = [steps, mean(constant, steps)]
-    found = exact.horizon if exact is not None else 0
-    return {
-        "feature_bound": bound,
-        "horizon_zcdp": horizon,
-        "schedule_zcdp": mean(paper, horizon),
-        "horizon_exact": found,
-        "schedule_exact": mean(exact or paper, found or 0),
-        **stated(paper, gap, features, labels, rho, reps),
-        "constants": best,
-        "best_constant": min(value for _, value in best.values()),
+    # By account: the method, its steps, the seed, and the ε that it really spends.
+    runs: dict[str, tuple[Any, int, int, float]] = {
+        ZCDP: (paper, zcdp_horizon(paper, len(y), rho, largest), SEED, eps),
+        EXACT: (exact or paper, exact.horizon or 0 if exact else 0, SEED, eps),
     }
-
-
-def run(settings: dict[str, Any], data: Path | None, *, smoke: bool) -> dict[str, Any]:  # noqa: ARG001
-    table: dict[str, Any] = {}
-    for name in settings["datasets"]:
-        x, y = dataset(name, data)
-        big = name == "mnist"
-        limits = (
-            settings["mnist_largest_horizon" if big else "largest_horizon"],
-            settings["mnist_repetitions" if big else "repetitions"],
+    if steps := stated_horizon(paper, gap, len(y), rho):
+        mu = math.sqrt(sum((sensitivity / paper.deviation(t)) ** 2 for t in range(steps)))
+        spent = gaussian_epsilon(mu, delta) if mu < 1e3 else mu * mu / 2.0
+        runs[STATED] = paper, steps, 2, spent
+    for sigma in CONSTANTS:
+        method = PURConstant(lipschitz=lipschitz, **shared, noise_multiplier=sigma / sensitivity)
+        steps = min(largest, int(rho / (sensitivity**2 / (2.0 * sigma**2))))
+        runs[f"σ = {sigma:g}"] = method, steps, SEED, eps
+    lines = []
+    for account, (method, steps, seed, spent) in runs.items():
+        dear = account == STATED and steps * x.numel() >= 2e8
+        value = math.nan if dear else risk(method, x, y, steps, reps, seed)
+        lines.append(
+            {"account": account, "steps": steps, "risk": f"{value:.6g}", "spent": f"{spent:.6g}"}
         )
-        for eps in settings["epsilons"]:
-            entry = {
-                "paper": dict(zip(("ours", "best_constant"), PAPER[name][str(eps)], strict=True)),
-                "as_in_the_paper_not_private": cell(standardised(x), y, eps, settings, limits),
-            }
-            if name in PUBLIC_SCALE:
-                entry["public_bounds"] = cell(public(name, x), y, eps, settings, limits)
-            table.setdefault(name, {})[str(eps)] = entry
-    return {"risk": table}
+    return lines
 
 
-def compare(results: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    problems = []
-    for name, cells in expected["schedule_zcdp"].items():
-        for eps, recorded in cells.items():
-            value = results["risk"][name][eps]["as_in_the_paper_not_private"]["schedule_zcdp"]
-            if abs(value - recorded) > expected["tolerance"]:
-                problems.append(f"{name} at epsilon {eps}: risk {value:.4f}, recorded {recorded}")
-    return problems
+def accounts(rows: Sequence[Row]) -> dict[str, Row]:
+    """Return a cell's lines by account, the best constant among them."""
+    best = min((r for r in rows if r["account"].startswith("σ")), key=lambda r: float(r["risk"]))
+    return {**{row["account"]: row for row in rows}, BEST: best}
 
 
-def main(argv: list[str] | None = None) -> int:
-    return study("pur", run, compare, argv)
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the risk of every account, and what the stated horizon spends."""
+    found = {}
+    for (name, epsilon, features), lines in by(rows, *SHEET.key).items():
+        where = f"{name}, ε = {float(epsilon):g}, {features}"
+        of = accounts(lines)
+        found |= {f"{a}: {where}": float(of[a]["risk"]) for a in (ZCDP, EXACT, BEST)}
+        if STATED in of:
+            found[f"ε of the stated horizon: {where}"] = float(of[STATED]["spent"])
+    return found
 
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Return the risks by account, one table for each way to scale, and what (c) really spends."""
+    found, spent = [], []
+    for (features,), group in by(rows, "features").items():
+        lines = []
+        for (name, epsilon), lines_of in by(group, "data", "epsilon").items():
+            of = accounts(lines_of)
+            shown = (f"{float(of[a]['risk']):.4f} ({of[a]['steps']})" for a in (ZCDP, EXACT))
+            best = f"{float(of[BEST]['risk']):.4f} ({of[BEST]['account']})"
+            lines.append((name, f"{float(epsilon):g}", *shown, best))
+            if STATED in of and features == PAPERS:
+                row = of[STATED]
+                reached = "not run" if row["risk"] == "nan" else f"{float(row['risk']):.4f}"
+                counts = row["steps"], of[ZCDP]["steps"]
+                spent.append((*lines[-1][:2], *counts, reached, f"{float(row['spent']):.3g}"))
+        head = ("ε", f"{ZCDP} (steps)", f"{EXACT} (steps)", BEST)
+        found.append(markdown((f"risk, {features}", *head), lines))
+    head = ("steps stated", "steps that fit", "risk at the stated steps", "ε really spent")
+    return [*found, markdown(("data", "ε", *head), spent)]
+
+
+def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
+    """Return the risk of every account against ε."""
+    drawn = [
+        {"ε": row["epsilon"], "risk": row["risk"], "account": row["account"], "data": row["data"]}
+        for row in rows
+        if row["features"] == PAPERS and row["risk"] != "nan"
+    ]
+    return {"chart": plot_lines(drawn, x="ε", y="risk", line="account", panel="data", log="x")}
+
+
+SHEET = Sheet(
+    name="pur",
+    key=("data", "epsilon", "features"),
+    values=("account", "steps", "risk", "spent"),
+    cells=cells,
+    fill=fill,
+    figures=figures,
+    tables=tables,
+    charts=charts,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SHEET.main())
