@@ -12,10 +12,11 @@ import io
 import json
 import tarfile
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 _INNER, _NAME = "hutto_ICWSM_2014.tar.gz", "movieReviewSnippets_GroundTruth.txt"
-SIZES = (8_000, 1_000, 1_568)
+SIZES = (4_500, 500, 1_000)  # the first of 10,568 sentences: an encoder on one core is slow
 
 
 def lines_of(archive: Path) -> list[str]:
@@ -40,12 +41,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     given.out.mkdir(parents=True, exist_ok=True)
     with (given.out / "texts.jsonl").open("w", encoding="utf-8") as file:
-        for line in lines_of(given.archive):
-            _, rating, text = line.split("\t", 2)
-            if float(rating):  # 37 that readers found neither
-                label = "good" if float(rating) > 0 else "bad"
-                file.write(json.dumps({"text": text, "label": label}) + "\n")
-    told = {"texts": "texts.jsonl", "encoder": str(given.encoder.absolute()), "length": 48}
+        split = (line.split("\t", 2)[1:] for line in lines_of(given.archive))
+        # Readers found 37 of them neither good nor bad.
+        rated = ((float(rating), text) for rating, text in split if float(rating))
+        for rating, text in islice(rated, sum(SIZES)):
+            label = "good" if rating > 0 else "bad"
+            file.write(json.dumps({"text": text, "label": label}) + "\n")
+    told = {"texts": "texts.jsonl", "encoder": str(given.encoder.absolute()), "length": 32}
     told |= {"classes": ["bad", "good"], "sizes": SIZES, "public_test": True}
     (given.out / "texts.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
