@@ -30,6 +30,7 @@ def create_study(
     stages: Sequence[Mapping[str, Any]] | None = None,
     report: Mapping[str, Any] | None = None,
     epsilon: float | None = None,
+    repeats: int = 1,
     device: str | None = None,
     stack: int | Literal["auto"] | None = None,
     executor: str | Mapping[str, Any] | None = None,
@@ -61,6 +62,8 @@ def create_study(
             (``quantiles``, ``histogram``, ``dp-pca``), ``epsilon_share``, ....
         report: One final score of every arm on the test split: ``metric``, ``epsilon_share``, ....
         epsilon: What all arms together may cost; the whole budget unless given.
+        repeats: How often each arm runs, so that arms are compared by means. On records that a task
+            declares public (``benchmark``) repetitions are not charged; on all others each is.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         stack: How many candidates to train at once, or ``auto``.
         executor: Who trains the rounds of selections, as in ``Study.run``.

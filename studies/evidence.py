@@ -2,6 +2,7 @@
 
 A line of ``results.csv`` carries the stamp of the code and of the environment that made it. One cheap
 cell of each study is run again: equal digits where the stamp is today's, the same law where it is not.
+That the means of two sets of draws differ is found in one of a thousand pairs of one law.
 
     python -m studies.evidence        # runs the cells again, and marks the studies in studies/README.md
 """
@@ -10,15 +11,24 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.metadata
+import math
 import platform
+import statistics
+import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import privtune
 
-__all__ = ["DECIDES", "digest_of", "environment", "plain", "stamp"]
+if TYPE_CHECKING:
+    from studies.sheet import Again, Row, Sheet
+
+__all__ = ["DECIDES", "NAMES", "digest_of", "environment", "kept", "marks", "plain", "rerun"]
+__all__ += ["same_law", "sheet", "stamp", "verdict"]
 
 PACKAGE = Path(privtune.__file__).parent
 DECIDES = (
@@ -31,6 +41,17 @@ DECIDES = (
     "study/rounds.py",
 )
 """What decides a result, in the package: modules, and folders of them."""
+FOLDER = Path(__file__).parent
+NAMES = sorted(
+    path.parent.name
+    for path in FOLDER.glob("*/run.py")
+    if "SHEET = Sheet(" in path.read_text("utf-8")
+)
+"""The studies that are sheets."""
+ALPHA = 1e-3  # how often two sets of draws of one law are taken for two laws
+CLOSE = 1e-3  # relative: numbers without chance, and what rounding leaves of a spread
+EQUAL, ALIKE, OTHER = "equal digits", "the same law", "ANOTHER LAW"
+DRAWS = 5  # cells that are run again where each holds one draw
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "optuna")
 
 
@@ -88,3 +109,112 @@ def stamp() -> str:
     """Return what stands beside a result: the digest of the deciding code, and of the environment."""
     code = digest_of(*(PACKAGE / name for name in DECIDES))
     return f"{code}-{hashlib.sha256(environment().encode()).hexdigest()[:4]}"
+
+
+def sheet(name: str) -> Sheet:
+    """Return a study."""
+    found: Sheet = importlib.import_module(f"studies.{name}.run").SHEET
+    return found
+
+
+def _chosen(rows: Sequence[Row], again: Again) -> list[Row]:
+    return [row for row in rows if all(row[c] == value for c, value in again.lines.items())]
+
+
+def kept(study: Sheet) -> list[Row]:
+    """Return the recorded lines that are compared."""
+    name = "stand-in.csv" if study.again.stand_in else "results.csv"
+    return _chosen(study.read(study.folder / name), study.again)
+
+
+def rerun(study: Sheet) -> list[Row]:
+    """Run the cells of these lines, a few at most, and return them as a file would."""
+    import torch
+
+    from studies.sheet import Options
+
+    torch.set_num_threads(1)
+    options = Options(None, smoke=study.again.stand_in)
+    named = {c: value for c, value in study.again.lines.items() if c in study.key}
+    cells = [
+        cell
+        for cell in study.cells(options)
+        if all(str(cell[column]) == value for column, value in named.items())
+    ]
+    found = [{**cell, **line} for cell in cells[:DRAWS] for line in study.fill(cell, options)]
+    return _chosen([{c: str(value) for c, value in line.items()} for line in found], study.again)
+
+
+def same_law(known: Sequence[Row], found: Sequence[Row], again: Again) -> bool:
+    """Return whether a difference of the means is within what chance explains, but in ``ALPHA``.
+
+    By Student's law with the pooled variance; by the normal law where lines have errors of their own.
+    """
+    from scipy import stats
+
+    values = [[float(row[again.value]) for row in rows] for rows in (known, found)]
+    means, counts = [statistics.mean(v) for v in values], [len(v) for v in values]
+    free = float(sum(counts) - 2)
+    if again.error is not None:
+        squares = [sum(again.error(row) ** 2 for row in rows) for rows in (known, found)]
+        error, free = (
+            math.sqrt(sum(s / n**2 for s, n in zip(squares, counts, strict=True))),
+            math.inf,
+        )
+    elif free > 0:
+        around = sum((x - m) ** 2 for v, m in zip(values, means, strict=True) for x in v)
+        error = math.sqrt(around / free * sum(1.0 / n for n in counts))
+    else:
+        error, free = 0.0, math.inf
+    most = max(error * float(stats.t.isf(ALPHA / 2.0, free)), CLOSE * abs(means[0]))
+    return abs(means[0] - means[1]) <= most
+
+
+def verdict(known: Sequence[Row], found: Sequence[Row], again: Again) -> str:
+    """Return how lines that were run again compare with the recorded ones."""
+    if not known or not found:
+        return OTHER
+    both = [[row[again.value] for row in rows[: len(found)]] for rows in (known, found)]
+    if both[0] == both[1]:
+        return EQUAL
+    return ALIKE if same_law(known, found, again) else OTHER
+
+
+def mark(study: Sheet, said: str) -> str:
+    """Return a study's line in the table of marks."""
+    rows = study.read(study.folder / "results.csv")
+    today = sum(row.get("code", "").partition("-")[0] == stamp().partition("-")[0] for row in rows)
+    which = ", ".join(study.again.lines.values()) + ", stand-in" * study.again.stand_in
+    name = f"[{study.name}]({study.name}/README.md)"
+    return f"| {name} | {today} | {len(rows) - today} | {which} | {said} |"
+
+
+def marks(said: dict[str, str]) -> str:
+    """Return the table of marks, given how the cells that were run again compare."""
+    head = "| study | lines by this code | by other code | run again | and recorded |"
+    code = f"Code `{stamp().partition('-')[0]}`; {environment()}."
+    return "\n".join(
+        [code, "", head, "|" + " --- |" * 5, *(mark(sheet(n), said[n]) for n in NAMES)]
+    )
+
+
+BEGIN, END = "<!-- marks: python -m studies.evidence -->\n", "<!-- end of marks -->\n"
+
+
+def main() -> int:
+    """Run the cells again, write the marks, and return whether a law is another one."""
+    said = {}
+    for name in NAMES:
+        study = sheet(name)
+        said[name] = verdict(kept(study), rerun(study), study.again)
+        print(f"{name}: {said[name]}", flush=True)
+    path = FOLDER / "README.md"
+    before, _, rest = path.read_text("utf-8").partition(BEGIN)
+    path.write_text(
+        before + BEGIN + marks(said) + "\n" + END + rest.partition(END)[2], encoding="utf-8"
+    )
+    return int(OTHER in said.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

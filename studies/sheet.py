@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 __all__ = [
+    "Again",
     "Options",
     "Sheet",
     "by",
@@ -54,6 +55,7 @@ __all__ = [
     "most_spent",
     "pm",
     "release_of",
+    "releases_of",
 ]
 
 Row = Mapping[str, str]
@@ -75,6 +77,23 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Again:
+    """What of a study is run again, cheaply and without MNIST, to see that its results still stand.
+
+    Attributes:
+        lines: Columns and values of its lines, which are draws of one law.
+        value: The column that they are compared by.
+        stand_in: Whether they are of the smoke run, kept in ``stand-in.csv``: the cells need MNIST.
+        error: A line's own standard error, where each line is a mean.
+    """
+
+    lines: Mapping[str, str]
+    value: str
+    stand_in: bool = False
+    error: Callable[[Row], float] | None = None
+
+
+@dataclass(frozen=True)
 class Sheet:
     """A study: its cells, how one is filled, what all of them show.
 
@@ -87,6 +106,7 @@ class Sheet:
         figures: What the file shows, by name: what ``expected.json`` is compared with.
         tables: The README's tables, from the file's lines.
         charts: The README's charts by file name, from the file's lines.
+        again: What is run again: see :mod:`studies.evidence`.
     """
 
     name: str
@@ -97,6 +117,7 @@ class Sheet:
     figures: Callable[[Sequence[Row]], Mapping[str, float]]
     tables: Callable[[Sequence[Row]], Sequence[str]]
     charts: Callable[[Sequence[Row]], Mapping[str, go.Figure]]
+    again: Again
 
     @property
     def folder(self) -> Path:
@@ -254,21 +275,29 @@ class Sheet:
                 return
 
 
-def release_of(
-    arm: Mapping[str, Any], *, epsilon: float, delta: float, seed: int, **terms: Any
-) -> dict[str, Any]:
-    """Run one arm as a study of its own, with a budget of its own, and return its line.
+def releases_of(
+    arm: Mapping[str, Any],
+    *,
+    epsilon: float,
+    delta: float,
+    repeats: int,
+    seed: int = 0,
+    **terms: Any,
+) -> list[dict[str, Any]]:
+    """Run one arm as a study of its own, with a budget of its own, and return a line a repetition.
 
     Args:
         arm: The arm as a spec has it, without its name.
-        epsilon: The whole budget, which the arm may spend.
+        epsilon: The whole budget, which the arm may spend; on public records, each repetition.
         delta: Its delta.
+        repeats: How often the arm runs, each time on random numbers of its own, in one stack.
         seed: The study's seed.
         **terms: The rest of the spec: ``task``, ``epochs``, ``expected_batch_size``, ``space``, ...
 
     Returns:
-        ``accuracy`` on the test set, ``spent``, ``claimed`` (the epsilon of the released model's
-        training alone: what is usually claimed), expected ``gradient_evaluations``.
+        ``seed``, the repetition's number; ``accuracy`` on the test set; ``spent``; ``claimed`` (the
+        epsilon of the released model's training alone: what is usually claimed); expected
+        ``gradient_evaluations`` of one run.
     """
     with tempfile.TemporaryDirectory() as folder:
         study = privtune.create_study(
@@ -276,18 +305,27 @@ def release_of(
             budget=privtune.Budget(epsilon, delta, name="data"),
             arms=[{"name": "arm", **arm}],
             seed=seed,
+            repeats=repeats,
             storage=f"sqlite:///{folder}/study.db",
             **terms,
         )
         (plan,) = study.plans
         (release,) = study.run()
         study.close()
-    return {
-        "accuracy": round(release.utility.get("test_accuracy", math.nan), 4),
+    shared = {
         "spent": round(release.guarantee.epsilon, 4),
         "claimed": round(account(plan.training.event, delta).epsilon, 4),
-        "gradient_evaluations": round(release.cost.gradient_evaluations),
+        "gradient_evaluations": round(plan.expected_gradient_evaluations),
     }
+    draws = release.repetitions or (release,)
+    right = (each.utility.get("test_accuracy", math.nan) for each in draws)
+    return [{"seed": n, "accuracy": round(value, 4), **shared} for n, value in enumerate(right)]
+
+
+def release_of(arm: Mapping[str, Any], *, seed: int, **terms: Any) -> dict[str, Any]:
+    """Run an arm once with a seed, and return its line: see :func:`releases_of`."""
+    (found,) = releases_of(arm, repeats=1, seed=seed, **terms)
+    return {**found, "seed": seed}
 
 
 def by(rows: Iterable[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:

@@ -68,3 +68,8 @@ def private_blobs() -> Task:
 
 def public_blobs() -> Task:
     return replace(blobs(), name="public-blobs", public_validation=True)
+
+
+def benchmark_blobs() -> Task:
+    """The same, every record of it public."""
+    return replace(blobs(), name="benchmark-blobs", benchmark=True)

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, program, say, show_facts, show_table
 from privtune.ledger.values import show_adjacency
-from privtune.numbers import show_epsilon, show_left, show_seconds
+from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.describe import noise_of, plan_line
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
 from privtune.tasks import MECHANISM
@@ -19,7 +20,7 @@ from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
 from privtune.views import text
-from privtune.views.comparison import finite
+from privtune.views.comparison import finite, table_of
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -53,7 +54,7 @@ def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[
 
 
 def _minimums(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[int, float]:
-    if plan.runs is None or not math.isfinite(guarantee.epsilon):
+    if plan.runs is None or not math.isfinite(guarantee.epsilon) or plan.charged != plan.event:
         return {}
     terms: dict[str, Any] = {"delta": guarantee.delta, "adjacency": guarantee.adjacency}
     return price_of_minimums(plan.event, plan.runs, space, **terms)
@@ -71,7 +72,7 @@ def print_plan(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> None:
 
 def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterator[tuple[str, str]]:
     evaluations, details = plan.expected_gradient_evaluations, plan.details
-    yield "event", formula(plan.event)
+    yield "event", formula(plan.charged)
     noise, missed = plan.training.noise, plan.beyond_reach
     reach = "" if missed < 1e-30 else f"; probability {missed:.2g} of noise that cannot be drawn"
     yield (
@@ -95,7 +96,16 @@ def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterato
             "the smallest number of candidates. At the same noise and mean number of runs it would raise "
             f"ε = {show_epsilon(guarantee.epsilon, 4)} to {' and to '.join(offers)}.",
         )
-    yield "gradient evaluations", f"{evaluations:,.0f} expected"
+    of_one = " of one run" if plan.repeats > 1 else ""
+    yield "gradient evaluations", f"{evaluations:,.0f} expected{of_one}"
+    if plan.charged != plan.event:
+        one = epsilon(plan.event, guarantee.delta, adjacency=guarantee.adjacency)
+        yield (
+            "repetitions",
+            f"{plan.repeats}, each charged: one would cost ε = {show_epsilon(one.epsilon, 4)}",
+        )
+    elif plan.repeats > 1:
+        yield "repetitions", f"{plan.repeats} on public records, which cost what one costs"
     if (whole := details.get("baseline_gradient_evaluations")) is not None:
         yield (
             "",
@@ -118,7 +128,7 @@ def print_stage(plan: StagePlan, guarantee: Guarantee, what: str, **more: str) -
     """Print one stage of a plan or of a study."""
     facts = {
         "ε": f"{show_epsilon(guarantee.epsilon, 4)} by {guarantee.method}",
-        "event": formula(plan.event),
+        "event": formula(plan.charged),
         "noise on each sum": f"{plan.scale:.4g}",
         **more,
     }
@@ -162,7 +172,7 @@ def print_arm(plan: Plan, arm: Mapping[str, Any]) -> None:
     facts = {
         "state": arm["state"],
         "ε": f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}" if private else "∞ NOT PRIVATE",
-        "event": formula(plan.event),
+        "event": formula(plan.charged),
         MECHANISM: plan.public_facts.get(MECHANISM, ""),
         "released parameters": ", ".join(params),
     }
@@ -172,21 +182,12 @@ def print_arm(plan: Plan, arm: Mapping[str, Any]) -> None:
 def print_comparison(study: Study, *, logged: bool = True) -> None:
     """Print the comparison, what it rests on, and how to open it in MLflow or get it there."""
     arms = study.status()
-    utility, values = text.utility_column(arms)
     say(f"Study {study.name} on {study.spec.task_name}", bold=True)
-    rows = [
-        (
-            arm.plan.arm,
-            arm.plan.strategy,
-            show_epsilon(arm.guarantee.epsilon) if arm.plan.is_private else "∞ NOT PRIVATE",
-            values.get(arm.plan.arm, arm.state),
-            f"{arm.plan.expected_gradient_evaluations:,.0f}",
-            show_seconds(None if arm.release is None else arm.release.cost.wall_seconds),
-        )
-        for arm in arms
-    ]
-    numeric = ("ε", utility, "gradient evaluations", "seconds")
-    show_table(("arm", "strategy", *numeric), rows, numeric=numeric, whole=True)
+    # Six columns fit a terminal of 80; the other forms have the parameters, and seconds of repeated arms.
+    rows = [dict(list(row.items())[:6]) for row in table_of(arms)]
+    columns = [*rows[0]] if rows else ["arm"]
+    cells = [[*row.values()] for row in rows]
+    show_table(columns, cells, numeric=columns[2:], whole=True)
     for line in _footnotes(study, arms):
         say(line)
     if any(arm.release is not None for arm in arms):
@@ -216,6 +217,7 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
         f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
         text.explain_utility(arms),
+        *text.spread_notes(arms),
         text.EXPECTED,
     ]
     lines += map(text.stage_line, study.stages)

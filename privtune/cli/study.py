@@ -180,7 +180,7 @@ def _check_budget(planned: StudyPlan, spec: StudySpec, storage: str | None) -> s
         if name not in [budget.name for budget in ledger.budgets()]:
             return absent
         left = ledger.remaining(name)
-        events = [plan.event for plan in planned.plans if plan.is_private]
+        events = [plan.charged for plan in planned.plans if plan.is_private]
         ledger.check(name, [*(stage.event for stage in planned.stages), *events])
     return f"Budget {name}, of which ε = {show_left(left)} is left, holds this study."
 

@@ -15,7 +15,7 @@ from privtune.numbers import show_epsilon, show_left
 from privtune.plots._style import COLOURS, GREY, MOST_TRACES, Look, apply_style, looks, new_figure
 from privtune.strategies.laws import with_law
 from privtune.strategies.plan import epsilon_spent
-from privtune.strategies.scoring import validation_metric
+from privtune.strategies.spread import Spread, values_of
 from privtune.training.mechanism.metrics import is_share, lower_is_better
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def plot_comparison(
         arms: What ``study.status()`` returned, if it was read already.
 
     Returns:
-        A figure with a row for each arm, the best above, and a panel for each quantity. Lines are
+        A figure with a row for each arm, the best above, and a panel for each quantity. Of repeated
+        arms it shows the mean, and a line of one standard error to each side. Of one draw lines are
         95% intervals for the drawing of the test records, and for the noise where they are private;
         a score has none, for it was chosen by. A white mark stands at the ε of the released model's
         training alone: what is reported when the search is forgotten. Gradient evaluations are the
@@ -66,7 +67,7 @@ def plot_comparison(
 
     Example:
         >>> [title.text for title in plot_comparison(study).layout.annotations]
-        ['test accuracy, 95% interval', 'ε (δ = 1e-05)', 'gradients (expected)']
+        ['test accuracy, one draw, 95% interval', 'ε (δ = 1e-05)', 'gradients (expected)']
     """
     from plotly.subplots import make_subplots
 
@@ -85,12 +86,15 @@ def plot_comparison(
     records = 1 if study.spec.task is None else study.spec.load_task().test_records
     reached = _reached(rows, metric, records, look)
     sure = reached.error_x.visible
+    runs = {len(status.release.repetitions) for status, _ in rows if status.release is not None}
+    behind = f", mean of {max(runs)}" if any(runs) else ", one draw" if runs else ""
+    lines = (" ± standard error" if any(runs) else ", 95% interval") if sure else ""
     figure = make_subplots(
         rows=1,
         cols=3,
         shared_yaxes=True,
         subplot_titles=(
-            f"{metric.replace('_', ' ')}{', 95% interval' if sure else ''}",
+            f"{metric.replace('_', ' ')}{behind}{lines}",
             f"ε (δ = {budget.delta:g})",
             "gradients (expected)",
         ),
@@ -211,8 +215,12 @@ def _digits(metric: str) -> str:
 
 
 def _interval(status: ArmStatus, metric: str, value: float, records: int) -> tuple[float, float]:
-    """Return a public accuracy's Wilson interval; another's own, ends that are no interval if none."""
+    """Return the ends of a line: of repetitions, of one draw, of a public accuracy's; equal ends are none."""
     release = status.release
+    if release is not None and release.repetitions:
+        spread = Spread.of(values_of(status.plan, release)[metric])
+        error = 0.0 if spread is None else spread.error or 0.0
+        return value - error, value + error
     public = status.plan.report is None or status.plan.report.event is None
     if metric == "test_accuracy" and public:
         return wilson_interval(value, records)
@@ -224,8 +232,8 @@ def _value_of(status: ArmStatus, metric: str) -> float | None:
     release = status.release
     if release is None:
         return None
-    scores = validation_metric(status.plan.score, release.score, of=status.plan.scored)
-    return {**scores, **release.utility}.get(metric)
+    spread = Spread.of(values_of(status.plan, release).get(metric, ()))
+    return None if spread is None else spread.mean
 
 
 def shares(study: Study) -> list[tuple[str, float, float]]:

@@ -194,13 +194,13 @@ _TOO_MUCH = 0.1
 def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) -> Plan:
     """Return the plan of an arm, in which the mass that its noise cannot reach is charged.
 
-    Where that mass exceeds a thousandth of δ, it is part of the event, and the arm is planned at the
-    rest of δ; above a tenth of δ there is no plan.
+    Where that mass, of all runs that are charged, exceeds a thousandth of δ, it is part of the event, and
+    the arm is planned at the rest of δ; above a tenth of δ there is no plan.
 
     Args:
         strategy: How the arm chooses.
         context: Public facts.
-        epsilon: Target of the whole arm.
+        epsilon: Target of one run of the arm.
 
     Raises:
         StrategyError: If the study lacks what the strategy needs, or too much is beyond the reach.
@@ -213,10 +213,17 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         ('dog', False, True)
     """
     report = context.plan_report(math.inf if needs_of(strategy).non_private else epsilon)
-    plan = _with(report, strategy.plan(context, epsilon=epsilon).with_noise(context.noise))
+    repeated = {"repeats": context.repeats, "repeats_charged": not context.task.benchmark}
+
+    def planned(context: PlanningContext) -> Plan:
+        plan = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
+        return replace(_with(report, plan), **repeated)  # type: ignore[arg-type]
+
+    plan = planned(context)
     check_needs(strategy, context, plan)
     # Noise in floating point ends somewhere: what a record makes possible beyond would have no bound.
-    mass, delta = plan.beyond_reach, context.delta
+    each, delta = plan.beyond_reach, context.delta
+    mass = each * (plan.repeats if plan.repeats_charged else 1)
     if not plan.is_private or mass <= _NEGLIGIBLE * delta:
         return plan
     if mass > _TOO_MUCH * delta:
@@ -226,11 +233,11 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         )
     # At the rest of δ there is a little more noise, and so less mass than this.
     rest = replace(context, delta=delta - mass)
-    plan = _with(report, strategy.plan(rest, epsilon=epsilon).with_noise(context.noise))
+    plan = planned(rest)
     return replace(
         plan,
-        event=Composed((plan.event, ApproximateDP(0.0, mass))),
-        details={**plan.details, "beyond_reach": mass},
+        event=Composed((plan.event, ApproximateDP(0.0, each))),
+        details={**plan.details, "beyond_reach": each},
     )
 
 

@@ -37,6 +37,7 @@ class PlanningContext:
         define_by_run: Whether the user's own training loop defines the space.
         noise: Where the noise of trainings comes from, and how it is treated.
         declared: The mechanism that each training runs, where another library trains.
+        repeats: How often each arm runs.
         sketch: Whether a search throws the plan away: its noise is approximate then.
 
     Example:
@@ -59,6 +60,7 @@ class PlanningContext:
     define_by_run: bool = False
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     declared: Declared | None = None
+    repeats: int = 1
     sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:

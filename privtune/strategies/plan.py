@@ -185,7 +185,7 @@ class Plan:
 
     Args:
         arm, strategy: Their names.
-        event: What the arm costs; the ledger charges exactly this.
+        event: What one run of the arm costs; the ledger charges :attr:`charged`, exactly.
         training: What the released model's training runs.
         params: Hyperparameters given in advance; empty where they are drawn or adapted.
         runs: Law of the secret number of runs; None where the number is public.
@@ -195,6 +195,8 @@ class Plan:
         final: Whether the released model is trained after the search, and not one of its trials.
         rate: Probability that a record is tuned on; None without a subset.
         report: How the released model is scored on the test split; None where it is not asked.
+        repeats: How often the arm runs, each time on random numbers of its own.
+        repeats_charged: Whether each run is charged: all but those on records that are public.
         details: What else there is to say about the plan, JSON-ready.
 
     Example:
@@ -226,6 +228,20 @@ class Plan:
     rate: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     report: ScorePlan | None = None
+    repeats: int = 1
+    repeats_charged: bool = True
+
+    @property
+    def charged(self) -> acc.Event:
+        """What the ledger charges: the event of each run, or of one where the records are public."""
+        alone = self.repeats == 1 or not self.repeats_charged or not self.is_private
+        return self.event if alone else acc.Repeated(self.repeats, self.event)
+
+    def drawn_runs(self, streams: Streams) -> tuple[int, ...]:
+        """Return the secret numbers of candidates, one a repetition; whenever it is asked, the same."""
+        if self.runs is None:
+            return ()
+        return tuple(self.runs.sample(streams.numpy("runs", r)) for r in range(self.repeats))
 
     @property
     def public_facts(self) -> Mapping[str, str]:
@@ -287,7 +303,8 @@ class Plan:
     @property
     def threshold(self) -> float | None:
         """The known score at which a sealed round ends early; ``None`` if all its runs run."""
-        return self.details.get("threshold")
+        # The rounds of repetitions are rows of one table, and no score of one ends another.
+        return self.details.get("threshold") if self.repeats == 1 else None
 
     def with_noise(self, noise: NoiseOptions) -> Plan:
         """Return the plan with every training's noise from the source ``noise``."""
@@ -296,12 +313,12 @@ class Plan:
 
     @property
     def beyond_reach(self) -> float:
-        """Bound on the mass of outputs that the noise generator cannot reach: see ``accounting.reach``."""
+        """Bound on the mass of outputs of a run that noise cannot reach: see ``accounting.reach``."""
         return mass_beyond_reach(self.event)
 
     @property
     def expected_runs(self) -> float:
-        """Expected number of trainings; with a :attr:`threshold`, the most it can be."""
+        """Expected number of trainings of one run; with a :attr:`threshold`, the most it can be."""
         last = 1.0 if self.final else 0.0
         if self.runs is not None:
             return self.runs.expected_runs + last
@@ -309,7 +326,7 @@ class Plan:
 
     @property
     def expected_gradient_evaluations(self) -> float:
-        """Expected per-sample gradients of the whole arm."""
+        """Expected per-sample gradients of one run of the arm."""
         last = self.training.expected_gradient_evaluations if self.final else 0.0
         if self.search is None:
             return last
@@ -369,6 +386,11 @@ class StagePlan:
     is_private = True
     is_sealed = True
     runs = None
+
+    @property
+    def charged(self) -> acc.Event:
+        """What the ledger charges."""
+        return self.event
 
     @property
     def noise_note(self) -> str:

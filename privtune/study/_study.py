@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release
 from privtune.strategies.scoring import validation_metric
+from privtune.strategies.spread import Spread, values_of
 from privtune.study._familiar import answer, answers
 from privtune.study.lifecycle import Life, new_arm
 from privtune.study.observer import ArmStatus, Observer, StageStatus
@@ -233,6 +234,7 @@ class Study:
         validation: Any = None,
         test: Any = None,
         public: Mapping[str, Any] | None = None,
+        benchmark: bool | None = None,
         classes: int | None = None,
         target_range: tuple[float, float] | None = None,
         pad_to: int | None = None,
@@ -280,6 +282,8 @@ class Study:
             test: Likewise, the test records.
             public: Records that everybody may see, by split: ``{"test": (x, y)}``. Their scores are
                 exact and free.
+            benchmark: Whether all records are public, as of a benchmark or a generator: repetitions of the
+                arm are not charged then.
             classes: How many classes there are; as many as the model tells apart unless given.
             target_range: Of a regression, the public range of its targets.
             pad_to: Length that ragged records are padded or cut to.
@@ -448,7 +452,8 @@ class Study:
             Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
             (higher is better; a loss is negated), ``gradient_evaluations`` (expected), ``wall_seconds``
             (expected), ``validation_accuracy`` or ``validation_loss``, each utility, each
-            released hyperparameter as ``params.NAME``; the index is the arm.
+            released hyperparameter as ``params.NAME``, ``draws``, and of repeated arms each metric's
+            ``NAME_mean`` with its standard error ``NAME_error``; the index is the arm.
         """
         rows: list[dict[str, Any]] = []
         for status in self.status():
@@ -468,6 +473,11 @@ class Study:
             if release is not None:
                 row |= validation_metric(plan.score, release.score, of=plan.scored)
                 row |= release.utility
+                row["draws"] = len(release.repetitions) or 1
+                for name, values in values_of(plan, release).items() if release.repetitions else ():
+                    spread = Spread.of(values)
+                    row[f"{name}_mean"] = None if spread is None else spread.mean
+                    row[f"{name}_error"] = None if spread is None else spread.error
                 row |= {f"params.{name}": value for name, value in release.params.items()}
             rows.append(row)
         frames = find_extra("pandas", extra="ui", what="A study's table")
@@ -498,6 +508,7 @@ class Study:
                 "params": json_ready(release.params),
                 "score": release.score if finite else None,
                 "utility": dict(release.utility),
+                "repetitions": json_ready([asdict(run) for run in release.repetitions]),
                 "note": release.note,
                 "model": model,
             }

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
     from privtune.strategies import Outcome, Strategy
-    from privtune.strategies._base import Round
     from privtune.study.trials import ShownTrial
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.scoring import Measured
@@ -655,7 +654,7 @@ class DeclaredTrainer:
             "Suggest hyperparameters, read trial.plan, then train by it. Nothing was charged."
         )
 
-    def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
+    def prepare(self, plan: Plan) -> tuple[Strategy, StudyRound]:
         """Return the strategy as it was given, and its round."""
         own = own_sampler(self.sampler)
         files = _Files(
@@ -672,7 +671,7 @@ class DeclaredTrainer:
         sampler = self.sampler if own is None else None
         return self.strategy, StudyRound(self.life, files, sampler=sampler)
 
-    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
+    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, Measured]:
         """Measure nothing: only the user's function knows the model."""
         return {}
 

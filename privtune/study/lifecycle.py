@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from privtune.strategies import Strategy
-    from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.tasks import Task
     from privtune.training.mechanism.scoring import Measured
@@ -64,6 +63,14 @@ class StudyBusyError(PrivTuneError):
     """Another process is running the study, or the arm, at this moment."""
 
 
+class Repeated(Protocol):
+    """The round of an arm, which runs its strategy as often as the arm repeats."""
+
+    def run(self, strategy: Strategy) -> list[Outcome]:
+        """Return one outcome a repetition."""
+        ...
+
+
 class Trainer(Protocol):
     """Who trains an arm: the engine, or another library under a declared mechanism."""
 
@@ -76,12 +83,12 @@ class Trainer(Protocol):
         """Try the arm on made-up records, before the charge; return its expected seconds, if known."""
         ...
 
-    def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
+    def prepare(self, plan: Plan) -> tuple[Strategy, Repeated]:
         """Return the arm's strategy and its round; may touch the data, for the arm has started."""
         ...
 
-    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
-        """Return the released model's metrics on the test split, as planned."""
+    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, Measured]:
+        """Return the metrics of a repetition's released model on the test split, as planned."""
         ...
 
 
@@ -193,7 +200,7 @@ class Life(StoredStudy):
         budget = self.spec.budget
         if not plan.is_private:
             return Guarantee(math.inf, budget.delta, "non_private", budget.adjacency)
-        return epsilon(plan.event, budget.delta, adjacency=budget.adjacency)
+        return epsilon(plan.charged, budget.delta, adjacency=budget.adjacency)
 
     def statuses(self) -> tuple[ArmStatus, ...]:
         """Return how far every arm is, in order, for people."""
@@ -357,7 +364,7 @@ class Life(StoredStudy):
                         pass
                 held.enter_context(self.alone())
             self.begin_deletion()
-            self.trials.delete(arms)
+            self.trials.delete(arms, repeats=self.spec.repeats)
             note_deleted(self.ledger.log, self.budget, self.name)
             return self.remove(leave_objects=leave_objects)
 
@@ -373,7 +380,7 @@ class Life(StoredStudy):
         ]
         requests = [
             ChargeRequest(
-                event=arm.plan.event,
+                event=arm.plan.charged,
                 study=self.name,
                 arm=arm.plan.arm,
                 plan_digest=arm.digest,
@@ -401,7 +408,7 @@ class Life(StoredStudy):
 
             secret = self.secret(plan)
             # Drawn from the arm's secret, so the same whenever it is drawn; opened once.
-            count = plan.runs.sample(Streams(secret).numpy("runs", 0))
+            count = sum(plan.drawn_runs(Streams(secret)))
             make_rounds(self.ledger).open(charge.id, count=count, secret=secret)
         elif charge.state is ChargeState.RESERVED:
             self._move(charge, Kind.STARTED)
@@ -531,14 +538,14 @@ def _train(
             with life.seal(plan):
                 strategy, trials = trainer.prepare(plan)
                 started = time.perf_counter()
-                outcome = strategy.run(plan, trials)
+                outcomes = trials.run(strategy)
                 if not plan.is_private:  # else it tells how many records there are
                     seconds = time.perf_counter() - started
-                utility = trainer.finish(plan, outcome)
+                measured = [trainer.finish(plan, each, n) for n, each in enumerate(outcomes)]
                 machine = {**versions(), "device": trainer.device}
             cost = life.guarantee(plan)
             document, files = make_release(
-                plan, outcome, guarantee=cost, seconds=seconds, utility=utility, machine=machine
+                plan, outcomes, guarantee=cost, seconds=seconds, utility=measured, machine=machine
             )
             life.keep(plan, document, files)
     except BaseException:

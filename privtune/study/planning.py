@@ -112,7 +112,7 @@ def plan_arms(
     weights: Sequence[float] = (1.0,),
     stages: tuple[StagePlan, ...] = (),
 ) -> StudyPlan:
-    """Plan arms at the largest common ε, times their weights, whose composition meets a target."""
+    """Plan arms at the largest common ε a run, times their weights, whose composition meets a target."""
     planners = [_planner(strategy, context, stages) for strategy in strategies]
     private = [n for n, strategy in enumerate(strategies) if not strategy.needs.non_private]
     infinite = acc.Guarantee(math.inf, context.delta, "non_private", context.adjacency)
@@ -126,11 +126,12 @@ def plan_arms(
     def event_of(planner: Callable[[float], Plan]) -> Callable[[float], acc.Event]:
         def event(epsilon: float) -> acc.Event:
             try:
-                return planner(epsilon).event
+                return planner(epsilon).charged
             except NoRunFitsError as refusal:
                 # The solver may look below its answer: an arm of given runs gets no smaller there.
                 refusals.append(refusal)
-                return refusal.smallest
+                charged = 1 if context.task.benchmark else context.repeats
+                return acc.Repeated(charged, refusal.smallest)
 
         return event
 
@@ -185,14 +186,14 @@ def _with_reports(
             for plan, each in zip(planned.plans, arm_epsilons, strict=True)
         ]
         found = tuple(plan for plan in plans if plan is not None)
-        private = [plan.event for plan in found if plan.is_private]
+        private = [plan.charged for plan in found if plan.is_private]
         total = _cost(acc.Composed([*private, *(s.event for s in planned.stages)]), context)
         if len(found) < len(plans) or total.epsilon > target:
             low = middle + 1
         else:
             best, high = replace(planned, plans=found, total=total), middle
     own = tuple(
-        _cost(plan.event, context) if plan.is_private else known
+        _cost(plan.charged, context) if plan.is_private else known
         for plan, known in zip(best.plans, planned.guarantees, strict=True)
     )
     return best if best is planned else replace(best, guarantees=own)
@@ -228,6 +229,9 @@ def _planner(
         public = context.task.facts.to_dict()
         if parts := parts_of(strategy, context.space, plan):
             public[TRAINED] = " or ".join(parts)
+        if plan.repeats > 1:
+            how = "each charged" if plan.repeats_charged else "of public records: one is charged"
+            public["repetitions"] = f"{plan.repeats}, {how}"
         more: dict[str, Any] = {"unit": context.task.unit} if context.task.unit else {}
         if stages:
             more["stages"] = {stage.arm: stage.digest() for stage in stages}
@@ -245,7 +249,7 @@ def advice(planned: StudyPlan) -> Sensitivity:
     for plan, guarantee in zip(planned.plans, planned.guarantees, strict=True):
         if not math.isfinite(guarantee.epsilon):
             continue
-        events.append(plan.event)
+        events.append(plan.charged)
         if plan.score is not None and (score := plan.score.event) is not None:
             said = filter(None, (names.get(score), f"the score of {plan.arm}"))
             names[score] = " and ".join(said)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import Adjacency, Guarantee
 from privtune.errors import PrivTuneError
 from privtune.spaces import with_tuples
-from privtune.strategies import Cost, Ending, Outcome, Plan, Release, Scoring, TrialResult
+from privtune.strategies import (
+    Cost,
+    Ending,
+    Outcome,
+    Plan,
+    Release,
+    Repetition,
+    Scoring,
+    TrialResult,
+)
 from privtune.strategies.release import split
 from privtune.study.trials import INDEX
 
@@ -99,16 +108,20 @@ def _header(content: bytes) -> Any:
 
 def make_release(
     plan: Plan,
-    outcome: Outcome,
+    outcomes: Sequence[Outcome],
     *,
     guarantee: Guarantee,
     seconds: float | None,
-    utility: Mapping[str, Measured],
+    utility: Sequence[Mapping[str, Measured]],
     machine: Mapping[str, str],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return a release as it is stored: a JSON document, and the content of each file by name."""
+    """Return a release as it is stored: a JSON document, and the content of each file by name.
+
+    The model is that of the first repetition: the best of all would be another selection.
+    """
     import torch
 
+    outcome, measured = outcomes[0], utility[0]
     result = outcome.result
     if result is None:
         result = TrialResult(index=0, params={}, weights=torch.empty(0), score=None)
@@ -122,12 +135,13 @@ def make_release(
         "arm": plan.arm,
         "strategy": plan.strategy,
         "guarantee": guarantee.to_dict(),
-        "event": plan.event.to_dict(),
+        "event": plan.charged.to_dict(),
         "plan_digest": plan.digest(),
     }
     document = {
-        "utility": {name: found.value for name, found in utility.items()},
-        "intervals": {name: [found.low, found.high] for name, found in utility.items()},
+        "utility": {name: found.value for name, found in measured.items()},
+        "intervals": {name: [found.low, found.high] for name, found in measured.items()},
+        "repetitions": [_repetition(*one) for one in zip(outcomes, utility, strict=True)],
         "note": outcome.note,
         "checked": result.checked,
         "transcript_digest": result.transcript_digest,
@@ -140,6 +154,25 @@ def make_release(
     }
     files = {f"{_TRIALS}{t.index:06d}.safetensors": pack_result(t) for t in trials}
     return document, {MODEL: pack_result(result, certificate=certificate), **files}
+
+
+def _repetition(outcome: Outcome, utility: Mapping[str, Measured]) -> dict[str, Any]:
+    result = outcome.result
+    nothing = result is None or result.weights.numel() == 0
+    score = None if result is None or result.score is None else repr(result.score)
+    return {
+        "params": {} if result is None else dict(result.params),
+        "score": score,
+        "utility": {name: found.value for name, found in utility.items()},
+        "nothing": nothing,
+        "diverged": not nothing and result is not None and result.ended is Ending.DIVERGED,
+    }
+
+
+def _read_repetition(plan: Plan, document: Mapping[str, Any]) -> Repetition:
+    score = None if document["score"] is None else float(document["score"])
+    held = score if plan.score is None else plan.score.held(score)
+    return Repetition(**{**document, "params": with_tuples(document["params"]), "score": held})
 
 
 def utility_of(
@@ -177,7 +210,7 @@ def check_end(plan: Plan, result: TrialResult) -> None:
     outcome = Outcome(result, trials=() if plan.is_sealed else (result,))
     try:
         _, files = make_release(
-            plan, outcome, guarantee=nothing, seconds=None, utility={}, machine={}
+            plan, [outcome], guarantee=nothing, seconds=None, utility=[{}], machine={}
         )
         for content in (pack_result(result), *files.values()):
             found = unpack_result(content)
@@ -228,6 +261,9 @@ def load_release(
         machine=document["machine"],
         shown=lambda: _shown(kept(), trials),
         checked=document["checked"],
+        repetitions=tuple(_read_repetition(plan, r) for r in document["repetitions"])
+        if plan.repeats > 1
+        else (),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,15 @@ from privtune.ledger.rounds import SKIPPED
 from privtune.names import check_text
 from privtune.numbers import is_number
 from privtune.spaces import IndependentSampler, check_hyperparameter, plain
-from privtune.strategies import Ending, Plan, StrategyError, TrainingPlan, TrialResult
+from privtune.strategies import (
+    Ending,
+    Outcome,
+    Plan,
+    Strategy,
+    StrategyError,
+    TrainingPlan,
+    TrialResult,
+)
 from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
 from privtune.study.build import Built, build_candidate
@@ -62,11 +72,12 @@ class Asked:
     training: TrainingPlan
     params: Mapping[str, Any]
     scored: bool = True
+    repetition: int = 0
 
     @cached_property
     def request(self) -> str:
         """The request as one JSON text."""
-        parts = [self.key, self.training.to_dict(), dict(self.params), self.scored]
+        parts = [self.key, self.training.to_dict(), dict(self.params), self.scored, self.repetition]
         return json.dumps(parts, sort_keys=True)
 
     def secret(self, streams: Streams) -> bytes:
@@ -76,9 +87,9 @@ class Asked:
     @property
     def file(self) -> str:
         """The name of its result: no part of a name that a strategy chose becomes part of a path."""
-        return (
-            _trial_file(self.key) if isinstance(self.key, int) else f"{_hash(self.key)}.safetensors"
-        )
+        if isinstance(self.key, int):
+            return _trial_file(self.key)
+        return f"{_hash(json.dumps([self.key, self.repetition]))}.safetensors"
 
     def check_same(self, content: bytes) -> None:
         """Refuse a result that was stored under the same key for something else."""
@@ -112,6 +123,15 @@ class Batch:
     scored: bool = True
     alone: bool = True  # no other process is at the same candidates
     named: bool = False  # a training with a name, whose number is no row's and no trial's
+    repetition: int = 0  # whose part of the records is trained on, where it is not all of them
+
+
+class _Waits(BaseException):  # no error: a strategy that handles its errors must not handle this
+    """Ends a repetition's strategy where it asks for trainings that all repetitions then do together."""
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        super().__init__()
+        self.asked = asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +154,20 @@ class Files(ABC):
 
     @property
     def streams(self) -> Streams:
-        """The streams of the arm as a whole: number of runs, candidates, ties, subset."""
+        """The streams of the arm as a whole: numbers of runs, candidates."""
         return Streams(self.secret)
+
+    def streams_of(self, repetition: int) -> Streams:
+        """Return the streams of a repetition: ties, subset, searches."""
+        return Streams(self.streams.key("repetition", repetition)) if repetition else self.streams
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """Where the rows of each repetition begin, and where the last one's end."""
+        search = self.plan.search
+        trials = 0 if search is None else search.trials or 0
+        counts = self.plan.drawn_runs(self.streams) or (trials,) * self.plan.repeats
+        return (0, *itertools.accumulate(counts))
 
     def candidate(self, number: int) -> dict[str, Any]:
         """Return the hyperparameters of a row: a function of the secret and its number alone."""
@@ -163,7 +195,9 @@ class Files(ABC):
             return
         shown = self.shown()
         for lease in leases:
-            sampler = sampler_of(self.plan, self.streams, lease.number, self.space)
+            repetition = bisect_right(self.bounds, lease.number) - 1
+            streams, number = self.streams_of(repetition), lease.number - self.bounds[repetition]
+            sampler = sampler_of(self.plan, streams, number, self.space)
             trial = self.live[lease.number] = shown.ask(lease.number, sampler=sampler)
             trial.take(suggested(self.results, lease.number))  # by a worker that died at it
         for handed in self._rows(leases):
@@ -178,15 +212,33 @@ class Files(ABC):
             return
         rows = {lease.number: self.candidate(lease.number) for lease in leases}
         by_number = {lease.number: lease for lease in leases}
-        for training in search.trainings:
-            own = {n: p for n, p in rows.items() if search.training_of(p) == training}
+        repetition = {n: bisect_right(self.bounds, n) - 1 for n in rows}
+        # What is trained on a part of the records is trained on that of its repetition.
+        parts = dict.fromkeys(
+            (training, 0 if training.part == "all" else place)
+            for training in search.trainings
+            for place in sorted(set(repetition.values()))
+        )
+        for training, place in parts:
+            own = {
+                n: p
+                for n, p in rows.items()
+                if search.training_of(p) == training
+                and (training.part == "all" or repetition[n] == place)
+            }
             if not own:
                 continue
             # A trial that is shown has the same noise here as in the process of its strategy.
-            asked = {n: Asked(n, training, p) for n, p in own.items() if not self.plan.is_sealed}
-            shown = {number: each.secret(self.streams) for number, each in asked.items()}
+            asked = {
+                n: Asked(n, training, p, repetition=repetition[n])
+                for n, p in own.items()
+                if not self.plan.is_sealed
+            }
+            shown = {n: a.secret(self.streams_of(a.repetition)) for n, a in asked.items()}
             secrets = {number: by_number[number].seed for number in own} | shown
-            batch = Batch(training=training, trials=own, secrets=secrets, alone=False)
+            batch = Batch(
+                training=training, trials=own, secrets=secrets, alone=False, repetition=place
+            )
             results = self.train(batch)
             left = len(results) if isinstance(results, list) else 0
             for result in results:
@@ -234,7 +286,12 @@ class TrialFiles(Files):
         kept = Keeper(partial(results.find, name), partial(results.put, name, replace=True))
         how: dict[str, Any] = {
             "data": self.data,
-            "records": part_of(self.data.train, training.part, self.plan.rate, self.streams),
+            "records": part_of(
+                self.data.train,
+                training.part,
+                self.plan.rate,
+                self.streams_of(batch.repetition),
+            ),
             "score": self.plan.score if batch.scored else None,
             "compute": self.compute,
             "on_step": self.on_step,
@@ -336,6 +393,32 @@ class StudyRound:
     give_out: Callable[[Rounds, str], None] | None = None  # has a charge's rows trained elsewhere
     sampler: BaseSampler | None = None
     pruner: BasePruner | None = None
+    repetition: int = 0
+
+    def run(self, strategy: Strategy) -> list[Outcome]:
+        """Run the arm as often as it repeats; what its repetitions ask for, they train together.
+
+        A strategy that waits for a training is run again when it is there: all that it asked for before
+        is there, too.
+        """
+        plan = self.files.plan
+        rounds = [replace(self, repetition=number) for number in range(plan.repeats)]
+        while True:
+            outcomes: list[Outcome] = []
+            asked: list[Asked] = []
+            for each in rounds:
+                try:
+                    outcomes.append(strategy.run(plan, each))
+                except _Waits as waiting:
+                    asked += waiting.asked
+            if not asked:
+                return outcomes
+            self._train_together(asked)
+
+    @property
+    def _first(self) -> int:
+        """The number of the repetition's first trial, among the arm's."""
+        return self.files.bounds[self.repetition]
 
     @cached_property
     def charge_id(self) -> str | None:
@@ -345,8 +428,8 @@ class StudyRound:
 
     @property
     def streams(self) -> Streams:
-        """The streams of the arm."""
-        return self.files.streams
+        """The streams of the repetition."""
+        return self.files.streams_of(self.repetition)
 
     @property
     def space(self) -> SearchSpace:
@@ -376,9 +459,11 @@ class StudyRound:
         return results
 
     def _read(self, rounds: Rounds, charge_id: str) -> list[TrialResult]:
-        """Return the results of a finished round; a row whose result is damaged is open again."""
+        """Return the repetition's results of a round; a row whose result is damaged is open again."""
         results, damaged = [], None
-        rows = [r for r in patiently(partial(rounds.results, charge_id)) if SKIPPED not in r.result]
+        own = range(self._first, self.files.bounds[self.repetition + 1])
+        there = patiently(partial(rounds.results, charge_id))
+        rows = [row for row in there if SKIPPED not in row.result and row.number in own]
         stored = self.files.results.get_small([row.result["file"] for row in rows])
         for row in rows:
             name = row.result["file"]
@@ -402,8 +487,8 @@ class StudyRound:
         scored: bool = False,
     ) -> TrialResult:
         """Train one candidate, unless its result is there."""
-        asked = Asked(check_text(name, "name"), training, _plain(params), scored)
-        return self._trained([asked])[0]
+        key = check_text(name, "name")
+        return self._trained([Asked(key, training, _plain(params), scored, self.repetition)])[0]
 
     @property
     def at_once(self) -> int:
@@ -420,14 +505,18 @@ class StudyRound:
         self._check_kind(sealed=False)
         if plan.search is None:
             return ()
-        asked = [Asked(int(n), plan.search.training_of(p), _plain(p)) for n, p in trials.items()]
+        asked = [
+            Asked(
+                self._first + int(n),
+                plan.search.training_of(params),
+                _plain(params),
+                repetition=self.repetition,
+            )
+            for n, params in trials.items()
+        ]
         if len(trials) > 1:
             self._distribute(asked)
-        done: dict[str | int, TrialResult] = {}
-        for training in plan.search.trainings:
-            own = [each for each in asked if each.training == training]
-            done |= zip((each.key for each in own), self._trained(own), strict=True)
-        return [done[number] for number in trials]
+        return self._trained(asked)
 
     def _check_kind(self, *, sealed: bool) -> None:
         """Refuse sealed rows and trials that are shown in one arm: both are numbered from 0."""
@@ -462,39 +551,62 @@ class StudyRound:
             self.shown.take(missing)
 
     def _trained(self, asked: Sequence[Asked]) -> list[TrialResult]:
-        """Train the requests of one training as a stack, except those with a stored result."""
-        done: dict[int, TrialResult] = {}
-        missing: dict[int, Asked] = {}
-        for index, each in enumerate(asked):
-            if (content := self.files.results.find(each.file)) is not None:
+        """Return results that are stored, and train the others; of a repetition, with those of all."""
+        found = [self.files.results.find(each.file) for each in asked]
+        missing = [each for each, content in zip(asked, found, strict=True) if content is None]
+        for each, content in zip(asked, found, strict=True):
+            if content is not None:
                 each.check_same(content)
-                done[index] = unpack_result(content)
-            else:
-                missing[each.key if isinstance(each.key, int) else index] = each
-        if missing:
-            first = next(iter(missing.values()))
+        if missing and self.files.plan.repeats > 1:
+            raise _Waits(missing)
+        new = iter(self._train_together(missing))
+        return [next(new) if content is None else unpack_result(content) for content in found]
+
+    def _train_together(self, asked: Sequence[Asked]) -> list[TrialResult]:
+        """Train the requests of one training as a stack, and store their results."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for place, each in enumerate(asked):
+            part = 0 if each.training.part == "all" else each.repetition
+            kind = (
+                json.dumps(each.training.to_dict()),
+                each.scored,
+                part,
+                isinstance(each.key, str),
+            )
+            groups.setdefault(kind, []).append(place)
+        done: dict[int, TrialResult] = {}
+        for places in groups.values():
+            first = asked[places[0]]
+            named = isinstance(first.key, str)
+            numbered = {place if named else int(asked[place].key): place for place in places}
             batch = Batch(
                 training=first.training,
-                trials={number: each.params for number, each in missing.items()},
-                secrets={number: each.secret(self.streams) for number, each in missing.items()},
+                trials={number: asked[place].params for number, place in numbered.items()},
+                secrets={
+                    number: asked[place].secret(self.files.streams_of(asked[place].repetition))
+                    for number, place in numbered.items()
+                },
                 scored=first.scored,
-                named=isinstance(first.key, str),
+                named=named,
+                repetition=first.repetition,
             )
             for result in self.files.train(batch):
-                each = missing[result.index]
-                done[asked.index(each)] = result
-                self.files.results.put(each.file, pack_result(result, request=each.request))
-        return [done[index] for index in range(len(asked))]
+                place = numbered[result.index]
+                done[place] = result
+                packed = pack_result(result, request=asked[place].request)
+                self.files.results.put(asked[place].file, packed)
+        return [done[place] for place in range(len(asked))]
 
     @cached_property
     def shown(self) -> ShownTrials:
         """Optuna's trials, where every trial is paid for."""
-        return self.life.trials.shown(self.files.plan.arm, self.files.results)
+        arm, results = self.files.plan.arm, self.files.results
+        return self.life.trials.shown(arm, results, repetition=self.repetition)
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Draw a trial with Optuna, once; where no space is declared, a function's suggestions define it."""
         self._check_kind(sealed=False)
-        sampler = self.sampler or make(self.space)
+        sampler, number = self.sampler or make(self.space), self._first + number
         trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
         if not self.space:
             self.files.live[number] = trial
@@ -503,7 +615,7 @@ class StudyRound:
     def tell(self, number: int, result: TrialResult) -> None:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
-        self.shown.tell(number, score=score, pruned=result.ended is Ending.PRUNED)
+        self.shown.tell(self._first + number, score=score, pruned=result.ended is Ending.PRUNED)
 
 
 def own_sampler(sampler: Any) -> Any:

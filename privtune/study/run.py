@@ -52,7 +52,6 @@ from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:
     from privtune.ledger.rounds import Rounds
-    from privtune.strategies._base import Round
     from privtune.study.observer import Observer
     from privtune.tasks import TaskData
     from privtune.tasks._usable import RecordCheck
@@ -110,7 +109,7 @@ class TaskTrainer:
             known=self.timed,
         )
 
-    def prepare(self, plan: Plan) -> tuple[Strategy, Round]:
+    def prepare(self, plan: Plan) -> tuple[Strategy, StudyRound]:
         """Return the arm's strategy as the spec has it, and its round."""
         own, public = own_sampler(self.sampler), plan.score is not None and plan.score.event is None
         files = make_files(
@@ -151,8 +150,8 @@ class TaskTrainer:
         (arm,) = (arm for arm in self.life.spec.arms if arm.name == plan.arm)
         return arm.to_strategy()
 
-    def finish(self, plan: Plan, outcome: Outcome) -> Mapping[str, Measured]:
-        """Measure the released model on the test split, as was planned."""
+    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, Measured]:
+        """Measure a repetition's released model on the test split, as was planned."""
         from privtune.training.mechanism.kernel import load_params
 
         result = outcome.result
@@ -162,7 +161,7 @@ class TaskTrainer:
         model = model_for(self.staged, plan.training_of(result.params), result.params)
         load_params(model, result.weights)
         # Asked again, the noise is the same.
-        rng = Streams(self.life.secret(plan)).numpy("report", 0)
+        rng = Streams(self.life.secret(plan)).numpy("report", repetition)
         return utility_of(plan, self.staged, model, self.data.test, rng)
 
     @property
@@ -359,6 +358,13 @@ def _engine(
     target = _target_of(life, strategy.arm) if epsilon is None else epsilon
     (plan,) = plan_arms([strategy], context, epsilon=target).plans
     _check_searches(plan, sampler=sampler, pruner=pruner)
+    if (sampler or pruner) is not None and plan.repeats > 1:
+        raise InvalidInputError(
+            "repeats",
+            plan.repeats,
+            "does not go with a sampler or pruner of your own, which would see the trials of all repetitions",
+            "Leave one of them out.",
+        )
     if (sampler or pruner) is not None and not plan.is_sealed and chosen.name != "inline":
         name, given = ("n_jobs", n_jobs) if executor is None else ("executor", executor)
         raise InvalidInputError(
@@ -428,6 +434,13 @@ def _declared(
     data, is_public = _validation(validation, public)
     _check_covered(strategy, scored=data is not None, sampler=sampler, pruner=None)
     budget = life.ledger.budget(life.budget)
+    if life.spec.repeats > 1:
+        raise InvalidInputError(
+            "repeats",
+            life.spec.repeats,
+            "is for arms that the engine trains, and a mechanism is declared",
+            "Declare an arm for each repetition.",
+        )
     if data is not None and not is_public:
         refuse_other_unit(data.unit or RECORD, budget.unit, "The validation split", budget.name)
     records = (split or {}).get("validation") or (1 if data is None else len(data))

@@ -170,6 +170,8 @@ class StudySpec(pydantic.BaseModel):
         epochs: Expected passes over the training data of one training.
         expected_batch_size: Expected records in one Poisson sample.
         epsilon: What all arms together may cost; the whole budget unless given.
+        repeats: How often each arm runs, so that arms are compared by means. On records that a task
+            declares public (``benchmark``) repetitions are not charged; on all others each is.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         stack: How many candidates to train at once, or ``auto``.
         noise: Where noise comes from and how it is treated: ``secure``, or ``source`` and
@@ -223,6 +225,7 @@ class StudySpec(pydantic.BaseModel):
     epochs: _Positive | None = None
     expected_batch_size: Annotated[int | None, _NUMBER] = pydantic.Field(default=None, ge=1)
     epsilon: _Positive | None = None
+    repeats: Annotated[int, _NUMBER] = pydantic.Field(default=1, ge=1, le=1000)
     device: Annotated[str, _checked(partial(check_device, here=False))] = "auto"
     stack: Annotated[Annotated[int, pydantic.Field(ge=1)] | Literal["auto"], _NUMBER] = "auto"
     executor: str | Mapping[str, Any] | None = None
@@ -438,6 +441,7 @@ class StudySpec(pydantic.BaseModel):
             report=None if self.report is None else Reporting.from_dict(self.report),
             define_by_run=task.build is not None,
             noise=NoiseOptions.of(self.noise),
+            repeats=self.repeats,
         )
 
 

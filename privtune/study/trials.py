@@ -261,10 +261,10 @@ class StudyTrials:
             there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
             study.add_trials([_finished(space, r) for r in results if r.index not in there])
 
-    def shown(self, arm: str, results: Results) -> ShownTrials:
+    def shown(self, arm: str, results: Results, *, repetition: int = 0) -> ShownTrials:
         """Return the trials of an arm that pays for all of them, to ask and to tell."""
         with self._home.lend():
-            study = self._open(arm)
+            study = self._open(_repeated(arm, repetition))
         return ShownTrials(study, results, self._home.lend)
 
     def of(self, arm: str) -> list[optuna.trial.FrozenTrial]:
@@ -280,9 +280,9 @@ class StudyTrials:
             for t in self.of(arm)
         ]
 
-    def delete(self, arms: Sequence[str]) -> None:
+    def delete(self, arms: Sequence[str], *, repeats: int = 1) -> None:
         """Delete the trials of arms."""
-        for arm in arms:
+        for arm in [_repeated(arm, number) for arm in arms for number in range(repeats)]:
             with self._home.lend(), suppress(KeyError):  # no trial may ever have been kept
                 optuna.delete_study(study_name=f"{self._study}/{arm}", storage=self._storage)
 
@@ -313,6 +313,11 @@ class StudyTrials:
         # Loading a study wraps a bare storage in a new cache each time, which then reads every
         # trial again. This one is kept: what it holds of finished trials never changes.
         return optuna.storages.get_storage(self._database)
+
+
+def _repeated(arm: str, repetition: int) -> str:
+    """Return what Optuna calls a repetition of an arm: no name of an arm has a slash."""
+    return f"{arm}/{repetition}" if repetition else arm
 
 
 def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTrial:

@@ -31,7 +31,7 @@ from privtune.training.mechanism.metrics import is_of_loss
 
 _FIELDS = (
     "build", "loss", "score", "data", "split", "train", "validation", "test", "public", "classes",
-    "target_range", "pad_to", "columns", "precision", "name",
+    "target_range", "pad_to", "columns", "precision", "name", "benchmark",
 )  # fmt: skip
 _FUNCTIONS = ("build", "loss")
 _DATA = ("data", "train", "validation", "test")
@@ -110,6 +110,7 @@ def own_task(build: Build | str | None, **given: Any) -> Task:
         "read from the first record, and public",
         code=_code(given),
         columns=first.columns,
+        benchmark=bool(given["benchmark"]),
     )
 
 
@@ -195,6 +196,8 @@ def _wrong(given: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         numbers = isinstance(target_range, tuple | list) and len(target_range) == 2
         if not numbers or not -1e300 < target_range[0] < target_range[1] < 1e300:
             yield "target_range", target_range, "must be (low, high), low < high"
+    if given["benchmark"] not in (None, True, False):
+        yield "benchmark", given["benchmark"], "must be true or false"
     if pad_to is not None and not _is_whole(pad_to, 10**7):
         yield "pad_to", pad_to, "must be a whole number of at least 1"
 

@@ -134,10 +134,11 @@ def _view(study: Study, status: Sequence[ArmStatus]) -> str:
     # An open study's space is what its function suggests: all that is released belongs to it.
     params = [name for name in study.spec.space or released if name in released]
     utility = first_metric(status)
+    mean = "_mean" if any(release.repetitions for release in releases) else ""
     return saved_view(
         params=params,
         curves=sorted(curves),
-        utility=record.short_name(utility),
+        utility=f"{record.short_name(utility)}{mean}",
         ascending=lower_is_better(metric_of(utility)),
         arms=len(status),
     )
@@ -196,7 +197,7 @@ def log_model(
             tags = given["metadata"] | {
                 "privtune.method": release.guarantee.method,
                 "privtune.charge": ours[-1] if ours else "",
-                "privtune.event": plan.event.to_json()[:5_000],
+                "privtune.event": plan.charged.to_json()[:5_000],
             }
             number = str(info.registered_model_version)
             for name, value in tags.items():

@@ -23,6 +23,7 @@ _COLUMNS = {
     "metrics.`eps/total`": 85,
     "metrics.`cost/gradients`": 120,
     "tags.`privtune.strategy`": 150,
+    "tags.`privtune.draws`": 100,
     "metrics.`cost/seconds`": 110,
     "tags.`privtune.cost`": 110,
     "metrics.`eps/one_run`": 100,

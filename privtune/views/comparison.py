@@ -6,17 +6,30 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from privtune.numbers import json_ready, show_epsilon
-from privtune.views.text import show_params, stage_line, utility_column
+from privtune.numbers import json_ready, show_epsilon, show_seconds
+from privtune.plots._study import ranked
+from privtune.strategies.spread import Spread, probability_above, values_of
+from privtune.training.mechanism.metrics import lower_is_better
+from privtune.views.text import (
+    draws_of,
+    first_metric,
+    metric_of,
+    show_params,
+    spread_notes,
+    stage_line,
+    utility_column,
+)
 
 if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
 
 _COLUMNS = (
     "arm", "strategy", "state", "epsilon", "delta", "bound", "sealed", "score", "score_of",
-    "score_metric", "gradient_evaluations", "wall_seconds", "wall_seconds_expected",
+    "score_metric", "draws", "gradient_evaluations", "wall_seconds", "wall_seconds_expected",
 )  # fmt: skip
 
 
@@ -28,6 +41,7 @@ def comparison_document(study: Study, arms: Sequence[ArmStatus] | None = None) -
         "study": study.name,
         "task": study.spec.task_name,
         "arms": [_arm_document(status) for status in read],
+        "order": {"metric": first_metric(read), "better": order_of(read)},
         **({"stages": [finite(s.to_dict()) for s in study.stages]} if study.stages else {}),
         "budget": {
             "name": budget.name,
@@ -52,6 +66,7 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
         "delta": status.guarantee.delta,
         "bound": status.guarantee.method,
         "sealed": plan.is_sealed,
+        "repetitions_charged": plan.repeats_charged if plan.repeats > 1 else None,
         "params": None,
         "score": None,
         "score_of": plan.scored,
@@ -60,6 +75,9 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
         "trials": [],
         "utility": None,
         "intervals": None,
+        "draws": None,
+        "spread": None,
+        "repetitions": [],
         "gradient_evaluations": plan.expected_gradient_evaluations,
         "wall_seconds": None,
         "wall_seconds_expected": plan.is_private,
@@ -73,10 +91,60 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
             "trials": [finite(json_ready(trial)) for trial in trials],
             "utility": dict(release.utility),
             "intervals": {name: list(ends) for name, ends in release.intervals.items()},
+            "draws": len(release.repetitions) or 1,
+            "spread": spreads(status),
+            "repetitions": [finite(json_ready(asdict(run))) for run in release.repetitions],
             "wall_seconds": release.cost.wall_seconds,
             "wall_seconds_expected": release.cost.expected,
         }
     return finite(document)
+
+
+def spreads(arm: ArmStatus) -> dict[str, dict[str, Any]]:
+    """Return mean, standard error and number of values of each metric of a repeated arm; none of one draw."""
+    if arm.release is None or not arm.release.repetitions:
+        return {}
+    found = ((name, Spread.of(row)) for name, row in values_of(arm.plan, arm.release).items())
+    return {name: {} if spread is None else asdict(spread) for name, spread in found}
+
+
+def order_of(arms: Sequence[ArmStatus]) -> dict[str, dict[str, float | None]]:
+    """Return how probable it is that the mean of an arm is better than that of another; the best arm first.
+
+    Arms of one draw are left out: nothing is known of their spread.
+    """
+    metric = first_metric(arms)
+    rows = {
+        status.plan.arm: values_of(status.plan, status.release)[metric]
+        for status, value in ranked(arms, metric)
+        if value is not None and status.release is not None and status.release.repetitions
+    }
+    if lower_is_better(metric_of(metric)):
+        rows = {arm: [None if v is None else -v for v in row] for arm, row in rows.items()}
+    return {
+        arm: {other: probability_above(row, rows[other]) for other in rows if other != arm}
+        for arm, row in rows.items()
+    }
+
+
+def better_than_next(arms: Sequence[ArmStatus]) -> dict[str, str]:
+    """Return the probability that an arm is better than the next by mean, as text; the best arm first."""
+    order = order_of(arms)
+    names = [*order]
+    last = dict.fromkeys(names[-1:], "")
+    return {a: show_probability(order[a][b]) for a, b in pairwise(names)} | last
+
+
+def show_probability(value: float | None) -> str:
+    """Return a probability in percent, which never reads as certainty.
+
+    Example:
+        >>> show_probability(0.873), show_probability(0.9999), show_probability(None)
+        ('87%', '>99%', 'not known')
+    """
+    if value is None:
+        return "not known"
+    return ">99%" if value > 0.99 else "<1%" if value < 0.01 else f"{value:.0%}"
 
 
 def finite(document: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +165,8 @@ def to_csv(document: Mapping[str, Any]) -> str:
     for arm in document["arms"]:
         row = {name: arm[name] for name in _COLUMNS}
         row |= arm["utility"] or {}
+        for name, spread in (arm["spread"] or {}).items():
+            row |= {f"{name}_{part}": value for part, value in spread.items()}
         for name, (low, high) in (arm["intervals"] or {}).items():
             row |= {f"{name}_low": low, f"{name}_high": high}
         rows.append(row | {f"params.{name}": v for name, v in (arm["params"] or {}).items()})
@@ -123,28 +193,36 @@ def _no_formula(cell: Any) -> Any:
     return f"'{cell}"
 
 
+def table_of(arms: Sequence[ArmStatus]) -> list[dict[str, str]]:
+    """Return the comparison as people read it: a row an arm with its cells by title, the best first."""
+    utility, values = utility_column(arms)
+    behind, better, rows = draws_of(arms), better_than_next(arms), []
+    for arm, _ in ranked(arms, first_metric(arms)):
+        plan, release = arm.plan, arm.release
+        row = {
+            "arm": plan.arm,
+            "strategy": plan.strategy,
+            "ε": show_epsilon(arm.guarantee.epsilon) if plan.is_private else "∞ NOT PRIVATE",
+            f"{utility}, {behind}" if behind else utility: values.get(plan.arm, arm.state),
+            "better than next": better.get(plan.arm, ""),
+            "gradient evaluations": f"{plan.expected_gradient_evaluations:,.0f}",
+            "seconds": show_seconds(None if release is None else release.cost.wall_seconds),
+            "released parameters": show_params({} if release is None else release.params) or "—",
+        }
+        if not better:
+            del row["better than next"]
+        rows.append(row)
+    return rows
+
+
 def to_markdown(study: Study) -> str:
     """Return the comparison as a table of Markdown."""
-    title, values = utility_column(study.status())
-    head = ("arm", "strategy", "ε", title, "gradient evaluations", "released parameters")
-    lines = [_line(head), _line(["---"] * len(head))]
-    for status in study.status():
-        plan, release = status.plan, status.release
-        lines.append(
-            _line(
-                (
-                    plan.arm,
-                    plan.strategy,
-                    show_epsilon(status.guarantee.epsilon),
-                    values.get(plan.arm, status.state),
-                    f"{plan.expected_gradient_evaluations:,.0f}",
-                    show_params({} if release is None else release.params) or "—",
-                )
-            )
-        )
-    if study.stages:
-        lines += ["", *(f"- {stage_line(stage)}" for stage in study.stages)]
-    return "\n".join(lines) + "\n"
+    arms = study.status()
+    rows = table_of(arms)
+    columns = [*rows[0]] if rows else ["arm"]
+    lines = [_line(columns), _line(["---"] * len(columns)), *(_line(row.values()) for row in rows)]
+    notes = [*spread_notes(arms), *map(stage_line, study.stages)]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
 def _line(cells: Any) -> str:

@@ -21,11 +21,14 @@ from privtune.plots._style import looks
 from privtune.strategies import Ending
 from privtune.strategies.plan import epsilon_spent
 from privtune.strategies.scoring import validation_metric
+from privtune.strategies.spread import Spread, values_of
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED
 from privtune.tasks._facts import declared_note
 from privtune.views.page import render
 from privtune.views.text import (
     budget_line,
+    charged_repetitions,
+    draws,
     metric_of,
     stage_line,
     together,
@@ -150,7 +153,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         samples=samples,
         documents={
             LEDGER_TABLE: ledger,
-            "privacy/event.json": plan.event.to_dict(),
+            "privacy/event.json": plan.charged.to_dict(),
             "privacy/guarantee.json": release.guarantee.to_dict(),
             "certificate.json": view.certificate,
         },
@@ -180,6 +183,7 @@ def _points(
             values |= {f"{short_name(name)}_low": round(low, 4)}
             values |= {f"{short_name(name)}_high": round(high, 4)}
     points = [(name, value, 0) for name, value in values.items() if value is not None]
+    points += _repetitions(plan, release)
     if not plan.is_sealed:
         points += _curves(release.curves)
     if not plan.is_sealed and plan.is_private:
@@ -188,6 +192,21 @@ def _points(
         points += [("eps/spent", ceil_to(value, 4), step) for step, value in spent]
     # MLflow stores infinity as 1.8e308, which reads like a number: it is never logged.
     return tuple(point for point in points if math.isfinite(point[1]))
+
+
+def _repetitions(plan: Plan, release: Release) -> list[Point]:
+    """Return means and standard errors of a repeated arm, and each metric with a step a repetition."""
+    if not release.repetitions:
+        return []
+    points: list[Point] = [("repeats", len(release.repetitions), 0)]
+    for name, row in values_of(plan, release).items():
+        short, spread = short_name(name), Spread.of(row)
+        points += [(f"{short}_each", round(v, 4), i) for i, v in enumerate(row) if v is not None]
+        if spread is not None:
+            points.append((f"{short}_mean", round(spread.mean, 4), 0))
+        if spread is not None and spread.error is not None:
+            points.append((f"{short}_se", round(spread.error, 5), 0))
+    return points
 
 
 def _machine(study: Study, plan: Plan) -> tuple[str, tuple[Sample, ...]]:
@@ -294,6 +313,8 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "privtune.dataset": study.spec.task_name,
         "privtune.delta": f"{budget.delta:g}",
         "privtune.bound": release.guarantee.method,
+        "privtune.draws": draws(release),
+        "privtune.repetitions": charged_repetitions(plan),
         "privtune.cost": "expected" if release.cost.expected else "measured",
         "privtune.device": computed.pop("device", ""),
         "privtune.versions": ", ".join(f"{name} {value}" for name, value in computed.items()),
@@ -361,6 +382,9 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
         total=release.guarantee.epsilon,
         one_run=one_run,
         delta=f"{study.spec.budget.delta:g}",
-        notes=[*filter(None, notes), *(stage_line(stage) for stage in study.stages)],
+        notes=[
+            *filter(None, (*notes, charged_repetitions(plan))),
+            *(stage_line(stage) for stage in study.stages),
+        ],
         expected=release.cost.expected,
     )

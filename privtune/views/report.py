@@ -10,12 +10,13 @@ from privtune.accounting.registry import formula
 from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
 from privtune.ledger.audits import contradictions
-from privtune.numbers import ceil_to, show_epsilon, show_left, show_seconds
+from privtune.numbers import ceil_to, show_epsilon, show_left
 from privtune.strategies.laws import say_few_runs
 from privtune.study.audits import audits_of
 from privtune.tasks import PRETRAINED
 from privtune.tasks._facts import rows_note
 from privtune.views import text
+from privtune.views.comparison import order_of, show_probability, table_of
 from privtune.views.page import Values, figure, render
 from privtune.views.record import budget_view, ledger_table
 
@@ -56,6 +57,8 @@ def render_study(study: Study) -> str:
         seed=study.spec.seed,
         declared=text.declared_trainings(study),
         comparison=_comparison(arms),
+        order=_order(arms),
+        spread=text.spread_notes(arms),
         expected=text.EXPECTED,
         stages=stages,
         figures=_figures(study, arms),
@@ -96,33 +99,34 @@ def _compared(chart: go.Figure, arms: Sequence[ArmStatus]) -> Values:
     """Return the figure of the comparison, and what its lines are for."""
     noised = any(arm.plan.report is not None and arm.plan.report.event is not None for arm in arms)
     said = {"utility": text.explain_utility(arms), "noised": noised}
+    said |= {"repeated": any(arm.release and arm.release.repetitions for arm in arms)}
     return {**figure("arms", chart), "lines": chart.data[0].error_x.visible, **said}
 
 
 def _comparison(arms: Sequence[ArmStatus]) -> Values:
-    from privtune.plots._study import ranked
-
-    utility, values = text.utility_column(arms)
-    rows = []
-    for arm, _ in ranked(arms, text.first_metric(arms)):
-        release = arm.release
-        row = (
-            arm.plan.arm,
-            arm.plan.strategy,
-            show_epsilon(arm.guarantee.epsilon),
-            values.get(arm.plan.arm, arm.state),
-            f"{arm.plan.expected_gradient_evaluations:,.0f}",
-            show_seconds(None if release is None else release.cost.wall_seconds),
-            text.show_params({} if release is None else release.params) or "—",
-        )
-        rows.append(row)
-    numeric = ("ε", utility, "gradients", "seconds")
+    rows = table_of(arms)
+    columns = [*rows[0]] if rows else ["arm"]
     return {
-        "columns": ("arm", "strategy", *numeric, "released parameters"),
-        "rows": rows,
+        "columns": columns,
+        "rows": [[*row.values()] for row in rows],
         "caption": "The same in numbers",
-        "numeric": numeric,
+        "numeric": columns[2:-1],
     }
+
+
+def _order(arms: Sequence[ArmStatus]) -> Values:
+    """Return the table of all pairs of repeated arms; nothing of fewer than two."""
+    order = order_of(arms)
+    if len(order) < 2:
+        return {}
+    rows = [
+        (arm, *("—" if arm == other else show_probability(row[other]) for other in order))
+        for arm, row in order.items()
+    ]
+    caption = (
+        "The probability that the mean of the arm in the row is better than that in the column"
+    )
+    return {"columns": ("", *order), "rows": rows, "caption": caption, "numeric": (*order,)}
 
 
 def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
@@ -233,6 +237,7 @@ def _statement(study: Study, arms: Sequence[ArmStatus], view: BudgetView) -> Val
         "together": text.together(view.spent),
         "released": released,
         "sealed": [f"{arm.plan.arm}: {', '.join(arm.plan.sealed)}" for arm in arms],
+        "uncharged": any(p.repeats > 1 and not p.repeats_charged for p in study.plans),
         "rows_of_a_query": any(rows_note(plan.public_facts) for plan in study.plans),
         "pretrained": sorted(filter(None, {p.public_facts.get(PRETRAINED) for p in study.plans})),
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.ledger.values import show_adjacency
 from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.scoring import validation_metric
+from privtune.strategies.spread import Spread, values_of
 from privtune.tasks import MECHANISM
 from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.metrics import is_share
@@ -100,7 +101,12 @@ def first_metric(arms: Sequence[ArmStatus]) -> str:
 
 def utility_name(arms: Sequence[ArmStatus]) -> str:
     """Return the name of what arms are compared by: a test metric, or else the validation score."""
-    released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]
+    released = [
+        (arm.plan, run)
+        for arm in arms
+        if arm.release is not None
+        for run in arm.release.repetitions or (arm.release,)
+    ]
     # Of several metrics of one release, the first.
     names = dict.fromkeys(name for _, r in released for name in list(r.utility)[:1])
     names = names or dict.fromkeys(
@@ -122,22 +128,79 @@ def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
     names = utility_name(arms).split(" or ")
     shown = {}
     for plan, release in ((a.plan, a.release) for a in arms if a.release is not None):
-        scores = validation_metric(plan.score, release.score, of=plan.scored)
-        values = {**scores, **release.utility}
+        values = values_of(plan, release)
         found = [name for name in names if name in values]
-        shown[plan.arm] = show_metric(found[0], values[found[0]]) if found else NOT_MEASURED
-        beside = [n for n in release.utility if n not in names] if found else []
-        if found and plan.report is not None and found[0] in release.intervals:
-            shown[plan.arm] += _interval(found[0], release)
-        for name in beside:
-            text = f"{metric_of(name).replace('_', ' ')} {show_metric(name, release.utility[name])}"
-            shown[plan.arm] += f"; {text}{_interval(name, release)}"
+        shown[plan.arm] = NOT_MEASURED
+        if found:
+            ends = plan.report is not None and found[0] in release.intervals
+            shown[plan.arm] = _shown(found[0], values, release, ends=ends)
+            for name in (n for n in release.utility if n not in names):
+                text = f"{metric_of(name).replace('_', ' ')} {_shown(name, values, release)}"
+                shown[plan.arm] += f"; {text}"
     return " or ".join(names).replace("_", " "), shown
 
 
-def _interval(name: str, release: Release) -> str:
-    low, high = (show_metric(name, end) for end in release.intervals[name])
-    return f" [{low}, {high}]"
+def _shown(
+    name: str, values: Mapping[str, Sequence[float | None]], release: Release, *, ends: bool = True
+) -> str:
+    """Return a metric of one draw with its interval, or its mean over repetitions with the standard error."""
+    spread, runs = Spread.of(values[name]), len(values[name])
+    if spread is None:
+        return "no finite value"
+    if not release.repetitions:
+        low, high = (show_metric(name, end) for end in release.intervals.get(name, (0.0, 0.0)))
+        return show_metric(name, spread.mean) + (f" [{low}, {high}]" if ends else "")
+    share = is_share(metric_of(name))
+    text = f"{spread.mean:.2%}" if share else show_metric(name, spread.mean)
+    if spread.error is not None:
+        text += f" ± {spread.error:.2%}" if share else f" ± {spread.error:.2g}"
+    return text if spread.n == runs else f"{text} ({spread.n} of {runs})"
+
+
+def draws_of(arms: Sequence[ArmStatus]) -> str:
+    """Return what stands behind the numbers of released arms: one draw each, or the mean of several."""
+    found = dict.fromkeys(draws(arm.release) for arm in arms if arm.release is not None)
+    return " or ".join(found)
+
+
+def draws(release: Release) -> str:
+    """Return what stands behind the numbers of a release: one draw, or the mean of several."""
+    return f"mean of {len(release.repetitions)}" if release.repetitions else "one draw"
+
+
+def charged_repetitions(plan: Plan) -> str:
+    """Return whether the repetitions of an arm were charged; empty of one draw, or without ε."""
+    if plan.repeats == 1 or not plan.is_private:
+        return ""
+    if plan.repeats_charged:
+        return f"Each of the {plan.repeats} repetitions was charged: ε is that of all."
+    return (
+        f"The {plan.repeats} repetitions were not charged: all records are declared public (a benchmark). "
+        "ε is that of one."
+    )
+
+
+def spread_notes(arms: Sequence[ArmStatus]) -> list[str]:
+    """Return what one draw does not say, or what repetitions say, how many gave nothing, and who paid."""
+    released = [(arm.plan, arm.release) for arm in arms if arm.release is not None]
+    repeated = [(plan, release) for plan, release in released if release.repetitions]
+    if not repeated:
+        once = "Each arm is one draw: another run of it may turn out otherwise. "
+        return [f"{once}repeats: N in the spec shows the spread of N runs."] if released else []
+    lines = [
+        "After ± stands the standard error of the mean over repetitions, which share the test records. "
+        "Better than next: the probability that an arm's mean is better than that of the arm below it "
+        "(Student's t of the differences, repetition by repetition). Gradient evaluations, and the seconds "
+        "of private arms, are of one repetition."
+    ]
+    lines += dict.fromkeys(filter(None, (charged_repetitions(plan) for plan, _ in repeated)))
+    for plan, release in repeated:
+        runs = release.repetitions
+        counts = {"released nothing": sum(run.nothing for run in runs)}
+        counts["diverged"] = sum(run.diverged for run in runs)
+        if said := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
+            lines.append(f"{plan.arm}: of {len(runs)} repetitions, {said}.")
+    return lines
 
 
 def explain_utility(arms: Sequence[ArmStatus]) -> str:
@@ -159,10 +222,11 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
         return f"{title} was not measured: {why}. {how}"
     reports = [arm.plan.report for arm in arms if arm.plan.report is not None]
     if reports and reports[0].event is not None:
-        return (
-            f"{title} is that of the released model on the private test split: noised and charged, with a "
-            "95% interval for the noise and for the drawing of the records."
+        once = not any(arm.release and arm.release.repetitions for arm in arms)
+        ends = (
+            ", with a 95% interval for the noise and for the drawing of the records" if once else ""
         )
+        return f"{title} is that of the released model on the private test split: noised and charged{ends}."
     return (
         f"{title} is that of the released model on the test split, which the task declares public."
     )

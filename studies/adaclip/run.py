@@ -16,7 +16,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AdaCliP, FixedDPSGD, NormBound
 from studies.adaclip import parts, shown
 from studies.harness import Split, mnist
-from studies.sheet import Options, Sheet
+from studies.sheet import Again, Options, Sheet
 
 DELTA, BATCH, EPOCHS = 1e-5, 600, 10
 FIXED = [{"learning_rate": r, "max_grad_norm": 4.0} for r in (0.03, 0.1, 0.3, 1.0)]
@@ -150,6 +150,7 @@ SHEET = Sheet(
     figures=shown.figures,
     tables=shown.tables,
     charts=shown.charts,
+    again=Again({"part": "regression", "at": "10", "arm": "AdaCliP"}, "value"),
 )
 
 if __name__ == "__main__":

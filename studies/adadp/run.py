@@ -18,9 +18,9 @@ from privtune.plots import plot_lines
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import ADADP, FixedDPSGD
 from studies.harness import accuracies, fit, mnist, secrets_for
-from studies.sheet import Options, Row, Sheet, by, markdown, mean, pm
+from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean, pm
 
-SIGMA, DELTA, BATCH, CLIP = 2.0, 1e-6, 200, 1.0
+SIGMA, DELTA, BATCH, CLIP, SEEDS = 2.0, 1e-6, 200, 1.0, 1
 HIDDEN = (256, 256, 256)  # 784-256-256-256-10 without biases: the paper's 334,336 parameters
 FOUND, ADAPTS, GRID = "ADADP, rate from any start", "ADADP, adapting to the end", "DP-SGD"
 EARLY = {f"ADADP, fixed after {n} epochs, decay (5.1)": n for n in (2, 10)}
@@ -59,20 +59,27 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     elif arm != GRID:
         method = ADADP(SIGMA, tolerance=1.0, adapt_share=1.0)
     starts = STARTS if arm == FOUND else RATES.get(epochs, (0.1, 1.0)) if arm == GRID else (0.1,)
+    pairs = [(rate, seed) for rate in starts for seed in range(5 if options.smoke else SEEDS)]
     found = fit(
         method,
         schedule,
         model=lambda: network(hidden),
         split=split,
-        candidates=[{"learning_rate": rate, "max_grad_norm": CLIP} for rate in starts],
-        secrets=secrets_for(f"adadp/{arm}", 1, len(starts)),
+        candidates=[{"learning_rate": rate, "max_grad_norm": CLIP} for rate, _ in pairs],
+        secrets=[secrets_for(f"adadp/{arm}/{rate}", seed, 1)[0] for rate, seed in pairs],
     )
     tail = found.report["learning_rate"][-schedule.steps // 4 :].log().mean(dim=0).exp().tolist()
     right = accuracies(lambda: network(hidden), found.params, split)
     spent = f"{epsilon(method.event(schedule), DELTA).epsilon:.4f}"
     return [
-        {"start": start, "rate": f"{rate:.5g}", "accuracy": round(value, 2), "epsilon": spent}
-        for start, rate, value in zip(starts, tail, right, strict=True)
+        {
+            "start": start,
+            "seed": seed,
+            "rate": f"{rate:.5g}",
+            "accuracy": round(value, 2),
+            "epsilon": spent,
+        }
+        for (start, seed), rate, value in zip(pairs, tail, right, strict=True)
     ]
 
 
@@ -100,8 +107,8 @@ def tables(rows: Sequence[Row]) -> list[str]:
         lines[name] = [pm(at[e], "accuracy", digits=2) if e in at else "–" for e in whole]
     for (epochs, arm), of in by(rows, "epochs", "arm").items():
         if arm == FOUND:
-            head = ("η₀", *(row["start"] for row in of))
-            rates = (f"{float(row['rate']):.5f}" for row in of)
+            head = ("η₀", *(start for (start,) in by(of, "start")))
+            rates = (pm(each, "rate", digits=5) for each in by(of, "start").values())
             found.append(markdown(head, [(f"rate after {epochs} epochs", *rates)]))
     head = (f"{e} epochs, ε = {float(of[0]['epsilon']):.2f}" for (e,), of in whole.items())
     return [*found, markdown(("method", *head), [(name, *each) for name, each in lines.items()])]
@@ -117,12 +124,13 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
 SHEET = Sheet(
     name="adadp",
     key=("epochs", "arm"),
-    values=("start", "rate", "accuracy", "epsilon"),
+    values=("start", "seed", "rate", "accuracy", "epsilon"),
     cells=cells,
     fill=fill,
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"arm": ADAPTS}, "accuracy", stand_in=True),
 )
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from studies.adadp_figures import arms
 from studies.adadp_figures.arms import ADAM, ADAPTIVE, DECAYED, SGD, SMALL
 from studies.adadp_figures.task import CONV, POOLED, SOFTMAX, net
 from studies.harness import accuracies, fit, secrets_for
-from studies.sheet import Options, Sheet, by, last, markdown, mean, pm
+from studies.sheet import Again, Options, Sheet, by, last, markdown, mean, pm
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -60,7 +60,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     schedule = Schedule.from_epochs(
         records=len(task.split), expected_batch_size=BATCH, epochs=epochs
     )
-    method, seeds = arms.method_of(arm, sigma), range(1 if options.smoke else SEEDS[name])
+    method, seeds = arms.method_of(arm, sigma), range(5 if options.smoke else SEEDS[name])
     rates = [10 ** (i / 2) for i in arms.GRIDS.get((arm, name), [-2])][: 2 if options.smoke else 9]
     pairs = [(rate, seed) for rate in rates for seed in seeds]
     times = sorted({round(schedule.steps * (i + 1) / POINTS) - 1 for i in range(POINTS)})
@@ -191,6 +191,11 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again(
+        {"net": POOLED, "arm": SGD, "epoch": "1.0", "initial_rate": "0.1"},
+        "accuracy",
+        stand_in=True,
+    ),
 )
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from studies.all_trials_or_selection.work import (
     STEPS,
     accuracies,
 )
-from studies.sheet import Options, Sheet, by, markdown, mean, pm
+from studies.sheet import Again, Options, Sheet, by, markdown, mean, pm
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -221,6 +221,10 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again(
+        {"what": f"{REACHED}SGD", "epsilon": "4.0", "candidates": "1", "account": "a given rate"},
+        "value",
+    ),
 )
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 from privtune import accounting as dp
-from studies.sheet import release_of
+from studies.sheet import releases_of
 
 __all__ = ["COUNTS", "DELTA", "OPTIMIZERS", "RATE", "STEPS", "accuracies"]
 
 DELTA, RATE = 1e-5, 64 / 1077
 STEPS = math.ceil(20 / RATE)
-COUNTS, SEEDS = (1, 5, 20), 3
+COUNTS, SEEDS = (1, 5, 20), 5
 SCALE = {"max_grad_norm": 1.0}
 # The method, where its rates are drawn from, and the rate that it is usually given.
 OPTIMIZERS: dict[str, tuple[str, tuple[float, float], float]] = {
@@ -62,7 +62,10 @@ def accuracies(optimizer: str, epsilon: float, count: int, *, smoke: bool) -> li
     lines = []
     for name, arm, cost in arms_of(optimizer, count, epsilon):
         more = {} if arm["strategy"] == "fixed" else {"space": space}
-        for seed in range(1 if smoke else SEEDS):
-            found = release_of(arm, epsilon=cost, delta=DELTA, seed=seed, **terms, **more)
-            lines.append({"account": name, "value": 100.0 * found["accuracy"], "seed": seed})
+        seeds = 1 if smoke else SEEDS
+        found = releases_of(arm, epsilon=cost, delta=DELTA, repeats=seeds, **terms, **more)
+        lines += [
+            {"account": name, "value": 100.0 * each["accuracy"], "seed": each["seed"]}
+            for each in found
+        ]
     return lines

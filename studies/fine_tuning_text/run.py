@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.plots import plot_results
 from studies.fine_tuning_text import heads
 from studies.fine_tuning_text.task import SETTINGS, generated, public_weights
-from studies.sheet import Options, Row, Sheet, by, markdown, mean, most_spent, pm, release_of
+from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean, most_spent, pm, release_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -107,6 +107,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"arm": "hyfreedp", "trainable": "lora:4"}, "accuracy"),
 )
 
 if __name__ == "__main__":

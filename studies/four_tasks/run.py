@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
-from studies.sheet import Options, Sheet, by, markdown, mean, most_spent, pm, release_of
+from studies.sheet import Again, Options, Sheet, by, markdown, mean, most_spent, pm, release_of
 from studies.transfer.task import public_weights
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"task": "table", "epsilon": "4.0", "arm": "adadp"}, "accuracy"),
 )
 
 if __name__ == "__main__":

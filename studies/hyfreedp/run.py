@@ -17,7 +17,7 @@ from privtune.plots import plot_lines
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AutomaticClipping, DAdaptation, HyFreeDP, Prodigy, PublicRate
 from studies.harness import accuracies, fit, mnist, secrets_for
-from studies.sheet import Options, Row, Sheet, by, markdown, mean, pm
+from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean, pm
 
 DELTA, BATCH, EPOCHS, SEEDS = 1e-5, 256, 3, 3
 EPSILONS, GRID, RATES = (1.0, 3.0, 8.0), "un-paid grid", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -74,7 +74,11 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     batch, epochs = (100, 1) if options.smoke else (BATCH, EPOCHS)
     schedule = Schedule.from_epochs(records=len(split), expected_batch_size=batch, epochs=epochs)
     grid = cell["arm"] == GRID
-    pairs = [(rate, seed) for rate in (RATES if grid else [None]) for seed in range(1, SEEDS + 1)]
+    pairs = [
+        (rate, seed)
+        for rate in (RATES if grid else [None])
+        for seed in range(1, 9 if options.smoke else SEEDS + 1)
+    ]
     found = fit(
         ARMS[cell["arm"]](schedule, epsilon=cell["epsilon"], delta=DELTA),
         schedule,
@@ -142,6 +146,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"arm": "hyfreedp K=5"}, "accuracy", stand_in=True),
 )
 
 if __name__ == "__main__":

@@ -25,11 +25,9 @@ from studies.hyfreedp_tables.work import (
     cells,
     fill,
 )
-from studies.sheet import CODE, Row, Sheet, by, floats, markdown, mean, pm
+from studies.sheet import CODE, Again, Row, Sheet, by, floats, markdown, mean, pm
 
 OURS, GRID, TRAINED = "HyFreeDP, K = 5", "un-paid grid", ("all", "biases", "lora:4")
-
-
 WEIGHTS = 117_637  # of the network
 
 
@@ -258,6 +256,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"what": "accuracy", "arm": OURS}, "value", stand_in=True),
 )
 
 if __name__ == "__main__":

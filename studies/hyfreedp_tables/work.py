@@ -138,7 +138,7 @@ def line(name: str, seed: int, at: float, value: float) -> dict[str, Any]:
 
 def fill_accuracy(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Train one arm with every seed; a grid's lines are its rates, DP-hyper's say what it spent."""
-    seeds = 1 if options.smoke else SEEDS
+    seeds = 5 if options.smoke else SEEDS
     told, arm = {"epsilon": cell["epsilon"], "delta": DELTA}, cell["arm"]
     task, split, _ = setting(cell["part"], options)
     if arm == "DP-hyper":

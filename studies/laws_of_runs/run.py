@@ -18,7 +18,7 @@ from privtune.accounting.compare import compare
 from privtune.accounting.curves import ORDERS
 from privtune.accounting.rdp import rdp_curve
 from privtune.plots import plot_lines
-from studies.sheet import Options, Sheet, by, markdown
+from studies.sheet import Again, Options, Sheet, by, markdown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -187,6 +187,9 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again(
+        {"base": SGD, "law": "η = 1, geometric", "goal": "10 runs", "account": OURS}, "epsilon"
+    ),
 )
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.transcript import Transcript
 from privtune.training.methods import PUR, PURConstant
 from studies.harness import mnist
-from studies.sheet import Options, Row, Sheet, by, markdown
+from studies.sheet import Again, Options, Row, Sheet, by, markdown
 
 DECAY, SEED = 0.1, 1
 EPSILONS, CONSTANTS = (0.1, 20.0), (0.001, 0.01, 0.1, 1.0)
@@ -121,8 +121,8 @@ def stated_horizon(method: PUR, gap: float, records: int, rho: float) -> int:
 
 def risk(
     method: Any, x: torch.Tensor, y: torch.Tensor, steps: int, reps: int, seed: int = SEED
-) -> float:
-    """Return the mean regularised risk after some steps from 0."""
+) -> tuple[float, float]:
+    """Return the mean regularised risk after some steps from 0, and its standard error."""
     theta = torch.zeros(reps, x.shape[1], dtype=x.dtype)
     if steps > 0:
         oracle = FullBatch(x, y, steps, reps, seed)
@@ -132,7 +132,8 @@ def risk(
         oracle.transcripts()[0].check_within(method.event(oracle.schedule))
         theta = state.params
     loss = F.softplus(-y * (theta @ x.T)).mean(dim=1)
-    return float((loss + method.regularisation / 2 * theta.square().sum(dim=1)).mean())
+    risks = loss + method.regularisation / 2 * theta.square().sum(dim=1)
+    return float(risks.mean()), float(risks.std() / math.sqrt(reps))
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
@@ -188,9 +189,15 @@ def fill(of: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     lines = []
     for account, (method, steps, seed, spent) in runs.items():
         dear = account == STATED and steps * x.numel() >= 2e8
-        value = math.nan if dear else risk(method, x, y, steps, reps, seed)
+        value, error = (math.nan, math.nan) if dear else risk(method, x, y, steps, reps, seed)
         lines.append(
-            {"account": account, "steps": steps, "risk": f"{value:.6g}", "spent": f"{spent:.6g}"}
+            {
+                "account": account,
+                "steps": steps,
+                "risk": f"{value:.6g}",
+                "error": f"{error:.3g}",
+                "spent": f"{spent:.6g}",
+            }
         )
     return lines
 
@@ -247,12 +254,17 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
 SHEET = Sheet(
     name="pur",
     key=("data", "epsilon", "features"),
-    values=("account", "steps", "risk", "spent"),
+    values=("account", "steps", "risk", "error", "spent"),
     cells=cells,
     fill=fill,
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again(
+        {"data": "iris", "epsilon": "20.0", "features": PAPERS, "account": ZCDP},
+        "risk",
+        error=lambda row: float(row["error"]),
+    ),
 )
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from studies.pur_figures.work import (
     stand_in,
     starts,
 )
-from studies.sheet import Options, Row, Sheet, by, markdown
+from studies.sheet import Again, Options, Row, Sheet, by, markdown
 
 DATA = ("iris", "breast-cancer", "synthetic", "mnist")
 SPENT = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
@@ -119,6 +119,11 @@ def row(
     return {"line": line, **{name: f"{number:.5g}" for name, number in numbers.items()}}
 
 
+def spread(row: Row) -> float:
+    """Return the standard error of a risk: the mean of 120, of which 95% lie between two of them."""
+    return (float(row["high"]) - float(row["low"])) / (2.0 * 1.96 * math.sqrt(120.0))
+
+
 FILL = {"figure": fill_figure, "start": fill_start}
 
 
@@ -192,6 +197,11 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again(
+        {"what": "start", "data": "iris", "setting": "uniform, Glorot", "line": OURS},
+        "value",
+        error=spread,
+    ),
 )
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.plots import plot_lines
 from studies.selection_against_adaptation.account import by_theorem, of_pure_runs, rounded_up
 from studies.selection_against_adaptation.luck import tables_of_luck
-from studies.sheet import Options, Sheet, by, floats, markdown, mean, release_of
+from studies.sheet import Again, Options, Sheet, by, floats, markdown, mean, releases_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -34,16 +34,16 @@ NAMES = {
     "selection": "selection",
     "larger": "selection of larger rates",
 }
-ARMS = (  # arm, 1/γ, rounds
-    ("adadp", 1, 20),
-    ("hyfreedp", 1, 20),
-    *(("selection", 2**k, 20) for k in range(1, 7)),
-    ("selection", 128, 8),
-    ("selection", 256, 5),
-    *(("larger", 2**k, 20) for k in (2, 4)),
-    ("larger", 64, 10),
-    *((rate, 1, 3) for rate in STEPS),
-)
+ROUNDS = {  # of an arm with so many runs in the mean, 1/γ
+    ("adadp", 1): 20,
+    ("hyfreedp", 1): 20,
+    **{("selection", 2**k): 20 for k in range(1, 7)},
+    ("selection", 128): 8,
+    ("selection", 256): 5,
+    **{("larger", 2**k): 20 for k in (2, 4)},
+    ("larger", 64): 10,
+    **{(rate, 1): 3 for rate in STEPS},
+}
 PAPER = {  # Table 1, on CIFAR-10: mean accuracy and its deviation, in percent, and evaluations
     ("adadp", 1): (63.49, 0.33, 1),
     ("selection", 2): (47.28, 16.88, 2.04),
@@ -55,11 +55,10 @@ PAPER = {  # Table 1, on CIFAR-10: mean accuracy and its deviation, in percent, 
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
-    """Yield the rounds: both methods that adapt, then selection from the shortest to the longest."""
-    for arm, runs, rounds in ARMS:
-        for number in range(rounds):
-            if not options.smoke or (runs <= 2 and arm in NAMES and number == 0):
-                yield {"arm": arm, "mean_runs": runs, "round": number}
+    """Yield both methods that adapt, then selection from the shortest to the longest."""
+    for arm, runs in ROUNDS:
+        if not options.smoke or (runs <= 2 and arm in NAMES):
+            yield {"arm": arm, "mean_runs": runs}
 
 
 def arm_of(name: str, runs: int, epochs: int) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def arm_of(name: str, runs: int, epochs: int) -> dict[str, Any]:
 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
-    """Run one round: a study with a budget of its own."""
+    """Run every round of an arm: a study with a budget of its own."""
     terms: dict[str, Any] = dict(TERMS)
     if options.smoke:
         terms |= {"epochs": 1}
@@ -86,12 +85,12 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     if cell["arm"] in RATES:
         rates = {"type": "categorical", "choices": [STEPS[name] for name in RATES[cell["arm"]]]}
         terms |= {"space": {"learning_rate": rates}, "scoring": SCORING}
-    line = release_of(arm, seed=cell["round"], **told, **terms)
-    line |= {"theorem": "", "pure": ""}
-    if cell["arm"] in RATES and cell["round"] == 0:  # the account of every round
-        line["theorem"] = round(by_theorem(arm, **told, **terms), 4)
-        line["pure"] = round(of_pure_runs(float(cell["mean_runs"]), DELTA), 4)
-    return [line]
+    rounds = 1 if options.smoke else ROUNDS[cell["arm"], cell["mean_runs"]]
+    lines = releases_of(arm, repeats=rounds, **told, **terms)
+    if cell["arm"] in RATES:  # the account of every round
+        lines[0]["theorem"] = round(by_theorem(arm, **told, **terms), 4)
+        lines[0]["pure"] = round(of_pure_runs(float(cell["mean_runs"]), DELTA), 4)
+    return lines
 
 
 def deviation(rows: Sequence[Mapping[str, str]]) -> float:
@@ -175,13 +174,14 @@ def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
 
 SHEET = Sheet(
     name="selection_against_adaptation",
-    key=("arm", "mean_runs", "round"),
-    values=("accuracy", "gradient_evaluations", "spent", "claimed", "theorem", "pure"),
+    key=("arm", "mean_runs"),
+    values=("seed", "accuracy", "gradient_evaluations", "spent", "claimed", "theorem", "pure"),
     cells=cells,
     fill=fill,
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"arm": "adadp"}, "accuracy"),
 )
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
-from studies.sheet import Options, Sheet, by, markdown, mean, pm, release_of
+from studies.sheet import Again, Options, Sheet, by, markdown, mean, pm, release_of
 from studies.subsampled_tuning.rates import by_rate, rate_table
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"task": "table", "what": SGD, "epsilon": "0.5", "how": BASELINE}, "accuracy"),
 )
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from privtune.tasks import fine_tuned
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import DPAdam
 from studies.harness import accuracies, fit, secrets_for
-from studies.sheet import Options, Sheet, by, markdown, mean, most_spent, pm, release_of
+from studies.sheet import Again, Options, Sheet, by, markdown, mean, most_spent, pm, release_of
 from studies.transfer.task import digits_5_to_9, half, public_weights
 
 if TYPE_CHECKING:
@@ -68,8 +68,9 @@ BATCH, EPOCHS = 1000, 5
 def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every arm at every ε for every part that is trained, seed by seed."""
     if options.smoke:
-        for part, arm in (("head", "hyfreedp"), ("lora:4", "un-paid grid")):
-            yield {"trainable": part, "epsilon": 3.0, "seed": 0, "arm": arm}
+        for seed in range(5):
+            yield {"trainable": "head", "epsilon": 3.0, "seed": seed, "arm": "hyfreedp"}
+        yield {"trainable": "lora:4", "epsilon": 3.0, "seed": 0, "arm": "un-paid grid"}
         return
     for seed in range(SEEDS):
         for part in TRAINABLE:
@@ -161,6 +162,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again({"trainable": "head", "arm": "hyfreedp"}, "accuracy", stand_in=True),
 )
 
 if __name__ == "__main__":

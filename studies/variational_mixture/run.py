@@ -18,7 +18,7 @@ from privtune.plots import plot_lines
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from studies.harness import Split, fit, secrets_for
-from studies.sheet import Options, Sheet, by, last, markdown, mean, pm
+from studies.sheet import Again, Options, Sheet, by, last, markdown, mean, pm
 from studies.variational_mixture import arms, task
 from studies.variational_mixture.arms import ADAM, ADAPTIVE, SGD
 
@@ -70,7 +70,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Train all rates and seeds of an arm in one pass; a line for each at several times."""
     sigma, arm, kind = cell["sigma"], cell["arm"], cell["gradient"]
     split, draws = data()
-    steps, seeds = (60, 1) if options.smoke else (STEPS[sigma], SEEDS)
+    steps, seeds = (60, 5) if options.smoke else (STEPS[sigma], SEEDS)
     method = arms.method_of(arm, sigma)
     grid = arms.LONGER if (arm, kind in SHORT) == (SGD, True) else arms.GRIDS.get(arm, (-2,))
     rates = [10 ** (i / 2) for i in grid]
@@ -193,6 +193,11 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
+    again=Again(
+        {"gradient": PLAIN, "arm": SGD, "step": "60", "initial_rate": "0.1"},
+        "log_likelihood",
+        stand_in=True,
+    ),
 )
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from privtune.accounting import PrivateSelection, epsilon
 from privtune.errors import InvalidInputError
 from privtune.plots._study import ranked, shares, wilson_interval
 from privtune.plots._style import looks
-from privtune.study import Study
+from privtune.strategies import Repetition
+from privtune.study import ArmStatus, Study
 from tests.tracked import Tracked
 
 pytestmark = [
@@ -61,6 +62,20 @@ def test_the_comparison_has_a_row_for_each_arm_the_best_above(study: Study) -> N
     assert dict(zip(alone.y, alone.x, strict=True)) == {
         selection.arm: epsilon(selection.training.event, 1e-5).epsilon
     }
+
+
+def test_repeated_arms_stand_at_their_mean_with_its_standard_error(study: Study) -> None:
+    def twice(status: ArmStatus) -> ArmStatus:
+        runs = [Repetition(params={}, score=None, utility={"test_accuracy": v}) for v in (0.5, 0.7)]
+        return replace(status, release=replace(status.release, repetitions=tuple(runs)))
+
+    figure = plots.plot_comparison(study, arms=[twice(status) for status in study.status()])
+    reached = figure.data[0]
+    assert reached.x == pytest.approx([0.6] * 3)
+    assert reached.error_x.array == pytest.approx([0.1] * 3)
+    assert reached.error_x.arrayminus == pytest.approx([0.1] * 3)
+    title = figure.layout.annotations[0].text
+    assert title == "test accuracy, mean of 2 ± standard error"
 
 
 def test_arms_of_equal_epsilon_stand_at_it(study: Study) -> None:
@@ -192,7 +207,7 @@ def test_a_loss_has_no_interval_and_no_percent(tmp_path: Path) -> None:
     assert point.error_x.visible is False
     assert figure.layout.xaxis.tickformat is None
     assert figure.layout.xaxis.rangemode == "tozero"
-    assert figure.layout.annotations[0].text == "validation loss"
+    assert figure.layout.annotations[0].text == "validation loss, one draw"
 
 
 def test_the_smallest_loss_stands_above(study: Study) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
-from studies.evidence import DECIDES, PACKAGE, digest_of, plain
-from studies.selection_against_adaptation.run import SHEET
+from privtune.training.mechanism.noise import NoiseSource
+from studies import evidence
+from studies.evidence import ALIKE, DECIDES, EQUAL, NAMES, OTHER, PACKAGE, digest_of, plain, stamp
+from studies.evidence import verdict as compared
+from studies.price_of_honesty.run import SEEDS, SHEET
 from tests.tiers import PATIENCE, ROOT
 
 
@@ -33,7 +38,8 @@ def test_a_digest_is_of_what_code_does():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_says_one_sentence_and_goes_on(number, tmp_path):
     out = tmp_path / "results.csv"
-    command = [sys.executable, "-m", "studies.selection_against_adaptation.run", "--out", str(out)]
+    command = [sys.executable, "-m", "studies.price_of_honesty.run", "--out", str(out)]
+    command += ["--only", "task=table"]
     running = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -45,7 +51,56 @@ def test_a_stopped_run_says_one_sentence_and_goes_on(number, tmp_path):
     assert running.returncode == 130
     assert said == "Stopped. What is done stays; the same command goes on.\n"
     before = SHEET.read(out)
-    assert SHEET.main(["--out", str(out), "--minutes", "0"]) == 0  # one cell more
+    assert SHEET.main([*command[3:], "--minutes", "0"]) == 0  # one cell more
     after = SHEET.read(out)
     assert after[: len(before)] == before
-    assert len(after) == len(before) + 1
+    assert len({(row["arm"], row["trials"]) for row in after}) == 1 + len(before) / SEEDS
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_recorded_cell_comes_out_again(name, monkeypatch):
+    """Equal digits from the code and on the machine that recorded it, the same law from others."""
+    if name == "fine_tuning_text":
+        pytest.importorskip("transformers")
+    monkeypatch.delenv("PRIVTUNE_DATA", raising=False)
+    study = evidence.sheet(name)
+    known = evidence.kept(study)
+    said = compared(known, evidence.rerun(study), study.again)
+    assert said in ((EQUAL,) if known[0].get("code") == stamp() else (EQUAL, ALIKE))
+
+
+def test_another_seed_and_more_noise_are_noticed(monkeypatch):
+    study = evidence.sheet("adadp")
+    known = evidence.rerun(study)
+    assert compared(known, evidence.rerun(study), study.again) == EQUAL
+    run = sys.modules["studies.adadp.run"]
+    before = run.secrets_for
+    with monkeypatch.context() as planted:
+        planted.setattr(run, "secrets_for", lambda name, seed, n: before(name, seed + 100, n))
+        assert compared(known, evidence.rerun(study), study.again) == ALIKE
+    gaussian = NoiseSource.gaussian
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda self, size: 1.5 * gaussian(self, size))
+    assert compared(known, evidence.rerun(study), study.again) == OTHER
+
+
+@pytest.mark.quick
+def test_a_law_is_told_from_another_as_often_as_stated():
+    again = evidence.sheet("adadp").again
+    rng, told = np.random.default_rng(1), []
+    for _ in range(4000):
+        draws = rng.normal(90.0, 2.0, size=(2, 5))
+        rows = [[{again.value: str(value)} for value in each] for each in draws]
+        told.append(not evidence.same_law(*rows, again))
+    assert 0 <= sum(told) <= 12  # 4 are expected
+
+
+@pytest.mark.quick
+def test_the_marks_are_of_this_code():
+    """Whoever changes code that decides results runs ``python -m studies.evidence``."""
+    text = (evidence.FOLDER / "README.md").read_text("utf-8")
+    said = dict(re.findall(r"^\| \[(\w+)\].* \| ([^|]+) \|$", text, re.MULTILINE))
+    for line in evidence.marks({name: said[name] for name in NAMES}).splitlines():
+        # The environment is that of whoever marked.
+        assert line.partition(";")[0] in text, "run python -m studies.evidence"
+    assert OTHER not in text

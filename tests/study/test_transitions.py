@@ -50,8 +50,8 @@ class Watching:
         self.seen[plan.arm] = str(self.life.charges()[plan.arm].state)
         return self.trainer.prepare(plan)
 
-    def finish(self, plan: Any, outcome: Any) -> Mapping[str, Any]:
-        return self.trainer.finish(plan, outcome)
+    def finish(self, plan: Any, outcome: Any, repetition: int) -> Mapping[str, Any]:
+        return self.trainer.finish(plan, outcome, repetition)
 
     @property
     def device(self) -> str:

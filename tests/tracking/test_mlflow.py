@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from privtune.accounting import epsilon
+from privtune.strategies import Repetition
 from privtune.study import Study, seal
 from privtune.tracking import store
 from privtune.tracking.mlflow import MlflowObserver, sync_study
@@ -35,6 +36,24 @@ def test_releases_are_logged_as_they_are(tracked: Tracked) -> None:
         assert run.data.tags["privtune.adjacency"] == "add-remove"
         assert run.data.tags["privtune.bound"] == release.guarantee.method
         assert "fixed seed" in run.data.tags["privtune.weakened"]
+
+
+def test_repetitions_are_a_mean_its_error_and_a_step_each(tracked: Tracked) -> None:
+    study, plan = tracked.study, tracked.study.plans[0]
+    assert tracked.runs[plan.arm].data.tags["privtune.draws"] == "one draw"
+    assert "repeats" not in tracked.runs[plan.arm].data.metrics
+    runs = [Repetition(params={}, score=None, utility={"test_accuracy": v}) for v in (0.5, 0.7)]
+    nothing = Repetition(params={}, score=None, nothing=True)
+    release = dataclasses.replace(study.release(plan.arm), repetitions=(runs[0], nothing, runs[1]))
+    record = arm_record(study, plan, release, budget_view(study))
+    points = {(name, step): value for name, value, step in record.points}
+    assert (record.tags["privtune.draws"], points["repeats", 0]) == ("mean of 3", 3)
+    assert points["acc/test_mean", 0] == pytest.approx(0.6)
+    assert points["acc/test_se", 0] == pytest.approx(0.1)
+    assert {step: v for (name, step), v in points.items() if name == "acc/test_each"} == {
+        0: 0.5,
+        2: 0.7,
+    }
 
 
 def test_the_epsilon_of_one_run_stands_beside_that_of_the_procedure(tracked: Tracked) -> None:

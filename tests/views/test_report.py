@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import statistics
 from contextlib import closing
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +16,11 @@ import pytest
 from privtune.accounting import epsilon
 from privtune.cli._tables import print_comparison
 from privtune.numbers import ceil_to
-from privtune.study import Study
+from privtune.strategies import Repetition
+from privtune.study import ArmStatus, Study
+from privtune.views.comparison import comparison_document, to_csv, to_markdown
 from privtune.views.page import figure, render
-from privtune.views.record import budget_view, study_note
+from privtune.views.record import arm_record, budget_view, study_note
 from privtune.views.report import meaning, render_study
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
@@ -133,7 +138,7 @@ def test_what_others_wrote_is_escaped() -> None:
     evil = "</title><script>alert(1)</script>"
     bar = go.Figure(go.Bar(x=["</script><script>alert(1)</script>"]), {"height": 300})
     drawn = figure("f", bar, numbers={"columns": [evil], "rows": [[evil]], "caption": evil})
-    drawn |= {"lines": True, "noised": False, "utility": evil}
+    drawn |= {"lines": True, "noised": False, "utility": evil, "repeated": False}
     page = render("chart.html", title=evil, shown=drawn)
     assert "<script>alert" not in page
     assert page.count("</title>") == page.count("</script>") == 1
@@ -174,3 +179,86 @@ def test_a_composition_is_said_only_where_it_is_one(
         assert method in ("odometer", "filter")
         assert read.count(f"by the {method}: ") == 3
         assert "composition of all charges" not in read
+
+
+ACCURACIES = {
+    "defaults": [0.80, 0.82, 0.84],
+    "selection": [0.79, 0.80, None],
+    "hyfree": [0.90, 0.91, 0.86],
+}
+
+
+def repeated(arm: ArmStatus) -> ArmStatus:
+    """An arm as if it had run three times: a run without accuracy released nothing, 0.86 diverged."""
+    runs = tuple(
+        Repetition(params={}, score=None, utility={"test_accuracy": v}, diverged=v == 0.86)
+        if v is not None
+        else Repetition(params={}, score=None, nothing=True)
+        for v in ACCURACIES[arm.plan.arm]
+    )
+    return replace(arm, release=replace(arm.release, repetitions=runs))
+
+
+def test_one_draw_says_so(page: Page, tracked: Tracked, capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison(tracked.study)
+    for text in (page.text, to_markdown(tracked.study), capsys.readouterr().out):
+        assert "one draw" in text
+        assert "±" not in text
+        assert "better than next" not in text
+    document = comparison_document(tracked.study)
+    assert [arm["draws"] for arm in document["arms"]] == [1, 1, 1]
+    assert document["order"]["better"] == {}
+
+
+def test_repetitions_show_mean_error_and_how_sure_the_order_is(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = tuple(map(repeated, tracked.study.status()))
+    monkeypatch.setattr(Study, "status", lambda _: arms)
+    document = json.loads(json.dumps(comparison_document(tracked.study), allow_nan=False))
+    spread = {arm["arm"]: arm["spread"]["test_accuracy"] for arm in document["arms"]}
+    for arm, values in ACCURACIES.items():
+        there = [v for v in values if v is not None]
+        error = statistics.stdev(there) / math.sqrt(len(there))
+        known = {"mean": statistics.mean(there), "error": error, "n": len(there)}
+        assert spread[arm] == pytest.approx(known)
+    better = document["order"]["better"]
+    assert [*better] == ["hyfree", "defaults", "selection"]  # the best first
+    # Of two pairs, differences 0.01 and 0.02: t = 3 with one degree of freedom, Cauchy's law.
+    assert better["defaults"]["selection"] == pytest.approx(0.5 + math.atan(3.0) / math.pi)
+    assert better["selection"]["defaults"] == pytest.approx(0.5 - math.atan(3.0) / math.pi)
+    shown = Page(render_study(tracked.study)).text
+    print_comparison(tracked.study)
+    for text in (shown, to_markdown(tracked.study), capsys.readouterr().out):
+        for words in ("79.50% ± 0.50%", "2 of 3", "90%", "1 released nothing", "1 diverged"):
+            assert words in text
+        assert "one draw" not in text
+    assert "89.00% ± 1.53%" in shown
+    assert "test_accuracy_mean,test_accuracy_error,test_accuracy_n" in to_csv(document)
+    table = tracked.study.compare()
+    assert table["test_accuracy_mean"]["selection"] == pytest.approx(0.795)
+    assert list(table["draws"]) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_who_paid_for_repetitions_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], public: bool
+) -> None:
+    arms = [{"name": name, "strategy": "fixed", "parameters": PARAMETERS} for name in ("a", "b")]
+    task = {"task": "tests.toy:benchmark_blobs"} if public else {}
+    spec = toy_spec(arms=arms, epochs=1, repeats=2, **task)
+    with closing(Study.create(spec, f"sqlite:///{tmp_path}/p.db")) as study:
+        study.run()
+        print_comparison(study)
+        (plan, _), (arm, _) = study.plans, comparison_document(study)["arms"]
+        record = arm_record(study, plan, study.release("a"), budget_view(study))
+        page, exported = Page(render_study(study)).text, study.export()["arms"][0]
+    said = (
+        "The 2 repetitions were not charged" if public else "Each of the 2 repetitions was charged"
+    )
+    texts = (page, to_markdown(study), capsys.readouterr().out, record.note)
+    assert [said in " ".join(text.split()) for text in texts] == [True] * 4
+    assert record.tags["privtune.repetitions"].startswith(said)
+    assert ("repetitions beyond one are in no ε" in page) == public
+    assert (arm["draws"], arm["repetitions_charged"]) == (2, not public)
+    assert len(exported["release"]["repetitions"]) == 2

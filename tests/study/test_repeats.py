@@ -1,0 +1,200 @@
+"""Repetitions of arms: what they cost, how independent they are, and how they go on after a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+import privtune
+from privtune.accounting import Repeated
+from privtune.errors import InvalidInputError
+from privtune.ledger import Charge, Ledger
+from privtune.strategies import Plan, Release
+from privtune.study import Study
+from privtune.study.lifecycle import Life
+from privtune.study.planning import plan_study
+from privtune.study.rounds import Asked, TrialFiles
+from privtune.training.mechanism.streams import Streams
+from tests.study.conftest import FIXED, toy_spec
+
+BENCHMARK = "tests.toy:benchmark_blobs"
+SELECTION = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4}
+SUBSAMPLED = {
+    "name": "subsampled",
+    "strategy": "subsampled-tuning",
+    "variant": 2,
+    "rate": 0.3,
+    "mean_runs": 2,
+}
+TPE = {"name": "tpe", "strategy": "everything", "trials": 3, "sampler": "tpe"}
+
+
+def run(storage: str, *, jobs: int = 1, **changes: Any) -> dict[str, Release]:
+    with closing(Study.create(toy_spec(**changes), storage)) as study:
+        return {release.arm: release for release in study.run(n_jobs=jobs)}
+
+
+def charges_of(storage: str) -> Sequence[Charge]:
+    with Ledger(storage) as ledger:
+        return ledger.charges("toy")
+
+
+def test_each_repetition_on_private_records_is_charged() -> None:
+    spec = toy_spec(arms=[FIXED], repeats=5)
+    (plan,), total = (planned := plan_study(spec)).plans, planned.total
+    assert plan.charged == Repeated(5, plan.event)
+    assert plan.public_facts["repetitions"] == "5, each charged"
+    assert total.epsilon <= 6.0
+    # All steps of all repetitions, by another library: no less than what is reported, up to its own slack.
+    schedule, noise = plan.training.schedule, plan.training.method.noise_multiplier
+    step = dp_accounting.PoissonSampledDpEvent(
+        schedule.sample_rate, dp_accounting.GaussianDpEvent(noise)
+    )
+    accountant = PLDAccountant().compose(
+        dp_accounting.SelfComposedDpEvent(step, 5 * schedule.steps)
+    )
+    assert total.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=5e-3)
+    (once,) = plan_study(toy_spec(arms=[FIXED])).plans
+    assert noise > 1.3 * once.training.method.noise_multiplier
+
+
+def test_repetitions_on_public_records_cost_what_one_costs(storage: str) -> None:
+    once = plan_study(toy_spec(task=BENCHMARK)).plans
+    with closing(Study.create(toy_spec(task=BENCHMARK, repeats=3), storage)) as study:
+        releases = study.run()
+        for plan, before in zip(study.plans, once, strict=True):
+            assert plan.charged == plan.event == before.event
+            assert plan.public_facts["repetitions"] == "3, of public records: one is charged"
+        assert study.spent().epsilon <= 6.0
+        charges = charges_of(storage)
+        assert [charge.event for charge in charges] == [plan.event for plan in once]
+    for release in releases:
+        assert len(release.repetitions) == 3
+        assert release.repetitions[0].utility == release.utility
+        assert release.repetitions[0].params == release.params
+        if release.arm != "defaults":
+            assert len({str(each) for each in release.repetitions}) > 1, release.arm
+
+
+def test_one_draw_has_no_repetitions(storage: str) -> None:
+    assert run(storage, arms=[FIXED], task=BENCHMARK)["defaults"].repetitions == ()
+
+
+def numbers(plan: Plan) -> np.ndarray:
+    return np.array([plan.drawn_runs(Streams(bytes([seed] * 32))) for seed in range(250)])
+
+
+def test_each_repetition_draws_its_own_number_of_runs() -> None:
+    (plan,) = plan_study(toy_spec(task=BENCHMARK, arms=[SELECTION], repeats=4)).plans
+    drawn = numbers(plan)
+    assert drawn.shape == (250, 4)
+    # A geometric law of mean 4 has a deviation of 3.5: five of its standard errors, and of a correlation's.
+    assert abs(drawn.mean(axis=0) - 4.0).max() < 5 * 3.5 / 250**0.5
+    off = np.corrcoef(drawn.T)[~np.eye(4, dtype=bool)]
+    assert abs(off).max() < 5 / 250**0.5
+
+
+class Stopped(Exception):
+    """Stands for a machine that fails."""
+
+
+@pytest.mark.parametrize("arm", [FIXED, SELECTION, SUBSAMPLED, TPE], ids=lambda arm: arm["name"])
+def test_stopped_repetitions_go_on_to_the_same_release(
+    arm: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = {"arms": [arm], "task": BENCHMARK, "repeats": 3, "seed": 5, "stack": 2}
+    whole = run(f"sqlite:///{tmp_path / 'whole.db'}", **terms)[arm["name"]]
+    storage, train, calls = f"sqlite:///{tmp_path / 'stopped.db'}", TrialFiles.train, []
+
+    def stopping(self: Any, batch: Any) -> Any:
+        calls.append(batch)
+        if len(calls) in (1, 3):
+            raise Stopped
+        return train(self, batch)
+
+    monkeypatch.setattr(TrialFiles, "train", stopping)
+    with closing(Study.create(toy_spec(**terms), storage)) as study:
+        for _ in range(3):
+            try:
+                (release,) = study.run()
+                break
+            except privtune.PrivTuneError:
+                continue
+        (charge,) = charges_of(storage)
+    assert len(calls) >= 2
+    assert release.repetitions == whole.repetitions
+    assert bool((release.weights == whole.weights).all())
+    assert charge.event == study.plans[0].event
+
+
+def test_stacks_of_repetitions_are_repetitions_one_by_one(tmp_path: Path) -> None:
+    arms = [FIXED, SUBSAMPLED]
+    terms = {"arms": arms, "task": BENCHMARK, "repeats": 3, "seed": 2}
+    one, many = (
+        run(f"sqlite:///{tmp_path / f'{stack}.db'}", stack=stack, **terms) for stack in (1, 16)
+    )
+    for arm in ("defaults", "subsampled"):
+        for first, second in zip(one[arm].repetitions, many[arm].repetitions, strict=True):
+            assert first.params == second.params
+            assert first.utility == pytest.approx(second.utility, abs=1 / 60 + 1e-9)
+
+
+def test_no_two_repetitions_share_noise() -> None:
+    (plan,) = plan_study(toy_spec(task=BENCHMARK, arms=[SUBSAMPLED], repeats=3)).plans
+    files: Any = TrialFiles(
+        plan=plan, secret=bytes(32), results=None, space={}, task=None, data=None
+    )
+    secrets = {
+        Asked("final", plan.training, {}, repetition=number).secret(streams)
+        for number in range(3)
+        for streams in {
+            files.streams_of(n).key("x"): files.streams_of(n) for n in range(3)
+        }.values()
+    }
+    assert len(secrets) == 9
+    subsets = [
+        files.streams_of(number).numpy("subset", 0).random(1000) < 0.3 for number in range(3)
+    ]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        # Independent: 90 records in both, with a deviation of 9.
+        assert abs(int((subsets[one] & subsets[other]).sum()) - 90) < 50
+
+
+def test_workers_train_the_rows_of_all_repetitions(tmp_path: Path) -> None:
+    terms = {"arms": [SELECTION, TPE], "task": BENCHMARK, "repeats": 2, "seed": 4}
+    here = run(f"sqlite:///{tmp_path / 'here.db'}", **terms)
+    there = run(f"sqlite:///{tmp_path / 'there.db'}", jobs=2, **terms)
+    for arm in ("selection", "tpe"):
+        assert there[arm].repetitions == here[arm].repetitions
+
+
+def test_trials_of_repetitions_are_apart_and_deleted(storage: str) -> None:
+    with closing(Study.create(toy_spec(arms=[TPE], task=BENCHMARK, repeats=2), storage)) as study:
+        (release,) = study.run()
+        assert len(release.trials) == 3
+        study.delete()
+    with closing(Study.create(toy_spec(), storage)), closing(Life("toy", storage)) as life:
+        # Optuna would say that the study is there.
+        assert life.trials.records("tpe/1") == []
+
+
+def test_what_repetitions_cannot_have_is_refused(storage: str) -> None:
+    with pytest.raises(privtune.PrivTuneError, match=r"repeats: must be at least 1, not 0\."):
+        toy_spec(repeats=0)
+    study = privtune.create_study(
+        "open", budget=privtune.Budget(4.0, 1e-5, name="b"), repeats=2, storage=storage
+    )
+    mechanism = privtune.Mechanism(
+        event=privtune.accounting.Gaussian(2.0), records=100, declared_by="tests"
+    )
+    with closing(study), pytest.raises(InvalidInputError, match="a mechanism is declared"):
+        study.optimize(
+            lambda trial: None, mechanism=mechanism, strategy=privtune.strategies.Fixed()
+        )
