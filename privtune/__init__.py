@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from privtune.api import create_study, delete_study, load_study
     from privtune.ledger import Budget, Ledger
     from privtune.spaces import LogNormal, Mixture
-    from privtune.study import Mechanism, Study, StudySpec, Trial
+    from privtune.study import Mechanism, Study, StudySpec, Trial, rehearse_study
     from privtune.tasks import Candidate, Score, Task
     from privtune.training.engine.watch import norms_of
     from privtune.training.mechanism.schedule import NoiseOptions
@@ -40,6 +40,7 @@ __all__ = [
     "delete_study",
     "load_study",
     "norms_of",
+    "rehearse_study",
     "strategies",
 ]
 __version__ = "0.1.0"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
     from privtune.strategies import Plan
     from privtune.strategies.plan import StagePlan
-    from privtune.study import ArmStatus, Study, StudySpec
+    from privtune.study import ArmStatus, Rehearsal, Study, StudySpec
     from privtune.tasks._usable import RecordCheck
 
 _CURATOR = "Curator's view: none of this may be shown to anyone else."
@@ -245,6 +245,38 @@ def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
         )
     lines += dict.fromkeys(filter(None, (declared_note(plan.public_facts) for plan in study.plans)))
     return lines
+
+
+def print_rehearsal(found: Rehearsal) -> None:
+    """Print the arms of a rehearsal by their means, how sure their order is, and what failed."""
+    say(f"Study {found.study}, rehearsed {found.repeats} times {found.said}", bold=True)
+    metric, rows = found.metric, []
+    for arm, other in zip(found.arms, [*found.arms[1:], None], strict=True):
+        spread = arm.spread
+        mean = "—" if spread is None else text.show_spread(metric, spread)
+        sure = None if other is None else found.above(arm, other)
+        failed = [f"{count} {how}" for how, count in arm.failed.items() if count]
+        rows.append(
+            (
+                arm.arm,
+                arm.strategy,
+                mean,
+                "—" if sure is None else f"{sure:.0%}",
+                ", ".join((f"{arm.share_failed:.0%}", *failed)),
+            )
+        )
+    title = metric.replace("_", " ") or "metric"
+    numeric = (title, "better than next")
+    show_table(("arm", "strategy", *numeric, "failed"), rows, numeric=numeric, whole=True)
+    chance = "" if found.chance is None else f" ({text.show_metric(metric, found.chance)})"
+    say(
+        "Mean ± standard error over the repetitions that released a model; the probability that an arm's "
+        "mean is better than the next one's. Failed: nothing was released, weights are not finite, or the "
+        f"metric is within two standard errors of the best constant answer{chance}, or worse."
+    )
+    for line in found.differs:
+        say(line)
+    say(f"These numbers are {found.said}: they do not tell which order your arms will have.")
 
 
 def print_sealed(sealed: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

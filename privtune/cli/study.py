@@ -108,6 +108,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     from privtune.ledger.values import show_adjacency
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
+    from privtune.study.spread import expected_spread
     from privtune.views.comparison import finite
     from privtune.views.text import together
 
@@ -123,6 +124,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
     space, drawn = parsed.search_space(), _tables.examples(parsed)
+    spread = expected_spread(planned.plans, parsed.load_task())
     if as_json:
         staged = [{**s.to_dict(), "guarantee": finite(cost.to_dict())} for s, cost in stages]
         common.emit_json(
@@ -133,6 +135,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
                 **({"stages": staged} if staged else {}),
                 "total": finite(planned.total.to_dict()),
                 "examples": drawn,
+                "expected_spread": spread.to_dict(),
                 **({} if advised is None else {"advice": advised.to_dict()["changes"]}),
                 **({} if records is None else {"records": records.to_dict()}),
             }
@@ -156,6 +159,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
         f"{parsed.target_epsilon:g}. "
         f"{'No data was touched.' if records is None and not own else 'Nothing was charged.'}"
     )
+    common.say(f"{spread.words} privtune study rehearse {spec} shows it on generated records.")
     if records is not None:
         _tables.print_records(records)
     if advised is not None:
@@ -163,6 +167,39 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
         common.show_changes(advised)
     if left := _check_budget(planned, parsed, storage):
         common.say(left)
+
+
+@app.command()
+def rehearse(
+    spec: SpecFile,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="A task of public records to rehearse on: built in, or package.module:function. Unless "
+            "given, records are generated from the public facts of the spec's task."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each arm runs.")] = 10,
+    data: Data = None,
+    as_json: common.AsJson = False,
+) -> None:
+    """Run a study's arms several times on public records. Charges nothing; reads no record of yours."""
+    from privtune.cli._tables import print_rehearsal
+
+    _give(data)
+    with libraries():
+        from privtune.study import StudySpec, rehearse_study
+
+        parsed = StudySpec.from_file(spec)
+
+        def tell(said: str) -> None:
+            common.say(said, err=True)
+
+        found = rehearse_study(parsed, repeats=repeats, on=on, tell=tell)
+    if as_json:
+        common.emit_json(found.to_dict())
+    else:
+        print_rehearsal(found)
 
 
 def _check_budget(planned: StudyPlan, spec: StudySpec, storage: str | None) -> str:

@@ -340,7 +340,10 @@ def dry_run(
     (result,) = trained(training.method, [first := make(bytes(32))], 2, plan.score)
     check_loaded(task, first.model, make(bytes([255]) * 32).model, result, data)
     trained(training.method, others, 2, plan.score)
-    stack, threads = max(1, min(_TIMED, round(plan.expected_runs))), torch.get_num_threads()
+    stack, threads = (
+        max(1, min(_TIMED, round(plan.expected_runs * plan.repeats))),
+        torch.get_num_threads(),
+    )
     timed = {} if known is None else known
     key = (key, schedule, training.noise, stack, steps)
     if key not in timed:

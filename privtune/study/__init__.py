@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from privtune.study.observer import ArmStatus, Observer
     from privtune.study.planning import StudyPlan, plan_study
     from privtune.study.rehearsal import DependentTrialsError
+    from privtune.study.rehearsed import Rehearsal, rehearse_study
     from privtune.study.rows import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study.seal import SealedError, SealedTrialsError
     from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
@@ -29,6 +30,7 @@ __all__ = [
     "DependentTrialsError",
     "Mechanism",
     "Observer",
+    "Rehearsal",
     "SealedError",
     "SealedTrialsError",
     "SpecError",
@@ -44,6 +46,7 @@ __all__ = [
     "delete_study",
     "keep_audit",
     "plan_study",
+    "rehearse_study",
     "study_names",
 ]
 

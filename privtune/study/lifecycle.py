@@ -497,6 +497,7 @@ def carry_on(
         if life.stage(plan) in (Stage.PLANNED, Stage.CHARGED, Stage.STARTED):
             with life.seal(plan, rehearsal=True):
                 seconds[plan.arm] = trainer.rehearse(plan)
+            observer.rehearsed(plan, seconds[plan.arm])
     if look is not None:
         look()
     stages = () if measure is None else tuple(life.stages().values())

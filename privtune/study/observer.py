@@ -21,10 +21,13 @@ class Observer:
         ...     def released(self, plan, release):
         ...         print(plan.arm, "is out:", release.params)
         >>> bell, plan = Bell(), study.plans[0]
-        >>> bell.arm_started(plan); bell.step(plan, 1, 3); bell.arm_failed(plan)
+        >>> bell.rehearsed(plan, 2.5); bell.arm_started(plan); bell.step(plan, 1, 3); bell.arm_failed(plan)
         >>> bell.released(plan, study.release("defaults"))
         defaults is out: {'learning_rate': 0.5, 'max_grad_norm': 1.0}
     """
+
+    def rehearsed(self, plan: Plan, seconds: float | None) -> None:
+        """Hear how many ``seconds`` a run of a ``plan`` is expected to take, before it is charged."""
 
     def arm_started(self, plan: Plan) -> None:
         """Hear that the arm of a ``plan`` has been charged and begins."""

@@ -53,13 +53,14 @@ class StudyPlan:
     stage_guarantees: tuple[acc.Guarantee, ...] = ()
 
 
-def plan_study(spec: StudySpec) -> StudyPlan:
+def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
     """Plan every arm at the largest common ε, times its weight, whose composition meets the target.
 
     Touches no data. Arms without any guarantee are no part of the budget.
 
     Args:
         spec: The study.
+        look: Whether the header of what holds the data is checked, where it is here.
 
     Returns:
         The plans; ``total.epsilon`` is at most the target.
@@ -77,7 +78,8 @@ def plan_study(spec: StudySpec) -> StudyPlan:
     context = spec.planning_context()
     task, unit = f"Task {context.task.name!r}", context.task.unit or RECORD
     refuse_other_unit(unit, spec.budget.unit, task, spec.budget.name)
-    context.task.look()
+    if look:
+        context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
     for arm, strategy in zip(spec.arms, strategies, strict=True):
         if strategy.needs.non_private and arm.weight != 1.0:

@@ -150,11 +150,17 @@ def _shown(
     if not release.repetitions:
         low, high = (show_metric(name, end) for end in release.intervals.get(name, (0.0, 0.0)))
         return show_metric(name, spread.mean) + (f" [{low}, {high}]" if ends else "")
+    text = show_spread(name, spread)
+    return text if spread.n == runs else f"{text} ({spread.n} of {runs})"
+
+
+def show_spread(name: str, spread: Spread) -> str:
+    """Return the mean of a metric with its standard error."""
     share = is_share(metric_of(name))
     text = f"{spread.mean:.2%}" if share else show_metric(name, spread.mean)
     if spread.error is not None:
         text += f" ± {spread.error:.2%}" if share else f" ± {spread.error:.2g}"
-    return text if spread.n == runs else f"{text} ({spread.n} of {runs})"
+    return text
 
 
 def draws_of(arms: Sequence[ArmStatus]) -> str:
@@ -196,7 +202,8 @@ def spread_notes(arms: Sequence[ArmStatus]) -> list[str]:
     lines += dict.fromkeys(filter(None, (charged_repetitions(plan) for plan, _ in repeated)))
     for plan, release in repeated:
         runs = release.repetitions
-        counts = {"released nothing": sum(run.nothing for run in runs)}
+        nothing = "released nothing (their pairs are in no probability)"
+        counts = {nothing: sum(run.nothing for run in runs)}
         counts["diverged"] = sum(run.diverged for run in runs)
         if said := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
             lines.append(f"{plan.arm}: of {len(runs)} repetitions, {said}.")
