@@ -107,7 +107,7 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
-    again=Again({"arm": "hyfreedp", "trainable": "lora:4"}, "accuracy"),
+    again=Again({"arm": "public-rate", "trainable": HEADS}, "accuracy", stand_in=True),
 )
 
 if __name__ == "__main__":
