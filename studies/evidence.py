@@ -49,7 +49,7 @@ NAMES = sorted(
 )
 """The studies that are sheets."""
 ALPHA = 1e-3  # how often two sets of draws of one law are taken for two laws
-CLOSE = 1e-3  # relative: numbers without chance, and what rounding leaves of a spread
+CLOSE = 1e-3  # of a number without chance
 EQUAL, ALIKE, OTHER = "equal digits", "the same law", "ANOTHER LAW"
 DRAWS = 5  # cells that are run again where each holds one draw
 LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "optuna")
@@ -166,7 +166,7 @@ def same_law(known: Sequence[Row], found: Sequence[Row], again: Again) -> bool:
         error = math.sqrt(around / free * sum(1.0 / n for n in counts))
     else:
         error, free = 0.0, math.inf
-    most = max(error * float(stats.t.isf(ALPHA / 2.0, free)), CLOSE * abs(means[0]))
+    most = error * float(stats.t.isf(ALPHA / 2.0, free)) or CLOSE * abs(means[0])
     return abs(means[0] - means[1]) <= most
 
 

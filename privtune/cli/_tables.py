@@ -268,11 +268,16 @@ def print_rehearsal(found: Rehearsal) -> None:
     title = metric.replace("_", " ") or "metric"
     numeric = (title, "better than next")
     show_table(("arm", "strategy", *numeric, "failed"), rows, numeric=numeric, whole=True)
-    chance = "" if found.chance is None else f" ({text.show_metric(metric, found.chance)})"
+    chance = "whether it is at chance is not judged"
+    if found.chance is not None:
+        best = text.show_metric(metric, found.chance)
+        chance = (
+            f"or it is within two standard errors of the best constant answer ({best}), or worse"
+        )
     say(
         "Mean ± standard error over the repetitions that released a model; the probability that an arm's "
-        "mean is better than the next one's. Failed: nothing was released, weights are not finite, or the "
-        f"metric is within two standard errors of the best constant answer{chance}, or worse."
+        "mean is better than the next one's. Failed: nothing was released, a model's weights are not finite, "
+        f"{chance}."
     )
     for line in found.differs:
         say(line)

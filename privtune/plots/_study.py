@@ -344,7 +344,7 @@ def plot_epsilon_spent(study: Study) -> go.Figure:
     for plan in study.plans:
         if plan.is_sealed or not plan.is_private:
             continue
-        curve = epsilon_spent(plan.training, delta=budget.delta, adjacency=budget.adjacency)
+        curve = epsilon_spent(plan, delta=budget.delta, adjacency=budget.adjacency)
         figure.add_trace(
             go.Scatter(
                 x=[step for step, _ in curve],
@@ -374,7 +374,7 @@ def costs_at_other_means(study: Study, plan: Plan) -> list[tuple[float, float]]:
             continue
         try:
             other = replace(law, mean=mean)
-            event = with_law(plan.event, law, other)
+            event = with_law(plan.charged, law, other)
         except PrivTuneError:  # beyond the law's own bounds, such as a cap
             continue
         cost = epsilon(event, budget.delta, adjacency=budget.adjacency).epsilon

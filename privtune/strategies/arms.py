@@ -189,6 +189,7 @@ _NEGLIGIBLE = 1e-3  # of δ
 
 
 _TOO_MUCH = 0.1
+_OF_OTHERS = "of each further repetition its hyperparameters, score and test metrics"
 
 
 def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) -> Plan:
@@ -216,8 +217,9 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
     repeated = {"repeats": context.repeats, "repeats_charged": not context.task.benchmark}
 
     def planned(context: PlanningContext) -> Plan:
-        plan = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
-        return replace(_with(report, plan), **repeated)  # type: ignore[arg-type]
+        plan = _with(report, strategy.plan(context, epsilon=epsilon).with_noise(context.noise))
+        others = (_OF_OTHERS,) if context.repeats > 1 else ()
+        return replace(plan, released=(*plan.released, *others), **repeated)  # type: ignore[arg-type]
 
     plan = planned(context)
     check_needs(strategy, context, plan)

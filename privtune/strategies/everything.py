@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -185,7 +185,8 @@ def selection_instead(
     if plan.score is not None and plan.score.event is not None:
         event = acc.Parallel((base, plan.score.event))
     law = acc.Geometric(float(plan.search.trials))
-    return account(acc.PrivateSelection(event, law), delta, adjacency=adjacency)
+    instead = replace(plan, event=acc.PrivateSelection(event, law))
+    return account(instead.charged, delta, adjacency=adjacency)
 
 
 class NonPrivateError(PrivTuneError):

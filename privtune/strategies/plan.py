@@ -468,17 +468,17 @@ def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) ->
 
 
 def epsilon_spent(
-    training: TrainingPlan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
+    plan: Plan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
 ) -> list[tuple[int, float]]:
-    """Return ε after some of a training's steps, as pairs (step, ε)."""
+    """Return ε after some steps of the released model's training, in all repetitions: pairs (step, ε)."""
+    method, schedule = plan.training.method, plan.training.schedule
+
+    def charged(steps: int) -> acc.Event:
+        return replace(plan, event=method.event(replace(schedule, steps=steps))).charged
+
     return [
-        (
-            step,
-            _epsilon(
-                training.method.event(replace(training.schedule, steps=step + 1)), delta, adjacency
-            ),
-        )
-        for step in training.schedule.checkpoints(points)
+        (step, _epsilon(charged(step + 1), delta, adjacency))
+        for step in schedule.checkpoints(points)
     ]
 
 

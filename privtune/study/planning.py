@@ -20,6 +20,7 @@ from privtune.strategies.plan import StagePlan, plan_stage
 from privtune.strategies.searching import parts_of
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
+from privtune.tasks._facts import UNCHARGED
 
 if TYPE_CHECKING:
     from privtune.accounting.costs import Sensitivity
@@ -234,12 +235,28 @@ def _planner(
         if plan.repeats > 1:
             how = "each charged" if plan.repeats_charged else "of public records: one is charged"
             public["repetitions"] = f"{plan.repeats}, {how}"
+        if found := _uncharged(context):
+            public[UNCHARGED] = found
         more: dict[str, Any] = {"unit": context.task.unit} if context.task.unit else {}
         if stages:
             more["stages"] = {stage.arm: stage.digest() for stage in stages}
         return replace(plan, details={**plan.details, "public": public, **more})
 
     return planner
+
+
+def _uncharged(context: PlanningContext) -> str:
+    """Return what an arm releases of records that a task declares public, and no charge covers."""
+    task = context.task
+    exact = context.report is None and not task.public_test and task.test_records > 0
+    said = {
+        "repetitions beyond the first": context.repeats > 1,
+        "exact scores on the test split": exact,
+    }
+    what = " and ".join(name for name, there in said.items() if there)
+    if not task.benchmark or not what:
+        return ""
+    return f"{what}, since all records are declared public (a benchmark)"
 
 
 def advice(planned: StudyPlan) -> Sensitivity:

@@ -19,9 +19,10 @@ from privtune.study._study import Study
 from privtune.study.observer import Observer
 from privtune.study.planning import plan_study
 from privtune.study.spec import SpecError, StudySpec
+from privtune.study.spread import noise_on
 from privtune.tasks import Task, get_task
 from privtune.tasks._facts import SPLITS
-from privtune.training.mechanism.metrics import is_share, lower_is_better
+from privtune.training.mechanism.metrics import is_mean, lower_is_better
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
@@ -65,8 +66,7 @@ class Rehearsal:
         on: The task that was trained on.
         repeats: How often each arm ran.
         metric: What arms are compared by, such as ``test_accuracy``.
-        chance: What the best constant answer reaches, and the standard error of the metric, at chance, where
-            it is a share of records; None where that is not known.
+        chance: What the best constant answer reaches on the test records; None where that is not judged.
         arms: The arms, the best mean first.
         differs: What is not as in the study, a sentence each.
 
@@ -281,25 +281,47 @@ def _lower(metric: str) -> bool:
 
 
 def _chance(task: Task, plan: Plan, metric: str) -> tuple[float, float] | None:
-    """Return what the best constant answer reaches on the test records, and how far chance may be from it."""
+    """Return what the best constant answer reaches on the test records, and the standard error of that."""
     split, _, name = metric.partition("_")
-    noise = {"test": plan.report, "validation": plan.score}.get(split)
-    if split != "test" or name not in {"accuracy", "balanced_accuracy", "auc", "mae", "mse", "r2"}:
+    noise = 0.0 if plan.report is None else noise_on(plan.report)
+    # The noise on what is no mean is not that on its sums.
+    if split != "test" or name not in _CONSTANT or (noise and not is_mean(name)):
         return None
     y = task.load().test.y.double().flatten().numpy()
     y = y[np.isfinite(y) & ((y >= 0) | (task.classes is None))]
-    classes = task.classes or 1
-    share = float(np.bincount(y.astype(int)).max()) / len(y) if task.classes else 0.0
-    constant = {
-        "accuracy": share,
-        "balanced_accuracy": 1.0 / classes,
-        "auc": 0.5,
-        "mae": float(np.abs(y - np.median(y)).mean()),
-        "mse": float(y.var()),
-        "r2": 0.0,
-    }[name]
-    drawn = math.sqrt(constant * (1.0 - constant) / len(y)) if is_share(name) else 0.0
-    return constant, math.hypot(drawn, 0.0 if noise is None else noise.standard_deviation)
+    constant, error = _CONSTANT[name](y)
+    return constant, math.hypot(error, noise)
+
+
+def _share(y: Any) -> tuple[float, float]:
+    p = float(np.bincount(y.astype(int)).max()) / len(y)
+    return p, math.sqrt(p * (1.0 - p) / len(y))
+
+
+def _balanced(y: Any) -> tuple[float, float]:
+    counts = np.bincount(y.astype(int))
+    p = 1.0 / len(counts)
+    return p, p * math.sqrt(float((p * (1.0 - p) / np.maximum(counts, 1)).sum()))
+
+
+def _auc(y: Any) -> tuple[float, float]:
+    n = np.maximum(np.bincount(y.astype(int), minlength=2), 1)  # Mann and Whitney 1947
+    return 0.5, math.sqrt(float((n.sum() + 1) / (12.0 * n.prod())))
+
+
+def _mean(errors: Any) -> tuple[float, float]:
+    return float(errors.mean()), float(errors.std()) / math.sqrt(len(errors))
+
+
+_CONSTANT: Mapping[str, Callable[[Any], tuple[float, float]]] = {
+    "accuracy": _share,
+    "balanced_accuracy": _balanced,
+    "auc": _auc,
+    "mae": lambda y: _mean(np.abs(y - np.median(y))),
+    "mse": lambda y: _mean(np.square(y - y.mean())),
+    "r2": lambda _: (0.0, 0.0),
+}
+"""Of a metric, what the best constant answer reaches on targets, and its standard error."""
 
 
 def _arm(

@@ -183,7 +183,7 @@ def utility_of(
     from privtune.training.mechanism.scoring import measure_each
 
     report = plan.report
-    if report is None and (task.public_test or task.benchmark):
+    if report is None and (task.public_test or (task.benchmark and task.test_records > 0)):
         report = _exact(plan, task, test)
     if report is None:
         return {}

@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from optuna.exceptions import TrialPruned
@@ -129,10 +130,6 @@ class Batch:
 class _Waits(BaseException):  # no error: a strategy that handles its errors must not handle this
     """Ends a repetition's strategy where it asks for trainings that all repetitions then do together."""
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
-        super().__init__()
-        self.asked = asked
-
 
 @dataclass(frozen=True, kw_only=True)
 class Files(ABC):
@@ -145,7 +142,7 @@ class Files(ABC):
     sampler: IndependentSampler | None = None  # of the user's own, for sealed trials
     deadline: float = math.inf  # on the monotonic clock; no trial begins after it
     live: dict[int, ShownTrial] = field(default_factory=dict)  # Optuna's trials that are open here
-    shown: Callable[[], ShownTrials] | None = None  # opens them in a worker's process
+    shown: Callable[[int], ShownTrials] | None = None  # opens a repetition's in a worker's process
 
     @property
     def at_once(self) -> int:
@@ -168,6 +165,11 @@ class Files(ABC):
         trials = 0 if search is None else search.trials or 0
         counts = self.plan.drawn_runs(self.streams) or (trials,) * self.plan.repeats
         return (0, *itertools.accumulate(counts))
+
+    def within(self, number: int) -> tuple[int, int]:
+        """Return the repetition of a row, or of a trial that is shown, and its number there."""
+        repetition = min(bisect_right(self.bounds, number), self.plan.repeats) - 1
+        return repetition, number - self.bounds[repetition]
 
     def candidate(self, number: int) -> dict[str, Any]:
         """Return the hyperparameters of a row: a function of the secret and its number alone."""
@@ -193,15 +195,15 @@ class Files(ABC):
         if self.shown is None or self.plan.is_sealed:
             yield from self._rows(leases)
             return
-        shown = self.shown()
+        shown = cache(self.shown)
         for lease in leases:
-            repetition = bisect_right(self.bounds, lease.number) - 1
-            streams, number = self.streams_of(repetition), lease.number - self.bounds[repetition]
-            sampler = sampler_of(self.plan, streams, number, self.space)
-            trial = self.live[lease.number] = shown.ask(lease.number, sampler=sampler)
+            repetition, number = self.within(lease.number)
+            sampler = sampler_of(self.plan, self.streams_of(repetition), number, self.space)
+            trial = shown(repetition).ask(lease.number, sampler=sampler)
             trial.take(suggested(self.results, lease.number))  # by a worker that died at it
+            self.live[lease.number] = trial
         for handed in self._rows(leases):
-            shown.hand_over(handed.lease.number)
+            shown(self.within(handed.lease.number)[0]).hand_over(handed.lease.number)
             yield handed
             del self.live[handed.lease.number]
 
@@ -212,13 +214,13 @@ class Files(ABC):
             return
         rows = {lease.number: self.candidate(lease.number) for lease in leases}
         by_number = {lease.number: lease for lease in leases}
-        repetition = {n: bisect_right(self.bounds, n) - 1 for n in rows}
+        repetition = {n: self.within(n)[0] for n in rows}
         # What is trained on a part of the records is trained on that of its repetition.
-        parts = dict.fromkeys(
-            (training, 0 if training.part == "all" else place)
+        parts = [
+            (training, place)
             for training in search.trainings
-            for place in sorted(set(repetition.values()))
-        )
+            for place in ((0,) if training.part == "all" else sorted(set(repetition.values())))
+        ]
         for training, place in parts:
             own = {
                 n: p
@@ -321,7 +323,7 @@ class TrialFiles(Files):
                 secret=batch.secrets[number],
                 fixed=batch.trials[number],
                 sealed=self.plan.is_sealed,
-                number=number,
+                number=0 if batch.named else self.within(number)[1],
                 sampler=self.sampler,
                 live=live.get(number),
             )
@@ -394,31 +396,50 @@ class StudyRound:
     sampler: BaseSampler | None = None
     pruner: BasePruner | None = None
     repetition: int = 0
+    waits: dict[str, Asked] = field(default_factory=dict)  # what its strategy asked for last
 
     def run(self, strategy: Strategy) -> list[Outcome]:
         """Run the arm as often as it repeats; what its repetitions ask for, they train together.
 
         A strategy that waits for a training is run again when it is there: all that it asked for before
         is there, too.
+
+        Raises:
+            StrategyError: If a strategy that is run again asks for something else.
         """
         plan = self.files.plan
-        rounds = [replace(self, repetition=number) for number in range(plan.repeats)]
+        rounds = [replace(self, repetition=number, waits={}) for number in range(plan.repeats)]
+        trained: set[str] = set()
         while True:
             outcomes: list[Outcome] = []
-            asked: list[Asked] = []
             for each in rounds:
-                try:
+                with suppress(_Waits):
                     outcomes.append(strategy.run(plan, each))
-                except _Waits as waiting:
-                    asked += waiting.asked
+            asked = [one for each in rounds for one in each.waits.values()]
             if not asked:
                 return outcomes
+            if not trained.isdisjoint(each.file for each in asked):
+                raise self._changed()
             self._train_together(asked)
+            trained |= {each.file for each in asked}
 
-    @property
-    def _first(self) -> int:
-        """The number of the repetition's first trial, among the arm's."""
-        return self.files.bounds[self.repetition]
+    def _changed(self) -> StrategyError:
+        # Each run would train something else, which nobody has paid for.
+        return StrategyError(
+            f"The strategy of arm {self.files.plan.arm!r}, run again from its start, does not ask for the "
+            "trainings that it waited for. Let run be a function of the plan and of what the round returns: "
+            "random numbers come from its streams, and what train raises is not caught."
+        )
+
+    def _numbered(self, number: int) -> int:
+        """Return a trial's number among those of all repetitions."""
+        first, end = self.files.bounds[self.repetition : self.repetition + 2]
+        if not 0 <= number < end - first:
+            raise StrategyError(
+                f"The plan of arm {self.files.plan.arm!r} pays for {end - first} trials, and its strategy "
+                f"asks for trial {number}. The first is trial 0."
+            )
+        return first + number
 
     @cached_property
     def charge_id(self) -> str | None:
@@ -446,7 +467,7 @@ class StudyRound:
         while True:
             if self.give_out is None:
                 work_on_rows(rounds, self.charge_id, self.files)
-            else:
+            elif patiently(partial(rounds.open_count, self.charge_id)):
                 self.give_out(rounds, self.charge_id)
             try:
                 results = self._read(rounds, self.charge_id)
@@ -461,7 +482,7 @@ class StudyRound:
     def _read(self, rounds: Rounds, charge_id: str) -> list[TrialResult]:
         """Return the repetition's results of a round; a row whose result is damaged is open again."""
         results, damaged = [], None
-        own = range(self._first, self.files.bounds[self.repetition + 1])
+        own = range(*self.files.bounds[self.repetition : self.repetition + 2])
         there = patiently(partial(rounds.results, charge_id))
         rows = [row for row in there if SKIPPED not in row.result and row.number in own]
         stored = self.files.results.get_small([row.result["file"] for row in rows])
@@ -507,7 +528,7 @@ class StudyRound:
             return ()
         asked = [
             Asked(
-                self._first + int(n),
+                self._numbered(int(n)),
                 plan.search.training_of(params),
                 _plain(params),
                 repetition=self.repetition,
@@ -557,8 +578,12 @@ class StudyRound:
         for each, content in zip(asked, found, strict=True):
             if content is not None:
                 each.check_same(content)
+                self.waits.pop(each.file, None)
         if missing and self.files.plan.repeats > 1:
-            raise _Waits(missing)
+            if self.waits:
+                raise self._changed()
+            self.waits.update((each.file, each) for each in missing)
+            raise _Waits
         new = iter(self._train_together(missing))
         return [next(new) if content is None else unpack_result(content) for content in found]
 
@@ -606,7 +631,7 @@ class StudyRound:
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
         """Draw a trial with Optuna, once; where no space is declared, a function's suggestions define it."""
         self._check_kind(sealed=False)
-        sampler, number = self.sampler or make(self.space), self._first + number
+        sampler, number = self.sampler or make(self.space), self._numbered(number)
         trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
         if not self.space:
             self.files.live[number] = trial
@@ -615,7 +640,7 @@ class StudyRound:
     def tell(self, number: int, result: TrialResult) -> None:
         """Tell Optuna how a trial ended, once."""
         score = -math.inf if result.score is None else result.score
-        self.shown.tell(self._first + number, score=score, pruned=result.ended is Ending.PRUNED)
+        self.shown.tell(self._numbered(number), score=score, pruned=result.ended is Ending.PRUNED)
 
 
 def own_sampler(sampler: Any) -> Any:

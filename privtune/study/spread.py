@@ -102,7 +102,7 @@ def expected_spread(plans: Sequence[Plan], task: Task) -> ExpectedSpread:
         )
     first = reports[0]
     arm = difference = None
-    noise = max(map(_noise, reports))
+    noise = max(map(noise_on, reports))
     if is_mean(first.metric) and first.metric != "perplexity":
         low, high = _metric(first).span
         drawn = (high - low) / math.sqrt(first.records)
@@ -124,7 +124,7 @@ def _metric(report: ScorePlan) -> Any:
     return make_metric(report.metric, **options)
 
 
-def _noise(report: ScorePlan) -> float:
+def noise_on(report: ScorePlan) -> float:
     """Return the standard deviation of the noise on a report's first metric."""
     units = _metric(report).norm(report.mechanism) if "beside" in report.options else 1.0
     return (

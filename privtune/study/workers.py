@@ -44,6 +44,7 @@ from privtune.training.engine.compute import Compute, check_device
 if TYPE_CHECKING:
     from privtune.ledger.rounds import Rounds
     from privtune.strategies import Plan
+    from privtune.study.trials import ShownTrials
     from privtune.tasks import Task, TaskData
 
 TASK = "task.json"  # the sealed result that says where workers find an arm's functions and data
@@ -344,7 +345,11 @@ def _files(life: Life, plan: Plan, compute: Compute) -> TrialFiles:
         ) from error
     shown: Any = None
     if task.build is not None:
-        shown = partial(life.trials.shown, plan.arm, life.sealed(plan.arm))
+
+        def shown(repetition: int) -> ShownTrials:
+            results = life.sealed(plan.arm)
+            return life.trials.shown(plan.arm, results, repetition=repetition)
+
         if plan.details.get("sampler") == "random":
             shown = cache(shown)  # it asks for no scores: none need be read anew
     return make_files(life, plan, task=task, data=data, compute=compute, shown=shown)

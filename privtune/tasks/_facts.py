@@ -11,7 +11,7 @@ from privtune.errors import PrivTuneError
 # Names of facts that views look up.
 PRETRAINED, TRAINED, PRECISION = "pretrained weights", "trained part", "precision"
 A_RECORD, PARTS = "a record", "parts of a record"
-ROWS, MECHANISM = "rows of the query", "training"
+ROWS, MECHANISM, UNCHARGED = "rows of the query", "training", "not charged"
 
 SPLITS = ("train", "validation", "test")
 """Names of the splits, in order."""
@@ -31,7 +31,9 @@ class TaskChangedError(PrivTuneError):
 
 def declared_note(facts: Mapping[str, str]) -> str:
     """Return the warning about what is declared of records or trainings and not enforced, or nothing."""
-    return "; ".join(f"{name} {facts[name]}" for name in (ROWS, MECHANISM) if name in facts)
+    return "; ".join(
+        f"{name} {facts[name]}" for name in (ROWS, MECHANISM, UNCHARGED) if name in facts
+    )
 
 
 def rows_note(facts: Mapping[str, str]) -> str:

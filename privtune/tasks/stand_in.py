@@ -1,6 +1,7 @@
 """Stand-ins: generated records with a task's public facts, to rehearse a study on before it is charged.
 
-No record is read. Every record has a few hidden numbers; inputs and targets are functions of these and of
+Nothing of a record is used but what is public: shapes and types, which a task of one's own reads from its
+first. Every generated record has a few hidden numbers; inputs and targets are functions of these and of
 noise, so that a model can learn one from the other. What hidden numbers a class has, and how inputs show
 them, is drawn once with a public seed: a stand-in is the same wherever it is made.
 """

@@ -188,7 +188,7 @@ def _points(
         points += _curves(release.curves)
     if not plan.is_sealed and plan.is_private:
         terms: dict[str, Any] = {"delta": budget.delta, "adjacency": budget.adjacency}
-        spent = epsilon_spent(plan.training, **terms)
+        spent = epsilon_spent(plan, **terms)
         points += [("eps/spent", ceil_to(value, 4), step) for step, value in spent]
     # MLflow stores infinity as 1.8e308, which reads like a number: it is never logged.
     return tuple(point for point in points if math.isfinite(point[1]))

@@ -147,7 +147,7 @@ def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
         found["trajectories"] = figure("trajectories", plots.plot_trajectories(study, arms=arms))
     laws: dict[object, list[Plan]] = {}
     for plan in (arm.plan for arm in arms if arm.plan.runs is not None):
-        laws.setdefault((plan.runs, plan.event), []).append(plan)
+        laws.setdefault((plan.runs, plan.charged), []).append(plan)
     found["laws"] = []
     for number, plans in enumerate(laws.values()):
         costs = costs_at_other_means(study, plans[0])

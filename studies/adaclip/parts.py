@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 from privtune.accounting import Adjacency, Composed, Gaussian, PoissonSampled, Repeated, calibrate
 from privtune.accounting.curves import sampled_gaussian_curve
 from privtune.tasks.stages import DpPca
+from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.metrics import moment_sensitivity, moments, noised
+from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import AdaCliP, FixedDPSGD
 from privtune.training.methods.adaclip import AdaCliPState
-from studies.harness import Split, accuracies, fit, secrets_for
+from studies.harness import Split, accuracies, cross_entropy, fit, secrets_for
 
 Candidates = Sequence[Mapping[str, float]]
+Model = Callable[[], nn.Module]
 
 
 def logistic() -> nn.Module:
@@ -105,41 +109,36 @@ class Watched:
         return self.method.update(state, oracle)
 
 
-def scores(
-    method: Any, schedule: Schedule, model: Any, split: Split, candidates: Candidates, seed: int
-) -> list[float]:
-    """Train candidates, each with a secret of its own, and return their test accuracy."""
-    secrets = secrets_for("adaclip", seed, len(candidates))
-    # AdaCliP's sums are in double precision: one at a time stays in the cache.
-    size = 1 if method.name == "adaclip" else len(candidates)
-    found = []
-    for i in range(0, len(candidates), size):
-        part = {"candidates": candidates[i : i + size], "secrets": secrets[i : i + size]}
-        result = fit(method, schedule, model=model, split=split, **part)
-        found += accuracies(model, result.params, split)
-    return found
-
-
 def chosen(
-    method: Any, schedule: Schedule, model: Any, split: Split, grid: Candidates, seeds: int
+    method: Any, schedule: Schedule, model: Model, split: Split, grid: Candidates, seeds: int
 ) -> list[dict[str, Any]]:
     """Choose by test accuracy without paying, as the paper does; then train with fresh seeds.
 
-    The first line of the network's fresh seeds has what clipping and noise change.
+    Seeds are the same for every method: their samples and their noise before it is scaled. The
+    first line of the fresh seeds has what clipping and noise change.
     """
-    tuned = scores(method, schedule, model, split, grid, 0)
-    best = grid[max(range(len(grid)), key=tuned.__getitem__)]
-    lines = [("grid", *pair) for pair in zip(grid, tuned, strict=True)]
+
+    def trained(own: Any, candidates: Candidates, seed: int) -> list[float]:
+        secrets = secrets_for("adaclip", seed, len(candidates))
+        result = fit(
+            own, schedule, model=model, split=split, candidates=candidates, secrets=secrets
+        )
+        return accuracies(model, result.params, split)
+
+    tuned = trained(method, grid, 0) if len(grid) > 1 else []
+    best = grid[max(range(len(tuned)), key=tuned.__getitem__, default=0)]
+    lines = [("grid", *pair) for pair in zip(grid, tuned, strict=False)]
     tenth = max(schedule.steps // 10, 1)
-    watched = Watched(method, range(tenth // 2, schedule.steps, tenth) if model is network else ())
-    fresh = scores(watched, schedule, model, split, [best] * seeds, 1)
+    at = range(tenth // 2, schedule.steps, tenth) if method.name in ("adaclip", "dpsgd") else ()
+    watched = Watched(method, at)
+    fresh = trained(watched, [best] * seeds, 1)
     lines += [(str(k + 1), best, value) for k, value in enumerate(fresh)]
-    seen = noise_per_gradient(method, watched.states, split) if watched.states else {}
+    seen = noise_per_gradient(method, watched.states, model, split) if watched.states else {}
     return [
         {
             "seed": seed,
             "value": round(value, 2),
-            "rate": candidate["learning_rate"],
+            "rate": candidate.get("learning_rate", ""),
             "h2": candidate.get("largest_variance", ""),
             **(seen if seed == "1" else {}),
         }
@@ -147,8 +146,10 @@ def chosen(
     ]
 
 
-def noise_per_gradient(method: Any, states: Sequence[Any], split: Split) -> dict[str, float]:
-    """Return what clipping and what noise change of the network's mean gradient over a batch.
+def noise_per_gradient(
+    method: Any, states: Sequence[Any], model: Model, split: Split
+) -> dict[str, float]:
+    """Return what clipping and what noise change of a model's mean gradient over a batch.
 
     Both as the root of the mean square over some steps, on the first 600 records: the length of
     what clipping changes, and the root of the expected squared length of the noise. ``even`` is
@@ -158,7 +159,8 @@ def noise_per_gradient(method: Any, states: Sequence[Any], split: Split) -> dict
     x, y = split.x[:600], split.y[:600]
     clipped, noise, even = [], [], {}
     for state in states:
-        gradients = _gradients(state.params[0], x, y)
+        parts = _gradients(model, state.params[0], x, y)
+        gradients = torch.cat(parts, dim=1)
         if method.name == "adaclip":
             deviation = state.deviation[0]
             scale = deviation.sqrt() * deviation.sum().sqrt()
@@ -168,9 +170,11 @@ def noise_per_gradient(method: Any, states: Sequence[Any], split: Split) -> dict
             after, length = state.mean[0] + scale * moved.mean(dim=0), float(scale.norm())
         else:
             bound = float(state.max_grad_norm[0])
+            if method.clipping == "flat":
+                parts = [gradients]
+            share = bound / math.sqrt(len(parts))
             each = [
-                part * (bound / math.sqrt(2.0) / part.norm(dim=1, keepdim=True)).clamp(max=1.0)
-                for part in (gradients[:, : 61 * 1000], gradients[:, 61 * 1000 :])
+                part * (share / part.norm(dim=1, keepdim=True)).clamp(max=1.0) for part in parts
             ]
             after = torch.cat(each, dim=1).mean(dim=0)
             length = bound * math.sqrt(gradients.shape[1])
@@ -188,31 +192,150 @@ def _root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(value**2 for value in values) / len(values))
 
 
-def _gradients(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return each record's gradient of the network, shape ``[B, P]``, in the order of its layers."""
-    first, second = params[: 61 * 1000], params[61 * 1000 :]
-    w1, b1 = first[: 60 * 1000].view(1000, 60), first[60 * 1000 :]
-    w2, b2 = second[:10_000].view(10, 1000), second[10_000:]
-    hidden = (x @ w1.T + b1).relu()
-    out = (hidden @ w2.T + b2).softmax(dim=1)
-    out[torch.arange(len(y)), y] -= 1.0
-    back = (out @ w2) * (hidden > 0)
-    parts = ((back, x), (back, None), (out, hidden), (out, None))
-    return torch.cat(
-        [g if a is None else (g[:, :, None] * a[:, None, :]).flatten(1) for g, a in parts], dim=1
-    )
+def _gradients(
+    model: Model, params: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return each record's gradient of each layer, shape ``[B, weights and biases]``."""
+    module = model()
+    load_params(module, params)
+    weights = {name: p.detach() for name, p in module.named_parameters()}
+
+    def loss(own: Any, one: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(functional_call(module, own, (one[None],)), target[None])[0]
+
+    of = [g.flatten(1) for g in vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y).values()]
+    return [torch.cat(of[i : i + 2], dim=1) for i in range(0, len(of), 2)]
 
 
 @dataclass(frozen=True)
-class Known(AdaCliP):
-    """AdaCliP that is told the example's deviations: 1 in the first coordinate, next to 0 else."""
+class Told(AdaCliP):
+    """AdaCliP that is told means and deviations, and learns none from releases: not private.
 
-    def init(self, params: torch.Tensor, candidates: Any) -> AdaCliPState:
-        """Start with the deviations; a decay of next to 1 leaves them."""
+    ``known`` gives both before every step. A candidate's ``largest_variance`` is 1/γ of Theorem 1.
+    """
+
+    known: Callable[[AdaCliPState], tuple[torch.Tensor, torch.Tensor]] = field(kw_only=True)
+
+    def update(self, state: AdaCliPState, oracle: Oracle) -> AdaCliPState:
+        """Take one step with the mean and the deviations of now."""
+        mean, deviation = self.known(state)
+        deviation = deviation * state.largest_variance[:, None].sqrt()
+        return super().update(replace(state, mean=mean, deviation=deviation), oracle)
+
+    def report(self, state: AdaCliPState) -> Mapping[str, torch.Tensor]:
+        """Return the squared length of the weights: in the example, of the next step's gradient."""
+        return {"squares": state.params.square().sum(dim=1)}
+
+
+def of_records(split: Split) -> Callable[[AdaCliPState], tuple[torch.Tensor, torch.Tensor]]:
+    """Return what tells logistic regression the mean and deviation of 1,000 records' gradients."""
+    x = torch.cat([split.x[:1000], torch.ones(len(split.x[:1000]), 1)], dim=1)
+    targets = torch.nn.functional.one_hot(split.y[: len(x)], 10).float()
+
+    def known(state: AdaCliPState) -> tuple[torch.Tensor, torch.Tensor]:
+        means, deviations = [], []
+        for params in state.params:
+            rows = torch.cat([params[:-10].view(10, -1), params[-10:, None]], dim=1)
+            off = (x @ rows.T).softmax(dim=1) - targets
+            mean = off.T @ x / len(x)
+            variance = off.square().T @ x.square() / len(x) - mean.square()
+            for found, kept in ((mean, means), (variance.clamp_min(1e-12).sqrt(), deviations)):
+                kept.append(torch.cat([found[:, :-1].flatten(), found[:, -1]]))
+        return torch.stack(means), torch.stack(deviations)
+
+    return known
+
+
+def logit_noise(split: Split, noise: float, at: int, seeds: int) -> list[dict[str, Any]]:
+    """Return the noise with told deviations (γ = 1/3) over that with a norm of 4, after some steps.
+
+    The value is the ratio of the variances that they add to the logits of a record on average;
+    ``noise`` is that of their squared lengths, which Theorem 1 makes least.
+    """
+    schedule = Schedule(records=len(split), sample_rate=600 / 60_000, steps=at)
+    result = fit(
+        FixedDPSGD(noise),
+        schedule,
+        model=logistic,
+        split=split,
+        candidates=[{"learning_rate": 1.0, "max_grad_norm": 4.0}] * seeds,
+        secrets=secrets_for("adaclip", 1, seeds),
+    )
+    method = AdaCliP(noise)
+    own = [{"learning_rate": 1.0, "largest_variance": 1.0}] * seeds
+    _, deviation = of_records(split)(method.init(result.params, own))
+    squares = 3.0 * deviation * deviation.sum(dim=1, keepdim=True)  # of b
+    pixels = split.x[:1000].square().mean(dim=0)
+    weights = squares[:, :-10].view(seeds, 10, -1)
+    told = (weights @ pixels).sum(dim=1) + squares[:, -10:].sum(dim=1)
+    one = 16.0 * 10 * (float(pixels.sum()) + 1.0)
+    lengths = squares.sum(dim=1) / (16.0 * squares.shape[1])
+    return [
+        {"seed": k, "value": f"{a:.4g}", "noise": f"{b:.4g}"}
+        for k, (a, b) in enumerate(zip((told / one).tolist(), lengths.tolist(), strict=True), 1)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class AveragedState(AdaCliPState):
+    """AdaCliP's state, and the average of variances that are not cut yet."""
+
+    variance: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Started(AdaCliP):
+    """AdaCliP whose variances start at h₂, and with ``late`` are cut after they are averaged.
+
+    Equation (5) cuts each noisy variance at h₁ and averages what is left, which is above 0 even
+    where there is noise alone: no memory averages that out.
+    """
+
+    late: bool = False
+
+    def init(self, params: torch.Tensor, candidates: Any) -> AveragedState:
+        """Start at h₂ in every coordinate."""
         state = super().init(params, candidates)
-        deviation = state.deviation.clone()
-        deviation[:, 0] = 1.0
-        return replace(state, deviation=deviation)
+        variance = state.largest_variance[:, None].expand(params.shape).clone()
+        return AveragedState(**{**vars(state), "deviation": variance.sqrt()}, variance=variance)
+
+    def update(self, state: Any, oracle: Oracle) -> Any:
+        """Take a step of AdaCliP; average what it saw, if it is to be cut later."""
+        after = super().update(state, oracle)
+        if not self.late:
+            return after
+        batch = oracle.schedule.expected_batch_size
+        moved = (after.mean - state.mean) / (1.0 - self.mean_decay)
+        noise = state.deviation * state.total * (self.noise_multiplier / batch) ** 2
+        seen = batch * (moved.square() - noise)
+        variance = state.variance.lerp(seen, 1.0 - self.deviation_decay)
+        cut = torch.minimum(variance, state.largest_variance[:, None])
+        deviation = cut.clamp_min(self.smallest_variance).sqrt()
+        return replace(after, variance=variance, deviation=deviation)
+
+
+RATE = 0.01  # of the example
+
+
+def of_example(
+    first: float, rest: float = 1e-6
+) -> Callable[[AdaCliPState], tuple[torch.Tensor, torch.Tensor]]:
+    """Return what tells the example's mean gradient, and deviations: the first, and the others'."""
+
+    def known(state: AdaCliPState) -> tuple[torch.Tensor, torch.Tensor]:
+        deviation = torch.full_like(state.deviation, rest)
+        deviation[:, 0] = first
+        return state.params, deviation  # the mean of the records is 0
+
+    return known
+
+
+def deviations(choice: str, dimensions: int) -> tuple[float, float]:
+    """Return the deviations with which AdaCliP's b = √s √Σs is that of a choice in Section 4.3."""
+    root = math.sqrt(dimensions)
+    return {"optimal": (1.0, 1e-6), "whitened": (root, 1e-6), "one norm": (1 / root, 1 / root)}[
+        choice
+    ]
 
 
 def regression(arm: str, dimensions: int, *, epochs: float) -> list[dict[str, Any]]:
@@ -222,17 +345,48 @@ def regression(arm: str, dimensions: int, *, epochs: float) -> list[dict[str, An
     own, method = {"largest_variance": 1.0}, AdaCliP(sigma)
     if arm == "fixed":
         own, method = {"max_grad_norm": 1.0}, FixedDPSGD(sigma)
-    elif arm == "known deviations":
-        method = Known(sigma, deviation_decay=1.0 - 1e-9)
+    elif arm.startswith("told"):
+        method = Told(sigma, known=of_example(*deviations(arm.removeprefix("told, "), dimensions)))
     result = fit(
         method,
         schedule,
         model=point(dimensions),
         split=split,
-        candidates=[{"learning_rate": 0.01, **own}] * seeds,
+        candidates=[{"learning_rate": RATE, **own}] * seeds,
         secrets=secrets_for("adaclip-regression", 0, seeds),
         loss=half_square,
     )
     errors = result.params.square().sum(dim=1).tolist()
-    own = {"rate": 0.01, "h2": own.get("largest_variance", "")}
+    own = {"rate": RATE, "h2": own.get("largest_variance", "")}
     return [{"seed": k, "value": f"{e:.4g}", **own} for k, e in enumerate(errors, 1)]
+
+
+def bounded(arm: str, dimensions: int, *, smoke: bool) -> list[dict[str, Any]]:
+    """Return the mean squared gradient of the example's iterates, and Theorem 2's bound on it.
+
+    L and the records' variance are 1, the first loss is 1/2 above the least; G is 1 and the length of
+    the longest iterate. γ is the one with which the bound's last two terms are least, with G = 2.
+    """
+    split, seeds, sigma, times = points(dimensions), 10, 0.1, (100, 300, 1000, 3000)
+    choice, _, given = arm.partition(", γ = ")
+    noise = RATE * sigma**2 * (1 if choice == "optimal" else dimensions)  # L η σ² |b|² at γ = 1
+    gamma = float(given) if given else math.sqrt(noise / 24.0)
+    times = times[:1] if smoke else times
+    result = fit(
+        Told(sigma, known=of_example(*deviations(choice, dimensions))),
+        Schedule(records=1000, sample_rate=0.001, steps=times[-1]),
+        model=point(dimensions),
+        split=split,
+        candidates=[{"learning_rate": RATE, "largest_variance": 1.0 / gamma}] * seeds,
+        secrets=secrets_for("adaclip-regression", 1, seeds),
+        loss=half_square,
+    )
+    squares = torch.cat([torch.ones(1, seeds), result.report["squares"][:-1].float()])
+    lines = []
+    for steps in times:
+        longest = (1.0 + squares[:steps].max().sqrt().item()) ** 2
+        bound = 1.0 / (RATE * steps) + 3.0 * RATE + 6.0 * longest * gamma + noise / gamma
+        own = {"rate": RATE, "h2": f"{1 / gamma:.4g}", "steps": steps, "bound": f"{bound:.4g}"}
+        means = squares[:steps].mean(dim=0).tolist()
+        lines += [{"seed": k, "value": f"{v:.4g}", **own} for k, v in enumerate(means, 1)]
+    return lines

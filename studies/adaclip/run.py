@@ -1,4 +1,4 @@
-"""AdaCliP against fixed clipping: the regression, Tables 1 and 2, Figure 3 and momentum.
+"""AdaCliP against fixed clipping: the regression, Theorem 2, Tables 1 and 2, Figure 3, momentum.
 
 python -m studies.adaclip.run --data mnist.npz        # goes on where it was
 """
@@ -13,20 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.methods import AdaCliP, FixedDPSGD, NormBound
+from privtune.training.methods import AdaCliP, FixedDPSGD, NormBound, PublicRate
 from studies.adaclip import parts, shown
 from studies.harness import Split, mnist
 from studies.sheet import Again, Options, Sheet
 
 DELTA, BATCH, EPOCHS = 1e-5, 600, 10
 FIXED = [{"learning_rate": r, "max_grad_norm": 4.0} for r in (0.03, 0.1, 0.3, 1.0)]
-BOUND = [{"learning_rate": r} for r in (0.01, 0.03, 0.1, 0.3)]
 LITERAL = [
     {"learning_rate": r, "largest_variance": 1e-2} for r in (1e3, 1e4)
 ]  # of (5) as it stands
-REGRESSION = ("fixed", "known deviations", "AdaCliP", "AdaCliP, σ = 0.03")
+REGRESSION = ("fixed", "told, optimal", "told, whitened", "AdaCliP", "AdaCliP, σ = 0.03")
+THEOREM = ("optimal", "whitened", "one norm", "optimal, γ = 1")
 FALLING = "falling rate"
 MOMENTS = "fixed, moments accountant"
+SMALL = "fixed, norm of 1.6"
+LONG = "AdaCliP, β₂ = 0.997"
+STARTED = f"{LONG}, from h₂"
+LATE = f"{STARTED}, cut late"
+TOLD, LOGITS = "AdaCliP, told", "noise in the logits"
+PUBLIC, PUBLIC_CLIPPED = "public-rate", "public-rate, norm of 4"
+SEEDS = dict.fromkeys(("fixed", STARTED, SMALL, LONG, "AdaCliP", PUBLIC), 6)
+SEEDS |= dict.fromkeys((TOLD, LATE, PUBLIC_CLIPPED), 4)
+"""Seeds of Table 1 at ε = 2, where arms are compared by pairs; three elsewhere."""
 BETAS = (0.0, 0.9, 0.99)
 PCA = 4.0  # its noise multiplier over that of a step
 
@@ -39,12 +48,18 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         return
     for at, arm in itertools.product((1, 10, 100, 1000), REGRESSION):
         yield {"part": "regression", "at": at, "arm": arm}
-    for at, arm in itertools.product((0.1, 0.25, 0.5, 1.0, 2.0), ("norm bound", "fixed")):
+    for arm in SEEDS:
+        yield {"part": "table 1", "at": 2.0, "arm": arm}
+    for at, arm in itertools.product((10, 1000), THEOREM):
+        yield {"part": "theorem 2", "at": at, "arm": arm}
+    for at in (50, 300, 1000):
+        yield {"part": LOGITS, "at": at, "arm": TOLD}
+    for at, arm in itertools.product((0.1, 0.25, 0.5, 1.0), ("norm bound", "fixed")):
         yield {"part": "table 1", "at": at, "arm": arm}
+    yield {"part": "table 1", "at": 2.0, "arm": "norm bound"}
     for at in (0.5, 2.0):
         yield {"part": "table 2", "at": at, "arm": "fixed"}
-    for at in (0.1, 2.0):
-        yield {"part": "table 1", "at": at, "arm": "AdaCliP"}
+    yield {"part": "table 1", "at": 0.1, "arm": "AdaCliP"}
     yield {"part": "table 2", "at": 0.5, "arm": "AdaCliP"}
     yield {"part": "table 1", "at": 0.5, "arm": "AdaCliP"}
     yield {"part": "table 1", "at": 0.1, "arm": MOMENTS}
@@ -65,6 +80,10 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
 
 SMOKE = (
     ("regression", 10, "AdaCliP"),
+    ("theorem 2", 10, "whitened"),
+    ("table 1", 2.0, LATE),
+    ("table 1", 2.0, TOLD),
+    (LOGITS, 5, TOLD),
     ("table 1", 2.0, "norm bound"),
     ("momentum", 2.0, "β = 0.9"),
     ("table 2", 2.0, "fixed"),
@@ -74,10 +93,18 @@ SMOKE = (
 
 def _adaclip(epsilon: float) -> list[dict[str, float]]:
     """Return AdaCliP's candidates for logistic regression: about the best of twelve in trials."""
-    pairs = [(0.1, 1e-3), (0.3, 1e-4), (0.1, 1e-2), (0.3, 1e-2)]
+    pairs = [(0.1, 1e-3), (0.3, 1e-4), (0.1, 1e-2), (0.3, 1e-2), (1.0, 1e-3), (1.0, 1e-2)]
     if epsilon != 0.25:
-        pairs = pairs[:2] if epsilon < 0.25 else pairs[2:]
+        pairs = pairs[:2] if epsilon < 0.25 else pairs[2 : 6 if epsilon == 2.0 else 4]
+    return _pairs(*pairs[: 6 if epsilon == 2.0 else 4])
+
+
+def _pairs(*pairs: tuple[float, float]) -> list[dict[str, float]]:
     return [{"learning_rate": rate, "largest_variance": h2} for rate, h2 in pairs]
+
+
+def _rates(*rates: float) -> list[dict[str, float]]:
+    return [{"learning_rate": rate} for rate in rates]
 
 
 def _network(arm: str, epsilon: float) -> list[dict[str, Any]]:
@@ -108,7 +135,15 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     part, at, arm = cell["part"], float(cell["at"]), str(cell["arm"])
     if part == "regression":
         return parts.regression(arm, int(at), epochs=0.1 if options.smoke else 2.0)
-    split, seeds = data(options.data, options.smoke), 1 if options.smoke else 3
+    if part == "theorem 2":
+        return parts.bounded(arm, int(at), smoke=options.smoke)
+    split = data(options.data, options.smoke)
+    seeds = SEEDS.get(arm, 3) if (part, at) == ("table 1", 2.0) else 3
+    seeds = 1 if options.smoke else seeds
+    if part == LOGITS:
+        whole = Schedule.from_epochs(records=60_000, expected_batch_size=BATCH, epochs=EPOCHS)
+        sigma = FixedDPSGD.for_budget(whole, epsilon=2.0, delta=DELTA).noise_multiplier
+        return parts.logit_noise(split, sigma, int(at), seeds)
     epochs, batch = (0.1, 60) if options.smoke else (EPOCHS, BATCH)
     schedule = Schedule.from_epochs(records=len(split), expected_batch_size=batch, epochs=epochs)
     budget = {"epsilon": at, "delta": DELTA}
@@ -128,23 +163,48 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
             for r in (0.03, 0.1)
         ]
         return parts.chosen(method, schedule, parts.logistic, split, rates, seeds)
-    if arm == "norm bound":
-        method, grid = NormBound.for_budget(schedule, **budget, gradient_bound=28.0), BOUND
-    elif arm == "fixed":
-        method, grid = FixedDPSGD.for_budget(schedule, **budget), FIXED
-    elif arm == MOMENTS:
-        method, grid = FixedDPSGD(parts.moments_noise(schedule, at, DELTA)), FIXED
-    else:
-        literal = arm != "AdaCliP"
-        method = AdaCliP.for_budget(schedule, **budget, per_record=not literal)
-        grid = LITERAL if literal else _adaclip(at)
+    method, grid = _logistic(arm, schedule, at, split)
     return parts.chosen(method, schedule, parts.logistic, split, grid, seeds)
+
+
+def _logistic(
+    arm: str, schedule: Schedule, epsilon: float, split: Split
+) -> tuple[Any, parts.Candidates]:
+    """Return the method of an arm of Table 1, and what is tried of it."""
+    if arm == MOMENTS:
+        return FixedDPSGD(parts.moments_noise(schedule, epsilon, DELTA)), FIXED
+    budget = {"epsilon": epsilon, "delta": DELTA}
+    if arm == "norm bound":
+        return NormBound.for_budget(schedule, **budget, gradient_bound=28.0), _rates(
+            0.01, 0.03, 0.1, 0.3
+        )
+    if arm in (PUBLIC, PUBLIC_CLIPPED):
+        norm = None if arm == PUBLIC else 4.0
+        return PublicRate.for_budget(schedule, **budget, max_grad_norm=norm), [{}]
+    if arm.startswith("fixed"):
+        small = [{**one, "max_grad_norm": 1.6} for one in _rates(0.3, 1.0, 3.0)]
+        return FixedDPSGD.for_budget(schedule, **budget), small if arm == SMALL else FIXED
+    if arm == TOLD:
+        known = parts.of_records(split)
+        grid = _pairs((1.0, 1.0), (1.0, 3.0), (1.0, 10.0))
+        return parts.Told.for_budget(schedule, **budget, known=known), grid
+    if arm in (STARTED, LATE):
+        # A variance that is cut late may be far below 0, and would leave its coordinate no room.
+        own = {"late": True, "smallest_variance": 1e-5} if arm == LATE else {}
+        started = parts.Started.for_budget(schedule, **budget, deviation_decay=0.997, **own)
+        return started, _pairs((0.3, 1e-2), (1.0, 1e-3), (1.0, 3e-3), (1.0, 1e-2))
+    if arm == LONG:
+        method = AdaCliP.for_budget(schedule, **budget, deviation_decay=0.997)
+        return method, _pairs((0.3, 1e-1), (1.0, 1e-2), (1.0, 1e-1), (3.0, 1e-1))
+    literal = arm != "AdaCliP"
+    method = AdaCliP.for_budget(schedule, **budget, per_record=not literal)
+    return method, LITERAL if literal else _adaclip(epsilon)
 
 
 SHEET = Sheet(
     name="adaclip",
     key=("part", "at", "arm"),
-    values=("seed", "value", "rate", "h2", "clipped", "noise", "even", "own"),
+    values=("seed", "value", "rate", "h2", "clipped", "noise", "even", "own", "steps", "bound"),
     cells=cells,
     fill=fill,
     figures=shown.figures,

@@ -24,10 +24,11 @@ PAPER = list(
 
 def figures(rows: Sequence[Row]) -> dict[str, float]:
     """Return the mean of every arm over the seeds that did not choose."""
-    return {
-        f"{part}, {arm} at {float(at):g}": mean(group, "value")
-        for (part, at, arm), group in by(fresh(rows), "part", "at", "arm").items()
-    }
+    found = {}
+    for (part, at, arm, steps), group in by(fresh(rows), "part", "at", "arm", "steps").items():
+        after = f" after {steps} steps" if steps else ""
+        found[f"{part}, {arm} at {float(at):g}{after}"] = mean(group, "value")
+    return found
 
 
 def fresh(rows: Sequence[Row]) -> list[Row]:
@@ -40,6 +41,21 @@ def tables(rows: Sequence[Row]) -> list[str]:
     parts_of = by(fresh(rows), "part")
     found = []
     for (part,), group in parts_of.items():
+        if part == "theorem 2":
+            found.append(_theorem(group))
+            continue
+        if part == "noise in the logits":
+            lines = [
+                (at, pm(of, "noise", digits=2), pm(of, "value", digits=2))
+                for (at,), of in by(group, "at").items()
+            ]
+            head = (
+                "told over a norm of 4: steps",
+                "squared length of the noise",
+                "variance of logits",
+            )
+            found.append(markdown(head, lines))
+            continue
         if part == "momentum":
             lines = [
                 (each["arm"], pm(of, "value", digits=2), each["rate"], len(of))
@@ -49,7 +65,7 @@ def tables(rows: Sequence[Row]) -> list[str]:
             found.append(markdown((part, "accuracy", "rate", "seeds"), lines))
             continue
         digits = 3 if part == "regression" else 2
-        arms = [arm for (arm,) in by(group, "arm")]
+        arms = [arm for (arm,) in by(_drawn(group), "arm")]
         told = {arm: _told(part, arm) for arm in arms}
         head = [
             ("d" if part == "regression" else "ε"),
@@ -66,7 +82,51 @@ def tables(rows: Sequence[Row]) -> list[str]:
                 line.append(pm(own, "value", digits=digits) if own else "")
             lines.append(line)
         found.append(markdown((f"{part}: {head[0]}", *head[1:]), lines))
-    return [*found, *_noise(rows), *_rates(rows)]
+    return [*found, *_paired(rows), *_noise(rows), *_rates(rows)]
+
+
+def _drawn(rows: Sequence[Row]) -> list[Row]:
+    """Return the lines of arms that are no experiment beside Table 1, tried at ε = 2 alone."""
+    return [
+        row
+        for of in by(rows, "part", "arm").values()
+        for row in of
+        if row["part"] != "table 1" or {float(each["at"]) for each in of} != {2.0}
+    ]
+
+
+def _theorem(rows: Sequence[Row]) -> str:
+    """Return the mean squared gradient after some steps beside Theorem 2's bound on it."""
+    lines = []
+    for (at, steps), of in by(rows, "at", "steps").items():
+        arms = [
+            f"{pm(own, 'value', digits=3)} ≤ {own[0]['bound']}" for own in by(of, "arm").values()
+        ]
+        lines.append((at, steps, *arms))
+    return markdown(("theorem 2: d", "steps", *(arm for (arm,) in by(rows, "arm"))), lines)
+
+
+def _paired(rows: Sequence[Row]) -> list[str]:
+    """Return Table 1's arms at ε = 2 against fixed clipping, seed by seed, and why they differ."""
+    group = [r for r in fresh(rows) if (r["part"], float(r["at"])) == ("table 1", 2.0)]
+    arms = {arm: of for (arm,), of in by(group, "arm").items() if arm not in _OTHER_SEEDS}
+    base = {row["seed"]: float(row["value"]) for row in arms.get("fixed", [])}
+    lines = []
+    for arm, own in arms.items():
+        of = [row for row in own if row["seed"] in base]
+        if not of:
+            continue
+        less = [{"by": str(float(row["value"]) - base[row["seed"]])} for row in of]
+        seen = [f"{float(of[0][name]):.2f}" if of[0][name] else "" for name in _SEEN]
+        differs = "" if arm == "fixed" else pm(less, "by", digits=2)
+        what = (pm(of, "value", digits=2), differs, of[0]["rate"], of[0]["h2"])
+        lines.append((arm, len(of), *what, *seen))
+    head = ("table 1 at ε = 2", "seeds", "accuracy", "minus fixed", "rate", "h₂")
+    return [markdown((*head, "clipping", "noise", "evenness of s", "of the gradients' own"), lines)]
+
+
+_OTHER_SEEDS = ("norm bound", "fixed, moments accountant")
+_SEEN = ("clipped", "noise", "even", "own")
 
 
 def _told(part: str, arm: str) -> dict[float, str]:
@@ -81,7 +141,10 @@ def _noise(rows: Sequence[Row]) -> list[str]:
     """Return what Figure 3 shows: what clipping and noise change of a mean gradient."""
     lines = []
     pair = ("fixed", "AdaCliP")
-    told = by([row for row in rows if row["noise"] and row["arm"] in pair], "at")
+    told = by(
+        [row for row in rows if row["noise"] and row["arm"] in pair and row["part"] == "table 2"],
+        "at",
+    )
     for (at,), of in sorted(told.items(), key=lambda pair: float(pair[0][0])):
         arms = {row["arm"]: row for row in of}
         if len(arms) < 2:
@@ -127,7 +190,7 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
         found["regression"] = plot_lines(named, x="d", y="squared distance", line="arm", log="xy")
     # Momentum is one ε alone, and is not drawn.
     names = ("table 1", "table 2")
-    tabled = [row for name in names for row in by_part.get((name,), [])]
+    tabled = [row for name in names for row in _drawn(by_part.get((name,), []))]
     shown = [*tabled, *(row for row in told if (row["part"],) in by_part)]
     named = [{"ε": row["at"], "accuracy": row["value"], **row} for row in shown]
     found["chart"] = plot_lines(named, x="ε", y="accuracy", line="arm", panel="part", log="x")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from privtune.training.methods import ADADP, DPAdam, FixedDPSGD
-from studies.adadp_figures.task import CONV, POOLED, SOFTMAX
+from privtune.training.methods import ADADP, DPAdam, FixedDPSGD, PublicRate
+from studies.adadp_figures.task import CONV, EVEN, POOLED, SOFTMAX, UNEVEN
 
 EPOCHS = 10
 DECAY = 0.1 * 100 / EPOCHS  # (5.1) over as many decays as in the paper's 100 epochs
@@ -14,6 +14,7 @@ ADAPTIVE, DECAYED = "ADADP to the end", "ADADP, then (5.1)"
 DEFAULT = "ADADP as it is by default"  # fixed after a third of the steps, then 0.1 an epoch
 TIGHT = "ADADP with τ = 0.3, then (5.1)"
 ADAM, SGD, FALLING = "DP-Adam", "DP-SGD", "DP-SGD with (5.1), rate of σ = 2"
+PUBLIC = "public-rate"
 EARLY = {t: f"ADADP with τ = {t:g}, fixed after 1 epoch, (5.1) after 5" for t in (0.3, 1.0)}
 WHY = (DEFAULT, FALLING, TIGHT, *EARLY.values())  # experiments beside the paper's figures
 GRIDS = {
@@ -22,6 +23,8 @@ GRIDS = {
     (SGD, POOLED): range(-3, 2),
     (SGD, CONV): range(-3, 2),
     (SGD, SOFTMAX): range(-2, 4),
+    (SGD, EVEN): range(-2, 2),
+    (SGD, UNEVEN): range(-2, 2),
     (FALLING, POOLED): (-1,),
 }
 TOLERANCES = (0.1, 0.3, 1.0)
@@ -41,6 +44,7 @@ def method_of(arm: str, sigma: float) -> Any:
         FALLING: FixedDPSGD(sigma, schedule=HALF),
         ADAM: DPAdam(sigma),
         SGD: FixedDPSGD(sigma),
+        PUBLIC: PublicRate(sigma),
         **{
             name: ADADP(sigma, tolerance=t, adapt_epochs=1.0, decay=0.0, schedule=HALF)
             for t, name in EARLY.items()

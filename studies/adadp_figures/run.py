@@ -1,4 +1,4 @@
-"""ADADP, DP-Adam and DP-SGD at several σ: rates tuned at each, tuned at σ = 2, and not tuned.
+"""ADADP, DP-Adam and DP-SGD at several σ: rates tuned at each, tuned elsewhere, and not tuned.
 
 python -m studies.adadp_figures.run --data mnist.npz        # goes on where it was
 """
@@ -6,6 +6,7 @@ python -m studies.adadp_figures.run --data mnist.npz        # goes on where it w
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from privtune.plots import plot_lines
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from studies.adadp_figures import arms
-from studies.adadp_figures.arms import ADAM, ADAPTIVE, DECAYED, SGD, SMALL
-from studies.adadp_figures.task import CONV, POOLED, SOFTMAX, net
+from studies.adadp_figures.arms import ADAM, ADAPTIVE, DECAYED, PUBLIC, SGD, SMALL
+from studies.adadp_figures.task import CONV, EVEN, POOLED, SOFTMAX, UNEVEN, net
 from studies.harness import accuracies, fit, secrets_for
 from studies.sheet import Again, Options, Sheet, by, last, markdown, mean, pm
 
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 
 DELTA, BATCH, POINTS = 1e-6, 200, 5
 TUNED_AT = "2.0"
-SEEDS = {POOLED: 3, CONV: 3, SOFTMAX: 3}
+SEEDS = {POOLED: 3, CONV: 3, SOFTMAX: 3, EVEN: 4, UNEVEN: 4}
+CLIENTS = 100  # expected in a round
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every network, σ and method."""
     if options.smoke:
-        for name, arm in ((POOLED, DECAYED), (POOLED, SGD), (POOLED, ADAM), (SOFTMAX, SMALL[1])):
+        pairs = ((POOLED, DECAYED), (POOLED, SGD), (POOLED, ADAM), (SOFTMAX, SMALL[1]))
+        for name, arm in (*pairs, (UNEVEN, ADAPTIVE), (EVEN, PUBLIC)):
             yield {"net": name, "sigma": float(TUNED_AT), "arm": arm}
         return
     for name, sigmas in ((POOLED, (2.0, 4.0, 6.0, 8.0)), (CONV, (2.0, 8.0))):
@@ -44,6 +47,11 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     for sigma in (2.0, 4.0, 6.0, 8.0):
         for arm in (arms.FALLING,) if sigma == 6.0 else arms.WHY:
             yield {"net": POOLED, "sigma": sigma, "arm": arm}
+    for name in (UNEVEN, EVEN):
+        for arm in (ADAPTIVE, DECAYED, SGD, PUBLIC):
+            yield {"net": name, "sigma": 1.0, "arm": arm}
+    for name, sigma in itertools.product((POOLED, CONV), (2.0, 8.0)):
+        yield {"net": name, "sigma": sigma, "arm": PUBLIC}
 
 
 @functools.cache
@@ -58,7 +66,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     task = net(name, options.data, smoke=options.smoke)
     epochs = 1 if options.smoke else arms.EPOCHS
     schedule = Schedule.from_epochs(
-        records=len(task.split), expected_batch_size=BATCH, epochs=epochs
+        records=len(task.split),
+        expected_batch_size=min(CLIENTS if task.clients else BATCH, len(task.split) / 4),
+        epochs=epochs,
     )
     method, seeds = arms.method_of(arm, sigma), range(5 if options.smoke else SEEDS[name])
     rates = [10 ** (i / 2) for i in arms.GRIDS.get((arm, name), [-2])][: 2 if options.smoke else 9]
@@ -69,7 +79,11 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         schedule,
         model=task.model,
         split=task.split,
-        candidates=[{"learning_rate": rate, "max_grad_norm": 1.0} for rate, _ in pairs],
+        candidates=[
+            {} if arm == PUBLIC else {"learning_rate": rate, "max_grad_norm": 1.0}
+            for rate, _ in pairs
+        ],
+        loss=task.loss,
         secrets=[secrets_for("adadp_figures", seed, 1)[0] for _, seed in pairs],
         snapshots_at=times,
     )
@@ -82,7 +96,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
             lines.append(
                 {
                     "seed": seed,
-                    "initial_rate": f"{rate:.4g}",
+                    "initial_rate": "" if arm == PUBLIC else f"{rate:.4g}",
                     "epoch": round((step + 1) * schedule.sample_rate, 2),
                     "epsilon": round(
                         spent(sigma, len(task.split), schedule.sample_rate, step + 1), 4
@@ -115,8 +129,10 @@ def lines_of(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         told = {f"{arm}, best rate": rates[:1]}
         if arm == ADAM:
             told[f"{arm}, second best"] = rates[1:2]
-        if arm == SGD:
+        if arm == SGD and name not in (EVEN, UNEVEN):
             told[f"{arm}, rate of σ = 2"] = ranked(rows, name, TUNED_AT, SGD)[:1]
+        if (name, arm) == (UNEVEN, SGD):
+            told[f"{arm}, best rate with all digits"] = ranked(rows, EVEN, sigma, SGD)[:1]
         if arm not in (ADAM, SGD):
             told = {arm: rates}
         found += [
@@ -171,7 +187,7 @@ def entry(rows: Sequence[Mapping[str, str]]) -> str:
 
 def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
     """Return accuracy against σ for each network, and against the epochs for one."""
-    nets = [row for row in lines_of(rows) if row["net"] != SOFTMAX]
+    nets = [row for row in lines_of(rows) if row["net"] in (POOLED, CONV)]
     shown = [row for row in nets if row["arm"] not in arms.WHY]
     times = [row for row in shown if row["net"] == POOLED and row["sigma"] in (TUNED_AT, "8.0")]
     for row in times:

@@ -203,7 +203,10 @@ SHEET = Sheet(
     figures=figures,
     tables=tables,
     charts=charts,
-    again=Again({"task": "table", "what": SGD, "epsilon": "0.5", "how": BASELINE}, "accuracy"),
+    again=Again(
+        {"task": "table", "what": RATE["table"], "epsilon": "1.0", "how": BASELINE, "rate": "0.01"},
+        "accuracy",
+    ),
 )
 
 if __name__ == "__main__":

@@ -76,7 +76,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     rates = [10 ** (i / 2) for i in grid]
     pairs = [(rate, seed) for rate in rates for seed in range(seeds)]
     norm = 0.1 if kind in SHORT else 1.0
-    ends = sorted({max(1, round(steps * share)) - 1 for share in SHARES})
+    ends = sorted(
+        {max(1, round(steps * share)) - 1 for share in SHARES[-1:] * options.smoke or SHARES}
+    )
     found = fit(
         method,
         Schedule(RECORDS, BATCH / RECORDS, steps),

@@ -99,7 +99,8 @@ def test_workers_train_the_trials_of_one_process(
 def optimized(url: str, build: Any, **options: Any) -> Any:
     strategy = options.pop("strategy", Everything(trials=5, sampler="random"))
     budget = privtune.Budget(4.0, 1e-5, name="b")
-    study = privtune.create_study("s", budget=budget, storage=url, seed=3)
+    repeats = options.pop("repeats", 1)
+    study = privtune.create_study("s", budget=budget, storage=url, seed=3, repeats=repeats)
     return study.optimize(build, strategy=strategy, **PATHS, **options)
 
 
@@ -121,6 +122,23 @@ def test_workers_draw_for_a_function_what_one_process_draws(
     assert given
     assert kept(storage, "s") == kept(inline, "s")
     assert charges(storage, "b") == 1
+
+
+def test_workers_draw_a_repetition_s_trials_from_those_before_it(
+    storage: str, tmp_path: Path, given: list[int]
+) -> None:
+    inline = f"sqlite:///{tmp_path / 'inline.db'}"
+    terms = {"strategy": Everything(trials=14, sampler="tpe", batch=7), "benchmark": True}
+    expected = optimized(inline, PATH, repeats=2, **terms)
+    release = optimized(storage, PATH, repeats=2, executor="external", **terms)
+    assert given
+    assert release.repetitions == expected.repetitions
+    drawn = []
+    for url in (inline, storage):
+        with closing(Life("s", url)) as life:
+            drawn.append([trial.params for trial in life.trials.of("everything/1")])
+    assert len(drawn[0]) == 14
+    assert drawn[0] == drawn[1]
 
 
 def test_optuna_s_own_objects_stay_in_one_process(storage: str, given: list[int]) -> None:

@@ -14,7 +14,7 @@ import yaml
 import privtune
 from privtune.errors import PrivTuneError
 from privtune.study import Study, StudySpec, plan_study
-from privtune.study.rehearsed import _changed
+from privtune.study.rehearsed import _CONSTANT, _changed
 from privtune.study.spread import expected_spread
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
 from tests.study.conftest import FIXED, toy_spec
@@ -91,6 +91,24 @@ def test_the_bound_on_the_spread_holds_where_it_is_reached() -> None:
     assert spread.difference == pytest.approx(both, rel=0.02)
     assert spread.alone == {"selection": pytest.approx(0.25)}
     assert "at most 6.5 points for an arm, and of at most 13 points" in spread.words
+
+
+def test_chance_varies_by_as_much_as_is_said() -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.random(400) < 0.3).astype(float)
+    ones, zeros = int(y.sum()), int((1 - y).sum())
+    aucs = []
+    for _ in range(2000):
+        ranks = rng.permutation(400) + 1  # of scores that say nothing
+        aucs.append((ranks[y == 1].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+    assert _CONSTANT["auc"](y) == (0.5, pytest.approx(np.std(aucs), rel=0.05))
+    y = rng.integers(3, size=400).astype(float)
+    guesses = rng.integers(3, size=(2000, 400))
+    balanced = np.mean([(guesses[:, y == c] == c).mean(axis=1) for c in range(3)], axis=0)
+    assert _CONSTANT["balanced_accuracy"](y) == (
+        pytest.approx(1 / 3),
+        pytest.approx(balanced.std(), rel=0.05),
+    )
 
 
 def test_the_command_says_on_what_it_ran(

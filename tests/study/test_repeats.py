@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting
@@ -13,16 +16,23 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import privtune
-from privtune.accounting import Repeated
+from privtune.accounting import Adjacency, Repeated
 from privtune.errors import InvalidInputError
 from privtune.ledger import Charge, Ledger
-from privtune.strategies import Plan, Release
+from privtune.plots._study import costs_at_other_means
+from privtune.strategies import Everything, Fixed, Outcome, Plan, Release, StrategyError
+from privtune.strategies.everything import selection_instead
+from privtune.strategies.plan import epsilon_spent
 from privtune.study import Study
 from privtune.study.lifecycle import Life
-from privtune.study.planning import plan_study
-from privtune.study.rounds import Asked, TrialFiles
+from privtune.study.planning import plan_arms, plan_study
+from privtune.study.rounds import Asked, StudyRound, TrialFiles
+from privtune.study.workers import make_files
+from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
-from tests.study.conftest import FIXED, toy_spec
+from tests import toy
+from tests.study import elsewhere
+from tests.study.conftest import FIXED, PARAMETERS, toy_spec
 
 BENCHMARK = "tests.toy:benchmark_blobs"
 SELECTION = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 4}
@@ -63,6 +73,45 @@ def test_each_repetition_on_private_records_is_charged() -> None:
     assert total.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=5e-3)
     (once,) = plan_study(toy_spec(arms=[FIXED])).plans
     assert noise > 1.3 * once.training.method.noise_multiplier
+
+
+def test_views_price_a_selection_with_all_of_its_repetitions(storage: str) -> None:
+    random = {"name": "random", "strategy": "everything", "trials": 3, "sampler": "random"}
+    arms = [SELECTION, random, FIXED]
+    with closing(Study.create(toy_spec(arms=arms, repeats=3), storage)) as study:
+        selection, everything, fixed = study.plans
+        costs = costs_at_other_means(study, selection)
+        asked, known = (study._life.guarantee(plan).epsilon for plan in (selection, fixed))
+    (same,) = (cost for mean, cost in costs if mean == pytest.approx(4.0))
+    assert same == pytest.approx(asked, rel=1e-6)
+    assert selection.released[-1].startswith("of each further repetition")
+    terms: Any = {"delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
+    assert epsilon_spent(fixed, **terms)[-1][1] == pytest.approx(known, rel=1e-6)
+    three, one = (
+        selection_instead(everything, **terms),
+        selection_instead(replace(everything, repeats=1), **terms),
+    )
+    assert three is not None
+    assert one is not None
+    assert three.epsilon > 1.3 * one.epsilon
+
+
+def test_what_a_benchmark_spares_is_noted_in_the_ledger(storage: str) -> None:
+    with closing(Study.create(toy_spec(task=BENCHMARK, arms=[FIXED], repeats=2), storage)) as study:
+        study.run()
+        (charge,) = study.certificate()["charges"]
+    said = "since all records are declared public (a benchmark)"
+    assert charge["note"] == f"not charged repetitions beyond the first, {said}"
+    context = toy_spec(arms=[FIXED]).planning_context()
+    for public, note in (
+        (True, ""),
+        (False, f"not charged exact scores on the test split, {said}"),
+    ):
+        task = replace(toy.benchmark_blobs(), public_test=public)
+        (plan,) = plan_arms(
+            [Fixed(parameters=PARAMETERS)], replace(context, task=task), epsilon=2.0
+        ).plans
+        assert declared_note(plan.public_facts) == note
 
 
 def test_repetitions_on_public_records_cost_what_one_costs(storage: str) -> None:
@@ -165,6 +214,63 @@ def test_no_two_repetitions_share_noise() -> None:
     for one, other in ((0, 1), (0, 2), (1, 2)):
         # Independent: 90 records in both, with a deviation of 9.
         assert abs(int((subsets[one] & subsets[other]).sum()) - 90) < 50
+
+
+@pytest.fixture
+def opened(storage: str) -> Iterator[tuple[Plan, StudyRound]]:
+    """Return a plan of three trials, run twice, and its round."""
+    spec, task = toy_spec(task=BENCHMARK, arms=[TPE], repeats=2, epochs=1), toy.benchmark_blobs()
+    with closing(Study.create(spec, storage)) as study:
+        (plan,), life = study.plans, study._life
+        files = make_files(life, plan, task=task, data=task.load(), compute=spec.compute)
+        yield plan, StudyRound(life, files)
+
+
+def test_a_strategy_that_asks_for_something_else_each_time_is_stopped(opened: Any) -> None:
+    numbers = itertools.count()
+
+    def run(plan: Plan, trials: StudyRound) -> Outcome:
+        number = next(numbers)
+        assert number < 10
+        return Outcome(trials.train(plan, plan.training, PARAMETERS, name=str(number)))
+
+    strategy: Any = SimpleNamespace(run=run)
+    with pytest.raises(StrategyError, match="does not ask for the trainings that it waited for"):
+        opened[1].run(strategy)
+
+
+def test_a_strategy_that_handles_everything_is_run_until_all_is_trained(opened: Any) -> None:
+    def run(plan: Plan, trials: StudyRound) -> Outcome:
+        try:
+            return Outcome(trials.train(plan, plan.training, PARAMETERS, name="final"))
+        except BaseException:
+            return Outcome(None)
+
+    strategy: Any = SimpleNamespace(run=run)
+    assert [each.result is None for each in opened[1].run(strategy)] == [False, False]
+
+
+@pytest.mark.parametrize("number", [-1, 3])
+def test_no_trial_beyond_the_plan_s_is_trained(opened: Any, number: int) -> None:
+    plan, trials = opened
+    with pytest.raises(StrategyError, match=f"pays for 3 trials.*asks for trial {number}"):
+        trials.train_numbered(plan, {number: PARAMETERS})
+
+
+@pytest.mark.parametrize("strategy", [Fixed(), Everything(trials=2, sampler="random")])
+def test_functions_see_the_numbers_of_one_repetition(storage: str, strategy: Any) -> None:
+    seen = set()
+
+    def build(trial: Any) -> privtune.Candidate:
+        seen.add(trial.number)
+        return elsewhere.linear(trial)
+
+    budget = privtune.Budget(4.0, 1e-5, name="b")
+    with closing(privtune.create_study("s", budget=budget, storage=storage, repeats=3)) as study:
+        release = study.optimize(build, strategy=strategy, benchmark=True, **elsewhere.PATHS)
+    assert release.utility == {}, "there is no test split"
+    # What is built to be looked at alone has a random number below 2**31, as in a seal.
+    assert {n for n in seen if n < 100} == set(range(getattr(strategy, "trials", 1)))
 
 
 def test_workers_train_the_rows_of_all_repetitions(tmp_path: Path) -> None:
