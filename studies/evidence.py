@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import math
+import os
 import platform
 import statistics
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import privtune
 
@@ -141,7 +143,9 @@ def rerun(study: Sheet) -> list[Row]:
         for cell in study.cells(options)
         if all(str(cell[column]) == value for column, value in named.items())
     ]
-    found = [{**cell, **line} for cell in cells[:DRAWS] for line in study.fill(cell, options)]
+    with mock.patch.dict(os.environ):  # a study may say there where its data are
+        os.environ.pop("PRIVTUNE_DATA", None)
+        found = [{**cell, **line} for cell in cells[:DRAWS] for line in study.fill(cell, options)]
     return _chosen([{c: str(value) for c, value in line.items()} for line in found], study.again)
 
 

@@ -1,6 +1,6 @@
 """One arm that picks how it chooses, from public facts alone and by what public studies found.
 
-The rule is read off the studies of this project (``studies/four_tasks``, ``studies/transfer``): the
+The rule is read off an earlier study of four tasks, and ``studies/transfer``: the
 best arm that is paid for was subsampled tuning where a tenth of the records is thousands; where it is
 not, ADADP for networks that are trained from scratch, and a selection of learning rates for small models,
 which learn in few steps and for which ADADP's tolerance, made for d/2T of order one, is too strict. Where

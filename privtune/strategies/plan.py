@@ -238,7 +238,19 @@ class Plan:
         return self.event if alone else acc.Repeated(self.repeats, self.event)
 
     def drawn_runs(self, streams: Streams) -> tuple[int, ...]:
-        """Return the secret numbers of candidates, one a repetition; whenever it is asked, the same."""
+        """Return the secret numbers of candidates, one a repetition; asked again, the same.
+
+        Args:
+            streams: The random streams of the arm.
+
+        Returns:
+            As many numbers as there are repetitions; none where the number of trials is public.
+
+        Example:
+            >>> from privtune.training.mechanism.streams import Streams
+            >>> [len(plan.drawn_runs(Streams(bytes(32)))) for plan in study.plans]
+            [0, 1]
+        """
         if self.runs is None:
             return ()
         return tuple(self.runs.sample(streams.numpy("runs", r)) for r in range(self.repeats))

@@ -13,7 +13,6 @@ from privtune.study.spec import StudySpec
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import ADADP, METHODS, FixedDPSGD
 from privtune.training.methods._rate_schedule import RateSchedule, average_weights
-from studies.four_tasks.averages import averaged
 from tests.training import simple
 from tests.training.engine import test_checkpoint as checkpoints
 from tests.training.methods.test_contract import DIMENSION, candidate, planned
@@ -179,6 +178,15 @@ def test_the_plan_says_where_the_rule_for_the_tolerance_is_not_meant_for():
 
 
 USUAL = {"learning_rate": 0.1, "max_grad_norm": 1.0}
+
+
+def averaged(iterates: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What is released of iterates, shape ``[T, P]``, by each rule: the formulas, from all of them."""
+    steps, moving = len(iterates), iterates[0]
+    for step in range(1, steps):
+        decay = min(0.9999, (1 + step) / (10 + step))
+        moving = decay * moving + (1.0 - decay) * iterates[step]
+    return {"last": iterates[-1], "tail": iterates[steps // 2 :].mean(dim=0), "ema": moving}
 
 
 @pytest.mark.quick

