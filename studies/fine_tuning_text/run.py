@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
+from studies.fine_tuning_text import heads
 from studies.fine_tuning_text.task import SETTINGS, generated, public_weights
 from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean, most_spent, pm, release_of
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 NORM = {"max_grad_norm": 0.1}  # Adam does not see the scale of its gradients
 SPACE = {"learning_rate": {"type": "float", "low": 1e-4, "high": 3e-2, "log": True}}
-PARTS, ANY = ("head", "biases", "lora:4"), "any"
+PARTS, ANY, HEADS = ("head", "biases", "lora:4"), "any", "head of a frozen encoder"
 SEARCH = {"strategy": "papernot-steinke", "method": "dp-adam", "parameters": NORM, "mean_runs": 5}
 FIXED = {"learning_rate": 1e-3, **NORM}
 ARMS: dict[str, dict[str, Any]] = {
@@ -32,13 +33,15 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
-    """Yield every arm on every part; on generated sentences few, for the mechanics alone."""
+    """Yield heads by every method, then every arm on every part; on generated sentences few."""
     own = on_own_texts(options)
-    for seed in range(3 if own else 1):
-        for epsilon in (1.0, 3.0) if own else (3.0,):
-            for arm in ARMS if own else (*ARMS,)[::3]:
-                for part in (ANY,) if arm.endswith("parts") else PARTS if own else PARTS[2:]:
-                    yield {"trainable": part, "epsilon": epsilon, "seed": seed, "arm": arm}
+    for epsilon in (1.0, 3.0, 8.0) if own else (3.0,):
+        for arm in heads.METHODS if own else ("public-rate",):
+            yield {"trainable": HEADS, "epsilon": epsilon, "arm": arm}
+    for epsilon in (1.0, 3.0) if own else (3.0,):
+        for arm in ARMS if own else (*ARMS,)[::3]:
+            for part in (ANY,) if arm.endswith("parts") else PARTS if own else PARTS[2:]:
+                yield {"trainable": part, "epsilon": epsilon, "arm": arm}
 
 
 def on_own_texts(options: Options) -> bool:
@@ -47,11 +50,13 @@ def on_own_texts(options: Options) -> bool:
 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
-    """Run one arm in a study of its own."""
-    arm, part = ARMS[cell["arm"]], cell["trainable"]
-    size = {"epochs": 3, "expected_batch_size": 256}
-    if not on_own_texts(options):
+    """Run one arm in studies of its own, or train heads by one method, with every seed."""
+    own, size = on_own_texts(options), {"epochs": 3, "expected_batch_size": 256}
+    if not own:
         os.environ[SETTINGS], size = str(generated()), {"epochs": 0.5, "expected_batch_size": 128}
+    if cell["trainable"] == HEADS:
+        return heads.train_heads(cell["arm"], cell["epsilon"])
+    arm, part = ARMS[cell["arm"]], cell["trainable"]
     space = dict(SPACE) if "mean_runs" in arm else {}
     if part == ANY:
         space["trainable"] = {"type": "categorical", "choices": list(PARTS)}
@@ -61,8 +66,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         "pretrained": str(public_weights()),
         "trainable": "all" if part == ANY else part,
     }
-    terms = {"task": task, "space": space, **size}
-    return [release_of(arm, epsilon=cell["epsilon"], delta=1e-5, seed=cell["seed"], **terms)]
+    terms = {"task": task, "space": space, "epsilon": cell["epsilon"], "delta": 1e-5, **size}
+    seeds = range(3 if own else 1)
+    return [{"seed": seed, **release_of(arm, seed=seed, **terms)} for seed in seeds]
 
 
 def figures(rows: Sequence[Row]) -> dict[str, float]:
@@ -94,14 +100,14 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
 
 SHEET = Sheet(
     name="fine_tuning_text",
-    key=("trainable", "epsilon", "seed", "arm"),
-    values=("accuracy", "gradient_evaluations", "spent", "claimed"),
+    key=("trainable", "epsilon", "arm"),
+    values=("seed", "accuracy", "gradient_evaluations", "spent", "claimed", "rate"),
     cells=cells,
     fill=fill,
     figures=figures,
     tables=tables,
     charts=charts,
-    again=Again({"arm": "hyfreedp", "trainable": "lora:4"}, "accuracy"),
+    again=Again({"arm": "public-rate", "trainable": HEADS}, "accuracy", stand_in=True),
 )
 
 if __name__ == "__main__":

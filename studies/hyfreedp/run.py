@@ -15,7 +15,7 @@ from torch import nn
 
 from privtune.plots import plot_lines
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.methods import AutomaticClipping, DAdaptation, HyFreeDP, Prodigy
+from privtune.training.methods import AutomaticClipping, DAdaptation, HyFreeDP, Prodigy, PublicRate
 from studies.harness import accuracies, fit, mnist, secrets_for
 from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean, pm
 
@@ -27,6 +27,7 @@ ARMS: dict[str, Callable[..., Any]] = {
     "prodigy": Prodigy.for_budget,
     "d-adaptation": DAdaptation.for_budget,
     GRID: AutomaticClipping.for_budget,
+    "public-rate": PublicRate.for_budget,
     "hyfreedp K=1": partial(OURS, interval=1),
     "hyfreedp K=10": partial(OURS, interval=10),
     "hyfreedp K=5, 5% more gradient noise": partial(OURS, interval=5, gradient_noise_factor=1.05),

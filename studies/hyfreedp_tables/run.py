@@ -1,4 +1,4 @@
-"""Tables 2 to 4 and Figures 3, 4 and 6 of HyFreeDP, on a network that learnt in public.
+"""Tables 2, 4 and 5 and Figures 2 to 7 of HyFreeDP, on a network that learnt in public.
 
 python -m studies.hyfreedp_tables.run --data mnist.npz      # --smoke: seconds, on digits
 """
@@ -13,10 +13,22 @@ from collections.abc import Iterator, Sequence
 import plotly.graph_objects as go
 
 from privtune.plots import plot_lines
-from studies.hyfreedp_tables.work import ARMS, GRIDS, STARTS, cells, fill
-from studies.sheet import Again, Row, Sheet, by, floats, markdown, mean, pm
+from studies.hyfreedp_tables import curves
+from studies.hyfreedp_tables.work import (
+    ARMS,
+    BATCH,
+    COSINE,
+    GRIDS,
+    LINEAR,
+    SETTINGS,
+    STARTS,
+    cells,
+    fill,
+)
+from studies.sheet import CODE, Again, Row, Sheet, by, floats, markdown, mean, pm
 
-OURS, TRAINED = "HyFreeDP, K = 5", ("all", "biases", "lora:4")
+OURS, GRID, TRAINED = "HyFreeDP, K = 5", "un-paid grid", ("all", "biases", "lora:4")
+WEIGHTS = 117_637  # of the network
 
 
 def of_kind(rows: Sequence[Row], what: str) -> list[Row]:
@@ -59,6 +71,20 @@ def noises(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, float]]:
     }
 
 
+def magnitudes(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+    """Return the expected size of the noise on a mean loss and on a mean gradient (Table 1), by K.
+
+    Bounds of 1, a batch of 1,000, all weights, ε = 1: ``sqrt(2 / π) σ_l / B`` and ``sqrt(d) σ_g / B``.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for (part, epsilon, at), of in by(of_kind(rows, "noise"), "part", "epsilon", "at").items():
+        if part == next(iter(SETTINGS)) and float(epsilon) == 1.0:
+            sigma = {row["line"]: float(row["value"]) / BATCH for row in of}
+            loss = math.sqrt(2.0 / math.pi) * sigma["σ_l, gaussian"]
+            found[at] = (loss, math.sqrt(WEIGHTS) * sigma["σ_g"])
+    return found
+
+
 def mean_log(rates: Sequence[float]) -> float:
     """Return the logarithm to base ten of the geometric mean."""
     return statistics.mean(map(math.log10, rates))
@@ -70,9 +96,19 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     for (part, epsilon), arms in accuracy(rows).items():
         where = f"{part}, ε = {epsilon:g}"
         values = {arm: mean(lines, "value") for arm, lines in arms.items()}
-        for arm in ("un-paid grid", "un-paid grid, cosine", "Prodigy", "D-Adaptation", "DP-hyper"):
+        for arm in (
+            "un-paid grid",
+            "public-rate",
+            COSINE,
+            LINEAR,
+            "Prodigy",
+            "D-Adaptation",
+            "DP-hyper",
+        ):
             if arm in values and OURS in values:
                 found[f"HyFreeDP above {arm}, {where}"] = values[OURS] - values[arm]
+        if LINEAR in values:
+            found[f"un-paid grid above the linear one, {where}"] = values[GRID] - values[LINEAR]
         found |= {f"{arm}, {where}": value for arm, value in values.items()}
     for (part, epsilon), noise in noises(rows).items():
         where = f"{part}, ε = {float(epsilon):g}, K = 5"
@@ -83,6 +119,34 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         found[f"{fit}, from {start}: log10 of the last rate"] = mean_log(rates)
         found[f"{fit}, from {start}: accuracy"] = mean(right, "value")
     found |= {f"step with {n}, {part}": value for (part, n), value in ratios(rows).items()}
+    found |= {
+        f"course, {arm}: {name}": value
+        for arm, values in courses(rows).items()
+        for name, value in values.items()
+    }
+    for k, (loss, gradient) in magnitudes(rows).items():
+        found[f"noise on a mean gradient over that on a mean loss, K = {k}"] = gradient / loss
+    return found | curves.figures(of_kind(rows, "curve"))
+
+
+def courses(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Return of every course where its rate is largest, how far it rose and fell, and accuracies."""
+    found: dict[str, dict[str, float]] = {}
+    for (name,), lines in by(of_kind(rows, "course"), "line").items():
+        arm, kind = name.split(": ")
+        values = found.setdefault(arm, {})
+        if kind == "accuracy":
+            at = {step: mean(of, "value") for (step,), of in by(lines, "at").items()}
+            values |= {"last accuracy": [*at.values()][-1], "best accuracy": max(at.values())}
+            continue
+        tops = []
+        for of in by(lines, "seed").values():
+            rates = floats(of, "value")
+            top = max(rates)
+            step = float(of[rates.index(top)]["at"])
+            tops.append((step, math.log10(top / rates[0]), math.log10(rates[-1] / top)))
+        named = ("step of the largest rate", "log10 of its rise", "log10 of its fall")
+        values |= dict(zip(named, map(statistics.mean, zip(*tops, strict=True)), strict=True))
     return found
 
 
@@ -97,12 +161,17 @@ def ends(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[float], list[Row]
             yield f"{part}, {fit}", start, found, named[f"{fit}, from {start}: accuracy"]
 
 
+def dated(rows: Sequence[Row]) -> str:
+    """Return mean ± standard error, with a mark where nobody knows which code made the lines."""
+    return pm(rows, "value") + ("" if rows[0].get(CODE) else " †")
+
+
 def tables(rows: Sequence[Row]) -> list[str]:
     """Return the tables of accuracies, first rates, noise and times."""
     cellsof, found = accuracy(rows), []
     heads = [f"{part}, ε = {epsilon:g}" for part, epsilon in cellsof]
     lines = [
-        (arm, *(pm(cell[arm], "value") if arm in cell else "–" for cell in cellsof.values()))
+        (arm, *(dated(cell[arm]) if arm in cell else "–" for cell in cellsof.values()))
         for arm in ARMS
         if any(arm in cell for cell in cellsof.values())
     ]
@@ -130,6 +199,24 @@ def tables(rows: Sequence[Row]) -> list[str]:
             for (part, epsilon), values in noise.items()
         ]
         found.append(markdown(("noise multipliers at K = 5", "ε", *names), body))
+    if sizes := magnitudes(rows):
+        body = [(k, f"{a:.4f}", f"{b:.3f}", f"{b / a:.0f}") for k, (a, b) in sizes.items()]
+        head = ("K", "noise on a mean loss", "on a mean gradient", "times")
+        found.append(markdown(head, body))
+    went = courses(rows)
+    if went:
+        shown = [
+            (
+                arm,
+                *(
+                    f"{values[name]:.3g}" if name in values else "–"
+                    for name in next(iter(went.values()))
+                ),
+            )
+            for arm, values in went.items()
+        ]
+        found.append(markdown(("LoRA, ε = 1", *next(iter(went.values()))), shown))
+    found += curves.tables(of_kind(rows, "curve"))
     times = ratios(rows)
     if times:
         body = [("a step over one of DP-AdamW", *(f"{value:.2f}" for value in times.values()))]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,16 @@ from torch import nn
 from privtune.accounting import calibrate, hyfreedp_event
 from privtune.tasks import Task, fine_tuned
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.methods import AutomaticClipping, DAdaptation, DPAdam, HyFreeDP, Prodigy
-from studies.harness import Split, accuracies, fit, secrets_for
+from privtune.training.methods import (
+    AutomaticClipping,
+    DAdaptation,
+    DPAdam,
+    HyFreeDP,
+    Prodigy,
+    PublicRate,
+)
+from studies.harness import Split, TrainingResult, accuracies, fit, secrets_for
+from studies.hyfreedp_tables import curves
 from studies.sheet import Options, release_of
 from studies.transfer.task import digits_5_to_9, half, public_weights
 
@@ -25,16 +34,25 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "HyFreeDP, K = 5": (HyFreeDP, {"interval": 5}),
     "HyFreeDP, K = 10": (HyFreeDP, {"interval": 10}),
     "HyFreeDP, K = 5, Laplace": (HyFreeDP, {"interval": 5, "loss_noise": "laplace"}),
+    "HyFreeDP, K = 5, five losses": (curves.FivePoints, {"interval": 5}),
     "Algorithm 1 to the letter, K = 5": (HyFreeDP, {"interval": 5, "fit": "paper"}),
+    "Algorithm 1, K = 5, five losses": (
+        curves.FivePoints,
+        {"interval": 5, "fit": "paper", "reach": 2.0},
+    ),
     "Prodigy": (Prodigy, {}),
     "D-Adaptation": (DAdaptation, {}),
+    "public-rate": (PublicRate, {}),
 }
-GRIDS = {"un-paid grid": "constant", "un-paid grid, cosine": "cosine"}
+COSINE, LINEAR = "un-paid grid, cosine", "un-paid grid, linear"
+GRIDS = {"un-paid grid": "constant", COSINE: "cosine", LINEAR: "linear"}
+SCHEDULED = {"biases": COSINE, "all": LINEAR}  # the paper's Tables 2 and 5
 RATES = {
     "all": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
     "lora:4": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
     "biases": (1e-2, 3e-2, 1e-1, 3e-1, 1.0),
 }
+BEST = {"all": 1e-2, "biases": 1e-1}  # of them, at ε = 1
 SEARCH = {
     "strategy": "dp-hyper",
     "mean_runs": 3,
@@ -44,14 +62,18 @@ SEARCH = {
 ARMS = (
     "HyFreeDP, K = 5",
     "un-paid grid",
+    "public-rate",
     "Prodigy",
     "D-Adaptation",
     "DP-hyper",
-    "un-paid grid, cosine",
+    LINEAR,
+    COSINE,
     "HyFreeDP, K = 1",
     "HyFreeDP, K = 10",
     "HyFreeDP, K = 5, Laplace",
+    "HyFreeDP, K = 5, five losses",
     "Algorithm 1 to the letter, K = 5",
+    "Algorithm 1, K = 5, five losses",
 )
 STARTS = (1e-6, 1e-4, 1e-2, 1.0)
 SETTINGS = {"27,000 records, 135 steps": (27_000, 135), "50,000 records, 250 steps": (50_000, 250)}
@@ -59,8 +81,8 @@ STEPS = ("DP-SGD", "DP-AdamW", "K = 1", "K = 5", "K = 10")
 PASS = "forward pass"
 THEN = (("biases", 1.0), ("all", 0.3), ("lora:4", 1.0), ("all", 3.0), ("biases", 3.0))
 OURS, GRID = "HyFreeDP, K = 5", "un-paid grid"
-HARD = (OURS, "Prodigy", "D-Adaptation", GRID)  # at ε = 0.3
-EASY = (OURS, GRID, "HyFreeDP, K = 1")  # at ε = 8
+HARD = (OURS, "Prodigy", "D-Adaptation", "public-rate", GRID)  # at ε = 0.3
+EASY = (OURS, GRID, LINEAR, "public-rate", "HyFreeDP, K = 1")  # at ε = 8
 COURSES = (("all", "robust"), ("all", "paper"), ("biases", "robust"))
 WIDE = {"spread": 1e16}  # Figure 4 is about rates that find their way from any start
 BATCH, SEEDS, DELTA = 1000, 3, 1e-5
@@ -70,11 +92,15 @@ WARM, TIMED, ROUNDS = 5, 10, 3
 def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every cell: accuracies, how rates move, noise, times of a step."""
     small = options.smoke
-    yield from trainings([("biases", 3.0) if small else ("all", 1.0)], HARD[::3] if small else ARMS)
+    yield from trainings([("biases", 3.0) if small else ("all", 1.0)], HARD[::4] if small else ARMS)
     for part, rule in COURSES[2:3] if small else COURSES:
         yield {"what": "rate", "part": part, "epsilon": 1.0, "arm": rule}
     if small:
         return
+    for part in ("all", "biases"):
+        yield {"what": "curve", "part": part, "epsilon": 1.0, "arm": GRID}
+    for arm in (OURS, "Algorithm 1 to the letter, K = 5", GRID):
+        yield {"what": "course", "part": "lora:4", "epsilon": 1.0, "arm": arm}
     for epsilon in (1.0, 8.0):
         for name in SETTINGS:
             yield {"what": "noise", "part": name, "epsilon": epsilon, "arm": "all"}
@@ -87,13 +113,14 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
 def trainings(
     settings: Sequence[tuple[str, float]], arms: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the cells of accuracies; a grid with a schedule where the paper has one, for biases."""
+    """Yield the cells of accuracies; a grid with a schedule as the paper has it for that part."""
     for part, epsilon in settings:
         for arm in HARD if epsilon < 1.0 else arms:
-            if part == "biases" or arm != "un-paid grid, cosine":
+            if arm not in (COSINE, LINEAR) or SCHEDULED.get(part) == arm:
                 yield {"what": "accuracy", "part": part, "epsilon": epsilon, "arm": arm}
 
 
+@functools.cache
 def setting(part: str, options: Options) -> tuple[Task, Split, Schedule]:
     """Return the task, its private records and the steps."""
     path = public_weights(16 if options.smoke else 128)
@@ -113,7 +140,7 @@ def fill_accuracy(cell: Mapping[str, Any], options: Options) -> list[dict[str, A
     """Train one arm with every seed; a grid's lines are its rates, DP-hyper's say what it spent."""
     seeds = 5 if options.smoke else SEEDS
     told, arm = {"epsilon": cell["epsilon"], "delta": DELTA}, cell["arm"]
-    task, split, schedule = setting(cell["part"], options)
+    task, split, _ = setting(cell["part"], options)
     if arm == "DP-hyper":
         path = public_weights(128)
         named = "studies.transfer.task:digits_5_to_9"
@@ -123,26 +150,90 @@ def fill_accuracy(cell: Mapping[str, Any], options: Options) -> list[dict[str, A
         space = {"learning_rate": {"type": "float", "low": low, "high": high, "log": True}}
         runs = [release_of(SEARCH, seed=s, space=space, **told, **terms) for s in range(seeds)]
         return [line(arm, s, run["spent"], 100 * run["accuracy"]) for s, run in enumerate(runs)]
-    rates: Sequence[float] = (math.nan,)
+    rates = rates_of(cell, options)
+    found = train_arm(cell, options, rates, seeds)
+    named_rates = [(seed, rate) for seed in range(seeds) for rate in rates]
+    right = accuracies(task.model, found.params, split)
+    return [line(arm, s, rate, value) for (s, rate), value in zip(named_rates, right, strict=True)]
+
+
+def rates_of(cell: Mapping[str, Any], options: Options) -> Sequence[float]:
+    """Return the rates of a grid; one that is no number for an arm that finds its own."""
+    if cell["arm"] not in GRIDS:
+        return (math.nan,)
+    rates = RATES[cell["part"]]
+    if cell["arm"] == LINEAR or cell["what"] == "course":
+        rates = rates[2:4]  # the best constant one, and three times that
+    return rates[-1:] if options.smoke else rates
+
+
+def train_arm(
+    cell: Mapping[str, Any],
+    options: Options,
+    rates: Sequence[float],
+    seeds: int,
+    snapshots_at: Collection[int] = (),
+) -> TrainingResult:
+    """Train an arm with every seed, at every rate of a grid, as one stack."""
+    arm, told = cell["arm"], {"epsilon": cell["epsilon"], "delta": DELTA}
+    task, split, schedule = setting(cell["part"], options)
     if arm in GRIDS:
         method: Any = DPAdam.for_budget(schedule, **told, schedule=GRIDS[arm])
-        rates = RATES[cell["part"]][-1:] if options.smoke else RATES[cell["part"]]
     else:
         kind_of, fields = METHODS[arm]
-        own = kind_of.complete(fields, part=cell["part"]) if kind_of is HyFreeDP else {}
+        own = kind_of.complete(fields, part=cell["part"]) if issubclass(kind_of, HyFreeDP) else {}
         method = kind_of.for_budget(schedule, **told, **{**own, **fields})
     given = [{"learning_rate": rate, **NORM} if arm in GRIDS else {} for rate in rates]
-    found = fit(
+    return fit(
         method,
         schedule,
         model=task.model,
         split=split,
         candidates=given * seeds,
         secrets=[s for s in secrets_for(cell["part"], 0, seeds) for _ in rates],
+        snapshots_at=snapshots_at,
     )
-    named_rates = [(seed, rate) for seed in range(seeds) for rate in rates]
-    right = accuracies(task.model, found.params, split)
-    return [line(arm, s, rate, value) for (s, rate), value in zip(named_rates, right, strict=True)]
+
+
+def fill_curve(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Look at the losses along a step of a training at the best rate: fits, and what clipping takes."""
+    task, split, schedule = setting(cell["part"], options)
+    told, lines = {"epsilon": cell["epsilon"], "delta": DELTA}, []
+    noise = HyFreeDP.for_budget(schedule, **told).loss_noise_multiplier
+    found = train_arm(cell, options, (BEST[cell["part"]],), SEEDS, curves.LOOKED_AT)
+    for seed, snapshots in enumerate(found.snapshots):
+        for step in curves.AT:
+            model = task.model()
+            losses = curves.losses_at(model, snapshots[step - 1], split)
+            lines += [line(name, seed, step, value) for name, value in curves.biases(losses)]
+            # Along the step that was taken next, as the paper: its losses are about one step.
+            here, along = snapshots[step - 1], snapshots[step - 1] - snapshots[step]
+            for points in (curves.THREE, curves.FIVE):
+                named = {"noise": noise, "batch": BATCH, "seed": seed}
+                of = curves.fits(model, split, here, along, curves.POINTS[points], **named)
+                lines += [line(f"{points}, {n}", seed, step, value) for n, value in of]
+    return lines
+
+
+def fill_course(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Follow the rate and the test set over a training."""
+    task, split, schedule = setting(cell["part"], options)
+    ends = [round(schedule.steps * share / 5) - 1 for share in range(1, 6)]
+    rates = rates_of(cell, options)
+    found = train_arm(cell, options, rates, SEEDS, ends)
+    lines, arm = [], cell["arm"]
+    for k, (seed, rate) in enumerate((s, r) for s in range(SEEDS) for r in rates):
+        name = f"{arm}, {rate:g}" if arm in GRIDS else arm
+        rows = torch.stack([found.snapshots[k][end] for end in ends])
+        for end, right in zip(ends, accuracies(task.model, rows, split), strict=True):
+            lines.append(line(f"{name}: accuracy", seed, end + 1, right))
+        if arm not in GRIDS:
+            column = found.report["learning_rate"][:, k].tolist()
+            lines += [
+                line(f"{name}: learning_rate", seed, step, column[step])
+                for step in range(0, schedule.steps, 5)
+            ]
+    return lines
 
 
 def fill_rate(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
@@ -240,6 +331,8 @@ FILL: dict[str, Callable[[Mapping[str, Any], Options], list[dict[str, Any]]]] = 
     "accuracy": fill_accuracy,
     "rate": fill_rate,
     "noise": fill_noise,
+    "curve": fill_curve,
+    "course": fill_course,
     "seconds": fill_seconds,
 }
 

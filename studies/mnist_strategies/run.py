@@ -26,6 +26,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "subsampled-1": {**SUBSAMPLED, "variant": 1},
     "subsampled-2": {**SUBSAMPLED, "variant": 2},
     "hyfreedp": {"strategy": "hyfreedp"},
+    "public-rate": {"strategy": "public-rate"},
     "adadp": {"strategy": "adadp", "parameters": {"max_grad_norm": 1.0}},
     "adaclip": {
         "strategy": "adaclip",

@@ -36,6 +36,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "parameters": {"learning_rate": 1e-3, **NORM},
     },
     "hyfreedp": {"strategy": "hyfreedp"},
+    "public-rate": {"strategy": "public-rate"},
     "prodigy": {"strategy": "prodigy"},
     "d-adaptation": {"strategy": "d-adaptation"},
     "adadp": {"strategy": "adadp", "parameters": {"max_grad_norm": 1.0}},
