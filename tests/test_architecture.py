@@ -230,7 +230,7 @@ LINES = {
     "ledger": 5060,
     "plots": 960,
     "strategies": 4303,
-    "study": 7705,
+    "study": 7706,
     "tasks": 6611,
     "top level": 2192,
     "tracking": 1089,

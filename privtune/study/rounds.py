@@ -222,9 +222,10 @@ class Files(ABC):
             for place in ((0,) if training.part == "all" else sorted(set(repetition.values())))
         ]
         for training, place in parts:
+            # Taken out: of a list of candidates, two trainings may be equal.
             own = {
-                n: p
-                for n, p in rows.items()
+                n: rows.pop(n)
+                for n, p in list(rows.items())
                 if search.training_of(p) == training
                 and (training.part == "all" or repetition[n] == place)
             }
