@@ -88,6 +88,10 @@ class _ProgressObserver(Observer):
         self._then = then
         self._bars: dict[str, Any] = {}
 
+    def rehearsed(self, plan: Plan, seconds: float | None) -> None:
+        if self._then is not None:
+            self._then.rehearsed(plan, seconds)
+
     def arm_started(self, plan: Plan) -> None:
         label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
         total = None if plan.is_sealed else plan.training.schedule.steps
