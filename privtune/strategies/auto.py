@@ -70,7 +70,16 @@ class Auto:
         return self._made(str(plan.details["chosen"])).run(plan, trials)
 
     def choose(self, context: PlanningContext, epsilon: float) -> tuple[str, str]:
-        """Return the name of what is chosen, and why."""
+        """Return the name of what is chosen, and why. Touches no data.
+
+        Args:
+            context: Public facts: weights, records.
+            epsilon: Target of the arm.
+
+        Example:
+            >>> Auto().choose(study.spec.planning_context(), 1.0)
+            ('fixed', '90 records at ε = 1.00 are too few to adapt on')
+        """
         if context.task.pretrained is not None:
             return "hyfreedp", "public weights are fine-tuned"
         records = context.schedule.records
