@@ -9,7 +9,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ class Work:
         batch: Expected size of the samples.
         repeats: How often each arm runs.
         averaged: The ε at which arms also run with the moving average of the iterates.
+        often: Repetitions at an ε where they are other than ``repeats``.
     """
 
     task: Any
@@ -63,6 +64,7 @@ class Work:
     batch: int
     repeats: int = 10
     averaged: tuple[float, ...] = (2.0,)
+    often: Mapping[float, int] = field(default_factory=dict)
 
 
 DEAR = 3  # repetitions where a training takes seconds
@@ -75,7 +77,7 @@ TASKS: dict[str, Work] = {
     "digits": Work("digits-mlp", 10, 64),
     "table": Work("synthetic-logistic", 5, 128),
     "minilm": Work("studies.six_tasks.tasks:reuters", 5, 128),
-    "mnist mlp": Work("studies.six_tasks.tasks:mnist_mlp", 1, 256, DEAR, ()),
+    "mnist mlp": Work("studies.six_tasks.tasks:mnist_mlp", 1, 256, DEAR, (), {2.0: 10}),
     "transfer": Work(FINE_TUNING, 2, 400, DEAR, ()),
     "mnist cnn": Work("studies.six_tasks.tasks:mnist_cnn", 3, 100, DEAR, ()),
 }
@@ -109,7 +111,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     if cell["average"] != "last":
         given = {"average": cell["average"]}
         arm |= {"options": given} if arm["strategy"] in OPTIONS else given
-    repeats = 2 if options.smoke else work.repeats
+    repeats = 2 if options.smoke else work.often.get(cell["epsilon"], work.repeats)
     return releases_of(arm, epsilon=cell["epsilon"], delta=1e-5, repeats=repeats, **terms)
 
 
