@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,10 +121,14 @@ def trainings(
                 yield {"what": "accuracy", "part": part, "epsilon": epsilon, "arm": arm}
 
 
-@functools.cache
 def setting(part: str, options: Options) -> tuple[Task, Split, Schedule]:
     """Return the task, its private records and the steps."""
-    path = public_weights(16 if options.smoke else 128)
+    # Asked each time: it also sets the width of the networks that are made from now on.
+    return _setting(part, options, public_weights(16 if options.smoke else 128))
+
+
+@functools.cache
+def _setting(part: str, options: Options, path: Path) -> tuple[Task, Split, Schedule]:
     task, split = fine_tuned(digits_5_to_9(), pretrained=str(path), trainable=part), half(5)
     split.x, split.y = split.x[: task.train_records], split.y[: task.train_records]
     size = {"expected_batch_size": 100, "epochs": 1} if options.smoke else {}
