@@ -170,7 +170,7 @@ FORMULAS = ("=1+1", "+1", "-1+cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", " =
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
-    arm: dict[str, Any] = dict.fromkeys([*_COLUMNS, "intervals"])
+    arm: dict[str, Any] = dict.fromkeys([*_COLUMNS, "intervals", "spread"])
     arm |= {"params": {"choice": text, text: 1, "rate": -0.5}, "utility": {text: 0.5}, "arm": text}
     document = {"arms": [arm]}
     (head, row) = csv.reader(io.StringIO(to_csv(document), newline=""))
