@@ -225,7 +225,7 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
 LINES = {
     "accounting": 7789,
     "audit": 1796,
-    "cli": 2638,
+    "cli": 2637,
     "execution": 1159,
     "ledger": 5060,
     "plots": 960,

@@ -11,13 +11,12 @@ from rich.console import Console, RenderableType
 
 from privtune.cli._common import planning, say
 from privtune.imports import libraries
+from privtune.study.observer import Observer
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
-    from privtune.study import Observer, Study, StudySpec
+    from privtune.study import Study, StudySpec
     from privtune.tasks._usable import RecordCheck
-else:
-    Observer = object  # importing it takes longer than most commands
 
 
 def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:

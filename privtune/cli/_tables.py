@@ -20,7 +20,7 @@ from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods._rate_schedule import AVERAGES
 from privtune.views import text
-from privtune.views.comparison import finite, table_of
+from privtune.views.comparison import finite, show_probability, table_of
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
@@ -254,14 +254,14 @@ def print_rehearsal(found: Rehearsal) -> None:
     for arm, other in zip(found.arms, [*found.arms[1:], None], strict=True):
         spread = arm.spread
         mean = "—" if spread is None else text.show_spread(metric, spread)
-        sure = None if other is None else found.above(arm, other)
+        sure = "—" if other is None else show_probability(found.above(arm, other))
         failed = [f"{count} {how}" for how, count in arm.failed.items() if count]
         rows.append(
             (
                 arm.arm,
                 arm.strategy,
                 mean,
-                "—" if sure is None else f"{sure:.0%}",
+                sure,
                 ", ".join((f"{arm.share_failed:.0%}", *failed)),
             )
         )
