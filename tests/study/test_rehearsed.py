@@ -44,7 +44,7 @@ def test_the_arms_are_the_study_s_and_nothing_of_the_user_is_touched(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    study = Study.create(toy_spec(arms=[FIXED, WRONG, WILD]), storage)
+    study = Study.create(toy_spec(arms=[FIXED, WRONG, WILD], seed=1), storage)
     before, loads = sorted(tmp_path.iterdir()), len(LOADS)
     told: list[str] = []
     found = privtune.rehearse_study(study, repeats=2, tell=told.append)
