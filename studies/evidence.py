@@ -29,7 +29,17 @@ import privtune
 if TYPE_CHECKING:
     from studies.sheet import Again, Row, Sheet
 
-__all__ = ["DECIDES", "NAMES", "digest_of", "environment", "kept", "marks", "plain", "rerun"]
+__all__ = [
+    "BESIDE",
+    "DECIDES",
+    "NAMES",
+    "digest_of",
+    "environment",
+    "kept",
+    "marks",
+    "plain",
+    "rerun",
+]
 __all__ += ["same_law", "sheet", "stamp", "verdict"]
 
 PACKAGE = Path(privtune.__file__).parent
@@ -43,6 +53,7 @@ DECIDES = (
     "study/rounds.py",
 )
 """What decides a result, in the package: modules, and folders of them."""
+BESIDE = ("strategies/auto.py",)  # no study trains by its rule: ``auto`` asks what it would take
 FOLDER = Path(__file__).parent
 NAMES = sorted(
     path.parent.name
@@ -80,10 +91,12 @@ def _is_text(node: Any) -> bool:
 
 
 def digest_of(*places: Path) -> str:
-    """Return eight digits that stand for the code in files and folders, whatever its layout."""
+    """Return eight digits for the code in files and folders, whatever its layout, but ``BESIDE``."""
     found = hashlib.sha256()
     for place in places:
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if path.relative_to(PACKAGE).as_posix() in BESIDE:
+                continue
             found.update(path.relative_to(PACKAGE).as_posix().encode())
             found.update(repr(plain(ast.parse(path.read_text(encoding="utf-8")))).encode())
     return found.hexdigest()[:8]

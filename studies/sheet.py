@@ -47,6 +47,7 @@ __all__ = [
     "Options",
     "Sheet",
     "by",
+    "code_of",
     "error",
     "floats",
     "last",
@@ -246,7 +247,9 @@ class Sheet:
         torch.set_num_threads(1)
         columns = [*self.key, *self.values, CODE]
         rows = self.read(out)
-        done = {self._name(row) for row in rows if not renew or row.get(CODE) == stamp()}
+        done = {
+            self._name(row) for row in rows if not renew or code_of(row) == code_of({CODE: stamp()})
+        }
         began = time.monotonic()
         for cell in self.cells(options):
             if self._name(cell) in done or any(str(cell[c]) != value for c, value in only.items()):
@@ -273,6 +276,11 @@ class Sheet:
             if time.monotonic() - began > seconds:
                 print(f"Stopped after {seconds / 60:g} minutes; the same command goes on.")
                 return
+
+
+def code_of(row: Row) -> str:
+    """Return the digest of the code that made a line, without that of the machine."""
+    return (row.get(CODE) or "").partition("-")[0]
 
 
 def releases_of(

@@ -1,14 +1,17 @@
 """One arm that picks how it chooses, from public facts alone and by what public studies found.
 
-The rule is the second one. The first (subsampled tuning with 25,000 records; else ADADP for networks and a
+The rule is the third one. The first (subsampled tuning with 25,000 records; else ADADP for networks and a
 selection for small models) missed its target on unseen tasks, as ``studies/auto`` records. On the development
 tasks there HyFreeDP was the best single training but for few records at small ε: its losses are noise then,
-and given hyperparameters are better. Where public weights are fine-tuned it was HyFreeDP, too
+and given hyperparameters are better. That was the second rule. HyFreeDP's own interval of rates suits
+networks of thousands of weights in hundreds of steps; a smaller network in fewer steps has to go farther in
+each of them, so the third rule widens it. Where public weights are fine-tuned it is HyFreeDP as it comes
 (``studies/transfer``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -24,6 +27,8 @@ from privtune.training.methods import METHODS
 
 _FEW = 500.0  # records times ε: up to 360 HyFreeDP was up to 13 points behind, from 1,000 on ahead
 _PRIOR = {"learning_rate": 0.5, "max_grad_norm": 1.0}  # the studies' defaults
+_REACH = 66_000.0  # steps times the root of the weights times the best spread, on generated tasks
+_SPREADS = (5.0, 25.0)  # HyFreeDP's own, which is the least; the most that was tried on all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +39,13 @@ class Auto:
     the study                                             the arm
     ====================================================  ==========================================
     trains from scratch, with records times ε below 500   ``fixed``: 0.5 and 1, or as given
+    trains a network from scratch                         ``hyfreedp``, ``spread`` 66,000 over steps
+                                                          times the root of its weights, from 5 to 25
     else                                                  ``hyfreedp``
     ====================================================  ==========================================
 
-    The plan names what was chosen and why, and costs and runs as that would: one training.
+    A network is a model whose first weights are not all 0. The plan names what was chosen and why, and
+    costs and runs as that would: one training.
 
     Args:
         arm: Name of the arm.
@@ -59,7 +67,10 @@ class Auto:
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Choose, and plan what was chosen at ``epsilon``. Touches no data."""
         chosen, why = self.choose(context, epsilon)
-        strategy = self._made(chosen)
+        spread = _spread(context) if chosen == "hyfreedp" else None
+        if spread is not None:
+            why += f", within a factor of {spread:.3g}"
+        strategy = self._made(chosen, spread=spread)
         plan = strategy.plan(context, epsilon=epsilon)
         check_needs(strategy, context, plan)
         details = {**plan.details, "chosen": chosen, "why": why}
@@ -88,10 +99,23 @@ class Auto:
             return "fixed", f"{found} are too few to adapt on"
         return "hyfreedp", f"{found} are enough to adapt the learning rate in one training"
 
-    def _made(self, chosen: str) -> Strategy:
-        """Return the strategy of a name."""
+    def _made(self, chosen: str, *, spread: float | None = None) -> Strategy:
+        """Return the strategy of a name; HyFreeDP with a spread of its learning rate, where one is given."""
         given = {**_PRIOR, **self.parameters}
         if chosen == "fixed":
             return Fixed(arm=self.arm, parameters=given)
         taken = {k: v for k, v in given.items() if k in METHODS[chosen].parameters}
-        return InRun(arm=self.arm, method=chosen, parameters=taken)
+        options = {} if spread is None else {"spread": spread}
+        return InRun(arm=self.arm, method=chosen, parameters=taken, options=options)
+
+
+def _spread(context: PlanningContext) -> float | None:
+    """Return HyFreeDP's largest over smallest rate, of public facts; None where its own default suits."""
+    if context.task.pretrained is not None:
+        return None
+    trained = [p for p in context.task.model().parameters() if p.requires_grad]
+    if not any(p.any() for p in trained):
+        return None  # a linear model that begins at 0: it has a wide interval of its own
+    weights = sum(p.numel() for p in trained)
+    least, most = _SPREADS
+    return min(most, max(least, _REACH / (context.schedule.steps * math.sqrt(weights))))

@@ -1,4 +1,4 @@
-"""The study's tasks: tables of scikit-learn and statsmodels, generated records, and MNIST made smaller.
+"""The study's tasks: tables of scikit-learn and statsmodels, generated records, MNIST made smaller, texts.
 
 Features are scaled to [-1, 1] by round public bounds of the measured quantities, or of the generator.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,7 @@ class Made:
             model=partial(network, self.layers),
             loss=cross_entropy,
             public_test=True,
+            benchmark=True,
             partition="content",
         )
 
@@ -156,8 +157,10 @@ def _anes() -> Arrays:
     return _between(data[columns].to_numpy(), low, high), data["vote"].to_numpy().astype(int)
 
 
-def _pictures(first: int, *, turned: bool = False, parity: bool = False) -> Arrays:
-    """Return 10,000 pictures of MNIST, 14 x 14; each turned by a random right angle, or even and odd."""
+def _pictures(
+    first: int, *, turned: bool = False, parity: bool = False, noise: float = 0.0
+) -> Arrays:
+    """Return 10,000 pictures of MNIST, 14 x 14: turned by random right angles, even and odd, or noisy."""
     whole = mnist(Path(os.environ.get("PRIVTUNE_DATA", "")), smoke=False)
     chosen = slice(first, first + 10_000)
     x = F.avg_pool2d(whole.x[chosen].view(-1, 1, 28, 28), _SMALLER)[:, 0].numpy()
@@ -165,7 +168,44 @@ def _pictures(first: int, *, turned: bool = False, parity: bool = False) -> Arra
     if turned:
         turns = np.random.default_rng(0).integers(4, size=len(x))
         x = np.stack([np.rot90(one, turn) for one, turn in zip(x, turns, strict=True)])
+    x = np.clip(x + noise * np.random.default_rng(1).standard_normal(x.shape), 0.0, 1.0)
     return 2.0 * x.reshape(len(x), -1) - 1.0, (y % 2 if parity else y)
+
+
+def _choice() -> Arrays:
+    """Whether a traveller between Sydney and Melbourne took this way of travelling."""
+    data = _of_statsmodels("modechoice")
+    ways = (data["mode"].to_numpy()[:, None] == np.arange(1, 5)).astype(float)
+    x = data[["ttme", "invc", "invt", "gc", "hinc", "psize"]].to_numpy()
+    x = _between(x, (0, 0, 0, 0, 0, 1), (100, 200, 1500, 300, 80, 6))
+    return np.hstack([x, 2.0 * ways - 1.0]), data["choice"].to_numpy().astype(int)
+
+
+def _schools() -> Arrays:
+    """Whether half of a Californian district's pupils are above the nation's median in mathematics."""
+    data = _of_statsmodels("star98").iloc[:, :14]
+    low, high = (*(0,) * 5, 5, 30, 2, 10, *(0,) * 3), (*(100,) * 5, 25, 90, 8, 30, *(100,) * 3)
+    above = data["NABOVE"].to_numpy() > data["NBELOW"].to_numpy()
+    return _between(data.iloc[:, 2:].to_numpy(), low, high), above.astype(int)
+
+
+def _halves() -> Arrays:
+    """Whether a digit of scikit-learn's is above 4."""
+    x, y = datasets.load_digits(return_X_y=True)
+    return _between(x, 0.0, 16.0), (y > 4).astype(int)
+
+
+def _cut(name: str, low: float, high: float, cuts: Sequence[float], **how: Any) -> Arrays:
+    """Return a generated regression's features, and between which cuts its target lies."""
+    x, y = getattr(datasets, name)(**how)
+    return _between(x, low, high), np.digitize(y, cuts)
+
+
+def _news() -> Arrays:
+    """Return texts of twenty newsgroups as a frozen MiniLM's vectors of length 1."""
+    beside = Path(os.environ.get("PRIVTUNE_DATA", "")).with_name("newsgroups.npz")
+    with np.load(beside) as file:
+        return file["x_train"], file["y_train"]
 
 
 DEVELOPMENT: dict[str, Made] = {
@@ -220,7 +260,41 @@ SECOND: dict[str, Made] = {
         partial(_pictures, 10_000, turned=True), Sizes(8_000, 1_000, 1_000), (196, 64, 10), 5, 128
     ),
 }  # fmt: skip
-MADE = {**DEVELOPMENT, **FIRST, **SECOND}
+THIRD: dict[str, Made] = {
+    "choice": Made(_choice, Sizes(540, 150, 150), (10, 2), 20, 64),
+    "schools": Made(_schools, Sizes(183, 60, 60), (12, 16, 2), 20, 64),
+    "halves": Made(_halves, Sizes(1_077, 360, 360), (64, 32, 2), 20, 64),
+    "blobs": Made(
+        partial(
+            _generated, "make_blobs", -15.0, 15.0,
+            n_samples=4_000, n_features=8, centers=6, cluster_std=4.0, random_state=13,
+        ),
+        Sizes(3_000, 500, 500), (8, 6), 10, 128,
+    ),
+    "friedman": Made(
+        partial(
+            _cut, "make_friedman1", 0.0, 1.0, (14.4,),
+            n_samples=3_000, n_features=10, noise=1.0, random_state=14,
+        ),
+        Sizes(2_000, 500, 500), (10, 32, 2), 10, 64,
+    ),
+    "roll": Made(
+        partial(
+            _cut, "make_swiss_roll", -15.0, 22.0, (7.0, 9.4, 11.8),
+            n_samples=12_000, noise=0.5, random_state=15,
+        ),
+        Sizes(10_000, 1_000, 1_000), (3, 64, 4), 5, 256,
+    ),
+    "sparse": Made(
+        partial(_cut, "make_sparse_uncorrelated", -4.0, 4.0, (0.0,), n_samples=22_000, random_state=16),
+        Sizes(20_000, 1_000, 1_000), (10, 2), 3, 256,
+    ),
+    "noisy": Made(
+        partial(_pictures, 20_000, noise=0.4), Sizes(8_000, 1_000, 1_000), (196, 64, 10), 5, 128
+    ),
+    "news": Made(_news, Sizes(2_584, 500, 500), (384, 20), 10, 128),
+}  # fmt: skip
+MADE = {**DEVELOPMENT, **FIRST, **SECOND, **THIRD}
 
 
 def __getattr__(name: str) -> Callable[[], Task]:

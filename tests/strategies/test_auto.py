@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from privtune.strategies import Auto, PlanningContext, make_strategy, plan_arm
 from privtune.study import Study
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.methods.hyfreedp import HyFreeDP
 from tests.study.conftest import toy_spec
 
 pytestmark = pytest.mark.quick
@@ -39,13 +41,34 @@ def test_its_plan_is_the_plan_of_what_it_chose(records: int) -> None:
     plan = plan_arm(strategy, context, epsilon=2.0)
     options: dict[str, dict[str, Any]] = {
         "fixed": {"parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0}},
-        "hyfreedp": {},
+        "hyfreedp": {"spread": 25.0},
     }
     chosen, why = strategy.choose(context, 2.0)
+    why += ", within a factor of 25" * (chosen == "hyfreedp")
     given = make_strategy(chosen, arm="a", options=options[chosen])
     same = plan_arm(given, context, epsilon=2.0)
     details = {**same.details, "chosen": chosen, "why": why}
     assert plan.to_dict() == replace(same, strategy=f"auto: {chosen}", details=details).to_dict()
+
+
+def test_a_network_goes_the_farther_the_fewer_its_weights_and_steps() -> None:
+    def spread(hidden: int, steps: int, *, zero: bool = False) -> float | None:
+        def model() -> nn.Module:
+            made = nn.Sequential(nn.Linear(10, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+            for weights in made.parameters() if zero else ():
+                nn.init.zeros_(weights)
+            return made
+
+        context = replace(facts(), schedule=Schedule(1000, 0.1, steps))
+        context = replace(context, task=replace(context.task, model=model))
+        method = Auto().plan(context, epsilon=1.0).training.method
+        assert isinstance(method, HyFreeDP)
+        return method.spread
+
+    assert spread(8, 20) == 25.0  # 106 weights
+    assert spread(30, 300) == pytest.approx(66_000.0 / (300.0 * 392.0**0.5))  # 392 weights: 11.1
+    assert spread(600, 300) == 5.0
+    assert spread(8, 20, zero=True) is None
 
 
 @pytest.mark.slow
