@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
-from studies.auto.tasks import DEVELOPMENT, FIRST, MADE, SECOND, THIRD
+from studies.auto.tasks import DEVELOPMENT, FIRST, GENERATED, MADE, SECOND, THIRD
 from studies.sheet import (
     Again,
     Options,
@@ -42,6 +42,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "public-rate": {"strategy": "public-rate"},
     "papernot-steinke": {"strategy": "papernot-steinke", **SEARCH},
     "subsampled-tuning": {"strategy": "subsampled-tuning", "variant": 1, "rate": 0.1, **SEARCH},
+}
+SPREADS = {"5": ARMS["hyfreedp"]} | {
+    text: {**ARMS["hyfreedp"], "spread": float(text)} for text in ("12", "25", "100")
 }
 SPACE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
 BUILT_IN: dict[str, dict[str, Any]] = {
@@ -72,6 +75,8 @@ FIRST_RULE = {  # what the rule before took, at either ε
     "turned": "adadp",
 }
 EPSILONS, DELTA, SEEDS = (1.0, 4.0), 1e-5, 10
+REACHES = (2_640.0, 5_500.0, 13_200.0, math.inf)  # where the third rule's spread is 25, 12 and 5
+FEWER = 4  # seeds of a generated network
 FEW = 500.0  # records times ε, of the second rule
 
 
@@ -84,6 +89,9 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     for group, tasks in SETS.items():
         for arm, epsilon, task in itertools.product(ARMS, EPSILONS, tasks):
             yield {"set": group, "task": task, "epsilon": epsilon, "arm": arm}
+    for arm, epsilon, task in itertools.product(SPREADS, EPSILONS, GENERATED):
+        if GENERATED[task].sizes.train * epsilon >= FEW:
+            yield {"set": "generated", "task": task, "epsilon": epsilon, "arm": arm}
 
 
 def terms_of(task: str) -> dict[str, Any]:
@@ -96,12 +104,12 @@ def terms_of(task: str) -> dict[str, Any]:
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm on one task, once a seed."""
-    arm, terms = ARMS[cell["arm"]], terms_of(cell["task"])
+    arm, terms = (ARMS | SPREADS)[cell["arm"]], terms_of(cell["task"])
     if "mean_runs" in arm:
         terms["space"] = SPACE
     if options.smoke:
         terms["epochs"] = 1
-    repeats = 1 if options.smoke else SEEDS
+    repeats = 1 if options.smoke else FEWER if cell["set"] == "generated" else SEEDS
     return releases_of(arm, epsilon=cell["epsilon"], delta=DELTA, repeats=repeats, **terms)
 
 
@@ -140,24 +148,25 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """Standard error of the regret, paired by seed, as if the best arm had been known."""
-        both = zip(self.arms[self.best], self.arms[self.picked], strict=True)
-        spread = [one - other for one, other in both]
-        return statistics.stdev(spread) / math.sqrt(self.seeds) if self.seeds > 1 else 0.0
+        """Standard error of the regret, as if the best arm had been known; arms draw independently."""
+        if self.seeds < 2 or self.best == self.picked:
+            return 0.0
+        both = (self.arms[self.best], self.arms[self.picked])
+        return math.sqrt(sum(statistics.variance(values) for values in both) / self.seeds)
 
     @property
     def regret_of_others(self) -> float:
         """Regret against the arm that is best on some seeds, measured on the others.
 
-        The best of seven means is too high by their noise. Each two of five seeds, and their three
-        others, name an arm; what it is ahead on the seeds that did not name it is free of that.
+        The best of eight means is too high by their noise. Each five of ten seeds name an arm; what it is
+        ahead on the other five is free of that.
         """
         if self.seeds < 2:
             return self.regret
         parts, found = range(self.seeds), []
         for some in itertools.combinations(parts, self.seeds // 2):
             others = [seed for seed in parts if seed not in some]
-            found += [self.lost(self._best(some), others), self.lost(self._best(others), some)]
+            found.append(self.lost(self._best(some), others))
         return statistics.mean(found)
 
 
@@ -208,9 +217,30 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         for (rule, group), known in _found(rows).items()
         for name, value in summed(list(known.values())).items()
     }
-    for (task, epsilon, arm), own in by(rows, "task", "epsilon", "arm").items():
+    named = [row for row in rows if row["set"] != "generated"]
+    for (task, epsilon, arm), own in by(named, "task", "epsilon", "arm").items():
         found[f"{arm} on {task} at ε = {float(epsilon):g}"] = 100.0 * mean(own, "accuracy")
+    for reach, gains in spread_gains(rows).items():
+        found |= {f"spread {arm}, reach up to {reach:g}": gain for arm, gain in gains.items()}
     return {**found, **most_spent(rows)}
+
+
+def spread_gains(rows: Sequence[Row]) -> dict[float, dict[str, float]]:
+    """Return what each spread adds to HyFreeDP's own on the generated networks, by their reach."""
+    parts: dict[float, list[dict[str, float]]] = {edge: [] for edge in REACHES}
+    for (task, _), of in by(
+        [r for r in rows if r["set"] == "generated"], "task", "epsilon"
+    ).items():
+        means = {arm: 100.0 * mean(own, "accuracy") for (arm,), own in by(of, "arm").items()}
+        edge = next(edge for edge in REACHES if GENERATED[task].reach <= edge)
+        if len(means) == len(SPREADS):
+            parts[edge].append({arm: value - means["5"] for arm, value in means.items()})
+    return {
+        edge: {arm: statistics.mean(each[arm] for each in every) for arm in SPREADS}
+        | {"cells": float(len(every))}
+        for edge, every in parts.items()
+        if every
+    }
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
@@ -239,7 +269,17 @@ def tables(rows: Sequence[Row]) -> list[str]:
             for (task, epsilon), cell in found[rule, group].items()
         ]
         made.append(markdown(head, lines))
-    for (group,), of in by(rows, "set").items():
+    head = ("steps × √weights", "networks", *(f"spread {arm}" for arm in SPREADS if arm != "5"))
+    lines = [
+        (
+            f"up to {edge:,.0f}" if edge < math.inf else "above",
+            f"{gains['cells']:.0f}",
+            *(f"{gains[arm]:+.1f}" for arm in SPREADS if arm != "5"),
+        )
+        for edge, gains in spread_gains(rows).items()
+    ]
+    made.append(markdown(head, lines))
+    for (group,), of in by([r for r in rows if r["set"] != "generated"], "set").items():
         lines = []
         for (task, epsilon), own in by(of, "task", "epsilon").items():
             arms = by(own, "arm")
@@ -259,8 +299,12 @@ def _pm(values: Sequence[float]) -> str:
 
 
 def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
-    """Return the chart: accuracy against ε, a panel a task that the first rule had not seen."""
-    return {"chart": plot_results([row for row in rows if row["set"] != "development"])}
+    """Return the chart: accuracy against ε, a panel a task of the three sets."""
+    return {
+        "chart": plot_results(
+            [row for row in rows if row["set"] in SETS and row["set"] != "development"]
+        )
+    }
 
 
 SHEET = Sheet(

@@ -6,6 +6,7 @@ Features are scaled to [-1, 1] by round public bounds of the measured quantities
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ class Made:
             benchmark=True,
             partition="content",
         )
+
+    @property
+    def reach(self) -> float:
+        """Steps times the root of the number of weights."""
+        weights = sum((one + 1) * two for one, two in itertools.pairwise(self.layers))
+        return self.epochs * self.sizes.train / self.batch * math.sqrt(weights)
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -294,7 +301,24 @@ THIRD: dict[str, Made] = {
     ),
     "news": Made(_news, Sizes(2_584, 500, 500), (384, 20), 10, 128),
 }  # fmt: skip
-MADE = {**DEVELOPMENT, **FIRST, **SECOND, **THIRD}
+GENERATED: dict[str, Made] = {  # networks, for the spread of HyFreeDP's rates in the third rule
+    f"net {records}-{features}-{classes}": Made(
+        (
+            partial(
+                _generated, "make_gaussian_quantiles", -3.0, 3.0,
+                n_samples=records + 1_000, n_features=6, n_classes=classes, random_state=100 + n,
+            )
+            if features == 6
+            else _classes(records + 1_000, features, classes, 100 + n)
+        ),
+        Sizes(records, 200, 800), (features, hidden, classes), 10 + 10 * (n % 3 > 0),
+        32 if records < 300 else 64 if records < 2_500 else 128,
+    )
+    for n, (records, (features, hidden), classes) in enumerate(
+        itertools.product((150, 300, 600, 1_200, 2_500, 6_000), ((6, 32), (25, 32), (80, 64)), (2, 4))
+    )
+}  # fmt: skip
+MADE = {**DEVELOPMENT, **FIRST, **SECOND, **THIRD, **GENERATED}
 
 
 def __getattr__(name: str) -> Callable[[], Task]:
