@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import fcntl
 import io
 import json
 import math
@@ -255,13 +256,13 @@ class Sheet:
             if self._name(cell) in done or any(str(cell[c]) != value for c, value in only.items()):
                 continue
             lines = self.fill(cell, options)
+            place = os.open(out.parent, os.O_RDONLY)
+            fcntl.flock(place, fcntl.LOCK_EX)  # another run may be at other cells
             rows = self.read(out)
             old = [n for n, row in enumerate(rows) if self._name(row) == self._name(cell)]
-            place, kept = (
-                min(old, default=len(rows)),
-                [r for n, r in enumerate(rows) if n not in old],
-            )
-            kept[place:place] = [{**cell, **line, CODE: stamp()} for line in lines]
+            first = min(old, default=len(rows))
+            kept = [row for n, row in enumerate(rows) if n not in old]
+            kept[first:first] = [{**cell, **line, CODE: stamp()} for line in lines]
             text = io.StringIO()
             writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
             writer.writeheader()
@@ -273,6 +274,7 @@ class Sheet:
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(out)
+            os.close(place)
             if time.monotonic() - began > seconds:
                 print(f"Stopped after {seconds / 60:g} minutes; the same command goes on.")
                 return

@@ -14,7 +14,7 @@ from privtune.tasks import fine_tuned
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import DPAdam
 from studies.harness import accuracies, fit, secrets_for
-from studies.sheet import Again, Options, Sheet, by, markdown, mean, most_spent, pm, release_of
+from studies.sheet import Again, Options, Sheet, by, markdown, mean, most_spent, pm, releases_of
 from studies.transfer.task import digits_5_to_9, half, public_weights
 
 if TYPE_CHECKING:
@@ -66,29 +66,27 @@ BATCH, EPOCHS = 1000, 5
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
-    """Yield every arm at every ε for every part that is trained, seed by seed."""
+    """Yield every arm at every ε for every part that is trained."""
     if options.smoke:
-        for seed in range(5):
-            yield {"trainable": "head", "epsilon": 3.0, "seed": seed, "arm": "hyfreedp"}
-        yield {"trainable": "lora:4", "epsilon": 3.0, "seed": 0, "arm": "un-paid grid"}
+        yield {"trainable": "head", "epsilon": 3.0, "arm": "hyfreedp"}
+        yield {"trainable": "lora:4", "epsilon": 3.0, "arm": "un-paid grid"}
         return
-    for seed in range(SEEDS):
-        for part in TRAINABLE:
-            for epsilon in EPSILONS:
-                for arm in (*ARMS, "subsampled-1, SGD") if part == "all" else ARMS:
-                    yield {"trainable": part, "epsilon": epsilon, "seed": seed, "arm": arm}
+    for part in TRAINABLE:
+        for epsilon in EPSILONS:
+            for arm in (*ARMS, "subsampled-1, SGD") if part == "all" else ARMS:
+                yield {"trainable": part, "epsilon": epsilon, "arm": arm}
 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
-    """Run one arm, as a study of its own."""
+    """Run one arm, once a seed."""
     public = str(public_weights(16 if options.smoke else WIDTH))
     batch, epochs = (100, 1) if options.smoke else (BATCH, EPOCHS)
     schedule = {"expected_batch_size": batch, "epochs": epochs}
     if cell["arm"] == "un-paid grid":
-        return [grid(cell, public, schedule)]
+        return [grid(cell, public, schedule, seed=seed) for seed in range(SEEDS)]
     task = {
         "type": "fine-tuning",
-        "task": "studies.transfer.task:digits_5_to_9",
+        "task": "studies.transfer.task:public_digits",
         "pretrained": public,
         "trainable": cell["trainable"],
     }
@@ -98,11 +96,13 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     space = {"space": rates} if "mean_runs" in arm else {}
     if arm is SGD:
         space = {"space": OF_SGD}
-    terms = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"], **space}
-    return [release_of(arm, task=task, **schedule, **terms)]
+    terms = {"epsilon": cell["epsilon"], "delta": 1e-5, "repeats": SEEDS, **space}
+    return releases_of(arm, task=task, **schedule, **terms)
 
 
-def grid(cell: Mapping[str, Any], public: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def grid(
+    cell: Mapping[str, Any], public: str, given: Mapping[str, Any], *, seed: int
+) -> dict[str, Any]:
     """Train at every rate of the grid, and report the one that tests best: nobody paid for that."""
     task = fine_tuned(digits_5_to_9(), pretrained=public, trainable=cell["trainable"])
     schedule = Schedule.from_epochs(records=task.train_records, **given)
@@ -115,10 +115,10 @@ def grid(cell: Mapping[str, Any], public: str, given: Mapping[str, Any]) -> dict
         model=task.model,
         split=split,
         candidates=[{"learning_rate": rate, **NORM} for rate in rates],
-        secrets=secrets_for("transfer", cell["seed"], len(rates)),
+        secrets=secrets_for("transfer", seed, len(rates)),
     )
     best = max(accuracies(task.model, found.params, split))
-    return {"accuracy": round(best / 100.0, 4), "spent": "", "claimed": ""}
+    return {"seed": seed, "accuracy": round(best / 100.0, 4), "spent": "", "claimed": ""}
 
 
 def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:
@@ -155,8 +155,8 @@ def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
 
 SHEET = Sheet(
     name="transfer",
-    key=("trainable", "epsilon", "seed", "arm"),
-    values=("accuracy", "gradient_evaluations", "spent", "claimed"),
+    key=("trainable", "epsilon", "arm"),
+    values=("seed", "accuracy", "gradient_evaluations", "spent", "claimed"),
     cells=cells,
     fill=fill,
     figures=figures,
