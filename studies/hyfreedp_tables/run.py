@@ -25,7 +25,7 @@ from studies.hyfreedp_tables.work import (
     cells,
     fill,
 )
-from studies.sheet import CODE, Again, Row, Sheet, by, floats, markdown, mean, pm
+from studies.sheet import Again, Row, Sheet, by, floats, markdown, mean, pm
 
 OURS, GRID, TRAINED = "HyFreeDP, K = 5", "un-paid grid", ("all", "biases", "lora:4")
 WEIGHTS = 117_637  # of the network
@@ -161,17 +161,12 @@ def ends(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[float], list[Row]
             yield f"{part}, {fit}", start, found, named[f"{fit}, from {start}: accuracy"]
 
 
-def dated(rows: Sequence[Row]) -> str:
-    """Return mean ± standard error, with a mark where nobody knows which code made the lines."""
-    return pm(rows, "value") + ("" if rows[0].get(CODE) else " †")
-
-
 def tables(rows: Sequence[Row]) -> list[str]:
     """Return the tables of accuracies, first rates, noise and times."""
     cellsof, found = accuracy(rows), []
     heads = [f"{part}, ε = {epsilon:g}" for part, epsilon in cellsof]
     lines = [
-        (arm, *(dated(cell[arm]) if arm in cell else "–" for cell in cellsof.values()))
+        (arm, *(pm(cell[arm], "value") if arm in cell else "–" for cell in cellsof.values()))
         for arm in ARMS
         if any(arm in cell for cell in cellsof.values())
     ]

@@ -54,7 +54,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm, as a study of its own, with every seed."""
     arm = ARMS[cell["arm"]]
     space = {"space": SPACE} if "mean_runs" in arm else {}
-    budget = {"epsilon": cell["epsilon"], "delta": 1e-5, "repeats": 5}
+    budget = {"epsilon": cell["epsilon"], "delta": 1e-5, "repeats": 10}
     return releases_of(arm, **budget, **space, **(SMOKE if options.smoke else TERMS))
 
 
