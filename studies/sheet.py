@@ -30,6 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ __all__ = [
     "pm",
     "release_of",
     "releases_of",
+    "seed_of",
 ]
 
 Row = Mapping[str, str]
@@ -330,6 +332,11 @@ def releases_of(
     draws = release.repetitions or (release,)
     right = (each.utility.get("test_accuracy", math.nan) for each in draws)
     return [{"seed": n, "accuracy": round(value, 4), **shared} for n, value in enumerate(right)]
+
+
+def seed_of(*names: object) -> int:
+    """Return the seed of a study's cells of these names: other cells draw other numbers of candidates."""
+    return zlib.crc32(" ".join(map(str, names)).encode())
 
 
 def release_of(arm: Mapping[str, Any], *, seed: int, **terms: Any) -> dict[str, Any]:

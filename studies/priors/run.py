@@ -1,113 +1,162 @@
 """Which learning rates were best on public data: what ``prior: public`` is made of.
 
-python -m studies.priors.run --data mnist.npz --write     # all tasks, into the package
-python -m studies.priors.run --smoke                      # two tasks, one seed, nothing written
+python -m studies.priors.run --data mnist.npz             # goes on where it was
+python -m studies.priors.run --no-run --write             # the law of the results, into the package
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import privtune
+from privtune.plots import plot_lines
 from privtune.tasks import get_task
-from privtune.tasks.built_in import DATA_VARIABLE
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from studies.harness import secrets_for, train
+from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 RATES = tuple(2.0**k for k in range(-6, 5))
-EPSILONS = (1.0, 4.0)
-TASKS = (  # and epochs, and the expected batch size
-    ("iris-logistic", 10, 30),
-    ("breast-cancer-logistic", 10, 32),
-    ("synthetic-logistic", 5, 128),
-    ("digits-mlp", 20, 64),
-    ("digits-cnn", 10, 64),
-    ("mnist-logistic", 2, 512),
-    ("mnist-mlp", 3, 512),
-)
+EPSILONS, SEEDS = (1.0, 4.0), 3
+TASKS = {  # epochs, and the expected batch size
+    "iris-logistic": (10, 30),
+    "breast-cancer-logistic": (10, 32),
+    "synthetic-logistic": (5, 128),
+    "digits-mlp": (20, 64),
+    "digits-cnn": (10, 64),
+    "mnist-logistic": (2, 512),
+    "mnist-mlp": (3, 512),
+}
 PACKAGE = Path(privtune.__file__).parent / "public-priors.json"
 
 
-def best_rate(name: str, epochs: int, batch: int, epsilon: float, seeds: int) -> dict[str, Any]:
-    """Train every rate at a clipping norm of 1, and return the best by the public test split."""
-    task = get_task(name)
+def cells(options: Options) -> Iterator[dict[str, Any]]:
+    """Yield every task at every ε; two tasks in a smoke run."""
+    for task in (*TASKS,)[:2] if options.smoke else TASKS:
+        for epsilon in EPSILONS:
+            yield {"task": task, "epsilon": epsilon}
+
+
+def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Train every rate at a clipping norm of 1 with every seed, in one pass; test on the public split."""
+    task, seeds = get_task(cell["task"]), 1 if options.smoke else SEEDS
+    epochs, batch = TASKS[cell["task"]]
     schedule = Schedule.from_epochs(
         records=task.train_records, expected_batch_size=batch, epochs=epochs
     )
-    method = FixedDPSGD.for_budget(schedule, epsilon=epsilon, delta=1e-5)
-    data = task.load()
+    data, trained = task.load(), [(rate, seed) for rate in RATES for seed in range(seeds)]
     result = train(
-        method,
+        FixedDPSGD.for_budget(schedule, epsilon=cell["epsilon"], delta=1e-5),
         schedule,
         model=task.model,
         loss=task.loss,
         data=data.train,
-        candidates=[
-            {"learning_rate": r, "max_grad_norm": 1.0} for r in RATES for _ in range(seeds)
-        ],
-        secrets=secrets_for(f"priors/{name}/{epsilon:g}", 0, len(RATES) * seeds),
+        candidates=[{"learning_rate": rate, "max_grad_norm": 1.0} for rate, _ in trained],
+        secrets=secrets_for(f"priors/{cell['task']}/{cell['epsilon']:g}", 0, len(trained)),
         device="cpu",
     )
     x, y = data.test.take(torch.arange(len(data.test)))
-    module, right = task.model(), []
-    for row in result.params:
+    module, lines = task.model(), []
+    facts = {"records": task.train_records, "steps": schedule.steps}
+    for (rate, seed), row in zip(trained, result.params, strict=True):
         load_params(module, row)
         with torch.no_grad():
-            right.append((module(x).argmax(dim=1) == y).double().mean().item())
-    found = [mean(right[k : k + seeds]) for k in range(0, len(right), seeds)]
-    best = max(range(len(RATES)), key=found.__getitem__)
-    return {
-        "task": name,
-        "epsilon": epsilon,
-        "records": task.train_records,
-        "parameters": int(result.params.shape[1]),
-        "steps": schedule.steps,
-        "learning_rate": RATES[best],
-        "accuracy": round(found[best], 4),
-    }
+            right = (module(x).argmax(dim=1) == y).double().mean().item()
+        found = {"rate": rate, "seed": seed, "accuracy": round(right, 4), "parameters": len(row)}
+        lines.append({**found, **facts})
+    return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="mnist.npz; without it MNIST is left out")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--smoke", action="store_true", help="two tasks, one seed")
-    parser.add_argument("--write", action="store_true", help="into the package")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.data is not None:
-        os.environ[DATA_VARIABLE] = str(given.data)
-    tasks = [t for t in TASKS if given.data is not None or not t[0].startswith("mnist")]
-    rows = []
-    for name, epochs, batch in tasks[:2] if given.smoke else tasks:
-        for epsilon in EPSILONS:
-            rows.append(best_rate(name, epochs, batch, epsilon, 1 if given.smoke else given.seeds))
-            print(json.dumps(rows[-1]), flush=True)
-    logs = [math.log(row["learning_rate"]) for row in rows]
-    # As wide as what was found, and by two neighbouring rates more: tasks differ from these.
-    sigma = math.hypot(stdev(logs), math.log(4.0))
-    median = math.exp(mean(logs))
-    print(f"median {median:.3g}, sigma {sigma:.3g}")
-    if given.write:
-        law = {
-            "type": "log_normal",
-            "median": float(f"{median:.3g}"),
-            "sigma": float(f"{sigma:.3g}"),
-        }
-        source = "python -m studies.priors.run --data mnist.npz --write"
-        text = json.dumps({"learning_rate": {"law": law, "source": source, "rows": rows}}, indent=1)
-        PACKAGE.write_text(text + "\n", encoding="utf-8")
+def best_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return for each task and ε its public facts, the rate of the best mean accuracy, and that."""
+    found = []
+    for (task, epsilon), of in by(rows, "task", "epsilon").items():
+        means = {float(rate): mean(own, "accuracy") for (rate,), own in by(of, "rate").items()}
+        best = max(means, key=means.__getitem__)
+        facts = {name: int(of[0][name]) for name in ("records", "parameters", "steps")}
+        result = {"learning_rate": best, "accuracy": round(means[best], 4)}
+        found.append({"task": task, "epsilon": float(epsilon), **facts, **result})
+    return found
+
+
+def law_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the log-normal law of the best rates, wider by two neighbouring rates: tasks differ."""
+    logs = [math.log(best["learning_rate"]) for best in best_rates(rows)]
+    median, sigma = math.exp(statistics.mean(logs)), math.hypot(statistics.stdev(logs), math.log(4))
+    told = {"median": median, "sigma": sigma}
+    return {"type": "log_normal"} | {name: float(f"{value:.3g}") for name, value in told.items()}
+
+
+def shipped(rows: Sequence[Row]) -> str:
+    """Return the package's file."""
+    source = "python -m studies.priors.run --data mnist.npz --write"
+    found = {"law": law_of(rows), "source": source, "rows": best_rates(rows)}
+    return json.dumps({"learning_rate": found}, indent=1) + "\n"
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the law, and the accuracy of the best rate by task and ε."""
+    law = law_of(rows) if rows else {}
+    found = {name: law[name] for name in ("median", "sigma") if name in law}
+    at = {f"{b['task']}, ε = {b['epsilon']:g}": 100.0 * b["accuracy"] for b in best_rates(rows)}
+    return {**found, **at}
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Return the best rate of every task at every ε."""
+    head = ("task", "ε", "records", "parameters", "steps", "best rate", "its test accuracy")
+    lines = (
+        (
+            best["task"],
+            f"{best['epsilon']:g}",
+            *(f"{best[name]:,}" for name in ("records", "parameters", "steps")),
+            f"{best['learning_rate']:g}",
+            f"{100.0 * best['accuracy']:.1f} %",
+        )
+        for best in best_rates(rows)
+    )
+    return [markdown(head, lines)]
+
+
+def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
+    """Return the chart: accuracy against the rate, a panel a task."""
+    figure = plot_lines(rows, x="rate", y="accuracy", line="epsilon", panel="task", log="x")
+    return {"chart": figure}
+
+
+SHEET = Sheet(
+    name="priors",
+    key=("task", "epsilon"),
+    values=("rate", "seed", "accuracy", "records", "parameters", "steps"),
+    cells=cells,
+    fill=fill,
+    figures=figures,
+    tables=tables,
+    charts=charts,
+    again=Again({"task": "iris-logistic", "epsilon": "1.0", "rate": "1.0"}, "accuracy"),
+)
+
+
+def main() -> int:
+    """Run the study; with ``--write`` the package gets the law of the results."""
+    asked = [word for word in sys.argv[1:] if word != "--write"]
+    code = SHEET.main(asked)
+    if "--write" in sys.argv:
+        PACKAGE.write_text(shipped(SHEET.read(SHEET.folder / "results.csv")), encoding="utf-8")
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
