@@ -85,7 +85,7 @@ def best_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for (task, epsilon), of in by(rows, "task", "epsilon").items():
         means = {float(rate): mean(own, "accuracy") for (rate,), own in by(of, "rate").items()}
         best = max(means, key=means.__getitem__)
-        facts = {name: int(of[0][name]) for name in ("records", "parameters", "steps")}
+        facts = {name: int(float(of[0][name])) for name in ("records", "parameters", "steps")}
         result = {"learning_rate": best, "accuracy": round(means[best], 4)}
         found.append({"task": task, "epsilon": float(epsilon), **facts, **result})
     return found
