@@ -26,6 +26,7 @@ from studies.sheet import (
     most_spent,
     pm,
     releases_of,
+    seed_of,
 )
 
 if TYPE_CHECKING:
@@ -109,8 +110,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         terms["space"] = SPACE
     if options.smoke:
         terms["epochs"] = 1
-    repeats = 1 if options.smoke else FEWER if cell["set"] == "generated" else SEEDS
-    return releases_of(arm, epsilon=cell["epsilon"], delta=DELTA, repeats=repeats, **terms)
+    terms["repeats"] = 1 if options.smoke else FEWER if cell["set"] == "generated" else SEEDS
+    terms["seed"] = seed_of(cell["task"], cell["epsilon"])  # its arms share it
+    return releases_of(arm, epsilon=cell["epsilon"], delta=DELTA, **terms)
 
 
 def second_rule(task: str, epsilon: float) -> str:

@@ -10,7 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
-from studies.sheet import Again, Options, Sheet, by, markdown, mean, most_spent, pm, releases_of
+from studies.sheet import (
+    Again,
+    Options,
+    Sheet,
+    by,
+    markdown,
+    mean,
+    most_spent,
+    pm,
+    releases_of,
+    seed_of,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -54,8 +65,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm, as a study of its own, with every seed."""
     arm = ARMS[cell["arm"]]
     space = {"space": SPACE} if "mean_runs" in arm else {}
-    budget = {"epsilon": cell["epsilon"], "delta": 1e-5, "repeats": 10}
-    return releases_of(arm, **budget, **space, **(SMOKE if options.smoke else TERMS))
+    told = {"epsilon": cell["epsilon"], "seed": seed_of(cell["epsilon"])}  # its arms share it
+    terms = {**told, **space, **(SMOKE if options.smoke else TERMS)}
+    return releases_of(arm, delta=1e-5, repeats=10, **terms)
 
 
 def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:

@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 from scipy.stats import t as student
 
 from privtune.plots import plot_lines
-from studies.sheet import Again, Options, Row, Sheet, by, floats, markdown, most_spent, releases_of
+from studies.sheet import (
+    Again,
+    Options,
+    Row,
+    Sheet,
+    by,
+    floats,
+    markdown,
+    most_spent,
+    releases_of,
+    seed_of,
+)
 from studies.transfer.task import public_weights
 
 if TYPE_CHECKING:
@@ -106,8 +117,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     if cell["average"] != "last":
         given = {"average": cell["average"]}
         arm |= {"options": given} if arm["strategy"] in OPTIONS else given
-    repeats = 2 if options.smoke else REPEATS
-    return releases_of(arm, epsilon=cell["epsilon"], delta=1e-5, repeats=repeats, **terms)
+    terms["repeats"] = 2 if options.smoke else REPEATS
+    terms["seed"] = seed_of(cell["task"], cell["epsilon"])  # its arms share it
+    return releases_of(arm, epsilon=cell["epsilon"], delta=1e-5, **terms)
 
 
 def figures(rows: Sequence[Row]) -> dict[str, float]:
