@@ -254,7 +254,7 @@ def averaging(rows: Sequence[Row]) -> str:
         got = {
             average: floats(group, "accuracy") for (average,), group in by(of, "average").items()
         }
-        # The same seeds in the same order, so the same iterates where nothing is selected.
+        # The same seeds in the same order, so the same candidates; the noise is another.
         if (both := list(zip(*got.values(), strict=False))) and len(got) > 1 and len(both) > 1:
             pairs[arm, task].append([100.0 * (ema - last) for last, ema in both])
             tasks[task] = None
