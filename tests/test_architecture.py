@@ -229,7 +229,7 @@ LINES = {
     "execution": 1159,
     "ledger": 5060,
     "plots": 960,
-    "strategies": 4273,
+    "strategies": 4297,
     "study": 7706,
     "tasks": 6611,
     "top level": 2192,
