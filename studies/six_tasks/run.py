@@ -73,7 +73,6 @@ class Work:
 
 
 REPEATS = 10  # of each arm
-AVERAGED = 2.0  # the ε at which arms also run with the moving average of the iterates
 FINE_TUNING = {
     "type": "fine-tuning",
     "task": "studies.six_tasks.tasks:transfer",
@@ -96,10 +95,9 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
             yield {"task": task, "epsilon": 4.0, "average": average, "arm": arm}
         return
     for tasks in ((*TASKS,)[:3], (*TASKS,)[3:]):  # the cheap ones first
-        for epsilon, task, average in product(EPSILONS, tasks, AVERAGES):
-            if average == "last" or epsilon == AVERAGED:
-                cell = {"task": task, "epsilon": epsilon, "average": average}
-                yield from ({**cell, "arm": arm} for arm in ARMS)
+        for average, epsilon, task in product(AVERAGES, EPSILONS, tasks):
+            cell = {"task": task, "epsilon": epsilon, "average": average}
+            yield from ({**cell, "arm": arm} for arm in ARMS)
 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
@@ -247,7 +245,7 @@ def ranking(rows: Sequence[Row]) -> str:
 
 
 def averaging(rows: Sequence[Row]) -> str:
-    """Return what the moving average adds to each arm on each task, over the ε at which it was run."""
+    """Return what the moving average adds to each arm on each task, in the mean over the ε."""
     pairs: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     tasks: dict[str, None] = {}
     for (task, _, arm), of in by(rows, "task", "epsilon", "arm").items():
