@@ -33,6 +33,7 @@ __all__ = [
     "BESIDE",
     "DECIDES",
     "NAMES",
+    "code_of",
     "digest_of",
     "environment",
     "kept",
@@ -126,6 +127,11 @@ def stamp() -> str:
     return f"{code}-{hashlib.sha256(environment().encode()).hexdigest()[:4]}"
 
 
+def code_of(stamped: str | None) -> str:
+    """Return the digest of the code in a stamp, without that of the machine; empty where none is known."""
+    return (stamped or "").partition("-")[0]
+
+
 def sheet(name: str) -> Sheet:
     """Return a study."""
     found: Sheet = importlib.import_module(f"studies.{name}.run").SHEET
@@ -200,7 +206,7 @@ def verdict(known: Sequence[Row], found: Sequence[Row], again: Again) -> str:
 def mark(study: Sheet, said: str) -> str:
     """Return a study's line in the table of marks."""
     rows = study.read(study.folder / "results.csv")
-    today = sum(row.get("code", "").partition("-")[0] == stamp().partition("-")[0] for row in rows)
+    today = sum(code_of(row.get("code")) == code_of(stamp()) for row in rows)
     which = ", ".join(study.again.lines.values()) + ", stand-in" * study.again.stand_in
     name = f"[{study.name}]({study.name}/README.md)"
     return f"| {name} | {today} | {len(rows) - today} | {which} | {said} |"
@@ -209,7 +215,7 @@ def mark(study: Sheet, said: str) -> str:
 def marks(said: dict[str, str]) -> str:
     """Return the table of marks, given how the cells that were run again compare."""
     head = "| study | lines by this code | by other code | run again | and recorded |"
-    code = f"Code `{stamp().partition('-')[0]}`; {environment()}."
+    code = f"Code `{code_of(stamp())}`; {environment()}."
     return "\n".join(
         [code, "", head, "|" + " --- |" * 5, *(mark(sheet(n), said[n]) for n in NAMES)]
     )

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import privtune
 from privtune.accounting import epsilon as account
-from studies.evidence import environment, stamp
+from studies.evidence import code_of, environment, stamp
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -49,7 +49,6 @@ __all__ = [
     "Options",
     "Sheet",
     "by",
-    "code_of",
     "error",
     "floats",
     "last",
@@ -251,7 +250,9 @@ class Sheet:
         columns = [*self.key, *self.values, CODE]
         rows = self.read(out)
         done = {
-            self._name(row) for row in rows if not renew or code_of(row) == code_of({CODE: stamp()})
+            self._name(row)
+            for row in rows
+            if not renew or code_of(row.get(CODE)) == code_of(stamp())
         }
         began = time.monotonic()
         for cell in self.cells(options):
@@ -280,11 +281,6 @@ class Sheet:
             if time.monotonic() - began > seconds:
                 print(f"Stopped after {seconds / 60:g} minutes; the same command goes on.")
                 return
-
-
-def code_of(row: Row) -> str:
-    """Return the digest of the code that made a line, without that of the machine."""
-    return (row.get(CODE) or "").partition("-")[0]
 
 
 def releases_of(
