@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 from privtune import accounting as dp
-from studies.sheet import releases_of
+from studies.sheet import releases_of, seed_of
 
 __all__ = ["COUNTS", "DELTA", "OPTIMIZERS", "RATE", "STEPS", "accuracies"]
 
 DELTA, RATE = 1e-5, 64 / 1077
 STEPS = math.ceil(20 / RATE)
-COUNTS, SEEDS = (1, 5, 20), 5
+COUNTS, SEEDS = (1, 5, 20), 10
 SCALE = {"max_grad_norm": 1.0}
 # The method, where its rates are drawn from, and the rate that it is usually given.
 OPTIMIZERS: dict[str, tuple[str, tuple[float, float], float]] = {
@@ -58,12 +58,17 @@ def accuracies(optimizer: str, epsilon: float, count: int, *, smoke: bool) -> li
     """Run every arm with every seed: a study with a budget of its own each."""
     low, high = OPTIMIZERS[optimizer][1]
     space = {"learning_rate": {"type": "float", "low": low, "high": high, "log": True}}
-    terms = {"task": "digits-mlp", "epochs": 1 if smoke else 20, "expected_batch_size": 64}
+    terms: dict[str, Any] = {
+        "task": "digits-mlp",
+        "epochs": 1 if smoke else 20,
+        "expected_batch_size": 64,
+        "repeats": 1 if smoke else SEEDS,
+        "seed": seed_of(optimizer, epsilon, count),  # its arms share it
+    }
     lines = []
     for name, arm, cost in arms_of(optimizer, count, epsilon):
         more = {} if arm["strategy"] == "fixed" else {"space": space}
-        seeds = 1 if smoke else SEEDS
-        found = releases_of(arm, epsilon=cost, delta=DELTA, repeats=seeds, **terms, **more)
+        found = releases_of(arm, epsilon=cost, delta=DELTA, **terms, **more)
         lines += [
             {"account": name, "value": 100.0 * each["accuracy"], "seed": each["seed"]}
             for each in found

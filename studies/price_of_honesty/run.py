@@ -10,12 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
-from studies.sheet import Again, Options, Sheet, by, markdown, mean, most_spent, pm, releases_of
+from studies.sheet import (
+    Again,
+    Options,
+    Sheet,
+    by,
+    markdown,
+    mean,
+    most_spent,
+    pm,
+    releases_of,
+    seed_of,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-DELTA, SEEDS = 1e-5, 5
+DELTA, SEEDS = 1e-5, 10
 EPSILONS, TRIALS = (1.0, 4.0), (1, 2, 5, 10, 20, 40)
 CLIP = {"max_grad_norm": 1.0}
 SPACE = {"learning_rate": {"type": "float", "low": 0.01, "high": 10.0, "log": True}}
@@ -60,8 +71,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     if options.smoke:
         terms |= {"epochs": 1}
     arm = arm_of(cell["arm"], cell["trials"])
-    seeds = 2 if options.smoke else SEEDS
-    return releases_of(arm, epsilon=cell["epsilon"], delta=DELTA, repeats=seeds, **terms)
+    terms["repeats"] = 2 if options.smoke else SEEDS
+    terms["seed"] = seed_of(cell["task"], cell["epsilon"], cell["trials"])  # its arms share it
+    return releases_of(arm, epsilon=cell["epsilon"], delta=DELTA, **terms)
 
 
 def figures(rows: Sequence[Mapping[str, str]]) -> dict[str, float]:

@@ -14,7 +14,18 @@ from privtune.tasks import fine_tuned
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import DPAdam
 from studies.harness import accuracies, fit, secrets_for
-from studies.sheet import Again, Options, Sheet, by, markdown, mean, most_spent, pm, releases_of
+from studies.sheet import (
+    Again,
+    Options,
+    Sheet,
+    by,
+    markdown,
+    mean,
+    most_spent,
+    pm,
+    releases_of,
+    seed_of,
+)
 from studies.transfer.task import digits_5_to_9, half, public_weights
 
 if TYPE_CHECKING:
@@ -97,7 +108,8 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     if arm is SGD:
         space = {"space": OF_SGD}
     terms = {"epsilon": cell["epsilon"], "delta": 1e-5, "repeats": SEEDS, **space}
-    return releases_of(arm, task=task, **schedule, **terms)
+    seed = seed_of(cell["trainable"], cell["epsilon"])  # its arms share it
+    return releases_of(arm, task=task, seed=seed, **schedule, **terms)
 
 
 def grid(
@@ -115,7 +127,7 @@ def grid(
         model=task.model,
         split=split,
         candidates=[{"learning_rate": rate, **NORM} for rate in rates],
-        secrets=secrets_for("transfer", seed, len(rates)),
+        secrets=secrets_for(f"transfer {cell['trainable']} {cell['epsilon']}", seed, len(rates)),
     )
     best = max(accuracies(task.model, found.params, split))
     return {"seed": seed, "accuracy": round(best / 100.0, 4), "spent": "", "claimed": ""}
