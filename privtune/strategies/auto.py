@@ -1,11 +1,13 @@
 """One arm that picks how it chooses, from public facts alone and by what public studies found.
 
-The rule is the third one. The first (subsampled tuning with 25,000 records; else ADADP for networks and a
-selection for small models) missed its target on unseen tasks, as ``studies/auto`` records. On the development
-tasks there HyFreeDP was the best single training but for few records at small ε: its losses are noise then,
-and given hyperparameters are better. That was the second rule. HyFreeDP's own interval of rates suits
-networks of thousands of weights in hundreds of steps; a smaller network in fewer steps has to go farther in
-each of them, so the third rule widens it. Where public weights are fine-tuned it is HyFreeDP as it comes
+The rule is the fourth one; ``studies/auto`` records all of them, each tried on tasks that it never saw.
+The first (subsampled tuning with 25,000 records; else ADADP for networks and a selection for small models)
+missed its target. On other tasks HyFreeDP was the best single training but for few records at small ε: its
+losses are noise then, and given hyperparameters are better. That was the second rule. HyFreeDP's own
+interval of rates suits networks of some thousand weights in some hundred steps; a smaller network in fewer
+steps has to go farther in each of them, so the third rule widened it. The fourth also narrows it for larger
+networks in more steps, where noise adds up over more steps than HyFreeDP's losses look back; and it lets the
+rate of given hyperparameters fall at the end. Where public weights are fine-tuned it is HyFreeDP as it comes
 (``studies/transfer``).
 """
 
@@ -27,8 +29,15 @@ from privtune.training.methods import METHODS
 
 _FEW = 500.0  # records times ε: up to 360 HyFreeDP was up to 13 points behind, from 1,000 on ahead
 _PRIOR = {"learning_rate": 0.5, "max_grad_norm": 1.0}  # the studies' defaults
-_REACH = 66_000.0  # steps times the root of the weights times the best spread, on generated tasks
-_SPREADS = (5.0, 25.0)  # HyFreeDP's own, which is the least; the most that was tried on all of them
+_FALLING = {
+    "type": "linear",
+    "start": 0.7,
+}  # of given hyperparameters; as HyFreeDP's own rate falls
+_REACH = 5_000.0  # the root of steps times weights, times the best spread, on generated networks
+_SPREADS = (
+    3.0,
+    25.0,
+)  # narrower ones lose where features are small; wider ones were of no more use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +47,10 @@ class Auto:
     ====================================================  ==========================================
     the study                                             the arm
     ====================================================  ==========================================
-    trains from scratch, with records times ε below 500   ``fixed``: 0.5 and 1, or as given
-    trains a network from scratch                         ``hyfreedp``, ``spread`` 66,000 over steps
-                                                          times the root of its weights, from 5 to 25
+    trains from scratch, with records times ε below 500   ``fixed``: 0.5 and 1, or as given; the rate
+                                                          falls linearly from 0.7 of the steps on
+    trains a network from scratch                         ``hyfreedp``, ``spread`` 5,000 over the root
+                                                          of steps times weights, from 3 to 25
     else                                                  ``hyfreedp``
     ====================================================  ==========================================
 
@@ -103,7 +113,7 @@ class Auto:
         """Return the strategy of a name; HyFreeDP with a spread of its learning rate, where one is given."""
         given = {**_PRIOR, **self.parameters}
         if chosen == "fixed":
-            return Fixed(arm=self.arm, parameters=given)
+            return Fixed(arm=self.arm, parameters=given, options={"schedule": _FALLING})
         taken = {k: v for k, v in given.items() if k in METHODS[chosen].parameters}
         options = {} if spread is None else {"spread": spread}
         return InRun(arm=self.arm, method=chosen, parameters=taken, options=options)
@@ -118,4 +128,4 @@ def _spread(context: PlanningContext) -> float | None:
         return None  # a linear model that begins at 0: it has a wide interval of its own
     weights = sum(p.numel() for p in trained)
     least, most = _SPREADS
-    return min(most, max(least, _REACH / (context.schedule.steps * math.sqrt(weights))))
+    return min(most, max(least, _REACH / math.sqrt(context.schedule.steps * weights)))

@@ -9,11 +9,12 @@ import itertools
 import math
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
-from studies.auto.tasks import DEVELOPMENT, FIRST, GENERATED, MADE, SECOND, THIRD
+from studies.auto.tasks import DEVELOPMENT, FIRST, FOURTH, GENERATED, MADE, SECOND, THIRD
 from studies.sheet import (
     Again,
     Options,
@@ -45,8 +46,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "subsampled-tuning": {"strategy": "subsampled-tuning", "variant": 1, "rate": 0.1, **SEARCH},
 }
 SPREADS = {"5": ARMS["hyfreedp"]} | {
-    text: {**ARMS["hyfreedp"], "spread": float(text)} for text in ("12", "25", "100")
+    text: {**ARMS["hyfreedp"], "spread": float(text)} for text in ("3", "12", "25", "100")
 }
+FALLING = {**ARMS["fixed"], "options": {"schedule": {"type": "linear", "start": 0.7}}}
+GIVEN = {"fixed": ARMS["fixed"], "fixed, falling": FALLING}
+BEFORE = (
+    "third rule"  # what ``auto`` took before: an arm of its own, of which a rule makes the options
+)
 SPACE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
 BUILT_IN: dict[str, dict[str, Any]] = {
     "digits-mlp": {"epochs": 20, "expected_batch_size": 64},
@@ -55,6 +61,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "iris-logistic": {"epochs": 20, "expected_batch_size": 30},
 }
 SETS = {
+    "fourth": tuple(FOURTH),
     "third": tuple(THIRD),
     "second": tuple(SECOND),
     "first": tuple(FIRST),
@@ -76,9 +83,10 @@ FIRST_RULE = {  # what the rule before took, at either ε
     "turned": "adadp",
 }
 EPSILONS, DELTA, SEEDS = (1.0, 4.0), 1e-5, 10
-REACHES = (2_640.0, 5_500.0, 13_200.0, math.inf)  # where the third rule's spread is 25, 12 and 5
-FEWER = 4  # seeds of a generated network
-FEW = 500.0  # records times ε, of the second rule
+REPEATS = {"fourth": 20, "generated": 4}  # of the other sets, ``SEEDS``
+REACHES = (200.0, 417.0, 1_000.0, math.inf)  # where the fourth rule's spread is 25, 12 and 5
+FEW = 500.0  # records times ε, of the rules from the second on
+HALVES = 252  # halves of the seeds that name an arm, at most: all of ten seeds'
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
@@ -90,8 +98,12 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     for group, tasks in SETS.items():
         for arm, epsilon, task in itertools.product(ARMS, EPSILONS, tasks):
             yield {"set": group, "task": task, "epsilon": epsilon, "arm": arm}
-    for arm, epsilon, task in itertools.product(SPREADS, EPSILONS, GENERATED):
-        if GENERATED[task].sizes.train * epsilon >= FEW:
+    for group in ("fourth", "third", "second", "first"):
+        for epsilon, task in itertools.product(EPSILONS, SETS[group]):
+            yield {"set": group, "task": task, "epsilon": epsilon, "arm": BEFORE}
+    for epsilon, task in itertools.product(EPSILONS, GENERATED):
+        few = GENERATED[task].sizes.train * epsilon < FEW
+        for arm in GIVEN if few else SPREADS:
             yield {"set": "generated", "task": task, "epsilon": epsilon, "arm": arm}
 
 
@@ -103,20 +115,34 @@ def terms_of(task: str) -> dict[str, Any]:
     return {"task": f"studies.auto.tasks:{factory}", **MADE[task].terms}
 
 
+def third_rule(task: str, epsilon: float) -> dict[str, Any]:
+    """Return what the rule before took, as a spec has it."""
+    made = MADE[task]
+    taken = ARMS[second_rule(task, epsilon)]
+    if taken is not ARMS["hyfreedp"] or len(made.layers) == 2:
+        return taken
+    spread = 66_000.0 / (made.steps * math.sqrt(made.weights))
+    return {**taken, "spread": min(25.0, max(5.0, spread))}
+
+
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm on one task, once a seed."""
-    arm, terms = (ARMS | SPREADS)[cell["arm"]], terms_of(cell["task"])
+    terms = terms_of(cell["task"])
+    if cell["arm"] == BEFORE:
+        arm = third_rule(cell["task"], cell["epsilon"])
+    else:
+        arm = (ARMS | SPREADS | GIVEN)[cell["arm"]]
     if "mean_runs" in arm:
         terms["space"] = SPACE
     if options.smoke:
         terms["epochs"] = 1
-    terms["repeats"] = 1 if options.smoke else FEWER if cell["set"] == "generated" else SEEDS
+    terms["repeats"] = 1 if options.smoke else REPEATS.get(cell["set"], SEEDS)
     terms["seed"] = seed_of(cell["task"], cell["epsilon"])  # its arms share it
     return releases_of(arm, epsilon=cell["epsilon"], delta=DELTA, **terms)
 
 
 def second_rule(task: str, epsilon: float) -> str:
-    """Return what the rule before took: from records and ε alone."""
+    """Return what the second rule took: from records and ε alone."""
     return "fixed" if MADE[task].sizes.train * epsilon < FEW else "hyfreedp"
 
 
@@ -125,13 +151,14 @@ class Cell:
 
     Args:
         rows: Its lines, every arm with the same seeds.
-        picked: The arm that `auto` takes.
+        picked: The arm that a rule takes. The seven arms that know no rule, and this one, are compared.
     """
 
     def __init__(self, rows: Sequence[Row], picked: str) -> None:
         self.arms = {
             arm: [100.0 * value for value in floats(sorted(own, key=_seed), "accuracy")]
             for (arm,), own in by(rows, "arm").items()
+            if arm == picked or arm not in ("auto", BEFORE)
         }
         self.picked, self.seeds = picked, len(self.arms[picked])
         self.best = self._best(range(self.seeds))
@@ -160,13 +187,15 @@ class Cell:
     def regret_of_others(self) -> float:
         """Regret against the arm that is best on some seeds, measured on the others.
 
-        The best of eight means is too high by their noise. Each five of ten seeds name an arm; what it is
-        ahead on the other five is free of that.
+        The best of eight means is too high by their noise. Each half of the seeds names an arm (some of the
+        halves where there are many); what it is ahead on the other half is free of that.
         """
         if self.seeds < 2:
             return self.regret
         parts, found = range(self.seeds), []
-        for some in itertools.combinations(parts, self.seeds // 2):
+        step = max(1, math.comb(self.seeds, self.seeds // 2) // HALVES)
+        halves = itertools.combinations(parts, self.seeds // 2)
+        for some in itertools.islice(halves, 0, None, step):
             others = [seed for seed in parts if seed not in some]
             found.append(self.lost(self._best(some), others))
         return statistics.mean(found)
@@ -179,12 +208,14 @@ def _seed(row: Row) -> float:
 RULES: dict[str, Callable[[str, float], str]] = {
     "first": lambda task, _: FIRST_RULE.get(task, ""),
     "second": second_rule,
-    "third": lambda *_: "auto",
+    "third": lambda *_: BEFORE,
+    "fourth": lambda *_: "auto",
 }
 # A rule, and a set that nobody had run when it was fixed.
 UNSEEN = {("first", "first"), ("first", "second"), ("second", "second")}
 UNSEEN |= {("second", "third"), ("third", "third")}
-LAST = ("third", "third")  # the rule as it is, on what it never saw: shown cell by cell
+UNSEEN |= {(rule, "fourth") for rule in ("second", "third", "fourth")}
+LAST = ("fourth", "fourth")  # the rule as it is, on what it never saw: shown cell by cell
 
 
 def compared(rows: Sequence[Row], rule: str, group: str) -> dict[tuple[str, str], Cell]:
@@ -207,9 +238,8 @@ def summed(every: Sequence[Cell]) -> dict[str, float]:
 
 
 def _found(rows: Sequence[Row]) -> dict[tuple[str, str], dict[tuple[str, str], Cell]]:
-    every = {
-        at: compared(rows, *at) for at in itertools.product(RULES, ("first", "second", "third"))
-    }
+    sets = ("first", "second", "third", "fourth")
+    every = {at: compared(rows, *at) for at in itertools.product(RULES, sets)}
     return {at: cells_of for at, cells_of in every.items() if cells_of}
 
 
@@ -220,30 +250,54 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         for (rule, group), known in _found(rows).items()
         for name, value in summed(list(known.values())).items()
     }
-    named = [row for row in rows if row["set"] != "generated"]
+    named = [row for row in rows if row["set"] != "generated" and row["arm"] != BEFORE]
     for (task, epsilon, arm), own in by(named, "task", "epsilon", "arm").items():
         found[f"{arm} on {task} at ε = {float(epsilon):g}"] = 100.0 * mean(own, "accuracy")
-    for reach, gains in spread_gains(rows).items():
-        found |= {f"spread {arm}, reach up to {reach:g}": gain for arm, gain in gains.items()}
+    for where, gains in spread_gains(rows).items():
+        found |= {f"spread {arm}, {where}": gain for arm, gain in gains.items()}
+    found |= {f"{arm}, few records": value for arm, value in given_few(rows).items()}
     return {**found, **most_spent(rows)}
 
 
-def spread_gains(rows: Sequence[Row]) -> dict[float, dict[str, float]]:
-    """Return what each spread adds to HyFreeDP's own on the generated networks, by their reach."""
-    parts: dict[float, list[dict[str, float]]] = {edge: [] for edge in REACHES}
-    for (task, _), of in by(
-        [r for r in rows if r["set"] == "generated"], "task", "epsilon"
-    ).items():
-        means = {arm: 100.0 * mean(own, "accuracy") for (arm,), own in by(of, "arm").items()}
-        edge = next(edge for edge in REACHES if GENERATED[task].reach <= edge)
-        if len(means) == len(SPREADS):
-            parts[edge].append({arm: value - means["5"] for arm, value in means.items()})
+def _generated(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the mean accuracy of each arm on each generated network at each ε, in percent."""
+    of = by([row for row in rows if row["set"] == "generated"], "task", "epsilon")
     return {
-        edge: {arm: statistics.mean(each[arm] for each in every) for arm in SPREADS}
-        | {"cells": float(len(every))}
-        for edge, every in parts.items()
-        if every
+        at: {arm: 100.0 * mean(own, "accuracy") for (arm,), own in by(every, "arm").items()}
+        for at, every in of.items()
     }
+
+
+def _where(task: str) -> str:
+    """Return in which line of the table of spreads a network stands."""
+    if task.startswith("unit"):
+        return "inputs of length 1"
+    reach = math.sqrt(GENERATED[task].steps * GENERATED[task].weights)
+    edge = next(edge for edge in REACHES if reach <= edge)
+    return f"up to {edge:,.0f}" if edge < math.inf else "above"
+
+
+def spread_gains(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Return what each spread adds to HyFreeDP's own on generated networks, by steps times weights."""
+    parts: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for (task, _), means in _generated(rows).items():
+        if len(means) == len(SPREADS):
+            parts[_where(task)].append({arm: means[arm] - means["5"] for arm in SPREADS})
+    return {
+        where: {arm: statistics.mean(each[arm] for each in every) for arm in SPREADS}
+        | {"cells": float(len(every))}
+        for where, every in sorted(parts.items(), key=lambda part: _ORDER.index(part[0]))
+    }
+
+
+_ORDER = [*(f"up to {edge:,.0f}" for edge in REACHES[:-1]), "above", "inputs of length 1"]
+
+
+def given_few(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the mean accuracy of given hyperparameters on generated networks with few records."""
+    every = [means for means in _generated(rows).values() if len(means) == len(GIVEN)]
+    found = {arm: statistics.mean(means[arm] for means in every) for arm in GIVEN} if every else {}
+    return found | {"cells": float(len(every))}
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
@@ -272,16 +326,17 @@ def tables(rows: Sequence[Row]) -> list[str]:
             for (task, epsilon), cell in found[rule, group].items()
         ]
         made.append(markdown(head, lines))
-    head = ("steps × √weights", "networks", *(f"spread {arm}" for arm in SPREADS if arm != "5"))
+    others = [arm for arm in sorted(SPREADS, key=float) if arm != "5"]
+    head = ("√(steps × weights)", "networks", *(f"spread {arm}" for arm in others))
     lines = [
-        (
-            f"up to {edge:,.0f}" if edge < math.inf else "above",
-            f"{gains['cells']:.0f}",
-            *(f"{gains[arm]:+.1f}" for arm in SPREADS if arm != "5"),
-        )
-        for edge, gains in spread_gains(rows).items()
+        (where, f"{gains['cells']:.0f}", *(f"{gains[arm]:+.1f}" for arm in others))
+        for where, gains in spread_gains(rows).items()
     ]
     made.append(markdown(head, lines))
+    few = given_few(rows)
+    if few["cells"]:
+        line = (f"{few['cells']:.0f}", *(f"{few[arm]:.1f}" for arm in GIVEN))
+        made.append(markdown(("networks with few records", *GIVEN), [line]))
     for (group,), of in by([r for r in rows if r["set"] != "generated"], "set").items():
         lines = []
         for (task, epsilon), own in by(of, "task", "epsilon").items():
@@ -320,7 +375,7 @@ SHEET = Sheet(
     tables=tables,
     charts=charts,
     again=Again(
-        lines={"set": "third", "task": "friedman", "epsilon": "1.0", "arm": "auto"},
+        lines={"set": "fourth", "task": "curve", "epsilon": "1.0", "arm": "auto"},
         value="accuracy",
     ),
 )

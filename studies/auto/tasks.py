@@ -6,8 +6,8 @@ Features are scaled to [-1, 1] by round public bounds of the measured quantities
 from __future__ import annotations
 
 import itertools
-import math
 import os
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from privtune.tasks import Sizes, Task, split
+from privtune.training.mechanism.schedule import Schedule
 from studies.harness import cross_entropy, mnist
 
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -61,10 +62,16 @@ class Made:
         )
 
     @property
-    def reach(self) -> float:
-        """Steps times the root of the number of weights."""
-        weights = sum((one + 1) * two for one, two in itertools.pairwise(self.layers))
-        return self.epochs * self.sizes.train / self.batch * math.sqrt(weights)
+    def weights(self) -> int:
+        """Number of the network's weights."""
+        return sum((one + 1) * two for one, two in itertools.pairwise(self.layers))
+
+    @property
+    def steps(self) -> int:
+        """Steps of one training."""
+        return Schedule.from_epochs(
+            records=self.sizes.train, expected_batch_size=self.batch, epochs=self.epochs
+        ).steps
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -208,11 +215,69 @@ def _cut(name: str, low: float, high: float, cuts: Sequence[float], **how: Any) 
     return _between(x, low, high), np.digitize(y, cuts)
 
 
-def _news() -> Arrays:
-    """Return texts of twenty newsgroups as a frozen MiniLM's vectors of length 1."""
+def _news(*, topics: bool = False) -> Arrays:
+    """Return texts of twenty newsgroups as a frozen MiniLM's vectors of length 1, by group or by topic."""
     beside = Path(os.environ.get("PRIVTUNE_DATA", "")).with_name("newsgroups.npz")
     with np.load(beside) as file:
-        return file["x_train"], file["y_train"]
+        if not topics:
+            return file["x_train"], file["y_train"]
+        tops = [str(name).split(".")[0] for name in file["classes"]]  # comp, rec, sci, ...
+        return file["x_train"], np.unique(tops, return_inverse=True)[1][file["y_train"]]
+
+
+def _patches() -> Arrays:
+    """Return squares of 8 x 8 grey pixels of scikit-learn's two photographs, and of which they are."""
+    parts = []
+    for picture in datasets.load_sample_images().images:
+        grey = picture.mean(axis=2) / 127.5 - 1.0
+        high, wide = grey.shape[0] // 8, grey.shape[1] // 8
+        squares = grey[: 8 * high, : 8 * wide].reshape(high, 8, wide, 8).swapaxes(1, 2)
+        parts.append(squares.reshape(-1, 64))
+    return np.concatenate(parts), np.repeat((0, 1), [len(part) for part in parts])
+
+
+def _countries() -> Arrays:
+    """Return the continent of plotly's countries by year, lifetime, and logarithms of people and income."""
+    from plotly import data
+
+    table = data.gapminder(return_type="pandas")
+    columns = [
+        table["year"],
+        table["lifeExp"],
+        np.log10(table["pop"]),
+        np.log10(table["gdpPercap"]),
+    ]
+    x = _between(np.stack(columns, axis=1), (1950, 20, 4, 2), (2010, 90, 10, 5.5))
+    return x, np.unique(table["continent"], return_inverse=True)[1]
+
+
+def _sunspots() -> Arrays:
+    """Whether a year has more sunspots than the year before, by the nine years before."""
+    every = _of_statsmodels("sunspots")["SUNACTIVITY"].to_numpy()
+    seen = np.lib.stride_tricks.sliding_window_view(every, 9)[:-1]
+    return _between(seen, 0.0, 200.0), (every[9:] > every[8:-1]).astype(int)
+
+
+def _signs() -> Arrays:
+    """Whether the first two of six normal numbers have one sign."""
+    x = np.random.default_rng(18).standard_normal((10_000, 6))
+    return _between(x, -3.0, 3.0), (x[:, 0] * x[:, 1] > 0).astype(int)
+
+
+def _changed(first: int, how: str) -> Arrays:
+    """Return pictures of MNIST, 14 x 14: with white paper, half of each blank, or two and their sum."""
+    x, y = _pictures(first)
+    if how == "inverted":
+        return -x, y
+    if how == "half":
+        squares, blank = (
+            x.reshape(-1, 14, 14).copy(),
+            np.random.default_rng(2).integers(2, size=len(x)),
+        )
+        squares[blank == 0, :7], squares[blank == 1, 7:] = -1.0, -1.0
+        return squares.reshape(len(x), -1), y
+    one, two = np.split(np.arange(len(x)), 2)
+    return np.hstack([x[one], x[two]]), (y[one] + y[two] > 9).astype(int)
 
 
 DEVELOPMENT: dict[str, Made] = {
@@ -301,7 +366,29 @@ THIRD: dict[str, Made] = {
     ),
     "news": Made(_news, Sizes(2_584, 500, 500), (384, 20), 10, 128),
 }  # fmt: skip
-GENERATED: dict[str, Made] = {  # networks, for the spread of HyFreeDP's rates in the third rule
+FOURTH: dict[str, Made] = {
+    "patches": Made(_patches, Sizes(6_400, 1_000, 1_080), (64, 32, 2), 10, 128),
+    "countries": Made(_countries, Sizes(1_200, 250, 254), (4, 32, 5), 20, 64),
+    "sunspots": Made(_sunspots, Sizes(180, 60, 60), (9, 2), 20, 32),
+    "curve": Made(
+        partial(
+            _cut, "make_s_curve", -1.5, 2.5, (-2.4, 0.0, 2.4),
+            n_samples=6_000, noise=0.2, random_state=17,
+        ),
+        Sizes(4_000, 1_000, 1_000), (3, 32, 4), 10, 128,
+    ),
+    "signs": Made(_signs, Sizes(8_000, 1_000, 1_000), (6, 32, 2), 10, 128),
+    "many": Made(_classes(10_000, 100, 8, 19), Sizes(8_000, 1_000, 1_000), (100, 96, 8), 5, 128),
+    "inverted": Made(
+        partial(_changed, 30_000, "inverted"), Sizes(8_000, 1_000, 1_000), (196, 64, 10), 5, 128
+    ),
+    "half": Made(
+        partial(_changed, 40_000, "half"), Sizes(8_000, 1_000, 1_000), (196, 32, 10), 10, 256
+    ),
+    "sums": Made(partial(_changed, 50_000, "sums"), Sizes(4_000, 500, 500), (392, 64, 2), 10, 64),
+    "topics": Made(partial(_news, topics=True), Sizes(2_584, 500, 500), (384, 64, 7), 10, 64),
+}  # fmt: skip
+GENERATED: dict[str, Made] = {  # networks, for the spread of HyFreeDP's rates
     f"net {records}-{features}-{classes}": Made(
         (
             partial(
@@ -318,7 +405,71 @@ GENERATED: dict[str, Made] = {  # networks, for the spread of HyFreeDP's rates i
         itertools.product((150, 300, 600, 1_200, 2_500, 6_000), ((6, 32), (25, 32), (80, 64)), (2, 4))
     )
 }  # fmt: skip
-MADE = {**DEVELOPMENT, **FIRST, **SECOND, **THIRD, **GENERATED}
+
+
+def _drawn() -> dict[str, Made]:
+    """Return sixty networks and trainings of random sizes, on records of four families."""
+    draw, found = random.Random(7), dict[str, Made]()
+    for number in itertools.count(1):
+        if len(found) == 60:
+            return found
+        family = draw.choice(
+            ["classes", "classes", "quantiles", "pictures", "pictures", "friedman"]
+        )
+        records = draw.choice([400, 800, 1_500, 3_000, 6_000, 8_000, 14_000])
+        batch, epochs = draw.choice([32, 64, 128, 256]), draw.choice([5, 10, 20])
+        hidden, classes = draw.choice([16, 32, 64, 128]), draw.choice([2, 3, 5, 10])
+        features, seed = draw.choice([8, 16, 40, 100, 200]), 1_000 + number
+        if not 40 <= epochs * records / batch <= 1_200 or records / batch < 8:
+            continue
+        load: Callable[[], Arrays]
+        if family == "classes":
+            if 2 * classes > 2 ** min(features // 2, 20):
+                continue
+            load = _classes(records + 1_500, features, classes, seed)
+        elif family == "quantiles":
+            features, classes = draw.choice([5, 8, 12]), min(classes, 5)
+            how = {"n_features": features, "n_classes": classes, "random_state": seed}
+            load = partial(
+                _generated, "make_gaussian_quantiles", -3.0, 3.0, n_samples=records + 1_500, **how
+            )
+        elif family == "friedman":
+            features, classes = draw.choice([6, 10, 20]), 2
+            how = {"n_features": features, "noise": 1.0, "random_state": seed}
+            load = partial(
+                _cut, "make_friedman1", 0.0, 1.0, (14.4,), n_samples=records + 1_500, **how
+            )
+        else:
+            records, features, classes = min(records, 8_000), 196, 10
+            if not 40 <= epochs * records / batch <= 1_200:
+                continue
+            noise, turned = draw.choice([0.0, 0.2, 0.4, 0.6]), draw.random() < 0.3
+            first = draw.choice([30_000, 40_000, 50_000])
+            load = partial(_pictures, first, noise=noise, turned=turned)
+        made = Made(load, Sizes(records, 300, 1_200), (features, hidden, classes), epochs, batch)
+        found[f"drawn {len(found)} {family}"] = made
+    raise AssertionError
+
+
+def _of_length_1(load: Callable[[], Arrays]) -> Arrays:
+    x, y = load()
+    return x / np.linalg.norm(x, axis=1, keepdims=True), y
+
+
+GENERATED |= _drawn()
+GENERATED |= {
+    f"unit {n}": Made(
+        partial(_of_length_1, _classes(records + 1_500, layers[0], layers[-1], 4_004 + n)),
+        Sizes(records, 300, 1_200), layers, 10, batch,
+    )
+    for n, (layers, records, batch) in enumerate(
+        (
+            ((100, 64, 5), 2_500, 64), ((200, 64, 10), 6_000, 128),
+            ((384, 32, 4), 2_500, 128), ((384, 64, 7), 2_500, 64),
+        )
+    )
+}  # fmt: skip
+MADE = {**DEVELOPMENT, **FIRST, **SECOND, **THIRD, **FOURTH, **GENERATED}
 
 
 def __getattr__(name: str) -> Callable[[], Task]:
