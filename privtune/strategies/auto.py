@@ -1,14 +1,14 @@
 """One arm that picks how it chooses, from public facts alone and by what public studies found.
 
-The rule is the fourth one; ``studies/auto`` records all of them, each tried on tasks that it never saw.
-The first (subsampled tuning with 25,000 records; else ADADP for networks and a selection for small models)
-missed its target. On other tasks HyFreeDP was the best single training but for few records at small ε: its
-losses are noise then, and given hyperparameters are better. That was the second rule. HyFreeDP's own
-interval of rates suits networks of some thousand weights in some hundred steps; a smaller network in fewer
-steps has to go farther in each of them, so the third rule widened it. The fourth also narrows it for larger
-networks in more steps, where noise adds up over more steps than HyFreeDP's losses look back; and it lets the
-rate of given hyperparameters fall at the end. Where public weights are fine-tuned it is HyFreeDP as it comes
-(``studies/transfer``).
+The rule is the fifth one; ``studies/auto`` records all of them, each tried on tasks that it never saw. The
+first (subsampled tuning with 25,000 records; else ADADP for networks and a selection for small models) missed
+its target. On other tasks HyFreeDP was the best single training but for few records at small ε: its losses
+are noise then, and given hyperparameters are better. That was the second rule. HyFreeDP's own interval of
+rates suits networks of some thousand weights in some hundred steps; a smaller network in fewer steps has to
+go farther in each of them, so the third rule widened it. The fourth narrowed it for larger networks in more
+steps, where noise adds up over more steps than HyFreeDP's losses look back, and let the rate of given
+hyperparameters fall at the end. The fifth asks for the scale of features: where they are small, weights have
+to go the farther. Where public weights are fine-tuned it is HyFreeDP as it comes (``studies/transfer``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from privtune.accounting._checks import check_number
 from privtune.numbers import show_epsilon
 from privtune.strategies._base import Needs, Round, Strategy
 from privtune.strategies.arms import check_needs
@@ -29,15 +30,9 @@ from privtune.training.methods import METHODS
 
 _FEW = 500.0  # records times ε: up to 360 HyFreeDP was up to 13 points behind, from 1,000 on ahead
 _PRIOR = {"learning_rate": 0.5, "max_grad_norm": 1.0}  # the studies' defaults
-_FALLING = {
-    "type": "linear",
-    "start": 0.7,
-}  # of given hyperparameters; as HyFreeDP's own rate falls
-_REACH = 5_000.0  # the root of steps times weights, times the best spread, on generated networks
-_SPREADS = (
-    3.0,
-    25.0,
-)  # narrower ones lose where features are small; wider ones were of no more use
+_FALLING = {"type": "linear", "start": 0.7}  # as HyFreeDP's own rate falls
+_REACH = 2_500.0  # the best spread times the features' scale and the root of steps times weights
+_SPREADS = (3.0, 25.0)  # beyond either, generated networks gained no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +44,9 @@ class Auto:
     ====================================================  ==========================================
     trains from scratch, with records times ε below 500   ``fixed``: 0.5 and 1, or as given; the rate
                                                           falls linearly from 0.7 of the steps on
-    trains a network from scratch                         ``hyfreedp``, ``spread`` 5,000 over the root
-                                                          of steps times weights, from 3 to 25
+    trains a network from scratch                         ``hyfreedp``, ``spread`` 2,500 over
+                                                          ``feature_scale`` times the root of steps
+                                                          times weights, from 3 to 25
     else                                                  ``hyfreedp``
     ====================================================  ==========================================
 
@@ -60,6 +56,12 @@ class Auto:
     Args:
         arm: Name of the arm.
         parameters: Hyperparameters of whatever is chosen; what it does not take is left out.
+        feature_scale: Root mean square of an input's features, above 0, as far as it is known without the
+            data: about 0.5 where bounds are scaled to [-1, 1], 1 where features are standardised,
+            ``1 / sqrt(d)`` of vectors of length 1 with d features, as text encoders give them.
+
+    Raises:
+        InvalidInputError: If ``feature_scale`` is not a finite number above 0.
 
     Example:
         >>> plan = Auto().plan(study.spec.planning_context(), epsilon=2.0)
@@ -73,11 +75,15 @@ class Auto:
 
     arm: str = "auto"
     parameters: Mapping[str, float] = field(default_factory=dict)
+    feature_scale: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("feature_scale", self.feature_scale, above=0.0)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Choose, and plan what was chosen at ``epsilon``. Touches no data."""
         chosen, why = self.choose(context, epsilon)
-        spread = _spread(context) if chosen == "hyfreedp" else None
+        spread = _spread(context, self.feature_scale) if chosen == "hyfreedp" else None
         if spread is not None:
             why += f", within a factor of {spread:.3g}"
         strategy = self._made(chosen, spread=spread)
@@ -119,7 +125,7 @@ class Auto:
         return InRun(arm=self.arm, method=chosen, parameters=taken, options=options)
 
 
-def _spread(context: PlanningContext) -> float | None:
+def _spread(context: PlanningContext, feature_scale: float) -> float | None:
     """Return HyFreeDP's largest over smallest rate, of public facts; None where its own default suits."""
     if context.task.pretrained is not None:
         return None
@@ -128,4 +134,5 @@ def _spread(context: PlanningContext) -> float | None:
         return None  # a linear model that begins at 0: it has a wide interval of its own
     weights = sum(p.numel() for p in trained)
     least, most = _SPREADS
-    return min(most, max(least, _REACH / math.sqrt(context.schedule.steps * weights)))
+    reach = feature_scale * math.sqrt(context.schedule.steps * weights)
+    return min(most, max(least, _REACH / reach))

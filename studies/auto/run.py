@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_results
-from studies.auto.tasks import DEVELOPMENT, FIRST, FOURTH, GENERATED, MADE, SECOND, THIRD
+from studies.auto.tasks import DEVELOPMENT, FIFTH, FIRST, FOURTH, GENERATED, MADE, SECOND, THIRD
 from studies.sheet import (
     Again,
     Options,
@@ -50,9 +50,10 @@ SPREADS = {"5": ARMS["hyfreedp"]} | {
 }
 FALLING = {**ARMS["fixed"], "options": {"schedule": {"type": "linear", "start": 0.7}}}
 GIVEN = {"fixed": ARMS["fixed"], "fixed, falling": FALLING}
-BEFORE = (
-    "third rule"  # what ``auto`` took before: an arm of its own, of which a rule makes the options
-)
+BEFORE = {  # what ``auto`` took before: arms of their own, on the sets until the rule after them
+    "third rule": ("first", "second", "third", "fourth"),
+    "fourth rule": ("fourth", "fifth"),
+}
 SPACE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
 BUILT_IN: dict[str, dict[str, Any]] = {
     "digits-mlp": {"epochs": 20, "expected_batch_size": 64},
@@ -61,6 +62,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "iris-logistic": {"epochs": 20, "expected_batch_size": 30},
 }
 SETS = {
+    "fifth": tuple(FIFTH),
     "fourth": tuple(FOURTH),
     "third": tuple(THIRD),
     "second": tuple(SECOND),
@@ -83,8 +85,13 @@ FIRST_RULE = {  # what the rule before took, at either ε
     "turned": "adadp",
 }
 EPSILONS, DELTA, SEEDS = (1.0, 4.0), 1e-5, 10
-REPEATS = {"fourth": 20, "generated": 4}  # of the other sets, ``SEEDS``
-REACHES = (200.0, 417.0, 1_000.0, math.inf)  # where the fourth rule's spread is 25, 12 and 5
+REPEATS = {"fifth": 20, "fourth": 20, "generated": 4}  # of the other sets, ``SEEDS``
+REACHES = (
+    200.0,
+    417.0,
+    1_000.0,
+    math.inf,
+)  # where the rule's spread is 25, 12 and 5 at a scale of 0.5
 FEW = 500.0  # records times ε, of the rules from the second on
 HALVES = 252  # halves of the seeds that name an arm, at most: all of ten seeds'
 
@@ -98,9 +105,10 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     for group, tasks in SETS.items():
         for arm, epsilon, task in itertools.product(ARMS, EPSILONS, tasks):
             yield {"set": group, "task": task, "epsilon": epsilon, "arm": arm}
-    for group in ("fourth", "third", "second", "first"):
-        for epsilon, task in itertools.product(EPSILONS, SETS[group]):
-            yield {"set": group, "task": task, "epsilon": epsilon, "arm": BEFORE}
+    for arm, groups in BEFORE.items():
+        for group in groups:
+            for epsilon, task in itertools.product(EPSILONS, SETS[group]):
+                yield {"set": group, "task": task, "epsilon": epsilon, "arm": arm}
     for epsilon, task in itertools.product(EPSILONS, GENERATED):
         few = GENERATED[task].sizes.train * epsilon < FEW
         for arm in GIVEN if few else SPREADS:
@@ -115,23 +123,30 @@ def terms_of(task: str) -> dict[str, Any]:
     return {"task": f"studies.auto.tasks:{factory}", **MADE[task].terms}
 
 
-def third_rule(task: str, epsilon: float) -> dict[str, Any]:
-    """Return what the rule before took, as a spec has it."""
+def before(rule: str, task: str, epsilon: float) -> dict[str, Any]:
+    """Return what the third or the fourth rule took, as a spec has it."""
     made = MADE[task]
     taken = ARMS[second_rule(task, epsilon)]
-    if taken is not ARMS["hyfreedp"] or len(made.layers) == 2:
+    if taken is not ARMS["hyfreedp"]:
+        return taken if rule == "third rule" else FALLING
+    if len(made.layers) == 2:
         return taken
-    spread = 66_000.0 / (made.steps * math.sqrt(made.weights))
-    return {**taken, "spread": min(25.0, max(5.0, spread))}
+    if rule == "third rule":
+        least, spread = 5.0, 66_000.0 / (made.steps * math.sqrt(made.weights))
+    else:
+        least, spread = 3.0, 5_000.0 / math.sqrt(made.steps * made.weights)
+    return {**taken, "spread": min(25.0, max(least, spread))}
 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm on one task, once a seed."""
     terms = terms_of(cell["task"])
-    if cell["arm"] == BEFORE:
-        arm = third_rule(cell["task"], cell["epsilon"])
+    if cell["arm"] in BEFORE:
+        arm = before(cell["arm"], cell["task"], cell["epsilon"])
     else:
         arm = (ARMS | SPREADS | GIVEN)[cell["arm"]]
+    if cell["arm"] == "auto" and cell["task"] in MADE:
+        arm = {**arm, "feature_scale": MADE[cell["task"]].scale}
     if "mean_runs" in arm:
         terms["space"] = SPACE
     if options.smoke:
@@ -158,7 +173,7 @@ class Cell:
         self.arms = {
             arm: [100.0 * value for value in floats(sorted(own, key=_seed), "accuracy")]
             for (arm,), own in by(rows, "arm").items()
-            if arm == picked or arm not in ("auto", BEFORE)
+            if arm == picked or arm not in ("auto", *BEFORE)
         }
         self.picked, self.seeds = picked, len(self.arms[picked])
         self.best = self._best(range(self.seeds))
@@ -208,14 +223,16 @@ def _seed(row: Row) -> float:
 RULES: dict[str, Callable[[str, float], str]] = {
     "first": lambda task, _: FIRST_RULE.get(task, ""),
     "second": second_rule,
-    "third": lambda *_: BEFORE,
-    "fourth": lambda *_: "auto",
+    "third": lambda *_: "third rule",
+    "fourth": lambda *_: "fourth rule",
+    "fifth": lambda *_: "auto",
 }
 # A rule, and a set that nobody had run when it was fixed.
 UNSEEN = {("first", "first"), ("first", "second"), ("second", "second")}
 UNSEEN |= {("second", "third"), ("third", "third")}
 UNSEEN |= {(rule, "fourth") for rule in ("second", "third", "fourth")}
-LAST = ("fourth", "fourth")  # the rule as it is, on what it never saw: shown cell by cell
+UNSEEN |= {(rule, "fifth") for rule in ("second", "fourth", "fifth")}
+LAST = ("fifth", "fifth")  # the rule as it is, on what it never saw: shown cell by cell
 
 
 def compared(rows: Sequence[Row], rule: str, group: str) -> dict[tuple[str, str], Cell]:
@@ -238,7 +255,7 @@ def summed(every: Sequence[Cell]) -> dict[str, float]:
 
 
 def _found(rows: Sequence[Row]) -> dict[tuple[str, str], dict[tuple[str, str], Cell]]:
-    sets = ("first", "second", "third", "fourth")
+    sets = ("first", "second", "third", "fourth", "fifth")
     every = {at: compared(rows, *at) for at in itertools.product(RULES, sets)}
     return {at: cells_of for at, cells_of in every.items() if cells_of}
 
@@ -250,7 +267,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         for (rule, group), known in _found(rows).items()
         for name, value in summed(list(known.values())).items()
     }
-    named = [row for row in rows if row["set"] != "generated" and row["arm"] != BEFORE]
+    named = [row for row in rows if row["set"] != "generated" and row["arm"] not in BEFORE]
     for (task, epsilon, arm), own in by(named, "task", "epsilon", "arm").items():
         found[f"{arm} on {task} at ε = {float(epsilon):g}"] = 100.0 * mean(own, "accuracy")
     for where, gains in spread_gains(rows).items():
@@ -375,7 +392,7 @@ SHEET = Sheet(
     tables=tables,
     charts=charts,
     again=Again(
-        lines={"set": "fourth", "task": "curve", "epsilon": "1.0", "arm": "auto"},
+        lines={"set": "fifth", "task": "currents", "epsilon": "1.0", "arm": "auto"},
         value="accuracy",
     ),
 )

@@ -37,6 +37,7 @@ class Made:
         sizes: Expected records of each split.
         layers: Features, hidden ReLU units, classes; without hidden ones it starts from zero weights.
         epochs, batch: Of one training, the batch being the expected one.
+        scale: Root mean square of a feature as far as it is known without the records.
     """
 
     load: Callable[[], Arrays]
@@ -44,6 +45,7 @@ class Made:
     layers: tuple[int, ...]
     epochs: int
     batch: int
+    scale: float = 0.5
 
     def task(self, name: str) -> Task:
         """Return the task, whose test records are public. Reads nothing."""
@@ -209,7 +211,7 @@ def _halves() -> Arrays:
     return _between(x, 0.0, 16.0), (y > 4).astype(int)
 
 
-def _cut(name: str, low: float, high: float, cuts: Sequence[float], **how: Any) -> Arrays:
+def _cut(name: str, low: Any, high: Any, cuts: Sequence[float], **how: Any) -> Arrays:
     """Return a generated regression's features, and between which cuts its target lies."""
     x, y = getattr(datasets, name)(**how)
     return _between(x, low, high), np.digitize(y, cuts)
@@ -223,6 +225,17 @@ def _news(*, topics: bool = False) -> Arrays:
             return file["x_train"], file["y_train"]
         tops = [str(name).split(".")[0] for name in file["classes"]]  # comp, rec, sci, ...
         return file["x_train"], np.unique(tops, return_inverse=True)[1][file["y_train"]]
+
+
+def _earnings() -> Arrays:
+    """Return Reuters' reports as a frozen MiniLM's vectors of length 1, and whether they are of earnings."""
+    with np.load(Path(os.environ.get("PRIVTUNE_DATA", "")).with_name("minilm.npz")) as file:
+        return file["x_train"], (file["classes"][file["y_train"]] == "earn").astype(int)
+
+
+def _of_length_1(load: Callable[[], Arrays]) -> Arrays:
+    x, y = load()
+    return x / np.linalg.norm(x, axis=1, keepdims=True), y
 
 
 def _patches() -> Arrays:
@@ -264,18 +277,52 @@ def _signs() -> Arrays:
     return _between(x, -3.0, 3.0), (x[:, 0] * x[:, 1] > 0).astype(int)
 
 
+def _weeks() -> Arrays:
+    """Whether carbon dioxide over Mauna Loa rises in a week, by how it changed in the eight before."""
+    every = np.diff(_of_statsmodels("co2")["co2"].interpolate().to_numpy())
+    seen = np.lib.stride_tricks.sliding_window_view(every, 8)[:-1]
+    return _between(seen, -2.0, 2.0), (every[8:] > 0).astype(int)
+
+
+def _devout() -> Arrays:
+    """How religious a woman of Redbook's survey of 1974 is, of four answers."""
+    data = _of_statsmodels("fair")
+    x = data.drop(columns="religious").to_numpy()
+    low, high = (1, 15, 0, 0, 8, 1, 1, 0), (5, 50, 30, 6, 20, 6, 6, 10)
+    return _between(x, low, high), data["religious"].to_numpy().astype(int) - 1
+
+
+def _rings() -> Arrays:
+    """Return points about three circles of one centre, and five numbers that say nothing."""
+    draw = np.random.default_rng(20)
+    ring, angle = draw.integers(3, size=8_000), 2.0 * np.pi * draw.random(8_000)
+    radius = 1.0 + ring + 0.25 * draw.standard_normal(8_000)
+    points = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return _between(np.hstack([points, draw.standard_normal((8_000, 5))]), -4.0, 4.0), ring
+
+
 def _changed(first: int, how: str) -> Arrays:
-    """Return pictures of MNIST, 14 x 14: with white paper, half of each blank, or two and their sum."""
+    """Return pictures of MNIST, 14 x 14, changed: see the cases."""
     x, y = _pictures(first)
-    if how == "inverted":
+    if how == "loops":  # whether the digit has one
+        return x, np.isin(y, (0, 6, 8, 9)).astype(int)
+    if how == "coarse":  # 7 x 7 pixels
+        return x.reshape(-1, 7, 2, 7, 2).mean(axis=(2, 4)).reshape(len(x), -1), y
+    if how == "shifted":  # by up to three pixels either way
+        moves = np.random.default_rng(3).integers(-3, 4, size=(len(x), 2))
+        squares = x.reshape(-1, 14, 14)
+        moved = [np.roll(one, move, axis=(0, 1)) for one, move in zip(squares, moves, strict=True)]
+        return np.stack(moved).reshape(len(x), -1), y
+    if how == "inverted":  # dark on white paper
         return -x, y
-    if how == "half":
+    if how == "half":  # the upper or the lower half is blank
         squares, blank = (
             x.reshape(-1, 14, 14).copy(),
             np.random.default_rng(2).integers(2, size=len(x)),
         )
         squares[blank == 0, :7], squares[blank == 1, 7:] = -1.0, -1.0
         return squares.reshape(len(x), -1), y
+    # Two pictures, and whether their digits add up to ten or more.
     one, two = np.split(np.arange(len(x)), 2)
     return np.hstack([x[one], x[two]]), (y[one] + y[two] > 9).astype(int)
 
@@ -386,7 +433,50 @@ FOURTH: dict[str, Made] = {
         partial(_changed, 40_000, "half"), Sizes(8_000, 1_000, 1_000), (196, 32, 10), 10, 256
     ),
     "sums": Made(partial(_changed, 50_000, "sums"), Sizes(4_000, 500, 500), (392, 64, 2), 10, 64),
-    "topics": Made(partial(_news, topics=True), Sizes(2_584, 500, 500), (384, 64, 7), 10, 64),
+    "topics": Made(
+        partial(_news, topics=True), Sizes(2_584, 500, 500), (384, 64, 7), 10, 64, 384**-0.5
+    ),
+}  # fmt: skip
+FIFTH: dict[str, Made] = {
+    "earnings": Made(_earnings, Sizes(2_584, 500, 500), (384, 32, 2), 10, 64, 384**-0.5),
+    "directions": Made(
+        partial(_of_length_1, _classes(9_000, 120, 6, 21)),
+        Sizes(7_000, 1_000, 1_000), (120, 48, 6), 10, 128, 120**-0.5,
+    ),
+    "weeks": Made(_weeks, Sizes(1_575, 350, 350), (8, 32, 2), 20, 64),
+    "devout": Made(_devout, Sizes(4_400, 966, 1_000), (8, 32, 4), 10, 128),
+    "loops": Made(
+        partial(_changed, 0, "loops"), Sizes(8_000, 1_000, 1_000), (196, 48, 2), 5, 64
+    ),
+    "coarse": Made(
+        partial(_changed, 10_000, "coarse"), Sizes(8_000, 1_000, 1_000), (49, 64, 10), 5, 128
+    ),
+    "shifted": Made(
+        partial(_changed, 20_000, "shifted"), Sizes(8_000, 1_000, 1_000), (196, 96, 10), 10, 256
+    ),
+    "rings": Made(_rings, Sizes(6_000, 1_000, 1_000), (7, 64, 3), 10, 128),
+    "currents": Made(
+        partial(
+            _cut, "make_friedman3", (0, 40 * np.pi, 0, 1), (100, 560 * np.pi, 1, 11), (1.2, 1.45),
+            n_samples=4_000, noise=0.1, random_state=22,
+        ),
+        Sizes(3_000, 500, 500), (4, 32, 3), 10, 64,
+    ),
+    "clusters": Made(
+        partial(
+            _generated, "make_classification", -6.0, 6.0,
+            n_samples=14_000, n_features=12, n_informative=8, n_redundant=2, n_clusters_per_class=8,
+            random_state=23,
+        ),
+        Sizes(12_000, 1_000, 1_000), (12, 128, 2), 10, 128,
+    ),
+    "rare": Made(
+        partial(
+            _generated, "make_classification", -6.0, 6.0,
+            n_samples=4_000, n_features=30, n_informative=10, weights=(0.8,), random_state=24,
+        ),
+        Sizes(3_000, 500, 500), (30, 2), 10, 64,
+    ),
 }  # fmt: skip
 GENERATED: dict[str, Made] = {  # networks, for the spread of HyFreeDP's rates
     f"net {records}-{features}-{classes}": Made(
@@ -451,16 +541,11 @@ def _drawn() -> dict[str, Made]:
     raise AssertionError
 
 
-def _of_length_1(load: Callable[[], Arrays]) -> Arrays:
-    x, y = load()
-    return x / np.linalg.norm(x, axis=1, keepdims=True), y
-
-
 GENERATED |= _drawn()
 GENERATED |= {
     f"unit {n}": Made(
         partial(_of_length_1, _classes(records + 1_500, layers[0], layers[-1], 4_004 + n)),
-        Sizes(records, 300, 1_200), layers, 10, batch,
+        Sizes(records, 300, 1_200), layers, 10, batch, layers[0] ** -0.5,
     )
     for n, (layers, records, batch) in enumerate(
         (
@@ -469,7 +554,7 @@ GENERATED |= {
         )
     )
 }  # fmt: skip
-MADE = {**DEVELOPMENT, **FIRST, **SECOND, **THIRD, **FOURTH, **GENERATED}
+MADE = {**DEVELOPMENT, **FIRST, **SECOND, **THIRD, **FOURTH, **FIFTH, **GENERATED}
 
 
 def __getattr__(name: str) -> Callable[[], Task]:

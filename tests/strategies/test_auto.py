@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from privtune.errors import InvalidInputError
 from privtune.strategies import Auto, PlanningContext, make_strategy, plan_arm
 from privtune.study import Study
 from privtune.training.mechanism.schedule import Schedule
@@ -55,7 +56,7 @@ def test_its_plan_is_the_plan_of_what_it_chose(records: int) -> None:
 
 
 def test_a_network_goes_the_farther_the_fewer_its_weights_and_steps() -> None:
-    def spread(hidden: int, steps: int, *, zero: bool = False) -> float | None:
+    def spread(hidden: int, steps: int, *, zero: bool = False, **options: Any) -> float | None:
         def model() -> nn.Module:
             made = nn.Sequential(nn.Linear(10, hidden), nn.ReLU(), nn.Linear(hidden, 2))
             for weights in made.parameters() if zero else ():
@@ -64,7 +65,7 @@ def test_a_network_goes_the_farther_the_fewer_its_weights_and_steps() -> None:
 
         context = replace(facts(), schedule=Schedule(1000, 0.1, steps))
         context = replace(context, task=replace(context.task, model=model))
-        method = Auto().plan(context, epsilon=1.0).training.method
+        method = Auto(**options).plan(context, epsilon=1.0).training.method
         assert isinstance(method, HyFreeDP)
         return method.spread
 
@@ -72,7 +73,16 @@ def test_a_network_goes_the_farther_the_fewer_its_weights_and_steps() -> None:
     assert spread(30, 300) == pytest.approx(14.58, abs=0.01)  # 392 weights, 117,600 with the steps
     assert spread(600, 300) == pytest.approx(3.27, abs=0.01)  # 7,802 weights
     assert spread(600, 400) == 3.0
+    # Weights of smaller features have to go farther.
+    assert spread(600, 400, feature_scale=0.1) == pytest.approx(14.15, abs=0.01)
+    assert spread(8, 20, feature_scale=4.0) == pytest.approx(13.57, abs=0.01)
     assert spread(8, 20, zero=True) is None
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), "small"])
+def test_a_scale_of_features_that_is_none_is_refused(scale: Any) -> None:
+    with pytest.raises(InvalidInputError, match="feature_scale"):
+        make_strategy("auto", arm="a", options={"feature_scale": scale})
 
 
 @pytest.mark.slow
