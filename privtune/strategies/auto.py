@@ -6,9 +6,9 @@ its target. On other tasks HyFreeDP was the best single training but for few rec
 are noise then, and given hyperparameters are better. That was the second rule. HyFreeDP's own interval of
 rates suits networks of some thousand weights in some hundred steps; a smaller network in fewer steps has to
 go farther in each of them, so the third rule widened it. The fourth narrowed it for larger networks in more
-steps, where noise adds up over more steps than HyFreeDP's losses look back, and let the rate of given
-hyperparameters fall at the end. The fifth asks for the scale of features: where they are small, weights have
-to go the farther. Where public weights are fine-tuned it is HyFreeDP as it comes (``studies/transfer``).
+steps, where noise adds up over more steps than HyFreeDP's losses look back, and let the rate of a network's
+given hyperparameters fall at the end. The fifth asks for the scale of features: where they are small, weights
+have to go the farther. Where public weights are fine-tuned it is HyFreeDP as it comes (``studies/transfer``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from privtune.accounting._checks import check_number
 from privtune.numbers import show_epsilon
@@ -42,8 +42,8 @@ class Auto:
     ====================================================  ==========================================
     the study                                             the arm
     ====================================================  ==========================================
-    trains from scratch, with records times ε below 500   ``fixed``: 0.5 and 1, or as given; the rate
-                                                          falls linearly from 0.7 of the steps on
+    trains from scratch, with records times ε below 500   ``fixed``: 0.5 and 1, or as given; a network's
+                                                          rate falls linearly from 0.7 of the steps on
     trains a network from scratch                         ``hyfreedp``, ``spread`` 2,500 over
                                                           ``feature_scale`` times the root of steps
                                                           times weights, from 3 to 25
@@ -83,10 +83,17 @@ class Auto:
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Choose, and plan what was chosen at ``epsilon``. Touches no data."""
         chosen, why = self.choose(context, epsilon)
-        spread = _spread(context, self.feature_scale) if chosen == "hyfreedp" else None
-        if spread is not None:
-            why += f", within a factor of {spread:.3g}"
-        strategy = self._made(chosen, spread=spread)
+        options: dict[str, Any] = {}
+        if weights := _weights_of_network(context):
+            if chosen == "fixed":
+                options, told = {"schedule": _FALLING}, "; the rate falls at the end"
+            else:
+                reach = self.feature_scale * math.sqrt(context.schedule.steps * weights)
+                least, most = _SPREADS
+                options = {"spread": min(most, max(least, _REACH / reach))}
+                told = f", within a factor of {options['spread']:.3g}"
+            why += told
+        strategy = self._made(chosen, options)
         plan = strategy.plan(context, epsilon=epsilon)
         check_needs(strategy, context, plan)
         details = {**plan.details, "chosen": chosen, "why": why}
@@ -94,7 +101,7 @@ class Auto:
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
         """Run what was chosen."""
-        return self._made(str(plan.details["chosen"])).run(plan, trials)
+        return self._made(str(plan.details["chosen"]), {}).run(plan, trials)
 
     def choose(self, context: PlanningContext, epsilon: float) -> tuple[str, str]:
         """Return the name of what is chosen, and why. Touches no data.
@@ -115,24 +122,19 @@ class Auto:
             return "fixed", f"{found} are too few to adapt on"
         return "hyfreedp", f"{found} are enough to adapt the learning rate in one training"
 
-    def _made(self, chosen: str, *, spread: float | None = None) -> Strategy:
-        """Return the strategy of a name; HyFreeDP with a spread of its learning rate, where one is given."""
+    def _made(self, chosen: str, options: Mapping[str, Any]) -> Strategy:
+        """Return the strategy of a name, with options of its method."""
         given = {**_PRIOR, **self.parameters}
         if chosen == "fixed":
-            return Fixed(arm=self.arm, parameters=given, options={"schedule": _FALLING})
+            return Fixed(arm=self.arm, parameters=given, options=options)
         taken = {k: v for k, v in given.items() if k in METHODS[chosen].parameters}
-        options = {} if spread is None else {"spread": spread}
         return InRun(arm=self.arm, method=chosen, parameters=taken, options=options)
 
 
-def _spread(context: PlanningContext, feature_scale: float) -> float | None:
-    """Return HyFreeDP's largest over smallest rate, of public facts; None where its own default suits."""
+def _weights_of_network(context: PlanningContext) -> int:
+    """Return how many weights a network trains from scratch; 0 of any other model."""
     if context.task.pretrained is not None:
-        return None
+        return 0
     trained = [p for p in context.task.model().parameters() if p.requires_grad]
-    if not any(p.any() for p in trained):
-        return None  # a linear model that begins at 0: it has a wide interval of its own
-    weights = sum(p.numel() for p in trained)
-    least, most = _SPREADS
-    reach = feature_scale * math.sqrt(context.schedule.steps * weights)
-    return min(most, max(least, _REACH / reach))
+    # For a linear model that begins at 0 HyFreeDP has an interval of its own.
+    return sum(p.numel() for p in trained) if any(p.any() for p in trained) else 0

@@ -294,7 +294,7 @@ def spread_gains(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """Return what each spread adds to HyFreeDP's own on generated networks, by steps times weights."""
     parts: dict[str, list[dict[str, float]]] = defaultdict(list)
     for (task, _), means in _generated(rows).items():
-        if len(means) == len(SPREADS):
+        if set(means) == set(SPREADS):
             parts[_where(task)].append({arm: means[arm] - means["5"] for arm in SPREADS})
     return {
         where: {arm: statistics.mean(each[arm] for each in every) for arm in SPREADS}
@@ -308,7 +308,7 @@ _ORDER = [*(f"up to {edge:,.0f}" for edge in REACHES[:-1]), "above", "inputs of 
 
 def given_few(rows: Sequence[Row]) -> dict[str, float]:
     """Return the mean accuracy of given hyperparameters on generated networks with few records."""
-    every = [means for means in _generated(rows).values() if len(means) == len(GIVEN)]
+    every = [means for means in _generated(rows).values() if set(means) == set(GIVEN)]
     found = {arm: statistics.mean(means[arm] for means in every) for arm in GIVEN} if every else {}
     return found | {"cells": float(len(every))}
 

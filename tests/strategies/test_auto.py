@@ -48,7 +48,10 @@ def test_its_plan_is_the_plan_of_what_it_chose(records: int) -> None:
         "hyfreedp": {"spread": 25.0},
     }
     chosen, why = strategy.choose(context, 2.0)
-    why += ", within a factor of 25" * (chosen == "hyfreedp")
+    why += {
+        "fixed": "; the rate falls at the end",
+        "hyfreedp": ", within a factor of 25",
+    }[chosen]
     given = make_strategy(chosen, arm="a", options=options[chosen])
     same = plan_arm(given, context, epsilon=2.0)
     details = {**same.details, "chosen": chosen, "why": why}
@@ -77,6 +80,19 @@ def test_a_network_goes_the_farther_the_fewer_its_weights_and_steps() -> None:
     assert spread(600, 400, feature_scale=0.1) == pytest.approx(14.15, abs=0.01)
     assert spread(8, 20, feature_scale=4.0) == pytest.approx(13.57, abs=0.01)
     assert spread(8, 20, zero=True) is None
+
+
+def test_the_given_rate_of_a_linear_model_stays_as_it_is() -> None:
+    def model() -> nn.Module:
+        made = nn.Linear(10, 2)
+        nn.init.zeros_(made.weight), nn.init.zeros_(made.bias)
+        return made
+
+    context = facts(100)
+    network = Auto().plan(context, epsilon=1.0).training.method
+    linear = replace(context, task=replace(context.task, model=model))
+    assert network.schedule == {"type": "linear", "start": 0.7}
+    assert Auto().plan(linear, epsilon=1.0).training.method.schedule == "constant"
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), "small"])
