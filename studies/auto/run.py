@@ -175,7 +175,9 @@ class Cell:
         self.best = self._best(range(self.seeds))
 
     def _best(self, seeds: Sequence[int]) -> str:
-        return max(self.arms, key=lambda arm: statistics.mean(self.arms[arm][s] for s in seeds))
+        """Return the arm of the best mean; the one picked, where it is among several."""
+        means = {arm: statistics.mean(own[s] for s in seeds) for arm, own in self.arms.items()}
+        return max(means, key=lambda arm: (means[arm], arm == self.picked))
 
     def lost(self, arm: str, seeds: Sequence[int]) -> float:
         """Return how much better an arm was than the one picked, on average over seeds."""
