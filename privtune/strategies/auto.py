@@ -1,14 +1,10 @@
 """One arm that picks how it chooses, from public facts alone and by what public studies found.
 
-The rule is the fifth one; ``studies/auto`` records all of them, each tried on tasks that it never saw. The
-first (subsampled tuning with 25,000 records; else ADADP for networks and a selection for small models) missed
-its target. On other tasks HyFreeDP was the best single training but for few records at small ε: its losses
-are noise then, and given hyperparameters are better. That was the second rule. HyFreeDP's own interval of
-rates suits networks of some thousand weights in some hundred steps; a smaller network in fewer steps has to
-go farther in each of them, so the third rule widened it. The fourth narrowed it for larger networks in more
-steps, where noise adds up over more steps than HyFreeDP's losses look back, and let the rate of a network's
-given hyperparameters fall at the end. The fifth asks for the scale of features: where they are small, weights
-have to go the farther. Where public weights are fine-tuned it is HyFreeDP as it comes (``studies/transfer``).
+The rule is the fifth; ``studies/auto`` has all of them, each tried on tasks that it never saw. HyFreeDP is
+the best single training there but for few records at small ε, where its losses are noise. Its own interval
+of rates suits networks of some thousand weights in some hundred steps. In fewer steps a smaller network has
+to go farther in each, and so have weights of small features; over more steps noise adds up for longer than
+HyFreeDP's losses look back. Fine-tuned public weights suit it as it comes (``studies/transfer``).
 """
 
 from __future__ import annotations
@@ -39,26 +35,24 @@ _SPREADS = (3.0, 25.0)  # beyond either, generated networks gained no more
 class Auto:
     """Choose between given and adapted hyperparameters from public facts, before anything is charged.
 
-    ====================================================  ==========================================
-    the study                                             the arm
-    ====================================================  ==========================================
-    trains from scratch, with records times ε below 500   ``fixed``: 0.5 and 1, or as given; a network's
-                                                          rate falls linearly from 0.7 of the steps on
-    trains a network from scratch                         ``hyfreedp``, ``spread`` 2,500 over
-                                                          ``feature_scale`` times the root of steps
-                                                          times weights, from 3 to 25
-    else                                                  ``hyfreedp``
-    ====================================================  ==========================================
+    ======================================  ================================================================
+    the study                               the arm
+    ======================================  ================================================================
+    from scratch, records times ε < 500     ``fixed``: 0.5 and 1, or as given; a network's rate falls at the
+                                            end, linearly from 0.7 of the steps on
+    a network from scratch                  ``hyfreedp``, ``spread`` 2,500 over ``feature_scale`` times the
+                                            root of steps times weights, from 3 to 25
+    else                                    ``hyfreedp``
+    ======================================  ================================================================
 
-    A network is a model whose first weights are not all 0. The plan names what was chosen and why, and
-    costs and runs as that would: one training.
+    A network's first weights are not all 0. The plan says what and why, and costs one training.
 
     Args:
         arm: Name of the arm.
         parameters: Hyperparameters of whatever is chosen; what it does not take is left out.
         feature_scale: Root mean square of an input's features, above 0, as far as it is known without the
-            data: about 0.5 where bounds are scaled to [-1, 1], 1 where features are standardised,
-            ``1 / sqrt(d)`` of vectors of length 1 with d features, as text encoders give them.
+            data: about 0.5 of bounds scaled to [-1, 1], 1 of standardised features, ``1 / sqrt(d)`` of
+            vectors of length 1 with d features, as text encoders give them.
 
     Raises:
         InvalidInputError: If ``feature_scale`` is not a finite number above 0.
@@ -82,17 +76,7 @@ class Auto:
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Choose, and plan what was chosen at ``epsilon``. Touches no data."""
-        chosen, why = self.choose(context, epsilon)
-        options: dict[str, Any] = {}
-        if weights := _weights_of_network(context):
-            if chosen == "fixed":
-                options, told = {"schedule": _FALLING}, "; the rate falls at the end"
-            else:
-                reach = self.feature_scale * math.sqrt(context.schedule.steps * weights)
-                least, most = _SPREADS
-                options = {"spread": min(most, max(least, _REACH / reach))}
-                told = f", within a factor of {options['spread']:.3g}"
-            why += told
+        chosen, options, why = self._choose(context, epsilon)
         strategy = self._made(chosen, options)
         plan = strategy.plan(context, epsilon=epsilon)
         check_needs(strategy, context, plan)
@@ -103,24 +87,24 @@ class Auto:
         """Run what was chosen."""
         return self._made(str(plan.details["chosen"]), {}).run(plan, trials)
 
-    def choose(self, context: PlanningContext, epsilon: float) -> tuple[str, str]:
-        """Return the name of what is chosen, and why. Touches no data.
-
-        Args:
-            context: Public facts: weights, records.
-            epsilon: Target of the arm.
-
-        Example:
-            >>> Auto().choose(study.spec.planning_context(), 1.0)
-            ('fixed', '90 records at ε = 1.00 are too few to adapt on')
-        """
+    def _choose(self, context: PlanningContext, epsilon: float) -> tuple[str, dict[str, Any], str]:
+        """Return the name of what is chosen, its method's options, and why."""
         if context.task.pretrained is not None:
-            return "hyfreedp", "public weights are fine-tuned"
-        records = context.schedule.records
-        found = f"{records:,} records at ε = {show_epsilon(epsilon, 2)}"
+            return "hyfreedp", {}, "public weights are fine-tuned"
+        records, weights = context.schedule.records, _weights_of_network(context)
+        found = f"{records:,} records at ε = {show_epsilon(epsilon, 2)} are"
         if records * epsilon < _FEW:
-            return "fixed", f"{found} are too few to adapt on"
-        return "hyfreedp", f"{found} are enough to adapt the learning rate in one training"
+            return (
+                "fixed",
+                {"schedule": _FALLING} if weights else {},
+                f"{found} too few to adapt on",
+            )
+        why = f"{found} enough to adapt the learning rate in one training"
+        if not weights:
+            return "hyfreedp", {}, why
+        reach = self.feature_scale * math.sqrt(context.schedule.steps * weights)
+        spread = min(_SPREADS[1], max(_SPREADS[0], _REACH / reach))
+        return "hyfreedp", {"spread": spread}, f"{why}, within a factor of {spread:.3g}"
 
     def _made(self, chosen: str, options: Mapping[str, Any]) -> Strategy:
         """Return the strategy of a name, with options of its method."""
@@ -132,9 +116,6 @@ class Auto:
 
 
 def _weights_of_network(context: PlanningContext) -> int:
-    """Return how many weights a network trains from scratch; 0 of any other model."""
-    if context.task.pretrained is not None:
-        return 0
+    """Return how many weights are trained; 0 where all begin at 0, as a linear model's may."""
     trained = [p for p in context.task.model().parameters() if p.requires_grad]
-    # For a linear model that begins at 0 HyFreeDP has an interval of its own.
     return sum(p.numel() for p in trained) if any(p.any() for p in trained) else 0
