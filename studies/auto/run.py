@@ -1,6 +1,6 @@
 """What `auto` loses on tasks that its rule was not read off: its regret against the best arm.
 
-python -m studies.auto.run --data mnist.npz     # goes on where it was; needs statsmodels, newsgroups.npz
+python -m studies.auto.run --data mnist.npz     # goes on where it was; needs statsmodels and texts
 """
 
 from __future__ import annotations
@@ -122,16 +122,15 @@ def terms_of(task: str) -> dict[str, Any]:
 def before(rule: str, task: str, epsilon: float) -> dict[str, Any]:
     """Return what the third or the fourth rule took, as a spec has it."""
     made = MADE[task]
-    taken = ARMS[second_rule(task, epsilon)]
-    if taken is not ARMS["hyfreedp"]:
-        return taken if rule == "third rule" else FALLING
+    if second_rule(task, epsilon) == "fixed":
+        return ARMS["fixed"] if rule == "third rule" else FALLING
     if len(made.layers) == 2:
-        return taken
+        return ARMS["hyfreedp"]
     if rule == "third rule":
         least, spread = 5.0, 66_000.0 / (made.steps * math.sqrt(made.weights))
     else:
         least, spread = 3.0, 5_000.0 / math.sqrt(made.steps * made.weights)
-    return {**taken, "spread": min(25.0, max(least, spread))}
+    return {**ARMS["hyfreedp"], "spread": min(25.0, max(least, spread))}
 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
@@ -342,7 +341,7 @@ def tables(rows: Sequence[Row]) -> list[str]:
         ]
         made.append(markdown(head, lines))
     others = [arm for arm in sorted(SPREADS, key=float) if arm != "5"]
-    head = ("√(steps × weights)", "networks", *(f"spread {arm}" for arm in others))
+    head = ("√(steps × weights)", "cells", *(f"spread {arm}" for arm in others))
     lines = [
         (where, f"{gains['cells']:.0f}", *(f"{gains[arm]:+.1f}" for arm in others))
         for where, gains in spread_gains(rows).items()
@@ -351,7 +350,7 @@ def tables(rows: Sequence[Row]) -> list[str]:
     few = given_few(rows)
     if few["cells"]:
         line = (f"{few['cells']:.0f}", *(f"{few[arm]:.1f}" for arm in GIVEN))
-        made.append(markdown(("networks with few records", *GIVEN), [line]))
+        made.append(markdown(("cells of networks with few records", *GIVEN), [line]))
     for (group,), of in by([r for r in rows if r["set"] != "generated"], "set").items():
         lines = []
         for (task, epsilon), own in by(of, "task", "epsilon").items():

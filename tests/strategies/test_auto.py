@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
@@ -106,6 +107,28 @@ def test_the_given_rate_of_a_linear_model_stays_as_it_is() -> None:
 def test_a_scale_of_features_that_is_none_is_refused(scale: Any) -> None:
     with pytest.raises(InvalidInputError, match="feature_scale"):
         make_strategy("auto", arm="a", options={"feature_scale": scale})
+
+
+@pytest.mark.parametrize("records", [100, 1000])
+@pytest.mark.parametrize("given", [{"lr": 1.0}, {"learning_rate": -1.0}, {"trainable": "tail"}])
+def test_wrong_parameters_are_refused_whatever_is_chosen(records: int, given: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        Auto(parameters=given).plan(facts(records), epsilon=1.0)
+
+
+def test_a_part_that_is_trained_and_a_schedule_reach_what_is_chosen() -> None:
+    given = {"learning_rate": 0.1, "trainable": "head", "schedule": "cosine"}
+    plan = Auto(parameters=given).plan(facts(1000), epsilon=1.0)
+    method = plan.training.method
+    assert isinstance(method, HyFreeDP)
+    assert plan.params == {"trainable": "head", "schedule": "cosine"}
+    assert method.spread == 100.0  # HyFreeDP's own of a head
+
+
+def test_planning_leaves_the_random_numbers_of_others_alone() -> None:
+    before = torch.random.get_rng_state()
+    Auto().plan(facts(1000), epsilon=1.0)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.slow
