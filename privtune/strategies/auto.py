@@ -1,4 +1,4 @@
-"""One arm that picks how it chooses, from public facts alone and by what public studies found.
+"""The arm ``auto``: given hyperparameters or HyFreeDP, by a rule on public facts that public studies found.
 
 The rule is the fifth; ``studies/auto`` has all of them, each tried on tasks that it never saw. HyFreeDP's own
 interval of rates suits networks of some thousand weights in some hundred steps. In fewer steps a smaller
@@ -74,7 +74,7 @@ class Auto:
         check_number("feature_scale", self.feature_scale, above=0.0)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Choose, and plan what was chosen at ``epsilon``. Touches no data."""
+        """Plan the training that the rule chooses, at ``epsilon``. Touches no data."""
         given = {**_PRIOR, **self.parameters}
         require_parameters(self.arm, METHODS["dpsgd"], given)  # whatever is chosen
         chosen, options, why = self._choose(context, epsilon)
@@ -87,11 +87,11 @@ class Auto:
         return replace(plan, strategy=f"{self.name}: {chosen}", details=details)
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
-        """Run what was chosen."""
-        return InRun(arm=self.arm, method=str(plan.details["chosen"])).run(plan, trials)
+        """Run the planned training."""
+        return InRun(arm=self.arm, method=plan.training.method.name).run(plan, trials)
 
     def _choose(self, context: PlanningContext, epsilon: float) -> tuple[str, dict[str, Any], str]:
-        """Return the name of what is chosen, its method's options, and why."""
+        """Return the name of the arm that the rule chooses, its method's options, and the reason."""
         if context.task.pretrained is not None:
             return "hyfreedp", {}, "public weights are fine-tuned"
         records = context.schedule.records

@@ -226,20 +226,24 @@ def _cut(name: str, low: Any, high: Any, cuts: Sequence[float], **how: Any) -> A
     return _between(x, low, high), np.digitize(y, cuts)
 
 
+def _texts(corpus: str) -> Arrays:
+    """Return texts as a frozen MiniLM's vectors of length 1, and the names of their classes."""
+    place = Path(os.environ.get("PRIVTUNE_DATA", "")).with_name(f"{corpus}.npz")
+    with np.load(place) as file:
+        return file["x_train"], file["classes"][file["y_train"]]
+
+
 def _news(*, topics: bool = False) -> Arrays:
-    """Return texts of twenty newsgroups as a frozen MiniLM's vectors of length 1, by group or by topic."""
-    beside = Path(os.environ.get("PRIVTUNE_DATA", "")).with_name("newsgroups.npz")
-    with np.load(beside) as file:
-        if not topics:
-            return file["x_train"], file["y_train"]
-        tops = [str(name).split(".")[0] for name in file["classes"]]  # comp, rec, sci, ...
-        return file["x_train"], np.unique(tops, return_inverse=True)[1][file["y_train"]]
+    """Return texts of twenty newsgroups, by group or by topic."""
+    x, groups = _texts("newsgroups")
+    names = [group.split(".")[0] for group in groups] if topics else groups  # comp, rec, sci, ...
+    return x, np.unique(names, return_inverse=True)[1]
 
 
 def _earnings() -> Arrays:
-    """Return Reuters' reports as a frozen MiniLM's vectors of length 1, and whether they are of earnings."""
-    with np.load(Path(os.environ.get("PRIVTUNE_DATA", "")).with_name("minilm.npz")) as file:
-        return file["x_train"], (file["classes"][file["y_train"]] == "earn").astype(int)
+    """Return Reuters' reports, and whether they are of earnings."""
+    x, subjects = _texts("minilm")
+    return x, (subjects == "earn").astype(int)
 
 
 def _of_length_1(load: Callable[[], Arrays]) -> Arrays:
@@ -325,10 +329,8 @@ def _changed(first: int, how: str) -> Arrays:
     if how == "inverted":  # dark on white paper
         return -x, y
     if how == "half":  # the upper or the lower half is blank
-        squares, blank = (
-            x.reshape(-1, 14, 14).copy(),
-            np.random.default_rng(2).integers(2, size=len(x)),
-        )
+        squares = x.reshape(-1, 14, 14).copy()
+        blank = np.random.default_rng(2).integers(2, size=len(x))
         squares[blank == 0, :7], squares[blank == 1, 7:] = -1.0, -1.0
         return squares.reshape(len(x), -1), y
     # Two pictures, and whether their digits add up to ten or more.
