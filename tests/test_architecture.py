@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -220,44 +219,6 @@ def test_a_command_of_a_group_is_mounted_alone() -> None:
     assert commands("study", "run") == ["run"]
     assert commands("study", "list") == ["list"], "a name of its own, not its function's"
     assert len(commands("study", "--help")) == len(commands()) > 5
-
-
-LINES = {
-    "accounting": 7789,
-    "audit": 1796,
-    "cli": 2637,
-    "execution": 1159,
-    "ledger": 5060,
-    "plots": 960,
-    "strategies": 4297,
-    "study": 7706,
-    "tasks": 6611,
-    "top level": 2192,
-    "tracking": 1089,
-    "training": 4,
-    "training/engine": 4664,
-    "training/mechanism": 3548,
-    "training/methods": 2666,
-    "views": 1551,
-}
-"""Lines of Python in each room. A number here may only fall: what is new pays with what goes."""
-
-
-def room_of(path: Path) -> str:
-    """Return the package that a module belongs to; modules of the top level share one room."""
-    parts = path.relative_to(PACKAGE).parts
-    if len(parts) == 1:
-        return "top level"
-    return "/".join(parts[:2]) if parts[0] == "training" and len(parts) > 2 else parts[0]
-
-
-@pytest.mark.quick
-def test_no_room_grows() -> None:
-    found: Counter[str] = Counter()
-    for path in modules():
-        found[room_of(path)] += len(path.read_text(encoding="utf-8").splitlines())
-    assert found.keys() == LINES.keys()
-    assert not {room: n for room, n in found.items() if n > LINES[room]}
 
 
 LONGEST = 80
