@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -217,19 +217,30 @@ def _trial(number: int, score: float, plan: Plan) -> TrialResult:
 
 
 def score_pair(plan: ScorePlan, *, runs: int, seed: int, inside: bool) -> Floats:
-    """Return scores of one model with or without a validation record that counts as most."""
+    """Return what scores of one model release, with or without a validation record that counts as most.
+
+    Of the noised sums it is the part along what the record adds: nothing else tells it.
+    """
     from privtune.training.mechanism.data import TensorData
-    from privtune.training.mechanism.scoring import score
+    from privtune.training.mechanism.scoring import cross_entropy, released_sums
 
     accuracy = plan.metric == "accuracy"
     model = torch.nn.Linear(1, 2, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[-1.0], [1.0]] if accuracy else [[1.0], [-1.0]]))
-    count = 2 if inside else 1
-    loud = max(50.0, 2.0 * plan.bound)  # a loss above the bound
-    data = TensorData(
-        torch.full((count, 1), loud), torch.ones(count, dtype=torch.long), sealed_size=True
-    )
-    rngs = (Streams(s).numpy("score", 0) for s in secrets_of(seed, f"score/{inside}", runs))
-    found = np.array([score(plan, model, data, rng=rng) for rng in rngs])
-    return found if accuracy else -found
+    loud = max(50.0, 2.0 * plan.options.get("bound", 1.0))  # a loss above the bound
+
+    def sums(terms: ScorePlan, count: int, rng: np.random.Generator) -> Floats:
+        data = TensorData(
+            torch.full((count, 1), loud), torch.ones(count, dtype=torch.long), sealed_size=True
+        )
+        released = released_sums(terms, model, data, rng, cross_entropy)
+        if released is None:
+            raise RuntimeError("a model of an audit is not finite")
+        return released[0]
+
+    exact = replace(plan, noise_multiplier=None)
+    added = sums(exact, 2, np.random.default_rng(0)) - sums(exact, 1, np.random.default_rng(0))
+    secrets = secrets_of(seed, f"score/{inside}", runs)
+    rngs = [Streams(secret).numpy("score", 0) for secret in secrets]
+    return np.array([sums(plan, 2 if inside else 1, rng) @ added for rng in rngs])

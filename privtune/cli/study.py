@@ -108,7 +108,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     from privtune.ledger.values import show_adjacency
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
-    from privtune.study.spread import expected_spread
+    from privtune.study.worth import expected_scores, words_of
     from privtune.views.comparison import finite
     from privtune.views.text import together
 
@@ -124,7 +124,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     pairs = list(zip(planned.plans, planned.guarantees, strict=True))
     stages = list(zip(planned.stages, planned.stage_guarantees, strict=True))
     space, drawn = parsed.search_space(), _tables.examples(parsed)
-    spread = expected_spread(planned.plans, parsed.load_task())
+    task = parsed.load_task()
     if as_json:
         staged = [{**s.to_dict(), "guarantee": finite(cost.to_dict())} for s, cost in stages]
         common.emit_json(
@@ -135,7 +135,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
                 **({"stages": staged} if staged else {}),
                 "total": finite(planned.total.to_dict()),
                 "examples": drawn,
-                "expected_spread": spread.to_dict(),
+                "expected_scores": [s.to_dict() for s in expected_scores(planned.plans, task)],
                 **({} if advised is None else {"advice": advised.to_dict()["changes"]}),
                 **({} if records is None else {"records": records.to_dict()}),
             }
@@ -159,7 +159,11 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
         f"{parsed.target_epsilon:g}. "
         f"{'No data was touched.' if records is None and not own else 'Nothing was charged.'}"
     )
-    common.say(f"{spread.words} privtune study rehearse {spec} shows it on generated records.")
+    for sentence in words_of(planned.plans, task):
+        common.say(sentence)
+    common.say(
+        f"How far trainings move apart, privtune study rehearse {spec} shows on generated records."
+    )
     if records is not None:
         _tables.print_records(records)
     if advised is not None:
@@ -246,7 +250,11 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         bool, typer.Option("--non-private", help="Let arms without any guarantee run.")
     ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Charge and run although most records cannot be used.")
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Charge and run although most records cannot be used, or a score will say nothing.",
+        ),
     ] = False,
     curator: Curator = False,
     as_json: common.AsJson = False,

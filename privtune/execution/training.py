@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from privtune.training.engine.train import Made
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.kernel import Loss
-    from privtune.training.mechanism.scoring import OfRecords
+    from privtune.training.mechanism.scoring import OfRecords, Scored
     from privtune.training.methods import Method
 
 _TIMED, _SCORED = 8, 64  # candidates in the stack that a dry run times, records that it scores
@@ -139,7 +139,8 @@ def train_built(
         if look is not None and score is not None:
             seen = copy.deepcopy(candidates[0].model)
             load_params(seen, params)
-            look(step + 1, score_model(score, task, seen, data.validation, secret=bytes(32)))
+            shown = score_model(score, task, seen, data.validation, secret=bytes(32))
+            look(step + 1, shown.score)
 
     steps = training.schedule.steps
     engine = Training(
@@ -157,9 +158,10 @@ def train_built(
         look=None if look is None else looked,
     )
     for outcome in engine.of(noted()):
-        secret, found = candidates[outcome.position].secret, None
+        secret = candidates[outcome.position].secret
+        scored = None
         if score is not None:
-            found = score_model(score, task, outcome.module, data.validation, secret=secret)
+            scored = score_model(score, task, outcome.module, data.validation, secret=secret)
         curves = {name: values.tolist() for name, values in outcome.report.items()}
         if validated and task.classes is not None:
             curves["val_accuracy"] = _accuracies(
@@ -170,7 +172,8 @@ def train_built(
             index=numbers[outcome.position],
             params={},
             weights=outcome.params,
-            score=found,
+            score=None if scored is None else scored.score,
+            estimate=None if scored is None else scored.estimate,
             curves=curves,
             transcript_digest=outcome.transcript.digest(),
             ended=Ending.of(outcome.params),
@@ -181,7 +184,7 @@ def train_built(
 
 def score_model(
     terms: ScorePlan, task: Task, model: torch.nn.Module, data: TensorData, *, secret: bytes
-) -> float:
+) -> Scored:
     """Return the score of a trained model of a task, noise included."""
     from privtune.training.mechanism.scoring import score
 

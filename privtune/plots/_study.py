@@ -16,6 +16,7 @@ from privtune.plots._style import COLOURS, GREY, MOST_TRACES, Look, apply_style,
 from privtune.strategies.laws import with_law
 from privtune.strategies.plan import epsilon_spent
 from privtune.strategies.spread import Spread, values_of
+from privtune.training.mechanism.estimates import NO_INFORMATION
 from privtune.training.mechanism.metrics import is_share, lower_is_better
 
 if TYPE_CHECKING:
@@ -26,20 +27,7 @@ if TYPE_CHECKING:
     from privtune.study import ArmStatus, Study
     from privtune.study.spec import BudgetSpec
 
-_Z95 = 1.959963984540054
 _LONGEST = 28  # characters of a name beside its row
-
-
-def wilson_interval(rate: float, records: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of a rate that was observed on so many records."""
-    z2 = _Z95 * _Z95  # Source: Wilson (1927)
-    centre = (rate + z2 / (2 * records)) / (1 + z2 / records)
-    half = (
-        _Z95
-        * math.sqrt(rate * (1 - rate) / records + z2 / (4 * records * records))
-        / (1 + z2 / records)
-    )
-    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def plot_comparison(
@@ -58,12 +46,11 @@ def plot_comparison(
 
     Returns:
         A figure with a row for each arm, the best above, and a panel for each quantity. Of repeated
-        arms it shows the mean, and a line of one standard error to each side. Of one draw lines are
-        95% intervals for the drawing of the test records, and for the noise where they are private;
-        a score has none, for it was chosen by. A white mark stands at the ε of the released model's
-        training alone: what is reported when the search is forgotten. Gradient evaluations are the
-        plan's expectation: what a training took would tell how many records there are, and a sealed
-        round its number of runs.
+        arms it shows the mean, and a line of one standard error to each side. Of one draw lines are the
+        95% intervals of the scores (``release.estimates``), as everywhere. A white mark stands at the ε of
+        the released model's training alone: what is reported when the search is forgotten. Gradient
+        evaluations are the plan's expectation: what a training took would tell how many records there are,
+        and a sealed round its number of runs.
 
     Example:
         >>> [title.text for title in plot_comparison(study).layout.annotations]
@@ -82,9 +69,7 @@ def plot_comparison(
     finite = [e if math.isfinite(e) else 0.0 for e in totals]
     shown = [show_epsilon(e) if math.isfinite(e) else "no guarantee" for e in totals]
     costs = [status.plan.expected_gradient_evaluations for status, _ in rows]
-    # Only a task declares a test split public; an open study has no such metric.
-    records = 1 if study.spec.task is None else study.spec.load_task().test_records
-    reached = _reached(rows, metric, records, look)
+    reached = _reached(rows, metric, look)
     sure = reached.error_x.visible
     runs = {len(status.release.repetitions) for status, _ in rows if status.release is not None}
     behind = f", mean of {max(runs)}" if any(runs) else ", one draw" if runs else ""
@@ -133,8 +118,11 @@ def _label(status: ArmStatus, value: float | None, metric: str) -> str:
     """Return an arm's name, and in bold what it reached; without that, how far it is."""
     arm = status.plan.arm
     name = arm if len(arm) <= _LONGEST else f"{arm[: _LONGEST - 1]}…"
+    if value is None and status.release is not None:
+        known = {**status.release.choice, **status.release.estimates}
+        return f"{name} ({NO_INFORMATION if metric in known else 'not measured'})"
     if value is None:
-        return f"{name} ({status.state if status.release is None else 'not measured'})"
+        return f"{name} ({status.state})"
     return f"{name} <b>{value:{_digits(metric)}}</b>"
 
 
@@ -178,14 +166,13 @@ def _alone(budget: BudgetSpec, arms: Sequence[ArmStatus]) -> go.Scatter:
 def _reached(
     rows: Sequence[tuple[ArmStatus, float | None]],
     metric: str,
-    records: int,
     look: Mapping[str, Look],
 ) -> go.Scatter:
     """Return a mark for what each arm reached, with its interval if the metric has one."""
     import plotly.graph_objects as go
 
     digits = _digits(metric)
-    known = [(s, v, _interval(s, metric, v, records)) for s, v in rows if v is not None]
+    known = [(s, v, _interval(s, metric, v)) for s, v in rows if v is not None]
     return go.Scatter(
         x=[value for _, value, _ in known],
         y=[status.plan.arm for status, *_ in known],
@@ -214,25 +201,24 @@ def _digits(metric: str) -> str:
     return ".1%" if is_share(metric.partition("_")[2]) else ".4f"
 
 
-def _interval(status: ArmStatus, metric: str, value: float, records: int) -> tuple[float, float]:
-    """Return the ends of a line: of repetitions, of one draw, of a public accuracy's; equal ends are none."""
+def _interval(status: ArmStatus, metric: str, value: float) -> tuple[float, float]:
+    """Return the ends of a line: of repetitions, or of the score's interval; equal ends are none."""
     release = status.release
-    if release is not None and release.repetitions:
-        spread = Spread.of(values_of(status.plan, release)[metric])
+    if release is None:
+        return value, value
+    if release.repetitions:
+        spread = Spread.of(values_of(release)[metric])
         error = 0.0 if spread is None else spread.error or 0.0
         return value - error, value + error
-    public = status.plan.report is None or status.plan.report.event is None
-    if metric == "test_accuracy" and public:
-        return wilson_interval(value, records)
-    ends = (value, value) if release is None else release.intervals.get(metric, (value, value))
-    return min(ends[0], value), max(ends[1], value)
+    score = {**release.choice, **release.estimates}[metric]
+    return score.low, score.high
 
 
 def _value_of(status: ArmStatus, metric: str) -> float | None:
     release = status.release
     if release is None:
         return None
-    spread = Spread.of(values_of(status.plan, release).get(metric, ()))
+    spread = Spread.of(values_of(release).get(metric, ()))
     return None if spread is None else spread.mean
 
 

@@ -217,7 +217,8 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
     repeated = {"repeats": context.repeats, "repeats_charged": not context.task.benchmark}
 
     def planned(context: PlanningContext) -> Plan:
-        plan = _with(report, strategy.plan(context, epsilon=epsilon).with_noise(context.noise))
+        alone = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
+        plan = _with(report, _with_candidates(alone))
         others = (_OF_OTHERS,) if context.repeats > 1 else ()
         return replace(plan, released=(*plan.released, *others), **repeated)  # type: ignore[arg-type]
 
@@ -268,6 +269,15 @@ def with_report(
     )
     within = plan.details.get("beyond_reach", _NEGLIGIBLE * context.delta)
     return found if found.beyond_reach <= within else None
+
+
+def _with_candidates(plan: Plan) -> Plan:
+    """Note how many candidates the scored one is chosen from: its interval holds for the chosen one."""
+    if plan.score is None:
+        return plan
+    trials = plan.search.trials if plan.search is not None else None
+    candidates = plan.runs.expected_runs if plan.runs is not None else float(trials or 1)
+    return replace(plan, score=replace(plan.score, candidates=candidates))
 
 
 def _with(report: ScorePlan | None, plan: Plan) -> Plan:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from privtune.accounting import Guarantee
     from privtune.tasks._rows import Served
+    from privtune.training.mechanism.estimates import ScoreEstimate
 
 
 class Weights:
@@ -73,7 +74,9 @@ class TrialResult:
         index: Position in its round, or among the trials of a release; 0 for a training with a name.
         params: Hyperparameters of the candidate.
         weights: Trained parameters, flat, shape ``[P]``; shape ``[0]`` where there is no model.
-        score: Noised (or public) score; ``-inf`` for weights that are not finite; None unscored.
+        score: Noised (or public) score that candidates are compared by, higher is better; ``-inf`` for
+            weights that are not finite; None unscored.
+        estimate: What that score says of the metric, with its interval; None without a finite one.
         curves: By name, one value a step.
         transcript_digest: Digest of what the training released.
         ended: How it ended.
@@ -84,14 +87,15 @@ class TrialResult:
     Example:
         >>> import torch
         >>> result = TrialResult(index=0, params={"learning_rate": 0.5}, weights=torch.zeros(3), score=0.91)
-        >>> result.ended, result.with_score(0.5).score
-        (<Ending.TRAINED: 'trained'>, 0.5)
+        >>> result.ended, result.estimate
+        (<Ending.TRAINED: 'trained'>, None)
     """
 
     index: int
     params: Mapping[str, Any]
     weights: Weights = Weights()
     score: float | None
+    estimate: ScoreEstimate | None = None
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     transcript_digest: str = ""
     ended: Ending = Ending.TRAINED
@@ -151,20 +155,32 @@ class Repetition:
     Args:
         params: Hyperparameters of its model.
         score: Its noised (or public) validation score, as of a :class:`Release`.
-        utility: Metrics of its model on the test split, as of a release.
+        choice: That score with its interval, as of a release.
+        estimates: Metrics of its model on the test split, as of a release.
         nothing: Whether it released no model.
         diverged: Whether its model's weights are not finite.
 
     Example:
-        >>> Repetition(params={"learning_rate": 0.5}, score=None, utility={"test_accuracy": 0.9}).nothing
+        >>> Repetition(params={"learning_rate": 0.5}, score=None).nothing
         False
     """
 
     params: Mapping[str, Any]
     score: float | None
-    utility: Mapping[str, float] = field(default_factory=dict)
+    choice: Mapping[str, ScoreEstimate] = field(default_factory=dict)
+    estimates: Mapping[str, ScoreEstimate] = field(default_factory=dict)
     nothing: bool = False
     diverged: bool = False
+
+    @property
+    def utility(self) -> dict[str, float]:
+        """The values of :attr:`estimates` by name; none of one that holds no information."""
+        return informative(self.estimates)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The value of every score of its model that says something, by name."""
+        return informative({**self.choice, **self.estimates})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,12 +191,13 @@ class Release:
         arm, strategy: Their names.
         params: Hyperparameters of the released model.
         weights: Its parameters, flat, shape ``[P]``; shape ``[0]`` where the release is "nothing".
-        score: Its noised (or public) validation score, or the tuning winner's (``plan.scored``), held to
-            what the metric can be; None unscored.
+        score: Its noised (or public) validation score, or the tuning winner's (``plan.scored``), within what
+            the metric can be and higher for better ones; None unscored.
+        choice: That score by its name (``validation_accuracy``), with its interval; empty unscored.
         curves: By name, one value a step: functions of paid-for releases only. Empty if sealed.
         guarantee: What the arm cost, and by which bound.
-        utility: Metrics of the released model on a public test split, or noised and charged.
-        intervals: 95% intervals of these, for noise and for the drawing of the records.
+        estimates: Metrics of the released model by name (``test_accuracy``), each with its interval: on a
+            public test split, or noised and charged.
         cost: What it took, or is expected to take.
         sealed: Whether the arm's trials are sealed.
         trials: Every trial, where all of them are paid for; else empty.
@@ -212,8 +229,8 @@ class Release:
     score: float | None
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     guarantee: Guarantee
-    utility: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    choice: Mapping[str, ScoreEstimate] = field(default_factory=dict)
+    estimates: Mapping[str, ScoreEstimate] = field(default_factory=dict)
     cost: Cost
     sealed: bool
     trials: Sequence[TrialResult] = ()
@@ -235,6 +252,16 @@ class Release:
             f"<Release of {self.arm!r} by {self.strategy}: {size:,} weights, {dict(self.params)}{score}, "
             f"{self.guarantee}>"
         )
+
+    @property
+    def utility(self) -> dict[str, float]:
+        """The values of :attr:`estimates` by name; none of one that holds no information."""
+        return informative(self.estimates)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """What it was chosen by and its test metrics by name; none that holds no information."""
+        return informative({**self.choice, **self.estimates})
 
     @property
     def model(self) -> torch.nn.Module:
@@ -346,6 +373,11 @@ class Release:
     def is_nothing(self) -> bool:
         """Whether no model was released: no run was drawn, or every one was pruned."""
         return self.weights.numel() == 0
+
+
+def informative(scores: Mapping[str, ScoreEstimate]) -> dict[str, float]:
+    """Return the values of the scores whose intervals leave out anything that their metrics can be."""
+    return {name: score.value for name, score in scores.items() if score.is_informative}
 
 
 def split(weights: torch.Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:

@@ -12,6 +12,13 @@ from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
 from privtune.errors import InvalidInputError
 from privtune.strategies.options import check_types
 from privtune.training.mechanism import metrics
+from privtune.training.mechanism.estimates import (
+    CHOICE,
+    LEVEL,
+    Floats,
+    ScoreEstimate,
+    SumNoise,
+)
 
 if TYPE_CHECKING:
     from privtune.tasks import Score
@@ -19,33 +26,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """How a trial is scored: a metric of sums over a split, noised if the split is private.
+    """How a trial is scored: metrics of sums over a split, noised if the split is private.
 
     Args:
-        records: Declared number of records. Sums over the records there are, however many, are divided
-            by it, so that their sensitivity is bound/records.
-        noise_multiplier: Noise scale over that sensitivity; None if the split is declared public.
+        records: Declared number of records. No value depends on it: the count is noised with the sums.
+        noise_multiplier: Noise scale over the sensitivity; None if the split is declared public.
         mechanism: ``gaussian`` or ``laplace``.
-        metric: Name of the metric.
-        bound: The longest vector that one record adds, in the mechanism's norm.
-        options: What else the metric takes, JSON-ready.
-        moved: How far a neighbour's sums can be, where that is not ``bound``: under replace-one.
+        metric: Name of the metric, of several the first.
+        options: What else it takes, JSON-ready.
+        beside: More metrics of the same release, each a name (``metric``) and its options.
+        adjacency: Which neighbours the noise hides.
+        candidates: How many candidates the scored one is expected to be chosen from.
 
     Example:
         >>> score = ScorePlan(records=1000, noise_multiplier=4.0)
-        >>> score.event, score.standard_deviation, score.scaled(2.0).standard_deviation
-        (Gaussian(noise_multiplier=4.0), 0.004, 0.008)
-        >>> score.held(1.219), score.to_dict()["metric"]
-        (1.0, 'accuracy')
+        >>> score.event, score.scaled(2.0).noise_multiplier
+        (Gaussian(noise_multiplier=4.0), 8.0)
+        >>> [metric.name for metric in score.make_metrics()], score.noises[0].scale
+        (['accuracy'], 4.0)
+        >>> worth = score.expected(classes=2, rarest=0.5)
+        >>> round(worth.low, 2), round(worth.high, 2), worth.caption
+        (0.77, 0.82, 'noise and drawing of the records')
     """
 
     records: int
     noise_multiplier: float | None
     mechanism: str = "gaussian"
     metric: str = "accuracy"
-    bound: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
-    moved: float | None = None
+    beside: Sequence[Mapping[str, Any]] = ()
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    candidates: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
+        object.__setattr__(self, "beside", tuple(self.beside))
 
     @property
     def event(self) -> Event | None:
@@ -56,12 +71,64 @@ class ScorePlan:
         return kind(self.noise_multiplier)
 
     @property
-    def standard_deviation(self) -> float:
-        """Scale of the noise on each mean: standard deviation, or Laplace's scale."""
-        if self.noise_multiplier is None:
-            return 0.0
-        sensitivity = self.bound if self.moved is None else self.moved
-        return self.noise_multiplier * sensitivity / self.records
+    def names(self) -> list[str]:
+        """The names of its metrics."""
+        return [self.metric, *(str(each["metric"]) for each in self.beside)]
+
+    def make_metrics(self) -> list[metrics.Metric]:
+        """Return its metrics, the first one first."""
+        terms: dict[str, Any] = {"mechanism": self.mechanism, "adjacency": self.adjacency}
+        first = {"metric": self.metric, **self.options}
+        return [metrics.make_metric(**each, **terms) for each in (first, *self.beside)]
+
+    @property
+    def noises(self) -> list[SumNoise]:
+        """The noise on each sum of each metric.
+
+        **Guarantee**: each of m metrics has √m times the noise that it had alone (m times for Laplace), and
+        1/σ² = Σ 1/(√m σ)² (1/b = Σ 1/(m b)): together they are one release of the noise multiplier.
+        """
+        made = self.make_metrics()
+        count = float(len(made))
+        more = count if self.mechanism == "laplace" else math.sqrt(count)
+        multiplier = 0.0 if self.noise_multiplier is None else more * self.noise_multiplier
+        return [SumNoise(self.mechanism, multiplier * metric.sensitivity) for metric in made]
+
+    @property
+    def level(self) -> float:
+        """How often each interval holds, so that the chosen one's holds 95 times of 100.
+
+        Of K candidates at most K (1 - level) intervals miss in the mean, whichever is chosen, and K is
+        independent of them: the mean number of candidates is enough (Wald 1944, the union bound).
+        """
+        return 1.0 - (1.0 - LEVEL) / max(self.candidates, 1.0)
+
+    def estimates(self, sums: Sequence[Floats]) -> dict[str, ScoreEstimate]:
+        """Return each metric with its interval, by name, from the noised sums of each.
+
+        Post-processing: it looks at what was released and at the plan alone.
+        """
+        scores = {}
+        for name, metric, noise, released in zip(
+            self.names, self.make_metrics(), self.noises, sums, strict=True
+        ):
+            score = metric.estimate(released, noise, level=self.level)
+            if self.candidates > 1.0:
+                score = replace(score, covers=(*score.covers, CHOICE))
+            scores[metrics.label(name)] = score
+        return scores
+
+    def expected(self, *, classes: int | None, rarest: float) -> ScoreEstimate:
+        """Return what the first metric would say of a model of middling quality, by public facts alone.
+
+        Args:
+            classes: How many classes; None for numbers.
+            rarest: The share of the rarest class, in (0, 1].
+        """
+        metric = self.make_metrics()[0]
+        noise = self.noises[0]
+        sums = metric.expected(self.records, classes or 1, rarest, noise)
+        return metric.estimate(sums, noise, level=self.level)
 
     def scaled(self, factor: float) -> ScorePlan:
         """Return the score plan with its noise times ``factor``, above 0."""
@@ -69,36 +136,10 @@ class ScorePlan:
             return self
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
-    def held(self, score: float | None) -> float | None:
-        """Return a ``score`` cut to what its metric can be, as it is shown; choices use the score itself."""
-        # Choices are made among the scores themselves: those beyond an end would tie there.
-        if score is None or not math.isfinite(score):
-            return score
-        if self.metric in ("cost", "value"):
-            return min(max(score, -self.bound), self.bound)
-        if not metrics.is_mean(self.metric):
-            return score
-        low, high = (
-            (-self.bound, 0.0) if metrics.lower_is_better(self.metric) else (0.0, self.bound)
-        )
-        if self.metric == "perplexity":
-            low, high = -metrics.perplexity(self.bound), -1.0
-        return min(max(score, low), high)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
-        options = json.loads(json.dumps(dict(self.options)))  # tuples are lists there
-        return {**asdict(self), "options": options}
-
-
-def validation_metric(
-    plan: ScorePlan | None, score: float | None, *, of: str = "validation"
-) -> dict[str, float]:
-    """Return a score under the name of its metric; nothing without a finite score."""
-    if plan is None or score is None or not math.isfinite(score):
-        return {}
-    value = 0.0 - score if metrics.lower_is_better(plan.metric) else score
-    return {f"{of}_{metrics.label(plan.metric)}": value}
+        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples are lists there
+        return data
 
 
 _OF_NUMBERS = tuple(metric.name for metric in metrics.METRICS.values() if metric.takes == "numbers")
@@ -131,8 +172,8 @@ class Scoring:
         >>> scoring.check(classes=2, target_range=None)
         >>> scoring.check_noise(public=False)
         >>> score = scoring.plan(records=1000, public=False, **terms)
-        >>> round(score.noise_multiplier, 2), round(score.standard_deviation, 4)
-        (3.73, 0.0149)
+        >>> round(score.noise_multiplier, 2), [round(noise.scale, 2) for noise in score.noises]
+        (3.73, [2.8])
         >>> scoring.exact(records=1000).noise_multiplier  # none
         >>> Scoring.of(Score("loss", bound=4.0)).make() == scoring.make()
         True
@@ -205,9 +246,8 @@ class Scoring:
         return (self,)
 
     def make(self, target_range: tuple[float, float] | None = None) -> metrics.Metric:
-        """Return the metric, or a report's as one, for the task's ``target_range``, None for classes."""
-        made = tuple(each._made(target_range) for each in self._each())
-        return made[0] if len(made) == 1 else metrics.Joint(metrics=made, mechanism=self.mechanism)
+        """Return the metric, of several the first, for the task's ``target_range``, None for classes."""
+        return next(each._made(target_range) for each in self._each())
 
     def _made(self, target_range: tuple[float, float] | None) -> metrics.Metric:
         name = self.metric or ("accuracy" if target_range is None else "mae")
@@ -265,40 +305,24 @@ class Scoring:
             return exact
         unit: Event = Gaussian(1.0) if self.mechanism == "gaussian" else Laplace(1.0)
         noise = calibrate(unit, epsilon=epsilon, delta=delta, adjacency=adjacency).scale
-        metric = self.make(target_range)
-        moved = metric.moved(self.mechanism) if adjacency is Adjacency.REPLACE_ONE else exact.bound
-        return replace(exact, noise_multiplier=noise, moved=None if moved == exact.bound else moved)
+        return replace(exact, noise_multiplier=noise, adjacency=adjacency)
 
     def exact(self, *, records: int, target_range: tuple[float, float] | None = None) -> ScorePlan:
         """Return an exact score on a public split of ``records``; ``target_range`` as for :meth:`make`."""
-        first, *more = (each._terms(target_range) for each in self._each())
-        name, options, bound = first
-        if more:
-            options = {**options, **_own_bound(name, bound)}
-            beside = [{"metric": n, **o, **_own_bound(n, b)} for n, o, b in more]
-            options, bound = (
-                {**options, "beside": beside},
-                self.make(target_range).norm(self.mechanism),
-            )
-        return ScorePlan(records, None, self.mechanism, name, bound, options)
+        (name, options), *more = (each._terms(target_range) for each in self._each())
+        beside = tuple({"metric": also, **its} for also, its in more)
+        return ScorePlan(records, None, self.mechanism, name, options, beside)
 
-    def _terms(self, target_range: tuple[float, float] | None) -> tuple[str, dict[str, Any], float]:
-        """Return the name, the options and the bound of one metric."""
+    def _terms(self, target_range: tuple[float, float] | None) -> tuple[str, dict[str, Any]]:
+        """Return the name and the options of one metric."""
         metric = self._made(target_range)
         name = metric.name if metric.name in metrics.METRICS else str(self.metric)
         options = {
-            field.name: value
-            for field in fields(metric)
-            if field.name != "function"
-            and (value := getattr(metric, field.name)) is not None
-            # A loss says its clip by its bound.
-            and (field.name != "bound" or name in _OF_NUMBERS)
+            option: getattr(metric, option)
+            for option in metrics.options_of(metric)
+            if getattr(metric, option) is not None
         }
-        return name, options, metric.norm(self.mechanism)
-
-
-def _own_bound(name: str, bound: float) -> dict[str, float]:
-    return {"bound": bound} if metrics.is_clipped(name) else {}
+        return name, options
 
 
 def _check(

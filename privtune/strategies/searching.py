@@ -243,7 +243,7 @@ def select_then(
     best = best_of(results, trials.streams)
     if best.ended is Ending.PRUNED or best.score == -math.inf:
         return Outcome(best, note="No candidate reached a finite score; nothing more was trained.")
-    return Outcome(replace(train(best.params), score=best.score))
+    return Outcome(replace(train(best.params), score=best.score, estimate=best.estimate))
 
 
 @dataclass(frozen=True, kw_only=True)

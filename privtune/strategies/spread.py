@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from scipy.special import stdtr
 
-from privtune.strategies.scoring import validation_metric
-
 if TYPE_CHECKING:
-    from privtune.strategies.plan import Plan
     from privtune.strategies.release import Release
 
 
@@ -75,15 +72,12 @@ def probability_above(
     return float(stdtr(spread.n - 1, spread.mean / spread.error))
 
 
-def values_of(plan: Plan, release: Release) -> dict[str, list[float | None]]:
+def values_of(release: Release) -> dict[str, list[float | None]]:
     """Return the score and the metrics of a release by name: a value a repetition, None if it has none.
 
     A repetition that released nothing has none. One that diverged has those that its model was measured at.
     """
-    rows = [
-        {**validation_metric(plan.score, run.score, of=plan.scored), **run.utility}
-        for run in release.repetitions or (release,)
-    ]
+    rows = [run.values for run in release.repetitions or (release,)]
     found = {name: [row.get(name) for row in rows] for row in rows for name in row}
     return {
         name: [None if v is None or not math.isfinite(v) else v for v in values]

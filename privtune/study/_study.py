@@ -22,7 +22,6 @@ from privtune.ledger.schema import HEAD
 from privtune.ledger.storage import Storage, schema_version
 from privtune.numbers import json_ready
 from privtune.strategies import Plan, Release
-from privtune.strategies.scoring import validation_metric
 from privtune.strategies.spread import Spread, values_of
 from privtune.study._familiar import answer, answers
 from privtune.study.lifecycle import Life, new_arm
@@ -237,6 +236,7 @@ class Study:
         benchmark: bool | None = None,
         classes: int | None = None,
         target_range: tuple[float, float] | None = None,
+        rarest_share: float | None = None,
         pad_to: int | None = None,
         columns: Mapping[str, Any] | None = None,
         precision: str = "float32",
@@ -309,7 +309,10 @@ class Study:
             show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
             noise: ``"secure"``, or the fields of :class:`privtune.NoiseOptions`: where noise comes
                 from and how it is treated; the study's own unless given.
-            anyway: Whether to charge and run although most records cannot be used.
+            rarest_share: Share of the rarest class, as far as it is known without the records: by it the
+                widths of intervals are foretold.
+            anyway: Whether to charge and run although most records cannot be used, or a score will say
+                nothing.
 
         Returns:
             The release: ``model``, ``params``, ``score``, ``guarantee``.
@@ -451,9 +454,10 @@ class Study:
         Returns:
             Columns: ``strategy``, ``state``, ``epsilon``, ``delta``, ``bound``, ``sealed``, ``score``
             (higher is better; a loss is negated), ``gradient_evaluations`` (expected), ``wall_seconds``
-            (expected), ``validation_accuracy`` or ``validation_loss``, each utility, each
-            released hyperparameter as ``params.NAME``, ``draws``, and of repeated arms each metric's
-            ``NAME_mean`` with its standard error ``NAME_error``; the index is the arm.
+            (expected), ``validation_accuracy`` or ``validation_loss`` and each utility, with the ends of
+            their 95% intervals as ``NAME_low`` and ``NAME_high``, each released hyperparameter as
+            ``params.NAME``, ``draws``, and of repeated arms each metric's ``NAME_mean`` with its standard
+            error ``NAME_error``; the index is the arm.
         """
         rows: list[dict[str, Any]] = []
         for status in self.status():
@@ -471,10 +475,11 @@ class Study:
                 "wall_seconds": None if release is None else release.cost.wall_seconds,
             }
             if release is not None:
-                row |= validation_metric(plan.score, release.score, of=plan.scored)
-                row |= release.utility
+                row |= release.values
+                for name, score in {**release.choice, **release.estimates}.items():
+                    row |= {f"{name}_low": score.low, f"{name}_high": score.high}
                 row["draws"] = len(release.repetitions) or 1
-                for name, values in values_of(plan, release).items() if release.repetitions else ():
+                for name, values in values_of(release).items() if release.repetitions else ():
                     spread = Spread.of(values)
                     row[f"{name}_mean"] = None if spread is None else spread.mean
                     row[f"{name}_error"] = None if spread is None else spread.error
@@ -507,7 +512,10 @@ class Study:
             exported = {
                 "params": json_ready(release.params),
                 "score": release.score if finite else None,
-                "utility": dict(release.utility),
+                "estimates": {
+                    name: score.to_dict()
+                    for name, score in {**release.choice, **release.estimates}.items()
+                },
                 "repetitions": json_ready([asdict(run) for run in release.repetitions]),
                 "note": release.note,
                 "model": model,

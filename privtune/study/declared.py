@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from privtune.strategies import Outcome, Strategy
     from privtune.study.trials import ShownTrial
     from privtune.training.mechanism.data import TensorData
-    from privtune.training.mechanism.scoring import Measured
+    from privtune.training.mechanism.estimates import ScoreEstimate
+    from privtune.training.mechanism.scoring import Scored
 
 _MOST = 10**12  # records: more than anybody has
 _TRIES = 20
@@ -192,6 +193,7 @@ class DeclaredResult:
     weights: torch.Tensor
     shapes: Mapping[str, tuple[int, ...]]
     score: float | None
+    estimate: ScoreEstimate | None = None
 
 
 class DeclaredTrial(Suggestions):
@@ -247,7 +249,7 @@ class DeclaredTrial(Suggestions):
         super().__init__(training, sealed=plan.is_sealed, **given)
         self._arm = plan
         self._validation, self._score_of, self._rehearsal = validation, score_of, rehearsal
-        self._scores: list[float] = []
+        self._scores: list[Scored] = []
         self._result: DeclaredResult | None = None
         self._checked = ""
         self._plan_read = False
@@ -324,11 +326,11 @@ class DeclaredTrial(Suggestions):
         Raises:
             DeclaredError: If it is called a second time on a private split.
         """
-        from privtune.training.mechanism.scoring import OfRecords, cross_entropy, score
+        from privtune.training.mechanism.scoring import OfRecords, Scored, cross_entropy, score
 
         terms, data = self._arm.score, self._validation
         if terms is None or data is None:
-            self._scores.append(math.nan)
+            self._scores.append(Scored(math.nan))
             return math.nan
         if self._scores and terms.event is not None:
             raise DeclaredError(
@@ -342,7 +344,7 @@ class DeclaredTrial(Suggestions):
                 data = replace(data, x=data.x.to(weights.dtype))
             break
         self._scores.append(score(terms, module, data, rng=rng, loss=loss))
-        return self._scores[-1]
+        return self._scores[-1].score
 
     def result(self, artifact: Any, *, score: float | None = None) -> DeclaredResult:
         """Return what the objective returns: what is released if the trial wins, with its score.
@@ -369,18 +371,21 @@ class DeclaredTrial(Suggestions):
                 "and whoever knows the seed could subtract it. Seed nothing: the global generators stand "
                 "at the trial's own secret states."
             )
-        known: float | None = None
+        known: Scored | None = None
         if self._arm.score is not None:
-            if score is None or not any(score == each for each in self._scores):
+            known = next((each for each in self._scores if each.score == score), None)
+            if known is None:
                 raise DeclaredError(
                     "trial.result was given a score that trial.score did not give, so nothing says that it "
                     "is public or noised. Return trial.result(model, score=trial.score(model))."
                 )
-            known = float(score)
         weights, shapes = _flat(artifact)
         if known is not None and not bool(weights.isfinite().all()):
-            known = -math.inf
-        self._result = DeclaredResult(weights, shapes, known)
+            known = replace(known, score=-math.inf, estimate=None)
+        if known is None:
+            self._result = DeclaredResult(weights, shapes, None)
+        else:
+            self._result = DeclaredResult(weights, shapes, known.score, known.estimate)
         return self._result
 
     def _finish(self, value: object, index: int) -> TrialResult:
@@ -395,6 +400,7 @@ class DeclaredTrial(Suggestions):
             params=self.params,
             weights=self._result.weights,
             score=self._result.score,
+            estimate=self._result.estimate,
             ended=Ending.of(self._result.weights),
             shapes=self._result.shapes,
             checked=self._checked,
@@ -671,7 +677,7 @@ class DeclaredTrainer:
         sampler = self.sampler if own is None else None
         return self.strategy, StudyRound(self.life, files, sampler=sampler)
 
-    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, Measured]:
+    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, ScoreEstimate]:
         """Measure nothing: only the user's function knows the model."""
         return {}
 

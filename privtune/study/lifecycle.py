@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Strategy
     from privtune.study.observer import Observer
     from privtune.tasks import Task
-    from privtune.training.mechanism.scoring import Measured
+    from privtune.training.mechanism.estimates import ScoreEstimate
 
 
 class Stage(StrEnum):
@@ -87,7 +87,7 @@ class Trainer(Protocol):
         """Return the arm's strategy and its round; may touch the data, for the arm has started."""
         ...
 
-    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, Measured]:
+    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, ScoreEstimate]:
         """Return the metrics of a repetition's released model on the test split, as planned."""
         ...
 
@@ -546,7 +546,7 @@ def _train(
                 machine = {**versions(), "device": trainer.device}
             cost = life.guarantee(plan)
             document, files = make_release(
-                plan, outcomes, guarantee=cost, seconds=seconds, utility=measured, machine=machine
+                plan, outcomes, guarantee=cost, seconds=seconds, measured=measured, machine=machine
             )
             life.keep(plan, document, files)
     except BaseException:

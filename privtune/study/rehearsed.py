@@ -19,7 +19,7 @@ from privtune.study._study import Study
 from privtune.study.observer import Observer
 from privtune.study.planning import plan_study
 from privtune.study.spec import SpecError, StudySpec
-from privtune.study.spread import noise_on
+from privtune.study.worth import noise_on_mean
 from privtune.tasks import Task, get_task
 from privtune.tasks._facts import SPLITS
 from privtune.training.mechanism.metrics import is_mean, lower_is_better
@@ -175,7 +175,7 @@ def rehearse_study(
         with closing(made):
             releases = made.run(clock, executor="inline", non_private=True, anyway=True)
             plans = made.plans
-    found = [values_of(plan, one) for plan, one in zip(plans, releases, strict=True)]
+    found = [values_of(release) for release in releases]
     names = dict.fromkeys(name for values in found for name in values)
     metric = next(iter(sorted(names, key=lambda name: not name.startswith("test_"))), "")
     chance = _chance(task, plans[0], metric)
@@ -283,7 +283,7 @@ def _lower(metric: str) -> bool:
 def _chance(task: Task, plan: Plan, metric: str) -> tuple[float, float] | None:
     """Return what the best constant answer reaches on the test records, and the standard error of that."""
     split, _, name = metric.partition("_")
-    noise = 0.0 if plan.report is None else noise_on(plan.report)
+    noise = 0.0 if plan.report is None else noise_on_mean(plan.report)
     # The noise on what is no mean is not that on its sums.
     if split != "test" or name not in _CONSTANT or (noise and not is_mean(name)):
         return None

@@ -23,6 +23,8 @@ from privtune.strategies import (
 )
 from privtune.strategies.release import split
 from privtune.study.trials import INDEX
+from privtune.training.mechanism.estimates import ScoreEstimate
+from privtune.training.mechanism.metrics import label, lower_is_better
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from privtune.study.rows import Results
     from privtune.tasks import Task
     from privtune.training.mechanism.data import TensorData
-    from privtune.training.mechanism.scoring import Measured
 
 MODEL = "model.safetensors"
 """Name of the released model in its arm's folder."""
@@ -55,6 +56,7 @@ def pack_result(
         "index": result.index,
         "params": dict(result.params),
         "score": None if result.score is None else repr(result.score),
+        "estimate": None if result.estimate is None else result.estimate.to_dict(),
         "curves": {name: list(values) for name, values in result.curves.items()},
         "transcript_digest": result.transcript_digest,
         "ended": result.ended,
@@ -82,7 +84,9 @@ def unpack_result(content: bytes) -> TrialResult:
     # A parameter of a model may be called "weights", too.
     named = document["shapes"] and document["shapes"].keys() <= header.keys()
     names = list(document["shapes"]) if named else ["weights"]
-    score, ended = document.pop("score"), Ending(document.pop("ended"))
+    score = document.pop("score")
+    estimate = document.pop("estimate")
+    ended = Ending(document.pop("ended"))
 
     def weights() -> Any:
         import torch
@@ -92,7 +96,11 @@ def unpack_result(content: bytes) -> TrialResult:
         return torch.cat([tensors[name].reshape(-1) for name in names])
 
     return TrialResult(
-        weights=weights, score=None if score is None else float(score), ended=ended, **document
+        weights=weights,
+        score=None if score is None else float(score),
+        estimate=None if estimate is None else ScoreEstimate.from_dict(estimate),
+        ended=ended,
+        **document,
     )
 
 
@@ -112,7 +120,7 @@ def make_release(
     *,
     guarantee: Guarantee,
     seconds: float | None,
-    utility: Sequence[Mapping[str, Measured]],
+    measured: Sequence[Mapping[str, ScoreEstimate]],
     machine: Mapping[str, str],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return a release as it is stored: a JSON document, and the content of each file by name.
@@ -121,7 +129,7 @@ def make_release(
     """
     import torch
 
-    outcome, measured = outcomes[0], utility[0]
+    outcome = outcomes[0]
     result = outcome.result
     if result is None:
         result = TrialResult(index=0, params={}, weights=torch.empty(0), score=None)
@@ -139,9 +147,8 @@ def make_release(
         "plan_digest": plan.digest(),
     }
     document = {
-        "utility": {name: found.value for name, found in measured.items()},
-        "intervals": {name: [found.low, found.high] for name, found in measured.items()},
-        "repetitions": [_repetition(*one) for one in zip(outcomes, utility, strict=True)],
+        "estimates": _to_dicts(measured[0]),
+        "repetitions": [_repetition(*one) for one in zip(outcomes, measured, strict=True)],
         "note": outcome.note,
         "checked": result.checked,
         "transcript_digest": result.transcript_digest,
@@ -156,14 +163,24 @@ def make_release(
     return document, {MODEL: pack_result(result, certificate=certificate), **files}
 
 
-def _repetition(outcome: Outcome, utility: Mapping[str, Measured]) -> dict[str, Any]:
+def _to_dicts(estimates: Mapping[str, ScoreEstimate]) -> dict[str, Any]:
+    return {name: score.to_dict() for name, score in estimates.items()}
+
+
+def _read_estimates(document: Mapping[str, Any]) -> dict[str, ScoreEstimate]:
+    return {name: ScoreEstimate.from_dict(score) for name, score in document.items()}
+
+
+def _repetition(outcome: Outcome, measured: Mapping[str, ScoreEstimate]) -> dict[str, Any]:
     result = outcome.result
     nothing = result is None or result.weights.numel() == 0
     score = None if result is None or result.score is None else repr(result.score)
+    estimate = None if result is None or result.estimate is None else result.estimate.to_dict()
     return {
         "params": {} if result is None else dict(result.params),
         "score": score,
-        "utility": {name: found.value for name, found in utility.items()},
+        "estimate": estimate,
+        "estimates": _to_dicts(measured),
         "nothing": nothing,
         "diverged": not nothing and result is not None and result.ended is Ending.DIVERGED,
     }
@@ -171,13 +188,35 @@ def _repetition(outcome: Outcome, utility: Mapping[str, Measured]) -> dict[str, 
 
 def _read_repetition(plan: Plan, document: Mapping[str, Any]) -> Repetition:
     score = None if document["score"] is None else float(document["score"])
-    held = score if plan.score is None else plan.score.held(score)
-    return Repetition(**{**document, "params": with_tuples(document["params"]), "score": held})
+    estimate = document["estimate"]
+    chosen_by = None if estimate is None else ScoreEstimate.from_dict(estimate)
+    return Repetition(
+        params=with_tuples(document["params"]),
+        score=_shown_score(plan, score, chosen_by),
+        choice=_choice(plan, chosen_by),
+        estimates=_read_estimates(document["estimates"]),
+        nothing=document["nothing"],
+        diverged=document["diverged"],
+    )
+
+
+def _choice(plan: Plan, estimate: ScoreEstimate | None) -> dict[str, ScoreEstimate]:
+    """Return a score under the name of its split and metric; nothing without one."""
+    if plan.score is None or estimate is None:
+        return {}
+    return {f"{plan.scored}_{label(plan.score.metric)}": estimate}
+
+
+def _shown_score(plan: Plan, score: float | None, estimate: ScoreEstimate | None) -> float | None:
+    """Return a score as it is shown: within what its metric can be, and higher for better ones."""
+    if plan.score is None or estimate is None:
+        return score
+    return 0.0 - estimate.value if lower_is_better(plan.score.metric) else estimate.value
 
 
 def utility_of(
     plan: Plan, task: Task, model: nn.Module, test: TensorData, rng: np.random.Generator
-) -> dict[str, Measured]:
+) -> dict[str, ScoreEstimate]:
     """Return a model's metrics on the test split: exact on a public one, else noised as planned."""
     from privtune.execution.training import held_to_classes, scored_as
     from privtune.training.mechanism.scoring import measure_each
@@ -200,7 +239,7 @@ def _exact(plan: Plan, task: Task, test: TensorData) -> ScorePlan | None:
     of_classes = not test.y.is_floating_point() and (task.build is None or test.y.ndim == 1)
     if task.target_range is None and (not of_classes or (task.build is not None and plan.score)):
         # Neither a class a record nor numbers in a range, as for a density: only what scored the trials.
-        return plan.score and replace(plan.score, noise_multiplier=None, moved=None)
+        return plan.score and replace(plan.score, noise_multiplier=None, candidates=1.0)
     return Scoring().exact(records=task.test_records, target_range=task.target_range)
 
 
@@ -210,7 +249,7 @@ def check_end(plan: Plan, result: TrialResult) -> None:
     outcome = Outcome(result, trials=() if plan.is_sealed else (result,))
     try:
         _, files = make_release(
-            plan, [outcome], guarantee=nothing, seconds=None, utility=[{}], machine={}
+            plan, [outcome], guarantee=nothing, seconds=None, measured=[{}], machine={}
         )
         for content in (pack_result(result), *files.values()):
             found = unpack_result(content)
@@ -238,8 +277,8 @@ def load_release(
     """Return a release as it was stored; ``kept`` returns the arm's trials as Optuna's storage has them."""
 
     def read(name: str) -> TrialResult:
-        found = unpack_result(results.get(name) or b"")
-        return found if plan.score is None else found.with_score(plan.score.held(found.score))
+        result = unpack_result(results.get(name) or b"")
+        return result.with_score(_shown_score(plan, result.score, result.estimate))
 
     result = read(MODEL)
     trials = [read(name) for name in results.names() if name.startswith(_TRIALS)]
@@ -251,8 +290,8 @@ def load_release(
         score=result.score,
         curves=result.curves,
         guarantee=guarantee,
-        utility=document["utility"],
-        intervals={k: tuple(v) for k, v in document["intervals"].items()},
+        choice=_choice(plan, result.estimate),
+        estimates=_read_estimates(document["estimates"]),
         cost=Cost(**document["cost"]),
         sealed=plan.is_sealed,
         trials=tuple(sorted(trials, key=lambda trial: trial.index)),

@@ -43,6 +43,7 @@ from privtune.study.release import utility_of
 from privtune.study.rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
 from privtune.study.seal import open_stream, sealed
 from privtune.study.workers import TASK, give_out, make_files, telling
+from privtune.study.worth import check_worth
 from privtune.tasks import Score, Task, TaskDataError
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.metrics import is_of_loss
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from privtune.tasks import TaskData
     from privtune.tasks._usable import RecordCheck
     from privtune.training.mechanism.data import TensorData
-    from privtune.training.mechanism.scoring import Measured
+    from privtune.training.mechanism.estimates import ScoreEstimate
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class TaskTrainer:
         (arm,) = (arm for arm in self.life.spec.arms if arm.name == plan.arm)
         return arm.to_strategy()
 
-    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, Measured]:
+    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, ScoreEstimate]:
         """Measure a repetition's released model on the test split, as was planned."""
         from privtune.training.mechanism.kernel import load_params
 
@@ -229,6 +230,8 @@ def run_study(
     with life.alone(), telling() as tell:
         trainer = TaskTrainer(life, task, observer, compute, executor, tell)
         look = None
+        if not life.charges() and not anyway:
+            check_worth(plans, task)
         if not life.charges() and not (anyway and told is None):
             look = partial(trainer.look, plans, anyway=anyway, told=told)
         return carry_on(
@@ -299,6 +302,8 @@ def optimize(
                     life.name,
                 )
                 return there, task
+            if task is not None and stage is Stage.PLANNED and not anyway:
+                check_worth([plan], task)
             (release,) = carry_on(
                 life,
                 [plan],

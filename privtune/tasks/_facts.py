@@ -69,6 +69,8 @@ class PublicFacts:
         bounds, values: By feature the bounds that it is clipped to, or in words what it can be.
         pretrained, trainable, precision: Weights that training starts from, the part trained, its numbers.
         target_range: For a regression, the range that targets are clipped to.
+        rarest_share: Share of the rarest class among the records, as far as it is known without them; the
+            widths of intervals are foretold by it. None if not declared.
         unit: What one record is all rows of; empty where it is a row.
         rows_declared: Whether rows of a query are declared to come from one protected record each.
         parts: What a record holds, in words, in the place of ``input_shape``.
@@ -95,6 +97,7 @@ class PublicFacts:
     precision: str = "float32"
     values: Mapping[str, str] = field(default_factory=dict)
     target_range: tuple[float, float] | None = None
+    rarest_share: float | None = None
     unit: str = ""
     rows_declared: bool = False
     parts: str = ""
@@ -124,6 +127,8 @@ class PublicFacts:
             facts["classes"] = str(self.classes)
         elif self.classes is not None:
             facts["classes"] = ", ".join(map(str, self.classes))
+        if self.rarest_share is not None:
+            facts["rarest class"] = f"{self.rarest_share:.3g} of the records"
         if self.target_range is not None:
             facts["target"] = "a number in [{:g}, {:g}]".format(*self.target_range)
         if self.bounds:

@@ -203,6 +203,21 @@ class TaskData:
     test: TensorData
 
 
+def check_rarest_share(share: Any, classes: int | None) -> None:
+    """Refuse a declared share of the rarest class that no class can have."""
+    if classes is None:
+        raise InvalidInputError(
+            "rarest_share", share, "goes with classes, and the task has none", "Leave it out."
+        )
+    if not is_number(share) or not 0.0 < share <= 1.0 / classes:
+        raise InvalidInputError(
+            "rarest_share",
+            share,
+            f"must be above 0 and at most 1/{classes}, an equal share of the {classes} classes",
+            "Write the share as it is known without the records: 0.08 for 8 of 100.",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(PublicFacts):
     """A learning problem, with its public facts apart from its private data.
@@ -288,6 +303,10 @@ class Task(PublicFacts):
                 self.precision,
                 "must be float32 or bfloat16: gradients leave the range of any other 16 bits",
             )
+        if self.rarest_share is not None:
+            # A build's classes need no declaration: there are two at least.
+            undeclared = 2 if self.build is not None and self.target_range is None else None
+            check_rarest_share(self.rarest_share, self.classes or undeclared)
         for name in ("train_records", "validation_records", "test_records", "classes", "tokens"):
             if name in ("validation_records", "test_records") and self.build is not None:
                 continue  # 0 where the user gives no such split

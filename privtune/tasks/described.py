@@ -140,6 +140,7 @@ class Described(ABC):
             "raw": self.rows,
             "public_test": read_flag(spec, "public_test"),
             "benchmark": read_flag(spec, "benchmark"),
+            "rarest_share": spec.get("rarest_share"),
             "partition": "content",
             "check": self.check,
             "examine": self.examine,
@@ -152,7 +153,7 @@ def check_fields(
     what: str, spec: Mapping[str, Any], known: Sequence[str], *, needed: Sequence[str]
 ) -> None:
     """Refuse fields that are unknown, and a spec that lacks one."""
-    known = ("type", "name", *known, *SPLITS, "public_test", "benchmark", "key")
+    known = ("type", "name", *known, *SPLITS, "public_test", "benchmark", "key", "rarest_share")
     if unknown := sorted(map(str, set(spec) - set(known))):
         raise InvalidInputError("task", unknown, f"{what} takes {', '.join(known)}")
     for name in (*needed, *SPLITS):

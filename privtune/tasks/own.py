@@ -31,7 +31,7 @@ from privtune.training.mechanism.metrics import is_of_loss
 
 _FIELDS = (
     "build", "loss", "score", "data", "split", "train", "validation", "test", "public", "classes",
-    "target_range", "pad_to", "columns", "precision", "name", "benchmark",
+    "target_range", "rarest_share", "pad_to", "columns", "precision", "name", "benchmark",
 )  # fmt: skip
 _FUNCTIONS = ("build", "loss")
 _DATA = ("data", "train", "validation", "test")
@@ -99,6 +99,7 @@ def own_task(build: Build | str | None, **given: Any) -> Task:
         partition="given" if given["data"] is None else by,
         precision=given["precision"],
         target_range=target_range,
+        rarest_share=given["rarest_share"],
         unit=first.data.unit,
         build=functions[0],
         loss_of=_packed(functions[1], first, sum_of_rows),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.numbers import json_ready, show_epsilon, show_seconds
 from privtune.plots._study import ranked
 from privtune.strategies.spread import Spread, probability_above, values_of
+from privtune.training.mechanism.estimates import NO_INFORMATION, ScoreEstimate
 from privtune.training.mechanism.metrics import lower_is_better
 from privtune.views.text import (
     draws_of,
@@ -25,6 +26,7 @@ from privtune.views.text import (
 )
 
 if TYPE_CHECKING:
+    from privtune.strategies import TrialResult
     from privtune.study import ArmStatus, Study
 
 _COLUMNS = (
@@ -74,7 +76,7 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
         "note": "",
         "trials": [],
         "utility": None,
-        "intervals": None,
+        "estimates": None,
         "draws": None,
         "spread": None,
         "repetitions": [],
@@ -83,14 +85,17 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
         "wall_seconds_expected": plan.is_private,
     }
     if release is not None:
-        trials = [{"number": t.index, "params": t.params, "score": t.score} for t in release.trials]
+        trials = [_trial_document(trial) for trial in release.trials]
         document |= {
             "params": json_ready(release.params),
             "score": release.score,
             "note": release.note,
             "trials": [finite(json_ready(trial)) for trial in trials],
             "utility": dict(release.utility),
-            "intervals": {name: list(ends) for name, ends in release.intervals.items()},
+            "estimates": {
+                name: score.to_dict()
+                for name, score in {**release.choice, **release.estimates}.items()
+            },
             "draws": len(release.repetitions) or 1,
             "spread": spreads(status),
             "repetitions": [finite(json_ready(asdict(run))) for run in release.repetitions],
@@ -100,11 +105,21 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
     return finite(document)
 
 
+def _trial_document(trial: TrialResult) -> dict[str, Any]:
+    """Return a trial that is paid for: its hyperparameters, its score and the score's interval."""
+    return {
+        "number": trial.index,
+        "params": trial.params,
+        "score": trial.score,
+        "estimate": None if trial.estimate is None else trial.estimate.to_dict(),
+    }
+
+
 def spreads(arm: ArmStatus) -> dict[str, dict[str, Any]]:
     """Return mean, standard error and number of values of each metric of a repeated arm; none of one draw."""
     if arm.release is None or not arm.release.repetitions:
         return {}
-    found = ((name, Spread.of(row)) for name, row in values_of(arm.plan, arm.release).items())
+    found = ((name, Spread.of(row)) for name, row in values_of(arm.release).items())
     return {name: {} if spread is None else asdict(spread) for name, spread in found}
 
 
@@ -115,7 +130,7 @@ def order_of(arms: Sequence[ArmStatus]) -> dict[str, dict[str, float | None]]:
     """
     metric = first_metric(arms)
     rows = {
-        status.plan.arm: values_of(status.plan, status.release)[metric]
+        status.plan.arm: values_of(status.release)[metric]
         for status, value in ranked(arms, metric)
         if value is not None and status.release is not None and status.release.repetitions
     }
@@ -164,11 +179,12 @@ def to_csv(document: Mapping[str, Any]) -> str:
     rows = []
     for arm in document["arms"]:
         row = {name: arm[name] for name in _COLUMNS}
-        row |= arm["utility"] or {}
+        for name, score in (arm["estimates"] or {}).items():
+            informative = ScoreEstimate.from_dict(score).is_informative
+            row[name] = score["value"] if informative else NO_INFORMATION
+            row |= {f"{name}_low": score["low"], f"{name}_high": score["high"]}
         for name, spread in (arm["spread"] or {}).items():
             row |= {f"{name}_{part}": value for part, value in spread.items()}
-        for name, (low, high) in (arm["intervals"] or {}).items():
-            row |= {f"{name}_low": low, f"{name}_high": high}
         rows.append(row | {f"params.{name}": v for name, v in (arm["params"] or {}).items()})
     names = dict.fromkeys(name for row in rows for name in row)
     file = io.StringIO()

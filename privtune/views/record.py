@@ -20,10 +20,10 @@ from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.plots._style import looks
 from privtune.strategies import Ending
 from privtune.strategies.plan import epsilon_spent
-from privtune.strategies.scoring import validation_metric
 from privtune.strategies.spread import Spread, values_of
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED
 from privtune.tasks._facts import declared_note
+from privtune.training.mechanism.metrics import label
 from privtune.views.page import render
 from privtune.views.text import (
     budget_line,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan, Release, TrialResult
     from privtune.study import Study
+    from privtune.training.mechanism.estimates import ScoreEstimate
 
 CURVE_NAMES = {"learning_rate": "lr", "max_grad_norm": "clip", "val_accuracy": "acc/val"}
 """Short names of curves: MLflow cuts its columns at about thirteen characters."""
@@ -172,18 +173,14 @@ def _points(
         "eps/total": ceil_to(release.guarantee.epsilon, 4),
         "eps/one_run": ceil_to(known["eps/one_run"], 4),
         "eps/left": floor_to(known["eps/left"], 4),
-        **{short_name(name): round(value, 4) for name, value in release.utility.items()},
-        **_score(plan, release, of=plan.scored),
+        **_scores(release.estimates),
+        **({} if "val_accuracy" in release.curves else _scores(release.choice)),
         "cost/gradients": round(cost.gradient_evaluations, 0),
         # Three digits: a tenth of a second would be 0.0 for a small study.
         "cost/seconds": None if cost.wall_seconds is None else float(f"{cost.wall_seconds:.3g}"),
     }
-    if plan.report is not None:  # the ends of intervals that were paid for
-        for name, (low, high) in release.intervals.items():
-            values |= {f"{short_name(name)}_low": round(low, 4)}
-            values |= {f"{short_name(name)}_high": round(high, 4)}
     points = [(name, value, 0) for name, value in values.items() if value is not None]
-    points += _repetitions(plan, release)
+    points += _repetitions(release)
     if not plan.is_sealed:
         points += _curves(release.curves)
     if not plan.is_sealed and plan.is_private:
@@ -194,12 +191,12 @@ def _points(
     return tuple(point for point in points if math.isfinite(point[1]))
 
 
-def _repetitions(plan: Plan, release: Release) -> list[Point]:
+def _repetitions(release: Release) -> list[Point]:
     """Return means and standard errors of a repeated arm, and each metric with a step a repetition."""
     if not release.repetitions:
         return []
     points: list[Point] = [("repeats", len(release.repetitions), 0)]
-    for name, row in values_of(plan, release).items():
+    for name, row in values_of(release).items():
         short, spread = short_name(name), Spread.of(row)
         points += [(f"{short}_each", round(v, 4), i) for i, v in enumerate(row) if v is not None]
         if spread is not None:
@@ -275,20 +272,29 @@ def _child(plan: Plan, trial: TrialResult, colour: Mapping[str, str]) -> ArmReco
             **({} if trial.ended is Ending.TRAINED else {"privtune.ended": str(trial.ended)}),
         },
         params={name: str(value) for name, value in trial.params.items()},
-        points=(*((n, v, 0) for n, v in _score(plan, trial).items()), *_curves(trial.curves)),
+        points=(*_trial_points(plan, trial), *_curves(trial.curves)),
         note=f"Trial {trial.index} of {plan.arm}: every trial of this arm is paid for.",
     )
 
 
-def _score(
-    plan: Plan, result: Release | TrialResult, *, of: str = "validation"
-) -> dict[str, float]:
-    """Return the score, unless there is a curve of it: it would stand at the curve's first step."""
-    return {
-        short_name(name): round(value, 4)
-        for name, value in validation_metric(plan.score, result.score, of=of).items()
-        if not (name == "validation_accuracy" and "val_accuracy" in result.curves)
-    }
+def _trial_points(plan: Plan, trial: TrialResult) -> list[Point]:
+    """Return a trial's score, unless there is a curve of it: it would stand at the curve's first step."""
+    if plan.score is None or trial.estimate is None or "val_accuracy" in trial.curves:
+        return []
+    name = f"{plan.scored}_{label(plan.score.metric)}"
+    return [(short, value, 0) for short, value in _scores({name: trial.estimate}).items()]
+
+
+def _scores(scores: Mapping[str, ScoreEstimate]) -> dict[str, float]:
+    """Return scores by short name with the ends of their intervals; of no information the ends alone."""
+    values = {}
+    for name, score in scores.items():
+        short = short_name(name)
+        if score.is_informative:
+            values[short] = round(score.value, 4)
+        values[f"{short}_low"] = round(score.low, 4)
+        values[f"{short}_high"] = round(score.high, 4)
+    return values
 
 
 def _curves(curves: Mapping[str, Sequence[float]]) -> list[Point]:

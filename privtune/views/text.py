@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.ledger.values import show_adjacency
 from privtune.numbers import show_epsilon, show_left
-from privtune.strategies.scoring import validation_metric
 from privtune.strategies.spread import Spread, values_of
 from privtune.tasks import MECHANISM
 from privtune.tasks._facts import declared_note
+from privtune.training.mechanism.estimates import NO_INFORMATION, NOT_COVERED, joined, show_value
 from privtune.training.mechanism.metrics import is_share
 
 if TYPE_CHECKING:
@@ -83,15 +83,13 @@ def metric_of(name: str) -> str:
 
 
 def show_metric(name: str, value: float) -> str:
-    """Return a metric as people read it: a share in percent.
+    """Return the value of a metric on a split as people read it: a share in percent.
 
     Example:
         >>> show_metric("test_accuracy", 0.912), show_metric("test_mae", 12.34567)
         ('91.2%', '12.3457')
     """
-    if is_share(metric_of(name)):
-        return f"{value:.1%}"
-    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.6g}"
+    return show_value(value, share=is_share(metric_of(name)))
 
 
 def first_metric(arms: Sequence[ArmStatus]) -> str:
@@ -108,12 +106,9 @@ def utility_name(arms: Sequence[ArmStatus]) -> str:
         for run in arm.release.repetitions or (arm.release,)
     ]
     # Of several metrics of one release, the first.
-    names = dict.fromkeys(name for _, r in released for name in list(r.utility)[:1])
+    names = dict.fromkeys(name for _, run in released for name in list(run.estimates)[:1])
     names = names or dict.fromkeys(
-        name
-        for plan, r in released
-        if plan.scored == "validation"
-        for name in validation_metric(plan.score, r.score)
+        name for plan, run in released if plan.scored == "validation" for name in run.choice
     )
     if names:
         return " or ".join(names)
@@ -127,31 +122,30 @@ def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
     """Return the title of what arms are compared by, and its text for every released arm."""
     names = utility_name(arms).split(" or ")
     shown = {}
-    for plan, release in ((a.plan, a.release) for a in arms if a.release is not None):
-        values = values_of(plan, release)
-        found = [name for name in names if name in values]
-        shown[plan.arm] = NOT_MEASURED
-        if found:
-            ends = plan.report is not None and found[0] in release.intervals
-            shown[plan.arm] = _shown(found[0], values, release, ends=ends)
-            for name in (n for n in release.utility if n not in names):
-                text = f"{metric_of(name).replace('_', ' ')} {_shown(name, values, release)}"
-                shown[plan.arm] += f"; {text}"
+    for arm in arms:
+        release = arm.release
+        if release is None:
+            continue
+        of_release = {**release.choice, **release.estimates}
+        first = next((name for name in names if name in of_release), None)
+        cells = [NOT_MEASURED if first is None else _shown(first, release)]
+        for name in release.estimates:
+            if name not in names:
+                cells.append(f"{metric_of(name).replace('_', ' ')} {_shown(name, release)}")
+        shown[arm.plan.arm] = "; ".join(cells)
     return " or ".join(names).replace("_", " "), shown
 
 
-def _shown(
-    name: str, values: Mapping[str, Sequence[float | None]], release: Release, *, ends: bool = True
-) -> str:
+def _shown(name: str, release: Release) -> str:
     """Return a metric of one draw with its interval, or its mean over repetitions with the standard error."""
-    spread, runs = Spread.of(values[name]), len(values[name])
-    if spread is None:
-        return "no finite value"
     if not release.repetitions:
-        low, high = (show_metric(name, end) for end in release.intervals.get(name, (0.0, 0.0)))
-        return show_metric(name, spread.mean) + (f" [{low}, {high}]" if ends else "")
+        return {**release.choice, **release.estimates}[name].text
+    values = values_of(release).get(name, [None] * len(release.repetitions))
+    spread = Spread.of(values)
+    if spread is None:
+        return NO_INFORMATION
     text = show_spread(name, spread)
-    return text if spread.n == runs else f"{text} ({spread.n} of {runs})"
+    return text if spread.n == len(values) else f"{text} ({spread.n} of {len(values)})"
 
 
 def show_spread(name: str, spread: Spread) -> str:
@@ -227,16 +221,28 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
     if set(shown.values()) <= {NOT_MEASURED}:
         why = "the task's test split is private" if shown else "nothing is released yet"
         return f"{title} was not measured: {why}. {how}"
+    covered = _covered(arms)
     reports = [arm.plan.report for arm in arms if arm.plan.report is not None]
     if reports and reports[0].event is not None:
-        once = not any(arm.release and arm.release.repetitions for arm in arms)
-        ends = (
-            ", with a 95% interval for the noise and for the drawing of the records" if once else ""
-        )
-        return f"{title} is that of the released model on the private test split: noised and charged{ends}."
+        return f"{title} is that of the released model on the private test split: noised and charged{covered}"
     return (
-        f"{title} is that of the released model on the test split, which the task declares public."
+        f"{title} is that of the released model on the test split, which the task declares "
+        f"public{covered}"
     )
+
+
+def _covered(arms: Sequence[ArmStatus]) -> str:
+    """Return the end of a sentence: what the intervals of arms of one draw cover, and what they do not."""
+    scores = [
+        score
+        for arm in arms
+        if arm.release is not None and not arm.release.repetitions
+        for score in arm.release.estimates.values()
+    ]
+    if not scores:
+        return "."
+    covers = dict.fromkeys(part for score in scores for part in score.covers)
+    return f", with a 95% interval that covers {joined(list(covers))}. {NOT_COVERED}"
 
 
 def together(spent: Guarantee) -> str:

@@ -26,6 +26,7 @@ from privtune.tasks import get_task
 from privtune.views.comparison import _COLUMNS, to_csv
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
+from tests.toy import exact_score
 
 ROOT = Path(privtune.__file__).parents[1]
 APP: Any = typer.main.get_command(mount())
@@ -170,8 +171,9 @@ FORMULAS = ("=1+1", "+1", "-1+cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", " =
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
-    arm: dict[str, Any] = dict.fromkeys([*_COLUMNS, "intervals", "spread"])
-    arm |= {"params": {"choice": text, text: 1, "rate": -0.5}, "utility": {text: 0.5}, "arm": text}
+    arm: dict[str, Any] = dict.fromkeys([*_COLUMNS, "spread"])
+    arm |= {"params": {"choice": text, text: 1, "rate": -0.5}, "arm": text}
+    arm |= {"estimates": {text: exact_score(0.5).to_dict()}}
     document = {"arms": [arm]}
     (head, row) = csv.reader(io.StringIO(to_csv(document), newline=""))
     for cell in (*head, *row):

@@ -12,10 +12,11 @@ import pytest
 from privtune import plots
 from privtune.accounting import PrivateSelection, epsilon
 from privtune.errors import InvalidInputError
-from privtune.plots._study import ranked, shares, wilson_interval
+from privtune.plots._study import ranked, shares
 from privtune.plots._style import looks
 from privtune.strategies import Repetition
 from privtune.study import ArmStatus, Study
+from tests.toy import exact_score
 from tests.tracked import Tracked
 
 pytestmark = [
@@ -50,11 +51,14 @@ def test_the_comparison_has_a_row_for_each_arm_the_best_above(study: Study) -> N
     assert list(reached.y) == list(cost.y) == list(gradients.y)
     for place, arm in enumerate(reached.y):
         (status,) = [status for status in study.status() if status.plan.arm == arm]
-        accuracy = status.release.utility["test_accuracy"]
-        low, high = wilson_interval(accuracy, 60)
-        assert reached.x[place] == accuracy
-        assert reached.error_x.array[place] == pytest.approx(high - accuracy)
-        assert reached.error_x.arrayminus[place] == pytest.approx(accuracy - low)
+        accuracy = status.release.estimates["test_accuracy"]
+        # Of a public split: 1.96 standard errors of the ends themselves (Wilson 1927).
+        for end in (accuracy.low, accuracy.high):
+            error = (end * (1 - end) / 60) ** 0.5
+            assert abs(accuracy.value - end) == pytest.approx(1.959964 * error, rel=1e-2)
+        assert reached.x[place] == accuracy.value
+        assert reached.error_x.array[place] == accuracy.high - accuracy.value
+        assert reached.error_x.arrayminus[place] == accuracy.value - accuracy.low
         assert cost.x[place] == status.guarantee.epsilon
         assert gradients.x[place] == status.plan.expected_gradient_evaluations
     # Only the search is forgotten by what is usually claimed.
@@ -66,7 +70,10 @@ def test_the_comparison_has_a_row_for_each_arm_the_best_above(study: Study) -> N
 
 def test_repeated_arms_stand_at_their_mean_with_its_standard_error(study: Study) -> None:
     def twice(status: ArmStatus) -> ArmStatus:
-        runs = [Repetition(params={}, score=None, utility={"test_accuracy": v}) for v in (0.5, 0.7)]
+        runs = [
+            Repetition(params={}, score=None, estimates={"test_accuracy": exact_score(v)})
+            for v in (0.5, 0.7)
+        ]
         return replace(status, release=replace(status.release, repetitions=tuple(runs)))
 
     figure = plots.plot_comparison(study, arms=[twice(status) for status in study.status()])
@@ -159,14 +166,6 @@ def oklab(rgb: np.ndarray) -> np.ndarray:
     return axes @ np.cbrt(cones @ np.clip(rgb, 0, 1))
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_wilson_s_interval_against_its_definition(rate: float) -> None:
-    # Its ends are the rates at which the observation is 1.96 standard errors away.
-    for end in wilson_interval(rate, 50):
-        if 1e-9 < end < 1 - 1e-9:
-            assert abs(rate - end) == pytest.approx(1.959964 * (end * (1 - end) / 50) ** 0.5)
-
-
 def test_trajectories_are_the_released_curves(study: Study) -> None:
     figure = plots.plot_trajectories(study)
     names = {trace.name for trace in figure.data}
@@ -193,7 +192,7 @@ def test_epsilon_by_step(study: Study) -> None:
         assert trace.y[-1] == pytest.approx(total)
 
 
-def test_a_loss_has_no_interval_and_no_percent(tmp_path: Path) -> None:
+def test_a_loss_has_its_interval_and_no_percent(tmp_path: Path) -> None:
     from tests.study.conftest import toy_spec
 
     arm = {"name": "selection", "strategy": "papernot-steinke", "mean_runs": 2}
@@ -204,17 +203,19 @@ def test_a_loss_has_no_interval_and_no_percent(tmp_path: Path) -> None:
     point = figure.data[0]
     assert release.score is not None
     assert list(point.x) == [-release.score]
-    assert point.error_x.visible is False
+    (score,) = release.choice.values()
+    assert point.error_x.array[0] == pytest.approx(score.high - score.value)
     assert figure.layout.xaxis.tickformat is None
-    assert figure.layout.xaxis.rangemode == "tozero"
-    assert figure.layout.annotations[0].text == "validation loss, one draw"
+    assert figure.layout.annotations[0].text == "validation loss, one draw, 95% interval"
 
 
 def test_the_smallest_loss_stands_above(study: Study) -> None:
     arms = study.status()
     values = {arm.plan.arm: float(i) for i, arm in enumerate(arms)}
     released = [
-        replace(s, release=replace(s.release, utility={"test_loss": values[s.plan.arm]}))
+        replace(
+            s, release=replace(s.release, estimates={"test_loss": exact_score(values[s.plan.arm])})
+        )
         for s in arms[:2]
     ]
     rows = ranked([arms[2], *released[::-1]], "test_loss")

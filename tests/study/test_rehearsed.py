@@ -15,7 +15,6 @@ import privtune
 from privtune.errors import PrivTuneError
 from privtune.study import Study, StudySpec, plan_study
 from privtune.study.rehearsed import _CONSTANT, _changed
-from privtune.study.spread import expected_spread
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
 from tests.study.conftest import FIXED, toy_spec
 from tests.study.test_stages import spec as staged  # noqa: F401  (a fixture)
@@ -79,18 +78,6 @@ def test_a_private_task_is_refused_and_other_sizes_are_said() -> None:
         "Its sizes are 90, 30, 30 (train, validation, test), your task declares 240, 60, 60: sampling rates, "
         "steps and noise are those of the other sizes."
     ]
-
-
-def test_the_bound_on_the_spread_holds_where_it_is_reached() -> None:
-    spread = expected_spread(plan_study(toy_spec()).plans, toy_spec().load_task())
-    assert (spread.metric, spread.records, spread.noise) == ("accuracy", 60, 0.0)
-    # Two arms of which exactly one is right on every record: no two can differ more by chance.
-    first = np.random.default_rng(1).integers(2, size=(20_000, 60))
-    one, both = first.mean(axis=1).std(), (2 * first - 1).mean(axis=1).std()
-    assert spread.arm == pytest.approx(one, rel=0.02)
-    assert spread.difference == pytest.approx(both, rel=0.02)
-    assert spread.alone == {"selection": pytest.approx(0.25)}
-    assert "at most 6.5 points for an arm, and of at most 13 points" in spread.words
 
 
 def test_chance_varies_by_as_much_as_is_said() -> None:

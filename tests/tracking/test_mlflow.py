@@ -17,6 +17,7 @@ from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import experiment_id, local_uri, open_client, write_record
 from privtune.views.record import SWITCH, arm_record, budget_view
 from tests.study.conftest import toy_spec
+from tests.toy import exact_score
 from tests.tracked import ARMS, Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -42,7 +43,10 @@ def test_repetitions_are_a_mean_its_error_and_a_step_each(tracked: Tracked) -> N
     study, plan = tracked.study, tracked.study.plans[0]
     assert tracked.runs[plan.arm].data.tags["privtune.draws"] == "one draw"
     assert "repeats" not in tracked.runs[plan.arm].data.metrics
-    runs = [Repetition(params={}, score=None, utility={"test_accuracy": v}) for v in (0.5, 0.7)]
+    runs = [
+        Repetition(params={}, score=None, estimates={"test_accuracy": exact_score(v)})
+        for v in (0.5, 0.7)
+    ]
     nothing = Repetition(params={}, score=None, nothing=True)
     release = dataclasses.replace(study.release(plan.arm), repetitions=(runs[0], nothing, runs[1]))
     record = arm_record(study, plan, release, budget_view(study))

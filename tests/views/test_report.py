@@ -24,7 +24,7 @@ from privtune.views.record import arm_record, budget_view, study_note
 from privtune.views.report import meaning, render_study
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
-from tests.toy import curated
+from tests.toy import curated, exact_score
 from tests.tracked import ARMS, Tracked
 from tests.tracking.test_sealed import forms
 
@@ -191,7 +191,9 @@ ACCURACIES = {
 def repeated(arm: ArmStatus) -> ArmStatus:
     """An arm as if it had run three times: a run without accuracy released nothing, 0.86 diverged."""
     runs = tuple(
-        Repetition(params={}, score=None, utility={"test_accuracy": v}, diverged=v == 0.86)
+        Repetition(
+            params={}, score=None, estimates={"test_accuracy": exact_score(v)}, diverged=v == 0.86
+        )
         if v is not None
         else Repetition(params={}, score=None, nothing=True)
         for v in ACCURACIES[arm.plan.arm]

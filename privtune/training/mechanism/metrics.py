@@ -1,11 +1,13 @@
 """Metrics as sums of bounded vectors, one a record, and functions of those sums.
 
-A score is noised where one record can change it by a known amount: in sums over records. What is no
-sum (an _F1, an area under a curve, a share of variance) is computed from noised sums afterwards, which
-costs nothing more, as it looks at nothing more. Each metric says what a record adds, and proves
-how long that vector can be: the L2 norm for Gaussian noise, the L1 norm for Laplace noise. A
-neighbour under add-remove has one record more or less, so sums move by one such vector; under
-replace-one they move by one such vector less another, and each metric says how far that is, too.
+A score is noised where one record can change it by a known amount: in sums over records. Every metric
+is computed from noised sums afterwards, which costs nothing more, as it looks at nothing more. Each metric
+says what a record adds, and proves how long that vector can be: the L2 norm for Gaussian noise, the L1 norm
+for Laplace noise. A neighbour under add-remove has one record more or less, so sums move by one such vector;
+under replace-one they move by one such vector less another, and each metric says how far that is, too.
+
+The number of records is one of the sums, or follows from them: it is noised with them, and no value and no
+interval rests on the declared size of a split. What makes an interval of the sums is in :mod:`.estimates`.
 
 Importing this module does not import torch.
 """
@@ -15,16 +17,27 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr, ndtri
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.imports import find_function
+from privtune.training.mechanism.estimates import (
+    DRAWING,
+    NOISE,
+    TIES,
+    ScoreEstimate,
+    SumNoise,
+    consistent,
+    invert,
+    mean_of_shares,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +48,11 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+Draw = Callable[[int], Floats]
+"""Returns so many independent values of the noise's law, of scale 1."""
 
-_DRAWS = 1000  # of an interval
-_SEED = 20_140_611  # public: an interval is a function of what was released
+REFERENCE = 0.8
+"""The share of right answers, or the area under the curve, of a model whose interval is foretold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +62,10 @@ class Metric:
     It takes ``classes`` (outputs ``[N, C]``, whole targets ``[N]``), ``two`` of them (C = 2), ``numbers``
     (outputs ``[N]`` or ``[N, 1]``, targets ``[N]``), or ``any``. ``norms`` are the longest vector that a
     record can add, ``moves`` how far sums can move where one is replaced: in the L2, and in the L1 norm.
+
+    Args:
+        mechanism: ``gaussian`` or ``laplace``: by which norm vectors are measured.
+        adjacency: Which neighbours the noise hides.
     """
 
     name: ClassVar[str]
@@ -55,71 +74,251 @@ class Metric:
     share: ClassVar[bool] = False
     norms: ClassVar[tuple[float, float]]
     moves: ClassVar[tuple[float, float]]
+    mechanism: str = "gaussian"
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
 
-    def norm(self, mechanism: str) -> float:
-        """Return the longest vector that a record can add: its L2 norm, for ``laplace`` its L1 norm."""
-        return self.norms[mechanism == "laplace"]
+    @property
+    def norm(self) -> float:
+        """The longest vector that a record can add: its L2 norm, for ``laplace`` its L1 norm."""
+        return self.norms[self.mechanism == "laplace"]
 
-    def moved(self, mechanism: str) -> float:
-        """Return how far sums can move where a record is replaced: one vector less another."""
-        return self.moves[mechanism == "laplace"]
+    @property
+    def sensitivity(self) -> float:
+        """How far the sums of neighbours can be from each other, in the mechanism's norm."""
+        if self.adjacency is Adjacency.REPLACE_ONE:
+            return self.moves[self.mechanism == "laplace"]
+        return self.norm
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the most that the metric can be."""
+        return 0.0, 1.0
+
+    @property
+    def cells(self) -> int:
+        """How many cells are counted where a record adds 1 to one of them; 0 where it adds a vector."""
+        return 0
+
+    def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
+        """Return what each record adds, shape ``[N, d]``; every row is a function of its record.
+
+        Where the metric has ``cells``, the number of the one cell that it is counted in, shape ``[N, 1]``.
+        """
+        raise NotImplementedError
+
+    def release(self, sums: Floats, noise: SumNoise, draw: Draw, *, records: int) -> Floats:
+        """Return the sums with noise: what is public from here on.
+
+        **Guarantee**: with ``noise.scale`` = σ times :attr:`sensitivity`, this is the Gaussian (Laplace)
+        mechanism of noise multiplier σ, or is dominated by it.
+
+        Args:
+            sums: Exact sums, shape ``[d]``.
+            noise: The noise on each.
+            draw: Draws it.
+            records: Declared number of records, a public fact.
+        """
+        return sums + noise.scale * draw(len(sums)) if noise.scale else sums
+
+    def choice(self, sums: Floats, noise: SumNoise) -> float:
+        """Return the value that candidates are compared by, from noised sums.
+
+        It may lie beyond what the metric can be: candidates that are cut to an end would tie there.
+        """
+        return self.estimate(sums, noise).value
+
+    def estimate(self, sums: Floats, noise: SumNoise, *, level: float = 0.95) -> ScoreEstimate:
+        """Return the value of the metric and its interval, from noised sums."""
+        value, low, high = self._ends(sums, noise, level)
+        least, most = self.range
+        low, high = max(low, least), min(high, most)
+        value = min(max(value, low), high)
+        return ScoreEstimate(value, low, high, least, most, self.covers(noise), self.share)
+
+    def covers(self, noise: SumNoise) -> tuple[str, ...]:
+        """Return what the interval allows for."""
+        return (NOISE, DRAWING) if noise.scale else (DRAWING,)
+
+    def expected(self, records: int, classes: int, rarest: float, noise: SumNoise) -> Floats:
+        """Return the sums of a model of middling quality, by public facts alone.
+
+        Args:
+            records: How many records there are.
+            classes: How many classes, 1 for numbers.
+            rarest: The share of the rarest class among the records, in (0, 1].
+            noise: The noise on each sum.
+        """
+        raise NotImplementedError
+
+    def _ends(self, sums: Floats, noise: SumNoise, level: float) -> tuple[float, float, float]:
+        """Return the value, and the ends of the interval."""
+        raise NotImplementedError
+
+
+_HALF = 0.5
+_ROOT = math.sqrt(3.0) / 2.0
+_WIDE = math.sqrt(11.0) / 4.0
+_GAUSSIAN = "gaussian"
+_LAPLACE = "laplace"
+
+# What a record of value x in [-1/2, 1/2] adds, a row a sum, as polynomials a + b x + c x² of it, and the
+# sensitivity. A share has x² = 1/4 always, so two sums say all.
+_SHARES: Mapping[tuple[str, Adjacency], tuple[tuple[tuple[float, ...], ...], float]] = {
+    # Hits and misses: (1, 0) or (0, 1).
+    (_GAUSSIAN, Adjacency.ADD_REMOVE): (((_HALF, 1.0), (_HALF, -1.0)), 1.0),
+    (_LAPLACE, Adjacency.ADD_REMOVE): (((_HALF, 1.0), (_HALF, -1.0)), 1.0),
+    # Replaced, x moves by at most 1 and the count stays; a record that comes or goes adds 1/4 + 3/4 = 1.
+    (_GAUSSIAN, Adjacency.REPLACE_ONE): (((0.0, 1.0), (_ROOT, 0.0)), 1.0),
+    (_LAPLACE, Adjacency.REPLACE_ONE): (((0.0, 1.0), (_HALF, 0.0)), 1.0),
+}
+_NUMBERS: Mapping[tuple[str, Adjacency], tuple[tuple[tuple[float, ...], ...], float]] = {
+    # x² + 1/4 + 4 (x² - 1/8)² = 5/16 + 4 x⁴ is at most 9/16.
+    (_GAUSSIAN, Adjacency.ADD_REMOVE): (
+        ((0.0, 1.0, 0.0), (_HALF, 0.0, 0.0), (-0.25, 0.0, 2.0)),
+        0.75,
+    ),
+    # u², 2u(1 - u), (1 - u)² with u = x + 1/2: none is negative, and they add up to 1.
+    (_LAPLACE, Adjacency.ADD_REMOVE): (
+        ((0.25, 1.0, 1.0), (_HALF, 0.0, -2.0), (0.25, -1.0, 1.0)),
+        1.0,
+    ),
+    # From t to s it moves by (s - t)² (1 + 4 (s + t)²), at most 1 (from end to end); a record that comes or
+    # goes adds x² + 11/16 + 4 (x² - 1/8)² = 3/4 + 4 x⁴, at most 1.
+    (_GAUSSIAN, Adjacency.REPLACE_ONE): (
+        ((0.0, 1.0, 0.0), (_WIDE, 0.0, 0.0), (-0.25, 0.0, 2.0)),
+        1.0,
+    ),
+    # From t to s by |s - t| (1 + |s + t|) <= 1; a record that comes or goes adds 1/2 + 3/8 + 1/8 at most.
+    (_LAPLACE, Adjacency.REPLACE_ONE): (
+        ((0.0, 1.0, 0.0), (0.375, 0.0, 0.0), (-0.125, 0.0, 1.0)),
+        1.0,
+    ),
+}
+
+_RARE = 1.8
+"""Deviations of records that a sample of one record may miss, in ranges of the metric, times its root."""
+
+
+class _Mean(Metric):
+    """A mean of one number a record, clipped to its span; what is no number counts as the worst.
+
+    A record adds its number, and with it the count: moved and scaled to x in [-1/2, 1/2], the vector of
+    ``_NUMBERS`` (for a share of ``_SHARES``), which says its sensitivity for each noise and adjacency.
+    The mean is the ratio of two of the sums, so it does not depend on the declared size.
+
+    **Error**: a mean at distance d from the middle has the noise σ s √(1 + d²/w²)/n, where w is what the
+    count weighs and s² = 1/4 + w² the squared sensitivity. The best weight for a known d gives (1/2 + d) σ/n;
+    w = 1/2 is the best for the worst d, where it is the σ/n that the sum alone has for a known n, and 0.71 of
+    it in the middle. It stays the best where noise is large. Under replace-one the noise is at most 1.16 σ/n.
+
+    The third sum, of squares, gives the spread of the records for the interval; it costs at most 6% of noise.
+    """
 
     @property
     def span(self) -> tuple[float, float]:
-        """The least and the most that a record adds to a sum."""
+        """The least and the most that a record counts as."""
         return 0.0, 1.0
 
-    def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
-        """Return what each record adds, shape ``[N, d]``; every row is a function of its record."""
-        raise NotImplementedError
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.span
 
-    def value(self, means: Floats) -> float:
-        """Return the metric from noised sums, each divided by the declared number of records."""
-        return float(means[0])
+    @property
+    def norm(self) -> float:
+        return self._terms[1]
 
-    def held(self, means: Floats) -> Floats:
-        """Return the noised means nearest to what means can be: never further from the true ones."""
-        return means
+    @property
+    def sensitivity(self) -> float:
+        return self._terms[1]
 
-    def blocks(self, means: Floats) -> Iterator[tuple[Metric, float, Floats]]:
-        """Yield each metric of the release, the unit of its sums, and their means."""
-        yield self, 1.0, means
+    @property
+    def _terms(self) -> tuple[tuple[tuple[float, ...], ...], float]:
+        table = _SHARES if self.share else _NUMBERS
+        return table[self.mechanism, self.adjacency]
 
-    def ends(self, means: Floats) -> tuple[float, float]:
-        """Return the metric twice; the ends of what it can be where noise leaves nothing to divide by."""
-        value = self.value(self.held(means))
-        return value, value
-
-
-class _OneSum(Metric):
-    """A mean of one number a record, clipped to its span; what is no number counts as the worst.
-
-    **Sensitivity**: a record adds a number in [least, most], where least is 0 or -most, to one sum: both
-    norms are at most ``most``, and two records differ by at most ``most - least``.
-    """
+    @property
+    def _rows(self) -> Floats:
+        return np.array(self._terms[0])
 
     def number(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """Return the number of each record, shape ``[N]``, before it is clipped."""
         return loss(outputs, targets)
 
-    def norm(self, mechanism: str) -> float:
-        return self.span[1]
-
-    def moved(self, mechanism: str) -> float:
-        least, most = self.span
-        return most - least
-
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
-        values, (least, most) = self.number(outputs, targets, loss).double(), self.span
-        values = values.nan_to_num(nan=most if self.lower_is_better else least)
-        return values.clamp(least, most).unsqueeze(-1)
+        import torch
 
-    def held(self, means: Floats) -> Floats:
-        return np.clip(means, *self.span)
+        least, most = self.span
+        values = self.number(outputs, targets, loss).double()
+        values = values.nan_to_num(nan=most if self.lower_is_better else least).clamp(least, most)
+        x = (values - least) / (most - least) - 0.5
+        powers = [torch.ones_like(x), x] if self.share else [torch.ones_like(x), x, x * x]
+        rows = torch.tensor(self._terms[0], dtype=torch.float64, device=x.device)
+        return torch.stack(powers, dim=-1) @ rows.T
+
+    def expected(self, records: int, classes: int, rarest: float, noise: SumNoise) -> Floats:
+        # Of a share the usual quality; of others a third of the range, with a tenth of it as deviation.
+        if self.share:
+            of_one: Floats = self._rows @ np.array([1.0, REFERENCE - 0.5])
+        else:
+            x = -1.0 / 6.0
+            of_one = self._rows @ np.array([1.0, x, x * x + 0.01])
+        return records * of_one
+
+    def choice(self, sums: Floats, noise: SumNoise) -> float:
+        inverse = np.linalg.inv(self._rows)
+        count, total = (inverse @ sums)[:2]
+        # Where noise leaves no count, the mean keeps its order by the sum.
+        least_count = max(1.0, noise.deviation * float(np.linalg.norm(inverse[0])))
+        return self._shown(total / max(count, least_count) + 0.5)
+
+    def _shown(self, u: float) -> float:
+        """Return a value in units of the metric, of u in [0, 1]."""
+        least, most = self.span
+        return float(least + (most - least) * u)
+
+    def _ends(self, sums: Floats, noise: SumNoise, level: float) -> tuple[float, float, float]:
+        inverse = np.linalg.inv(self._rows)
+        fitted = inverse @ sums
+        count = max(float(fitted[0]), 1.0)
+        covariance = noise.variance * inverse @ inverse.T
+        of_count = float(covariance[0, 0])
+        of_total = float(covariance[1, 1])
+        of_both = float(covariance[0, 1])
+        size = float(fitted[0])
+        total = float(fitted[1])
+
+        def statistic(x: Floats) -> Floats:
+            return total - x * size
+
+        def noised(x: Floats) -> Floats:
+            return of_total - 2.0 * x * of_both + x * x * of_count
+
+        def drawn(x: Floats) -> Floats:
+            # Bhatia and Davis 2000: in [a, b] with mean m no variance is above (b - m)(m - a).
+            most: Floats = 0.25 - x * x
+            return count * most if self.share else count * np.minimum(most, spread)
+
+        spread = 0.25 if self.share else _spread(fitted, covariance, count)
+        low, high = invert(statistic, drawn, noised, noise=noise, span=(-0.5, 0.5), level=level)
+        middle = total / size if size > 0.0 else 0.5 * (low + high)
+        return self._shown(middle + 0.5), self._shown(low + 0.5), self._shown(high + 0.5)
 
 
-class _Accuracy(_OneSum):
-    """The share of records that are classified correctly: a record adds 1 or 0."""
+def _spread(fitted: Floats, covariance: Floats, count: float) -> float:
+    """Return the variance of records in [-1/2, 1/2], as large as their noised sums leave it possible.
+
+    Rare records far from the others may be missing in the sample: the deviation may be larger by a multiple
+    of 1/√n (Maurer, Pontil 2009, Theorem 10, at a probability of 0.2).
+    """
+    mean = float(np.clip(fitted[1] / count, -0.5, 0.5))
+    gradient = np.array([-(fitted[2] / count - 2.0 * mean * mean), -2.0 * mean, 1.0]) / count
+    error = math.sqrt(float(gradient @ covariance @ gradient))
+    variance = max(float(fitted[2]) / count - mean * mean, 0.0) + error
+    return (math.sqrt(variance) + _RARE / math.sqrt(count)) ** 2
+
+
+class _Accuracy(_Mean):
+    """The share of records that are classified correctly: a record is a hit or a miss."""
 
     name = "accuracy"
     share = True
@@ -129,7 +328,7 @@ class _Accuracy(_OneSum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TopK(_OneSum):
+class _TopK(_Mean):
     """The share of records whose class is among the ``k`` largest outputs; ties count against it."""
 
     name = "top_k"
@@ -137,22 +336,44 @@ class _TopK(_OneSum):
     k: int = 5
 
     def number(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
-        own = outputs.gather(1, targets.long().unsqueeze(1))
-        return ((outputs >= own).sum(dim=1) <= self.k) & ~outputs.isnan().any(dim=-1)
+        right = outputs.gather(1, targets.long().unsqueeze(1))
+        return ((outputs >= right).sum(dim=1) <= self.k) & ~outputs.isnan().any(dim=-1)
 
 
 class _Ratio(Metric):
-    """The mean over classes of ``w hits / (w hits + misses)``; 0 where the noised whole is not above 0."""
+    """The mean over classes of ``w hits / (w hits + misses)``, which is a function of the share of hits.
+
+    Its interval is that of :func:`.estimates.mean_of_shares`. What a record adds to several classes counts in
+    the variance of each (``weight_of_misses``), so that their sum is no less than it is.
+    """
 
     weight: ClassVar[float]
+    weight_of_misses: ClassVar[float] = 1.0
 
-    def held(self, means: Floats) -> Floats:
-        return np.maximum(means, 0.0)
+    def _of_share(self, p: Floats) -> Floats:
+        return self.weight * p / (1.0 + (self.weight - 1.0) * p)
 
-    def value(self, means: Floats) -> float:
-        hits, misses = self.held(means).reshape(2, -1)
-        whole = self.weight * hits + misses
-        return float(np.mean(self.weight * hits / np.where(whole > 0.0, whole, 1.0)))
+    def choice(self, sums: Floats, noise: SumNoise) -> float:
+        hits, misses = np.maximum(sums, 0.0).reshape(2, -1)
+        whole = hits + misses
+        return float(np.mean(self._of_share(hits / np.where(whole > 0.0, whole, 1.0))))
+
+    def _ends(self, sums: Floats, noise: SumNoise, level: float) -> tuple[float, float, float]:
+        hits, misses = sums.reshape(2, -1)
+        low, high = mean_of_shares(
+            hits,
+            misses,
+            value=self._of_share,
+            noise=noise,
+            level=level,
+            weight_of_misses=self.weight_of_misses,
+        )
+        return self.choice(sums, noise), low, high
+
+    def _of_classes(self, records: int, classes: int, rarest: float) -> Floats:
+        """Return how many records each class has: the rarest first, all others alike."""
+        others = (1.0 - rarest) / max(classes - 1, 1)
+        return records * np.array([rarest, *[others] * (classes - 1)])
 
 
 class _BalancedAccuracy(_Ratio):
@@ -169,8 +390,13 @@ class _BalancedAccuracy(_Ratio):
     moves = (math.sqrt(2.0), 2.0)
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
-        own, right = _one_hot(targets, outputs.shape[1]), _right(outputs, targets).unsqueeze(1)
-        return _side_by_side(own & right, own & ~right)
+        of_class = _one_hot(targets, outputs.shape[1])
+        right = _right(outputs, targets).unsqueeze(1)
+        return _side_by_side(of_class & right, of_class & ~right)
+
+    def expected(self, records: int, classes: int, rarest: float, noise: SumNoise) -> Floats:
+        sizes = self._of_classes(records, classes, rarest)
+        return np.concatenate([REFERENCE * sizes, (1.0 - REFERENCE) * sizes])
 
 
 class _F1(_Ratio):
@@ -190,6 +416,11 @@ class _F1(_Ratio):
         right = _right(outputs, targets)
         return _side_by_side((right & (targets == 1)).unsqueeze(1), ~right.unsqueeze(1))
 
+    def expected(self, records: int, classes: int, rarest: float, noise: SumNoise) -> Floats:
+        # As many records are taken for positives wrongly as are missed.
+        positives = records * rarest
+        return np.array([REFERENCE * positives, 2.0 * (1.0 - REFERENCE) * positives])
+
 
 class _MacroF1(_Ratio):
     """The mean over classes of their F1, each against all others.
@@ -202,57 +433,204 @@ class _MacroF1(_Ratio):
 
     name = "macro_f1"
     weight = 2.0
+    weight_of_misses = 2.0  # (a + b)² <= 2 a² + 2 b² for the two classes of an error
     norms = (math.sqrt(2.0), 2.0)
     moves = (2.0, 4.0)
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         classes = outputs.shape[1]
-        own, right = _one_hot(targets, classes), _right(outputs, targets).unsqueeze(1)
+        of_class = _one_hot(targets, classes)
+        right = _right(outputs, targets).unsqueeze(1)
         taken = _one_hot(outputs.argmax(dim=-1), classes)
-        return _side_by_side(own & right, (own | taken) & ~right)
+        return _side_by_side(of_class & right, (of_class | taken) & ~right)
+
+    def expected(self, records: int, classes: int, rarest: float, noise: SumNoise) -> Floats:
+        sizes = self._of_classes(records, classes, rarest)
+        return np.concatenate([REFERENCE * sizes, 2.0 * (1.0 - REFERENCE) * sizes])
+
+
+_BRANCHES = 4
+_HEIGHT = 6  # of the tree in which bins are sought
+_FINEST = 2**16  # cells of a margin, of each class
+_SMALLEST = 1e-3  # margins below it are told apart by their difference, above it by their ratio
+_LARGEST = 1e4
+_FOR_BINS = 0.25
+"""Share of the noise's precision that finding the bins takes."""
+_MOST_BINS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AUC(Metric):
     """Area under the ROC curve of two classes, from noised histograms of the model's margin.
 
-    The margin m (second output less the first) is put into ``bins`` public bins, equal in ``m / (1 + |m|)``,
-    for each class apart; a pair in one bin counts half.
+    The margin m (second output less the first) lies in one of 65,536 public cells, equal in
+    ``arsinh(1000 m)``. Bins of about equally many records are made of these cells: their edges are read off
+    a noised tree of counts of both classes together. Then each class is counted in each bin, with noise;
+    a pair in one bin counts half, and the interval holds what that may lose. Without noise pairs are counted
+    in the cells themselves.
 
-    **Sensitivity**: a record has one class and one bin, so it adds 1 to exactly one of the 2·bins
-    sums: both norms are 1. Replaced, a one goes from one sum to another: √2, or 2.
+    **Sensitivity**: a record has one class and one cell. In the tree it adds 1 to one of the counts of each
+    of six levels, so √6 in the L2 and 6 in the L1 norm; in the histograms it adds 1 to exactly one count.
+    Replaced, a one goes from one count to another: √2 times, or twice, as far.
+
+    **Guarantee**: the tree takes the share r of the precision, the histograms 1 - r: for Gaussian noise
+    r/σ² + (1 - r)/σ² = 1/σ², and releases one after the other are the one Gaussian of σ, though the second
+    looks at the first (Dong, Roth, Su 2019, Corollary 3.3). For Laplace noise the scales are b/r and
+    b/(1 - r), and two such releases are dominated by one of b (compared in ``test_auc.py``).
     """
 
     name = "auc"
     takes = "two"
     norms = (1.0, 1.0)
     moves = (math.sqrt(2.0), 2.0)
-    bins: int = 20
+    bins: int | None = None
+
+    @property
+    def cells(self) -> int:
+        """See ``Metric``: those of the second class, then those of the first."""
+        return 2 * _FINEST
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
-        margin, positive = outputs[:, 1] - outputs[:, 0], targets == 1
-        # Infinite margins are the ends; what is not a number stands where it helps least.
-        place = (0.5 * self.bins * (1.0 + margin / (1.0 + margin.abs()))).nan_to_num(nan=-1.0)
-        place = place.where(~margin.isinf(), (margin > 0) * (self.bins - 1.0))
-        place = place.where(~margin.isnan(), (~positive) * (self.bins - 1.0))
-        bin_ = _one_hot(place.floor().clamp(0, self.bins - 1).long(), self.bins)
-        own = positive.unsqueeze(1)
-        return _side_by_side(bin_ & own, bin_ & ~own)
+        import torch
 
-    def ends(self, means: Floats) -> tuple[float, float]:
-        """See ``Metric``: of a class without records nothing is known."""
-        known = bool((means.reshape(2, -1).sum(axis=1) > 0.0).all())
-        return super().ends(means) if known else (0.0, 1.0)
+        margin = (outputs[:, 1] - outputs[:, 0]).double()
+        positive = targets == 1
+        # What is not a number stands where it helps least.
+        worst = torch.where(positive, -math.inf, math.inf).to(margin.dtype)
+        margin = torch.where(margin.isnan(), worst, margin).clamp(-_LARGEST, _LARGEST)
+        far = math.asinh(_LARGEST / _SMALLEST)
+        place = 0.5 * _FINEST * (1.0 + torch.asinh(margin / _SMALLEST) / far)
+        cell = place.floor().clamp(0, _FINEST - 1)
+        return (cell + torch.where(positive, 0, _FINEST)).unsqueeze(-1)
 
-    def value(self, means: Floats) -> float:
-        positive, negative = means.reshape(2, -1)
-        pairs = float(positive @ (np.cumsum(negative) - negative / 2.0))
-        many, few = float(positive.sum()), float(negative.sum())
-        return min(max(pairs / (many * few), 0.0), 1.0) if min(many, few) > 0.0 else 0.5
+    def _of_tree(self, noise: SumNoise) -> SumNoise:
+        """Return the noise on the counts of the tree."""
+        if noise.mechanism == _LAPLACE:
+            return SumNoise(_LAPLACE, _HEIGHT * noise.scale / _FOR_BINS)
+        return SumNoise(_GAUSSIAN, math.sqrt(_HEIGHT / _FOR_BINS) * noise.scale)
+
+    def _of_histograms(self, noise: SumNoise) -> SumNoise:
+        """Return the noise on the counts of both histograms."""
+        share = 1.0 - _FOR_BINS
+        return replace(
+            noise, scale=noise.scale / (share if noise.mechanism == _LAPLACE else math.sqrt(share))
+        )
+
+    def release(self, sums: Floats, noise: SumNoise, draw: Draw, *, records: int) -> Floats:
+        """Return two histograms ``[2, bins]`` as one vector; without noise all cells. See ``Metric``."""
+        if not noise.scale:
+            return sums
+        of_tree = self._of_tree(noise).scale
+        of_histograms = self._of_histograms(noise).scale
+        classes = sums.reshape(2, -1)
+        leaves = classes.sum(axis=0).reshape(_BRANCHES**_HEIGHT, -1).sum(axis=1)
+        levels = []
+        for height in range(1, _HEIGHT + 1):
+            counts = leaves.reshape(_BRANCHES**height, -1).sum(axis=1)
+            levels.append(counts + of_tree * draw(len(counts)))
+        bins = self._number_of_bins(records, of_histograms)
+        starts = _starts(consistent(levels), bins)
+        fine = classes.reshape(2, len(leaves), -1).sum(axis=2)
+        counts = np.add.reduceat(fine, starts, axis=1).ravel()
+        return counts + of_histograms * draw(len(counts))
+
+    def _number_of_bins(self, records: int, scale: float) -> int:
+        """Return how many bins are worth their noise: ties lose 1/bins, noise grows with its root.
+
+        A sixth of the records is taken for the rarer class.
+        """
+        if self.bins is not None:
+            return self.bins
+        best = (0.15 * records / scale) ** (2.0 / 3.0)
+        return int(min(max(best, 8.0), _MOST_BINS))
+
+    def expected(self, records: int, classes: int, rarest: float, noise: SumNoise) -> Floats:
+        # Two normal laws of margins, apart so that the area is that of a model of middling quality.
+        apart = math.sqrt(2.0) * float(ndtri(REFERENCE))
+        edges = np.linspace(-4.0, 4.0 + apart, 513)
+        negative = np.diff(ndtr(edges), prepend=0.0)
+        positive = np.diff(ndtr(edges - apart), prepend=0.0)
+        together = np.cumsum(rarest * positive + (1.0 - rarest) * negative)
+        scale = self._of_histograms(noise).scale
+        bins = self._number_of_bins(records, scale) if scale else _MOST_BINS
+        starts = np.searchsorted(together, np.arange(bins) / bins)
+        starts = np.unique(np.minimum(starts, len(edges) - 1))
+        shares = [rarest * positive, (1.0 - rarest) * negative]
+        return records * np.concatenate([np.add.reduceat(share, starts) for share in shares])
+
+    def covers(self, noise: SumNoise) -> tuple[str, ...]:
+        return (*super().covers(noise), TIES) if noise.scale else super().covers(noise)
+
+    def choice(self, sums: Floats, noise: SumNoise) -> float:
+        pairs, many, few = _pairs(sums)
+        of_size = math.sqrt(len(sums) / 2.0) * self._of_histograms(noise).deviation
+        least = max(1.0, of_size)
+        return pairs / (max(many, least) * max(few, least))
+
+    def _ends(self, sums: Floats, noise: SumNoise, level: float) -> tuple[float, float, float]:
+        positive, negative = sums.reshape(2, -1)
+        pairs, many, few = _pairs(sums)
+        by = self._of_histograms(noise)
+        below = np.cumsum(negative) - 0.5 * negative
+        above = positive.sum() - np.cumsum(positive) + 0.5 * positive
+        size = len(positive)
+
+        # Σ_bc P_b Q_c (w_bc - θ), w_bc 1 above, 1/2 beside: what each count is multiplied by is known.
+        def statistic(area: Floats) -> Floats:
+            return pairs - area * many * few
+
+        def noised(area: Floats) -> Floats:
+            of_positive = np.sum(below**2) - 2 * area * few * below.sum() + size * (area * few) ** 2
+            of_negative = (
+                np.sum(above**2) - 2 * area * many * above.sum() + size * (area * many) ** 2
+            )
+            # Products of two noises are in both of these, and should be in one.
+            halves = (
+                size * (size - 1) / 2 * ((1.0 - area) ** 2 + area**2) + size * (0.5 - area) ** 2
+            )
+            whole = by.variance * (of_positive + of_negative) - by.variance**2 * halves
+            least: Floats = np.maximum(whole, by.variance**2 * halves)
+            return least
+
+        def drawn(area: Floats) -> Floats:
+            p = max(many, 1.0)
+            q = max(few, 1.0)
+            # Hanley and McNeil 1982, equation 1, with their Q1 and Q2.
+            both = area / (2.0 - area)
+            alone = 2.0 * area * area / (1.0 + area)
+            spread = (
+                area * (1.0 - area) + (p - 1.0) * (both - area**2) + (q - 1.0) * (alone - area**2)
+            )
+            return p * q * np.maximum(spread, 0.0)
+
+        low, high = invert(statistic, drawn, noised, noise=by, span=(0.0, 1.0), level=level)
+        known = many > 0.0 and few > 0.0
+        value = pairs / (many * few) if known else 0.5
+        if noise.scale and known:
+            tied = min(max(float(positive @ negative) / (2.0 * many * few), 0.0), 0.5)
+            low, high = low - tied, high + tied
+        return value, low, high
+
+
+def _starts(leaves: Floats, bins: int) -> npt.NDArray[np.int64]:
+    """Return the first cells of bins with about equally many records, by noised counts of the cells."""
+    until = np.maximum.accumulate(np.cumsum(leaves))
+    ranks = until[-1] * np.arange(1, bins) / bins
+    inner = np.searchsorted(until, ranks, side="left") + 1
+    places = np.clip(inner, 1, len(leaves) - 1)
+    starts: npt.NDArray[np.int64] = np.unique(np.concatenate([[0], places]))
+    return starts
+
+
+def _pairs(sums: Floats) -> tuple[float, float, float]:
+    """Return how many pairs are in order, those of one bin half, and the sizes of both classes."""
+    positive, negative = sums.reshape(2, -1)
+    pairs = float(positive @ (np.cumsum(negative) - 0.5 * negative))
+    return pairs, float(positive.sum()), float(negative.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ClippedLoss(_OneSum):
+class _ClippedLoss(_Mean):
     """The mean of the loss that was trained on, clipped to ``[0, bound]``."""
 
     name = "loss"
@@ -270,8 +648,16 @@ class _Perplexity(_ClippedLoss):
 
     name = "perplexity"
 
-    def value(self, means: Floats) -> float:
-        return perplexity(float(means[0]))
+    @property
+    def range(self) -> tuple[float, float]:
+        return 1.0, perplexity(self.bound)
+
+    def choice(self, sums: Floats, noise: SumNoise) -> float:
+        return perplexity(super().choice(sums, noise))
+
+    def _ends(self, sums: Floats, noise: SumNoise, level: float) -> tuple[float, float, float]:
+        value, low, high = super()._ends(sums, noise, level)
+        return perplexity(value), perplexity(low), perplexity(high)
 
 
 class _Cost(_ClippedLoss):
@@ -313,15 +699,15 @@ class _OfNumbers(Metric):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs and targets in the declared range, shape ``[N]``, in float64."""
         low, high = self.target_range
-        given = outputs.reshape(len(targets)).double()
-        return given.clamp(low, high), targets.double().nan_to_num(nan=low).clamp(low, high)
+        predicted = outputs.reshape(len(targets)).double()
+        return predicted.clamp(low, high), targets.double().nan_to_num(nan=low).clamp(low, high)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MAE(_OneSum, _OfNumbers):
+class _MAE(_Mean, _OfNumbers):
     """The mean absolute error, of outputs and targets clipped to the declared range.
 
-    **Sensitivity**: both lie in a range of width w, so an error lies in [0, w], or below ``bound``.
+    Both lie in a range of width w, so an error lies in [0, w], or below ``bound``.
     """
 
     name = "mae"
@@ -335,15 +721,15 @@ class _MAE(_OneSum, _OfNumbers):
         return 0.0, most if self.bound is None else min(self.bound, most)
 
     def number(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
-        given, known = self._pair(outputs, targets)
-        errors: torch.Tensor = (given - known).abs() ** self.power
+        predicted, known = self._pair(outputs, targets)
+        errors: torch.Tensor = (predicted - known).abs() ** self.power
         return errors
 
 
 class _MSE(_MAE):
     """The mean squared error, of outputs and targets clipped to the declared range.
 
-    **Sensitivity**: both lie in a range of width w, so an error lies in [0, w²], or below ``bound``.
+    Both lie in a range of width w, so an error lies in [0, w²], or below ``bound``.
     """
 
     name = "mse"
@@ -366,27 +752,49 @@ class _R2(_OfNumbers):
     norms = (2.0, 4.0)
     moves = (math.sqrt(5.0), 4.0)
 
+    @property
+    def range(self) -> tuple[float, float]:
+        return -1.0, 1.0
+
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
-        given, known = self._pair(outputs, targets)
-        unit, middle = 2.0 / self.width, 0.5 * (self.target_range[0] + self.target_range[1])
-        error = ((unit * (given - known)).square() / 4.0).nan_to_num(nan=1.0).clamp(0.0, 1.0)
+        predicted, known = self._pair(outputs, targets)
+        unit = 2.0 / self.width
+        middle = 0.5 * (self.target_range[0] + self.target_range[1])
+        error = ((unit * (predicted - known)).square() / 4.0).nan_to_num(nan=1.0).clamp(0.0, 1.0)
         z = (unit * (known - middle)).unsqueeze(1)
         return _side_by_side(error.unsqueeze(-1), z, z.square(), z * 0.0 + 1.0)
 
-    def ends(self, means: Floats) -> tuple[float, float]:
-        """See ``Metric``: where targets seem to have no variance, nothing is known."""
-        return super().ends(means) if self._spread(means) > 0.0 else (-1.0, 1.0)
+    def expected(self, records: int, classes: int, rarest: float, noise: SumNoise) -> Floats:
+        # Targets with half of the range as their deviation, most of it explained.
+        variance = 0.25
+        return records * np.array([(1.0 - REFERENCE) * variance / 4.0, 0.0, variance, 1.0])
 
-    def value(self, means: Floats) -> float:
-        spread = self._spread(means)
-        if spread <= 0.0:
-            return -1.0
-        return min(max(1.0 - 4.0 * max(float(means[0]), 0.0) / spread, -1.0), 1.0)
+    def _ends(self, sums: Floats, noise: SumNoise, level: float) -> tuple[float, float, float]:
+        error, total, square, count = (float(part) for part in sums)
+        count = max(count, 1.0)
+        mean = float(min(max(total / count, -1.0), 1.0))
+        spread = square - total * total / count
+        # The sum of 4 (e²/4) - (1 - r) (z - mean)², which has mean zero at the truth.
+        squares = square - 2.0 * mean * total + mean * mean * count
+        in_error = min(max(4.0 * error / count, 0.0), 4.0)
+        in_targets = min(max(spread / count, 0.0), 1.0 - mean * mean)
 
-    @staticmethod
-    def _spread(means: Floats) -> float:
-        _, z, square, count = (float(part) for part in means)
-        return square - z * z / count if count > 0.0 else 0.0
+        def statistic(r: Floats) -> Floats:
+            return 4.0 * error - (1.0 - r) * squares
+
+        def noised(r: Floats) -> Floats:
+            return noise.variance * (16.0 + (1.0 - r) ** 2 * (1.0 + 4.0 * mean**2 + mean**4))
+
+        def drawn(r: Floats) -> Floats:
+            # Bhatia and Davis 2000, of squared errors in [0, 4] and of (z - mean)² in [0, (1 + |mean|)²].
+            of_errors = math.sqrt(in_error * (4.0 - in_error))
+            most = (1.0 + abs(mean)) ** 2
+            of_targets = math.sqrt(in_targets * (most - in_targets))
+            return count * (of_errors + (1.0 - r) * of_targets) ** 2
+
+        low, high = invert(statistic, drawn, noised, noise=noise, span=(-1.0, 1.0), level=level)
+        value = 1.0 - 4.0 * max(error, 0.0) / spread if spread > 0.0 else -1.0
+        return value, low, high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,14 +864,20 @@ METRICS: Mapping[str, type[Metric]] = {m.name: m for m in (*_OF_CLASSES, *_OF_NU
 """Metrics by name; a function of one's own is named by its path."""
 
 
-def make_metric(metric: str, **options: Any) -> Metric:
+def make_metric(
+    metric: str,
+    *,
+    mechanism: str = _GAUSSIAN,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    **options: Any,
+) -> Metric:
     """Return a metric by its name in a spec; options that are None are left out."""
     given = {key: value for key, value in options.items() if value is not None}
     if metric not in METRICS and ":" not in metric:
         allowed = f"must be one of {', '.join(METRICS)}, or package.module:function"
         raise InvalidInputError("scoring.metric", metric, allowed)
     cls = METRICS.get(metric, OwnScore)
-    known = {field.name for field in dataclasses.fields(cls)} - {"function"}
+    known = set(options_of(cls))
     if unknown := sorted(set(given) - known):
         own = ", ".join(sorted(known)) or "none"
         raise InvalidInputError(
@@ -483,7 +897,15 @@ def make_metric(metric: str, **options: Any) -> Metric:
             )
     if not 0.0 < given.get("bound", 1.0) < math.inf:
         raise InvalidInputError("scoring.bound", given["bound"], "must be finite and above 0")
-    return cls(**given, **({"function": metric} if cls is OwnScore else {}))
+    if cls is OwnScore:
+        given["function"] = metric
+    return cls(mechanism=mechanism, adjacency=adjacency, **given)
+
+
+def options_of(metric: Metric | type[Metric]) -> list[str]:
+    """Return the names of the options that a metric takes in a spec."""
+    names = [field.name for field in dataclasses.fields(metric)]
+    return [name for name in names if name not in ("function", "mechanism", "adjacency")]
 
 
 def label(name: str) -> str:
@@ -498,7 +920,7 @@ def lower_is_better(name: str) -> bool:
 
 def is_mean(name: str) -> bool:
     """Return whether a metric is one mean of bounded numbers, as a function of one's own is."""
-    return issubclass(METRICS.get(name, OwnScore), _OneSum)
+    return issubclass(METRICS.get(name, OwnScore), _Mean)
 
 
 def is_of_loss(name: object) -> bool:
@@ -519,86 +941,6 @@ def is_clipped(name: str) -> bool:
 def is_share(name: str) -> bool:
     """Return whether a metric is a share of records, shown in percent."""
     return METRICS.get(name, OwnScore).share
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joint(Metric):
-    """Several metrics of the same records by one release. The first one names it.
-
-    **Sensitivity**: a metric's vector over its own norm is at most 1 long, so m of them side by side
-    are at most sqrt(m) long in the L2 norm, and m in the L1 norm. Where a record is replaced, block i
-    moves by at most moved_i / norm_i, and all of them by the L2 norm, or the sum, of these.
-    """
-
-    name = "joint"
-    metrics: tuple[Metric, ...]
-    mechanism: str = "gaussian"
-    _sizes: list[int] = field(default_factory=list, compare=False)
-
-    @property
-    def takes(self) -> str:  # type: ignore[override]
-        """What all of them take: see ``Metric``."""
-        found = {metric.takes for metric in self.metrics}
-        return next((kind for kind in ("two", "classes", "numbers") if kind in found), "any")
-
-    def norm(self, mechanism: str) -> float:
-        """See ``Metric``."""
-        count = float(len(self.metrics))
-        return math.sqrt(count) if mechanism == "gaussian" else count
-
-    def moved(self, mechanism: str) -> float:
-        """See ``Metric``."""
-        moves = [metric.moved(mechanism) / metric.norm(mechanism) for metric in self.metrics]
-        return math.hypot(*moves) if mechanism == "gaussian" else sum(moves)
-
-    def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
-        """See ``Metric``."""
-        import torch
-
-        found, order = [], 2 if self.mechanism == "gaussian" else 1
-        for metric in self.metrics:
-            own, norm = metric.parts(outputs, targets, loss), metric.norm(self.mechanism)
-            lengths = torch.linalg.vector_norm(own, ord=order, dim=1, keepdim=True)
-            found.append(own / lengths.clamp(min=norm))  # each within its own bound
-        self._sizes[:] = [part.shape[1] for part in found]
-        return _side_by_side(*found)
-
-    def blocks(self, means: Floats) -> Iterator[tuple[Metric, float, Floats]]:
-        """See ``Metric``: the units are their norms."""
-        start = 0
-        for metric, size in zip(self.metrics, self._sizes, strict=True):
-            norm = metric.norm(self.mechanism)
-            yield metric, norm, means[start : start + size] * norm
-            start += size
-
-    def value(self, means: Floats) -> float:
-        """See ``Metric``: the first one's."""
-        metric, _, own = next(self.blocks(means))
-        return metric.value(own)
-
-
-def interval(
-    metric: Metric, means: Floats, *, scale: float, mechanism: str, records: int
-) -> tuple[float, float]:
-    """Return a 95% interval of a metric, for the noise and for the drawing of the records together.
-
-    Means of so many records are drawn again around the released ones, with the noise's own law and scale and
-    the largest variance that sums of bounded records can have. Correlations between parts are left out, so it
-    is approximate for ratios. It looks at what was released alone, and lies within what the metric can be.
-    """
-    rng = np.random.default_rng(_SEED)
-    size = (_DRAWS, len(means))
-    noise = rng.standard_normal(size) if mechanism == "gaussian" else rng.laplace(size=size)
-    means = metric.held(means)
-    least, most = metric.span
-    # Bhatia and Davis 2000: in [a, b] with mean m no variance is above (b - m)(m - a).
-    inside = np.clip(means, least, most)
-    spread = np.sqrt((inside - least) * (most - inside) / records)
-    if isinstance(metric, _R2):
-        spread[1] = math.sqrt(max(1.0 - min(float(means[1]) ** 2, 1.0), 0.0) / records)
-    drawn = means + scale * noise + spread * rng.standard_normal(size)
-    lows, highs = np.array([metric.ends(row) for row in drawn]).T
-    return float(np.quantile(lows, 0.025)), float(np.quantile(highs, 0.975))
 
 
 def _right(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

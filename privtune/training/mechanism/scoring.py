@@ -22,16 +22,9 @@ from torch.nn import functional
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import data as records
 from privtune.training.mechanism import noise as noises
+from privtune.training.mechanism.estimates import ScoreEstimate
 from privtune.training.mechanism.kernel import Largest, Loss, LossOf, by_record, fresh, unwritten
-from privtune.training.mechanism.metrics import (
-    Floats,
-    Joint,
-    Metric,
-    interval,
-    is_clipped,
-    label,
-    make_metric,
-)
+from privtune.training.mechanism.metrics import Floats, Metric
 
 _CHUNK = 512  # records that are evaluated at once at most, each by itself
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -52,12 +45,16 @@ class OfRecords:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A metric of a model (less is better for a loss), and the ends of a 95% interval around it."""
+class Scored:
+    """A score as candidates are compared by it, and as it is shown.
 
-    value: float
-    low: float
-    high: float
+    Args:
+        score: Higher is better; it may lie beyond what the metric can be, where candidates would tie.
+        estimate: The metric with its interval; None for weights that are not finite.
+    """
+
+    score: float
+    estimate: ScoreEstimate | None = None
 
 
 def score(
@@ -67,20 +64,22 @@ def score(
     *,
     rng: np.random.Generator,
     loss: Loss | OfRecords = cross_entropy,
-) -> float:
-    """Return the score of a model, noise included; higher is better; −∞ for weights that are not finite.
+) -> Scored:
+    """Return the score of a model, noise included; −∞ for weights that are not finite.
 
     ``rng`` is the source of the noise, used for this score alone; ``loss`` is that of the metric ``loss``.
 
-    **Guarantee**: a record changes the sums by a vector of at most ``bound``, whatever model, loss
+    **Guarantee**: a record changes the sums by a vector of at most ``sensitivity``, whatever model, loss
     and metric do with the others, and not at all if it breaks public facts or raises by itself. What
     is made of the noised sums looks at nothing else.
     """
-    metric, means = _noised(plan, model, data, rng, loss)
-    if means is None:
-        return -math.inf
-    value = metric.value(means)
-    return -value if metric.lower_is_better else value
+    released = released_sums(plan, model, data, rng, loss)
+    if released is None:
+        return Scored(-math.inf)
+    metric = plan.make_metrics()[0]
+    value = metric.choice(released[0], plan.noises[0])
+    (estimate,) = plan.estimates(released).values()
+    return Scored(-value if metric.lower_is_better else value, estimate)
 
 
 def measure_each(
@@ -90,59 +89,41 @@ def measure_each(
     *,
     rng: np.random.Generator,
     loss: Loss | OfRecords = cross_entropy,
-) -> dict[str, Measured]:
+) -> dict[str, ScoreEstimate]:
     """Return every metric of a plan with its interval, by name; none for weights that are not finite.
 
-    **Guarantee**: that of :func:`score`, whose bound is that of all metrics side by side: one release,
-    of which the intervals are functions.
+    **Guarantee**: that of :func:`score`; the metrics share the noise multiplier, as ``plan.noises`` says.
     """
-    metric, means = _noised(plan, model, data, rng, loss)
-    if means is None:
-        return {}
-    names = [plan.metric, *(each["metric"] for each in plan.options.get("beside", ()))]
-    each = {}
-    for name, (own, units, block) in zip(names, metric.blocks(means), strict=True):
-        scale, drawn = plan.standard_deviation * units, plan.mechanism
-        ends = interval(own, block, scale=scale, mechanism=drawn, records=plan.records)
-        each[label(name)] = Measured(own.value(own.held(block)), *ends)
-    return each
+    released = released_sums(plan, model, data, rng, loss)
+    return {} if released is None else dict(plan.estimates(released))
 
 
-def _metric(plan: _Terms) -> Metric:
-    own = {"metric": plan.metric, **plan.options}
-    if beside := own.pop("beside", ()):
-        metrics = tuple(make_metric(**each) for each in (own, *beside))
-        return Joint(metrics=metrics, mechanism=plan.mechanism)
-    if is_clipped(plan.metric):
-        own["bound"] = plan.bound
-    return make_metric(**own)
-
-
-def _noised(
+def released_sums(
     plan: _Terms,
     model: nn.Module,
     data: records.TensorData,
     rng: np.random.Generator,
-    loss: Loss | OfRecords,
-) -> tuple[Metric, Floats | None]:
-    """Return the metric and the noised means of what records add; none for weights not finite."""
-    metric = _metric(plan)
+    loss: Loss | OfRecords = cross_entropy,
+) -> list[Floats] | None:
+    """Return the noised sums of each metric, all that a score releases; None for weights not finite."""
     if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
-        return metric, None
-    with evaluating(model), torch.no_grad(), unwritten(model):
-        sums = _sums(plan, metric, model, data, loss)
-    draw = noises.exact_gaussian if plan.mechanism == "gaussian" else noises.exact_laplace
-    noise = draw(rng.random, len(sums)) * plan.standard_deviation
-    # Of the score, which is a loss negated: the same draw as ever.
-    return metric, sums / plan.records + (-noise if metric.lower_is_better else noise)
+        return None
+    law = noises.exact_gaussian if plan.mechanism == "gaussian" else noises.exact_laplace
+    draw = partial(law, rng.random)
+    released = []
+    for metric, noise in zip(plan.make_metrics(), plan.noises, strict=True):
+        with evaluating(model), torch.no_grad(), unwritten(model):
+            sums = _sums(metric, model, data, loss)
+        released.append(metric.release(sums, noise, draw, records=plan.records))
+    return released
 
 
 def _sums(
-    plan: _Terms, metric: Metric, model: nn.Module, data: records.TensorData, loss: Loss | OfRecords
+    metric: Metric, model: nn.Module, data: records.TensorData, loss: Loss | OfRecords
 ) -> Floats:
     """Return the sums of what each record adds, in float64, shape ``[d]``."""
     device = next((p.device for p in model.parameters()), data.x.device)
-    order, units = 1 if plan.mechanism == "laplace" else 2, bool(data.unit)
+    units = bool(data.unit)
     made_up = tuple(part[0] for part in records.synthetic(*data.like, (1, 2), device))
     outputs_of, loss_of = _passes(metric, model, loss, made_up[0][:1])
 
@@ -158,11 +139,7 @@ def _sums(
         else:
             there = (targets >= 0) & (targets < outputs.shape[1])
         parts = metric.parts(outputs, targets, loss_of)
-        # Whatever the metric says of itself, this is what is charged.
-        lengths = torch.linalg.vector_norm(parts, ord=order, dim=1, keepdim=True)
-        held = parts * (plan.bound / lengths.clamp(min=plan.bound))
-        total: torch.Tensor = held.where(there.unsqueeze(1), 0.0).sum(dim=0)
-        return total / there.sum().clamp(min=1)
+        return _counted(parts, there) if metric.cells else _added(metric, parts, there)
 
     x, y = (part[:1] for part in made_up)
     if isinstance(loss, OfRecords):
@@ -173,15 +150,42 @@ def _sums(
     data = data.to(device).held_to(facts)
     together = _vmapped(one, *made_up)
     with Largest() as seen:
-        total = torch.zeros_like(one(x[0], y[0]))
+        of_one = torch.zeros_like(one(x[0], y[0]))
+    total = np.zeros(metric.cells or len(of_one))
     for index in torch.split(torch.arange(len(data), device=device), seen.at_once(_CHUNK)):
         x, y, unusable = data.fetch(index)
-        found = _one_by_one(one, x, y, total) if together is None else together(x, y)
+        parts = _one_by_one(one, x, y, of_one) if together is None else together(x, y)
         if unusable is not None:
-            found = found.masked_fill(unusable.unsqueeze(1), 0.0)
-        total += found.sum(dim=0)
-    sums: Floats = total.cpu().numpy()
-    return sums
+            parts = parts.masked_fill(unusable.unsqueeze(1), 0.0)
+        total += _total(parts.cpu(), metric.cells)
+    return total
+
+
+def _added(metric: Metric, parts: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """Return the mean over the rows there are of the vectors that they add, shape ``[d]``."""
+    # Whatever the metric says of itself, this is what is charged.
+    order = 1 if metric.mechanism == "laplace" else 2
+    lengths = torch.linalg.vector_norm(parts, ord=order, dim=1, keepdim=True)
+    held = parts * (metric.norm / lengths.clamp(min=metric.norm))
+    total: torch.Tensor = held.where(there.unsqueeze(1), 0.0).sum(dim=0)
+    return total / there.sum().clamp(min=1)
+
+
+def _counted(parts: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """Return the cell of each row, then its weight: together they weigh at most 1. Shape ``[2 rows]``."""
+    weights = there.double() / there.sum().clamp(min=1)
+    return torch.cat([parts[:, 0].double().where(there, 0.0), weights])
+
+
+def _total(parts: torch.Tensor, cells: int) -> Floats:
+    """Return the sums of what records add, shape ``[N, d]``, or of the weights in each cell."""
+    if not cells:
+        sums: Floats = parts.sum(dim=0).numpy()
+        return sums
+    numbers, weights = parts.double().chunk(2, dim=1)
+    places = numbers.flatten().long().numpy()
+    counts = np.bincount(places, weights.flatten().numpy(), minlength=cells)[:cells]
+    return counts.astype(np.float64)
 
 
 def _passes(
@@ -248,10 +252,6 @@ def _channels_last(model: nn.Module, outputs: Callable[[_Weights], torch.Tensor]
 def _check_shapes(
     outputs: torch.Tensor, y: torch.Tensor, metric: Metric, loss: Loss, *, units: bool
 ) -> None:
-    if isinstance(metric, Joint):
-        for each in metric.metrics:
-            _check_shapes(outputs, y, each, loss, units=units)
-        return
     if units:
         if metric.takes == "any":
             return
@@ -289,11 +289,13 @@ def _check_shapes(
 
 
 def _check_losses(metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss) -> None:
-    if (given := metric.parts(outputs, y, loss).shape) != (1, 1):
+    # A mean adds a vector for each number: the last axis is of the vector.
+    *numbers, _ = metric.parts(outputs, y, loss).shape
+    if numbers != [1]:
         own = metric.name in ("cost", "value")
         raise InvalidInputError(
             "score" if own else "loss",
-            tuple(given[:-1]),
+            tuple(numbers),
             "must be one number a record: shape (1,) for one record",
             "Return it without a mean or sum over records." if own else 'Use reduction="none".',
         )

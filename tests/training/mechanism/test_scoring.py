@@ -1,4 +1,4 @@
-"""Scores: bounded, record by record, divided by what was declared, noised by the plan's scale."""
+"""Scores: bounded, record by record, whatever size was declared, noised by the plan's scale."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan
 from privtune.training.mechanism import noise
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.scoring import score
+from privtune.training.mechanism.scoring import released_sums, score
 from privtune.training.mechanism.streams import Streams
 from tests.training.simple import blobs, cross_entropy, gathered, mlp
 
 pytestmark = pytest.mark.quick
 
 EXACT = ScorePlan(60, None)
-LOSS = ScorePlan(60, None, "gaussian", "loss", 0.7)
+LOSS = ScorePlan(60, None, "gaussian", "loss", {"bound": 0.7})
 DATA = TensorData(*blobs(60))
 
 
@@ -47,7 +48,7 @@ def rng(number: int = 0) -> np.random.Generator:
 
 
 def exact(plan: ScorePlan = EXACT, model: nn.Module = MODEL, data: TensorData = DATA) -> float:
-    return score(replace(plan, noise_multiplier=None), model, data, rng=rng())
+    return score(replace(plan, noise_multiplier=None), model, data, rng=rng()).score
 
 
 def test_the_metrics_against_their_definitions() -> None:
@@ -59,42 +60,53 @@ def test_the_metrics_against_their_definitions() -> None:
     assert exact() == right / 60
     assert float(losses.min()) < 0.7 < float(losses.max())
     assert exact(LOSS) == pytest.approx(-float(losses.clamp(0.0, 0.7).mean()), rel=1e-6)
-    assert exact(replace(LOSS, bound=50.0)) == pytest.approx(-float(losses.mean()), rel=1e-6)
+    assert exact(replace(LOSS, options={"bound": 50.0})) == pytest.approx(
+        -float(losses.mean()), rel=1e-6
+    )
 
 
+@pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
-@pytest.mark.parametrize(("metric", "bound"), [("accuracy", 1.0), ("loss", 0.7)])
+@pytest.mark.parametrize("options", [{}, {"bound": 0.7}])
 def test_the_noise_is_the_stream_s_next_draw_times_the_charged_scale(
-    mechanism: str, metric: str, bound: float
+    mechanism: str, options: dict[str, float], adjacency: Adjacency
 ) -> None:
-    """Exact: any other factor, sensitivity, divisor or stream gives another number."""
-    plan = ScorePlan(60, 2.0, mechanism, metric, bound)
+    """Exact: any other factor, sensitivity or stream gives another number."""
+    name = "loss" if options else "accuracy"
+    plan = ScorePlan(60, 2.0, mechanism, name, options, adjacency=adjacency)
+    (sums,) = released_sums(replace(plan, noise_multiplier=None), MODEL, DATA, rng()) or []
+    (metric,) = plan.make_metrics()
     for number in range(3):
         draws = rng(number)
         law = noise.exact_gaussian if mechanism == "gaussian" else noise.exact_laplace
-        unit = float(law(draws.random, 1)[0])
-        found = score(plan, MODEL, DATA, rng=rng(number))
-        assert found == pytest.approx(exact(plan) + unit * 2.0 * bound / 60, rel=1e-12)
+        units = law(draws.random, len(sums))
+        (noised,) = released_sums(plan, MODEL, DATA, rng(number)) or []
+        assert noised == pytest.approx(sums + units * 2.0 * metric.sensitivity, rel=1e-12)
 
 
-def test_the_sum_is_divided_by_what_was_declared() -> None:
+@pytest.mark.parametrize("plan", [EXACT, LOSS])
+def test_a_mean_is_that_of_the_records_there_are_whatever_was_declared(plan: ScorePlan) -> None:
     fewer = TensorData(DATA.x[:40], DATA.y[:40])
-    alone = exact(ScorePlan(40, None), data=fewer)
-    assert exact(ScorePlan(60, None), data=fewer) == pytest.approx(alone * 40 / 60)
+    alone = exact(replace(plan, records=40), data=fewer)
+    for declared in (20, 60, 600):
+        assert exact(replace(plan, records=declared), data=fewer) == alone
 
 
-def test_one_record_moves_a_score_by_its_bound_at_most() -> None:
+def test_one_record_moves_the_sums_by_their_sensitivity_at_most() -> None:
     wild = nn.Sequential(nn.Linear(8, 3))
     with torch.no_grad():
         wild[0].weight.mul_(1e30)
-    for x in (0.0, 1e30, math.nan, math.inf):
-        for y in (0, 1, 2):
+    for plan in (EXACT, LOSS):
+        (metric,) = plan.make_metrics()
+        for x in (0.0, 1e30, math.nan, math.inf):
             changed = TensorData(DATA.x.clone(), DATA.y.clone())
-            changed.x[5], changed.y[5] = x, y
+            changed.x[5] = x
             for model in (MODEL, wild):
-                for plan in (EXACT, LOSS):
-                    moved = abs(exact(plan, model, changed) - exact(plan, model))
-                    assert moved <= (1.0 + 1e-12) * plan.bound / 60
+                fewer = TensorData(DATA.x[torch.arange(60) != 5], DATA.y[torch.arange(60) != 5])
+                (with_it,) = released_sums(plan, model, changed, rng()) or []
+                (without,) = released_sums(plan, model, fewer, rng()) or []
+                moved = float(np.linalg.norm(with_it - without))
+                assert moved <= (1.0 + 1e-9) * metric.sensitivity
     assert exact(LOSS, wild) >= -0.7
     # A loss that is not a number is the worst one.
     nothing = TensorData(torch.full_like(DATA.x, math.nan), DATA.y)
@@ -106,7 +118,8 @@ def test_weights_that_are_not_finite_have_the_worst_score() -> None:
     broken = mlp()
     with torch.no_grad():
         broken[0].bias[0] = math.nan
-    assert score(ScorePlan(60, 2.0), broken, DATA, rng=rng()) == -math.inf
+    found = score(ScorePlan(60, 2.0), broken, DATA, rng=rng())
+    assert (found.score, found.estimate) == (-math.inf, None)
 
 
 class Mixing(nn.Module):
@@ -263,15 +276,20 @@ def test_a_record_that_cannot_be_used_adds_exactly_nothing(
     # The record is one of some that are right, so that it counts for the accuracy, too.
     place = int((model(x).argmax(dim=1) == y).nonzero()[0])
     others = torch.arange(60) != place
-    without = score(plan, model, TensorData(x[others], y[others]), rng=rng(), loss=loss)
+
+    def sums(x: torch.Tensor, y: torch.Tensor) -> Any:
+        (found,) = released_sums(plan, model, TensorData(x, y), rng(), loss) or []
+        return found
+
+    without = sums(x[others], y[others])
     bad_x, bad_y = x.clone(), y.clone()
     if fault == "token":
         bad_x[place, 1] = 5
     else:
         bad_y[place] = 3 if fault == "class" else -1
-    found = score(plan, model, TensorData(bad_x, bad_y), rng=rng(), loss=loss)
+    found = sums(bad_x, bad_y)
     assert found == pytest.approx(without, rel=1e-12)
-    assert score(plan, model, TensorData(x, y), rng=rng(), loss=loss) != found
+    assert sums(x, y) != pytest.approx(found, rel=1e-6)
     assert capfd.readouterr() == ("", "")
 
 
@@ -301,8 +319,8 @@ def test_records_of_large_tensors_are_scored_a_few_at_a_time(
     monkeypatch.setattr(TensorData, "fetch", counted)
     x, y = torch.rand(40, 2), torch.arange(40) % 2
     model = Wide()
-    wide = score(EXACT, model, TensorData(x, y), rng=Streams(bytes(32)).numpy("score"))
+    wide = score(EXACT, model, TensorData(x, y), rng=Streams(bytes(32)).numpy("score")).score
     assert sizes == [16, 16, 8]
-    narrow = score(EXACT, model.head, TensorData(x, y), rng=Streams(bytes(32)).numpy("score"))
+    narrow = score(EXACT, model.head, TensorData(x, y), rng=Streams(bytes(32)).numpy("score")).score
     assert sizes[3:] == [40]
     assert wide == pytest.approx(narrow)

@@ -1,0 +1,344 @@
+"""Scores with their intervals: what noised sums over records say about a metric, and how surely.
+
+Every interval here is the set of the values that a test does not reject. For a value θ the test looks at
+a statistic that has mean zero where θ is the truth, and is linear in the noised sums: for a mean it is
+``sum - θ count``. Its variance is that of the noise plus that of the drawing of the records. The count is a
+noised sum, too, so nothing here rests on the declared size of a split (Fieller 1954; without noise, and for
+a share of records, it is Wilson's interval of 1927).
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+Floats = npt.NDArray[np.float64]
+
+LEVEL = 0.95
+"""How often an interval holds the truth."""
+DRAWING = "drawing of the records"
+NOISE = "noise"
+CHOICE = "choice of the best candidate"
+TIES = "ties within bins"
+
+NO_INFORMATION = "no information"
+"""What is shown in the place of a value whose interval is all that the metric can be."""
+NOT_COVERED = (
+    "An interval takes records for independent: where rows repeat, or several are of one person, it is "
+    "too narrow."
+)
+
+_SAFETY = 0.85
+"""Part of the allowed misses that is aimed at: variances are estimated, and few records are not normal."""
+_GRID = 512  # values that are tested between the ends of a metric
+_NO_PARTS: tuple[str, ...] = ()
+_HIGHEST_PRICE = 1e12
+_HALVINGS = 50
+
+
+@dataclass(frozen=True)
+class ScoreEstimate:
+    """A score of a model: its value, a 95% interval, and what the interval covers.
+
+    Args:
+        value: The metric, within what it can be; in its own direction, so that less of a loss is better.
+        low, high: Ends of the 95% interval, within what the metric can be.
+        least, most: What the metric can be.
+        covers: What the interval allows for: the noise, the drawing of the records, and what else moves
+            this score.
+        share: Whether the metric is a share, which is shown in percent.
+
+    Example:
+        >>> score = ScoreEstimate(0.874, 0.855, 0.893, 0.0, 1.0, ("noise",), share=True)
+        >>> score.text, score.is_informative, round(score.width, 3)
+        ('87.4% [85.5%, 89.3%]', True, 0.038)
+        >>> ScoreEstimate(0.5, 0.0, 1.0, 0.0, 1.0).text
+        'no information'
+        >>> ScoreEstimate.from_dict(score.to_dict()) == score
+        True
+    """
+
+    value: float
+    low: float
+    high: float
+    least: float
+    most: float
+    covers: tuple[str, ...] = _NO_PARTS
+    share: bool = False
+
+    @property
+    def text(self) -> str:
+        """The value and its interval as people read them."""
+        if not self.is_informative:
+            return NO_INFORMATION
+        low = show_value(self.low, share=self.share)
+        high = show_value(self.high, share=self.share)
+        return f"{show_value(self.value, share=self.share)} [{low}, {high}]"
+
+    @property
+    def width(self) -> float:
+        """How wide the interval is, in units of the metric."""
+        return self.high - self.low
+
+    @property
+    def share_of_range(self) -> float:
+        """How much of what the metric can be lies in the interval, from 0 to 1."""
+        return self.width / (self.most - self.least)
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether the interval leaves out anything that the metric can be: else nothing is known."""
+        return self.low > self.least or self.high < self.most
+
+    @property
+    def caption(self) -> str:
+        """What the interval covers, in words."""
+        return joined(self.covers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the estimate as JSON-ready data."""
+        return {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "least": self.least,
+            "most": self.most,
+            "covers": list(self.covers),
+            "share": self.share,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the estimate that :meth:`to_dict` wrote."""
+        return cls(**{**data, "covers": tuple(data["covers"])})
+
+
+def show_value(value: float, *, share: bool) -> str:
+    """Return a value of a metric as people read it: a share in percent.
+
+    Example:
+        >>> show_value(0.912, share=True), show_value(12.34567, share=False)
+        ('91.2%', '12.3457')
+    """
+    if share:
+        return f"{value:.1%}"
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.6g}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Return words as a list of a sentence: ``a, b and c``."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """The noise on each of the sums of one metric.
+
+    Args:
+        mechanism: ``gaussian`` or ``laplace``.
+        scale: Standard deviation, or Laplace's scale, in units of the sums; 0 where the split is public.
+
+    Example:
+        >>> SumNoise("laplace", 3.0).variance
+        18.0
+    """
+
+    mechanism: str
+    scale: float
+
+    @property
+    def variance(self) -> float:
+        """Variance of the noise on a sum: that of Laplace noise is twice the square of its scale."""
+        factor = 2.0 if self.mechanism == "laplace" else 1.0
+        return factor * self.scale * self.scale
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on a sum."""
+        return math.sqrt(self.variance)
+
+    def critical(self, level: float, share: Floats) -> Floats:
+        """Return how many standard deviations a statistic stays below with probability ``level``.
+
+        Args:
+            level: Probability, in (0, 1), of both sides together.
+            share: Share of the noise in the variance of the statistic, from 0 to 1, any shape. The heavy
+                tails of Laplace noise matter as far as it reaches.
+
+        Returns:
+            The number of standard deviations, in the shape of ``share``.
+
+        References:
+            Cornish, Fisher 1938: a symmetric law of excess kurtosis κ has the quantile z + κ (z³ - 3z)/24. A
+            sum of independent Laplace values of one scale has at most the 3 of a single one.
+        """
+        z = float(ndtri(1.0 - 0.5 * _SAFETY * (1.0 - level)))
+        if self.mechanism != "laplace":
+            return np.full_like(share, z)
+        kurtosis = 3.0 * share * share
+        return z + kurtosis * max(z**3 - 3.0 * z, 0.0) / 24.0
+
+
+def invert(
+    statistic: Callable[[Floats], Floats],
+    drawn: Callable[[Floats], Floats],
+    noised: Callable[[Floats], Floats],
+    *,
+    noise: SumNoise,
+    span: tuple[float, float],
+    level: float,
+) -> tuple[float, float]:
+    """Return the ends of the values that a test of size ``1 - level`` does not reject.
+
+    Args:
+        statistic: Of values θ, shape ``[G]``: what has mean 0 where θ is the truth.
+        drawn: Its variance for the drawing of the records, if θ is the truth.
+        noised: Its variance for the noise, if θ is the truth.
+        noise: The law of the noise.
+        span: What θ can be: least and most.
+        level: How often the interval holds the truth.
+
+    Returns:
+        The least and the largest value that is not rejected, by interpolation between values of a grid, and
+        never inside of them; if all are rejected, the value that is rejected least, twice.
+    """
+    least, most = span
+    # Denser at the ends, where shares of rare records lie.
+    values = least + (most - least) * 0.5 * (1.0 - np.cos(np.linspace(0.0, np.pi, _GRID + 1)))
+    by_noise = noised(values)
+    variance = by_noise + drawn(values)
+    share = np.divide(by_noise, variance, out=np.zeros_like(values), where=variance > 0.0)
+    excess = np.abs(statistic(values)) - noise.critical(level, share) * np.sqrt(variance)
+    inside = np.flatnonzero(excess <= 0.0)
+    if inside.size == 0:
+        best = float(values[np.argmin(excess)])
+        return best, best
+    first, last = int(inside[0]), int(inside[-1])
+    return _crossing(values, excess, first, first - 1), _crossing(values, excess, last, last + 1)
+
+
+def _crossing(values: Floats, excess: Floats, inside: int, outside: int) -> float:
+    """Return where a line between two neighbours of a grid crosses zero."""
+    if not 0 <= outside < len(values):
+        return float(values[inside])
+    part = excess[inside] / (excess[inside] - excess[outside])
+    return float(values[inside] + part * (values[outside] - values[inside]))
+
+
+def mean_of_shares(
+    hits: Floats,
+    misses: Floats,
+    *,
+    value: Callable[[Floats], Floats],
+    noise: SumNoise,
+    level: float,
+    weight_of_misses: float = 1.0,
+) -> tuple[float, float]:
+    """Return the interval of a mean over classes of a function of each class's share of hits.
+
+    For the share p of a class the statistic is ``(1 - p) hits - p misses``. Among n events that are hits with
+    probability p its variance is ``n p (1 - p)``, and n is estimated by the events there are. The misfit of
+    shares is the sum of the squared statistics, each over its variance. A mean is not rejected if some shares
+    have it whose misfit is above the least of all by no more than the square of a normal quantile.
+
+    The shares that have a mean at the least sum are found by Lagrange's rule. Where sums are not convex this
+    gives their convex hull, which rejects less.
+
+    Args:
+        hits: Noised counts of hits, shape ``[C]``.
+        misses: Noised counts of misses, shape ``[C]``.
+        value: Increasing function of a share, applied to an array.
+        noise: The noise on each count.
+        level: How often the interval holds the truth.
+        weight_of_misses: Factor on what misses add to the variance; 2 where a miss counts in two classes.
+
+    Returns:
+        Least and largest mean that is not rejected.
+
+    References:
+        Venzon, Moolgavkar 1988, "A method for computing profile-likelihood-based confidence intervals".
+    """
+    p = 0.5 * (1.0 - np.cos(np.linspace(0.0, np.pi, _GRID + 1)))
+    # Below one event a normal law says nothing: noised counts may even be negative.
+    events = np.maximum(hits + misses, 1.0)[:, np.newaxis]
+    statistic = np.outer(hits, 1.0 - p) - np.outer(misses, p)
+    drawn = events * p * (1.0 - p) * (1.0 - p + weight_of_misses * p)
+    by_noise = noise.variance * ((1.0 - p) ** 2 + p * p) + np.zeros_like(drawn)
+    # At the ends a share without noise has no variance: only the exact one is not rejected.
+    variance = np.maximum(drawn + by_noise, 1e-12)
+    limit = noise.critical(level, by_noise / variance)
+    excess = (statistic / limit) ** 2 / variance
+    values = value(p)
+    return (
+        _extreme(excess, values, largest=False),
+        _extreme(excess, values, largest=True),
+    )
+
+
+def _extreme(excess: Floats, values: Floats, *, largest: bool) -> float:
+    """Return the least or largest mean of values whose summed excess is at most 1 above the least.
+
+    Each row of ``excess`` is one summand.
+    """
+    sign = 1.0 if largest else -1.0
+    least = float(excess.min(axis=1).sum())
+
+    def at(price: float) -> tuple[float, float]:
+        """Return the mean and the sum of excess where a unit of value is worth a price."""
+        chosen = np.argmin(excess - sign * price * values, axis=1)
+        total = float(excess[np.arange(len(excess)), chosen].sum())
+        return float(values[chosen].mean()), total - least
+
+    low, high = 0.0, 1.0
+    while at(high)[1] <= 1.0:
+        mean = at(high)[0]
+        if mean == values[-1 if largest else 0]:
+            return mean
+        low, high = high, 4.0 * high
+        if high > _HIGHEST_PRICE:
+            return mean
+    for _ in range(_HALVINGS):
+        price = 0.5 * (low + high)
+        low, high = (price, high) if at(price)[1] <= 1.0 else (low, price)
+    inside, of_inside = at(low)
+    outside, of_outside = at(high)
+    # Between two neighbours of the grid, on a line.
+    return inside + (outside - inside) * (1.0 - of_inside) / max(of_outside - of_inside, 1e-12)
+
+
+def consistent(levels: Sequence[Floats]) -> Floats:
+    """Return the leaves of a tree of noised counts that fit the counts of all its levels best.
+
+    Args:
+        levels: Noised counts of each level from the top, shapes ``[k], [k²], ..., [k^h]``, with equal noise.
+
+    Returns:
+        The leaves, shape ``[k^h]``; their sums over any subtree are the least squares estimates.
+
+    References:
+        Hay, Rastogi, Miklau, Suciu 2010, "Boosting the accuracy of differentially private histograms through
+        consistency", Theorem 3; here the root is not released, so each top node is a root of its own.
+    """
+    branches = len(levels[0])
+    sums = [levels[-1]]  # z of the theorem, from the leaves upwards
+    for height, counts in enumerate(reversed(levels[:-1]), start=2):
+        whole = float(branches**height)
+        part = float(branches ** (height - 1))
+        of_children = sums[-1].reshape(-1, branches).sum(axis=1)
+        weight = (whole - part) / (whole - 1.0)
+        sums.append(weight * counts + (1.0 - weight) * of_children)
+    fitted = sums[-1]
+    for below in reversed(sums[:-1]):
+        children = below.reshape(-1, branches)
+        missing = (fitted - children.sum(axis=1)) / branches
+        fitted = (children + missing[:, np.newaxis]).ravel()
+    return fitted
