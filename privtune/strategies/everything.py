@@ -84,6 +84,13 @@ class Everything(Drawing):
                 f"is for sampler tpe, not for {self.sampler}",
                 f"{' and '.join(_INDEPENDENT)} train together as many as pay by themselves.",
             )
+        if self.sampler == "grid" and context.define_by_run:
+            raise InvalidInputError(
+                "sampler",
+                self.sampler,
+                "walks through a space that is declared, and a function of yours suggests more",
+                "Use tpe, random or qmc.",
+            )
         if self.pruner not in (None, "none"):
             raise StrategyError(
                 f"Arm {self.arm!r} asks for pruner {self.pruner!r}, but a task's trials report no "
@@ -109,7 +116,12 @@ class Everything(Drawing):
             sealed=SEALED_STEPS,
             search=SearchPlan(search.trainings, search.points, self.trials),
             final=False,
-            details={"sampler": self.sampler, "batch": self.batch},
+            details={
+                "sampler": self.sampler,
+                "batch": self.batch,
+                # What a function suggests to a trial under way is unknown to other processes.
+                "liar": self.batch > 1 and len(context.space) > 0 and not context.define_by_run,
+            },
         )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
@@ -138,8 +150,7 @@ def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) ->
     """Make the sampler that draws a trial of a plan of ``everything``, in whatever process it runs."""
     name = plan.details["sampler"]
     seed = streams.seed("search", 0 if name == "grid" else number) % 2**32
-    liar = plan.details["batch"] > 1 and any(True for _ in space)
-    return make_sampler(name, space, seed, liar=liar)
+    return make_sampler(name, space, seed, liar=plan.details["liar"])
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:

@@ -314,7 +314,7 @@ class LinearScaling(Searching):
             self._training(context, guess * fraction, share)
             for fraction, share in zip((low, high, 1.0), (*shares, 1.0), strict=True)
         )
-        search = SearchPlan(trainings[:2], ({"search": 0}, {"search": 1}), 2 * self.trials)
+        search = SearchPlan(trainings[:2], ({}, {}), 2 * self.trials)
         trained = SearchThenFinal(search, trainings[2])
 
         cost = partial(acc.Repeated, 2 * self.trials)

@@ -242,6 +242,7 @@ class Study:
         precision: str = "float32",
         epochs: float | None = None,
         expected_batch_size: int | None = None,
+        space: Mapping[str, Mapping[str, Any]] | None = None,
         mechanism: Mechanism | None = None,
         epsilon: float | None = None,
         arm: str | None = None,
@@ -291,6 +292,10 @@ class Study:
             precision: Numbers of the forward and the backward pass: ``float32`` or ``bfloat16``.
             epochs: Expected passes over the training records.
             expected_batch_size: Expected records in one Poisson sample.
+            space: What is searched beside the suggestions of ``build``, by name, as in a spec:
+                ``{"expected_batch_size": {"type": "categorical", "choices": [64, 256]}}``, ``epochs`` or
+                ``noise_multiplier``, with the strategy's ``guarantee="common"``. Values of other names
+                are those that ``build`` gets when it asks for them.
             mechanism: What the objective's training releases, declared: see
                 :class:`privtune.Mechanism`.
             epsilon: What the arm may cost; the whole budget, if nothing was charged to it yet.

@@ -19,7 +19,7 @@ from privtune.ledger import RECORD
 from privtune.ledger.values import refuse_other_unit
 from privtune.names import check_name
 from privtune.numbers import show_left
-from privtune.spaces import SearchSpace
+from privtune.spaces import SearchSpace, without_numpy
 from privtune.strategies import (
     STRATEGIES,
     InRun,
@@ -42,11 +42,11 @@ from privtune.study.rehearsal import rehearse
 from privtune.study.release import utility_of
 from privtune.study.rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
 from privtune.study.seal import open_stream, sealed
+from privtune.study.spec import SPACE, space_of
 from privtune.study.workers import TASK, give_out, make_files, telling
 from privtune.tasks import Score, Task, TaskDataError
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.metrics import is_of_loss
-from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 
@@ -103,7 +103,7 @@ class TaskTrainer:
             plan,
             self.task,
             self._strategy(plan),
-            space=self.life.spec.search_space(),
+            space=space_of(self.life.spec, plan),
             compute=self.compute,
             sampler=own_sampler(self.sampler),
             known=self.timed,
@@ -190,7 +190,8 @@ class TaskTrainer:
                 keep = not stages and self.task.examine is None
                 model = None
                 if self.task.build is not None:
-                    model = model_for(self.task, plan.first_training, plan.fixed)
+                    example = plan.example(space_of(self.life.spec, plan))
+                    model = model_for(self.task, plan.first_training, example)
                 found = self.task.check_records(self.data if keep else None, model=model)
         except TaskDataError:  # of public facts
             raise
@@ -321,6 +322,7 @@ def _engine(
     epsilon: float | None,
     epochs: float | None,
     expected_batch_size: int | None,
+    space: Mapping[str, Any] | None,
     sampler: Any,
     pruner: Any,
     executor: str | Mapping[str, Any] | None,
@@ -347,17 +349,20 @@ def _engine(
         )
     if chosen.name == "processes" and not here:
         chosen.slots(compute.device)
-    context = _context(life, task, epochs, expected_batch_size, noise)
+    _check_space(space, sampler)
+    context = _context(life, task, epochs, expected_batch_size, space, noise)
     quiet: AbstractContextManager[Any] = nullcontext()
     if needs_of(strategy).independent:
         quiet = sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True)
     with quiet:
-        strategy = _with_method(strategy, task, context.schedule)
+        strategy = _with_method(strategy, task, context)
     scored = task.validation_records > 0
     _check_covered(strategy, scored=scored, sampler=sampler, pruner=pruner, others=[InRun.name])
     target = _target_of(life, strategy.arm) if epsilon is None else epsilon
     (plan,) = plan_arms([strategy], context, epsilon=target).plans
-    _check_searches(plan, sampler=sampler, pruner=pruner)
+    _check_searches(plan, sampler=sampler, pruner=pruner, space=space)
+    if space is not None:
+        plan = replace(plan, details={**plan.details, SPACE: without_numpy(space)})
     if (sampler or pruner) is not None and plan.repeats > 1:
         raise InvalidInputError(
             "repeats",
@@ -483,8 +488,33 @@ def _named(life: Life, strategy: Strategy, arm: str | None, epsilon: object) -> 
     return replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
 
 
+def _check_space(space: object, sampler: Any) -> None:
+    """Refuse a space that is none, and one beside a sampler that draws whole candidates by itself."""
+    if space is None:
+        return
+    if not isinstance(space, Mapping) or not space:
+        raise InvalidInputError(
+            "space",
+            space,
+            "must be a mapping of names to laws",
+            "{'expected_batch_size': {'type': 'categorical', 'choices': [64, 256]}} is one.",
+        )
+    if own_sampler(sampler) is not None:
+        raise InvalidInputError(
+            "space",
+            sorted(space),
+            "does not go with a sampler of your own, which draws whole candidates",
+            "Leave one of them out.",
+        )
+
+
 def _context(
-    life: Life, task: Task, epochs: Any, expected_batch_size: Any, noise: Any
+    life: Life,
+    task: Task,
+    epochs: Any,
+    expected_batch_size: Any,
+    space: Mapping[str, Any] | None,
+    noise: Any,
 ) -> PlanningContext:
     """Return what an arm of a ``build`` is planned with: public facts."""
     for name, value in (("epochs", epochs), ("expected_batch_size", expected_batch_size)):
@@ -501,17 +531,20 @@ def _context(
     given = {
         "epochs": epochs,
         "expected_batch_size": expected_batch_size,
+        "space": space or {},
         "noise": spec.noise if noise is None else noise,
     }
     return spec.model_copy(update=given).planning_context(task)
 
 
-def _with_method(strategy: Strategy, task: Task, schedule: Schedule) -> Strategy:
+def _with_method(strategy: Strategy, task: Task, context: PlanningContext) -> Strategy:
     """Return the strategy with the method that ``build`` names, which every trial is charged for."""
     if "method" not in {field.name for field in fields(strategy)}:  # type: ignore[arg-type]
         return strategy
     of_arm: str = strategy.method  # type: ignore[attr-defined]
-    found = named_method(task, schedule, getattr(strategy, "parameters", {}))
+    drawn = context.space.draw(Streams(bytes(32)), 0)
+    candidate = {**drawn, **getattr(strategy, "parameters", {})}
+    found = named_method(task, context.schedule, candidate)
     if found in (None, of_arm):
         return strategy
     if of_arm != "dpsgd":
