@@ -506,6 +506,11 @@ def plan_declared(
             f"Strategy {strategy.name!r} tunes on a subset of the records, and what a declared mechanism "
             "costs there is not known. Use papernot-steinke, liu-talwar or everything."
         )
+    if strategy.needs.alone:
+        raise StrategyError(
+            f"Strategy {strategy.name!r} draws from a declared space, and the objective of a declared "
+            "mechanism suggests by itself. Use papernot-steinke, liu-talwar or everything."
+        )
     defaults = {f.name: f.default for f in fields(strategy)}  # type: ignore[arg-type]
     for name in ("method", "options", "candidates", "guarantee"):
         value = getattr(strategy, name, None)

@@ -14,7 +14,7 @@ from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
 from privtune.ledger.values import refuse_other_unit
 from privtune.strategies import NoRunFitsError, Plan, PlanningContext, Strategy, plan_arm
-from privtune.strategies.arms import with_report
+from privtune.strategies.arms import needs_of, with_report
 from privtune.strategies.context import SHARES
 from privtune.strategies.plan import StagePlan, plan_stage
 from privtune.strategies.searching import parts_of
@@ -82,6 +82,7 @@ def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
     if look:
         context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
+    _check_space(spec, strategies)
     for arm, strategy in zip(spec.arms, strategies, strict=True):
         if strategy.needs.non_private and arm.weight != 1.0:
             raise InvalidInputError(
@@ -105,6 +106,17 @@ def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
             "Leave it out; report: {metric: ...} scores what is released.",
         )
     return planned
+
+
+def _check_space(spec: StudySpec, strategies: Sequence[Strategy]) -> None:
+    """Refuse a space that no arm draws from, which would be shown and have no effect."""
+    if spec.space and not any(needs_of(strategy).draws for strategy in strategies):
+        raise InvalidInputError(
+            "space",
+            sorted(spec.space),
+            "is what a search draws from, and no arm of the study searches",
+            "Leave it out, or add an arm like {name: selection, strategy: papernot-steinke}.",
+        )
 
 
 def plan_arms(

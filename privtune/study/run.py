@@ -349,7 +349,7 @@ def _engine(
         )
     if chosen.name == "processes" and not here:
         chosen.slots(compute.device)
-    _check_space(space, sampler)
+    _check_space(space, strategy, sampler)
     context = _context(life, task, epochs, expected_batch_size, space, noise)
     quiet: AbstractContextManager[Any] = nullcontext()
     if needs_of(strategy).independent:
@@ -360,7 +360,7 @@ def _engine(
     _check_covered(strategy, scored=scored, sampler=sampler, pruner=pruner, others=[InRun.name])
     target = _target_of(life, strategy.arm) if epsilon is None else epsilon
     (plan,) = plan_arms([strategy], context, epsilon=target).plans
-    _check_searches(plan, sampler=sampler, pruner=pruner, space=space)
+    _check_searches(plan, sampler=sampler, pruner=pruner)
     if space is not None:
         plan = replace(plan, details={**plan.details, SPACE: without_numpy(space)})
     if (sampler or pruner) is not None and plan.repeats > 1:
@@ -488,8 +488,8 @@ def _named(life: Life, strategy: Strategy, arm: str | None, epsilon: object) -> 
     return replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
 
 
-def _check_space(space: object, sampler: Any) -> None:
-    """Refuse a space that is none, and one beside a sampler that draws whole candidates by itself."""
+def _check_space(space: object, strategy: Strategy, sampler: Any) -> None:
+    """Refuse a space that is none, and one that nothing would be drawn from."""
     if space is None:
         return
     if not isinstance(space, Mapping) or not space:
@@ -498,6 +498,13 @@ def _check_space(space: object, sampler: Any) -> None:
             space,
             "must be a mapping of names to laws",
             "{'expected_batch_size': {'type': 'categorical', 'choices': [64, 256]}} is one.",
+        )
+    if not needs_of(strategy).draws:
+        raise InvalidInputError(
+            "space",
+            sorted(space),
+            f"is for a strategy that searches, and arm {strategy.arm!r} has one training",
+            "Leave it out.",
         )
     if own_sampler(sampler) is not None:
         raise InvalidInputError(

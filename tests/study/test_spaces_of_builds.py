@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from torch import nn
 import privtune
 from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
-from privtune.spaces import SearchSpace
 from privtune.strategies import (
     DPHyper,
     Everything,
@@ -134,20 +133,9 @@ def test_processes_draw_the_same(storage: str, tmp_path: Any) -> None:
 
 
 def test_a_spec_gives_the_same_as_python(storage: str, tmp_path: Any) -> None:
-    arm = {"strategy": "papernot-steinke", "mean_runs": 3, "guarantee": "common"}
-    task = {"type": "own", "build": "tests.study.elsewhere:linear", **PATHS}
-    fields = {name: task.pop(name) for name in ("epochs", "expected_batch_size")}
-    spec = {
-        "name": "spaces",
-        "task": task,
-        "budget": {"name": "spaces", "epsilon": 8.0, "delta": 1e-5},
-        "space": BATCHES,
-        "arms": [{"name": "papernot-steinke", **arm}],
-        "seed": 3,
-        **fields,
-    }
-    declared = Study.create(StudySpec.parse(spec), storage)
-    (release,) = declared.run()
+    arm = {"name": "papernot-steinke", "strategy": "papernot-steinke", "mean_runs": 3}
+    spec = own_spec([{**arm, "guarantee": "common"}], BATCHES).model_copy(update={"seed": 3})
+    (release,) = Study.create(spec, storage).run()
     place = f"sqlite:///{tmp_path / 'open.db'}"
     opened = privtune.create_study("spaces", budget=BUDGET, storage=place, seed=3)
     other = opened.optimize(
@@ -175,7 +163,11 @@ WIDE = {"learning_rate": {"type": "float", "low": 0.001, "high": 50.0}}
         (DPHyper(), BATCHES, "searches expected_batch_size, which changes"),
         (Fixed(), BATCHES, "space = .*one training"),
         (InRun(arm="hyfreedp", method="hyfreedp"), RATES, "space = .*one training"),
-        (PapernotSteinke(), {"trainable": {"type": "categorical", "choices": ["all"]}}, "Suggest it"),
+        (
+            PapernotSteinke(),
+            {"trainable": {"type": "categorical", "choices": ["all"]}},
+            "Suggest it",
+        ),
         (PapernotSteinke(), {"learning_rate": [0.1, 1.0]}, "must be a mapping of names to values"),
         (PapernotSteinke(), {}, "must be a mapping of names to laws"),
         (PapernotSteinke(), ["learning_rate"], "must be a mapping of names to laws"),
@@ -221,3 +213,100 @@ def test_a_sampler_and_a_space_are_one_too_many(storage: str) -> None:
         study_of(storage).optimize(
             build, strategy=PapernotSteinke(), **OWN, space=RATES, sampler=Together()
         )
+
+
+SCALING = LinearScaling(trials=2, fractions=(0.2, 0.4))
+
+
+@pytest.mark.parametrize("made_by", [build, stepped])
+def test_linear_scaling_follows_the_rates_of_a_build(storage: str, made_by: Any) -> None:
+    release = study_of(storage).optimize(made_by, strategy=SCALING, **OWN, space=RATES)
+    assert 0.1 <= release.params["learning_rate"] <= 1.0
+    assert len(release.trials) == 4
+    assert len({trial.params["learning_rate"] for trial in release.trials}) == 4
+
+
+def test_linear_scaling_of_a_spec_with_own_work(storage: str) -> None:
+    (release,) = Study.create(own_spec([LINEAR], space=RATES), storage).run()
+    assert 0.1 <= release.params["learning_rate"] <= 1.0
+
+
+def test_linear_scaling_takes_no_build_that_suggests_more(storage: str) -> None:
+    with pytest.raises(PrivTuneError, match="alone, but its candidates also have max_grad_norm"):
+        study_of(storage).optimize(clipped, strategy=SCALING, **OWN, space=RATES)
+    fixed = replace(SCALING, parameters={"max_grad_norm": 1.0})
+    release = study_of_other(storage).optimize(clipped, strategy=fixed, **OWN, space=RATES)
+    assert release.params["max_grad_norm"] == 1.0
+
+
+def study_of_other(storage: str) -> Study:
+    return privtune.create_study("other", budget=BUDGET, storage=storage)
+
+
+LINEAR = {"name": "a", "strategy": "linear-scaling", "trials": 2}
+SELECTION = {"name": "a", "strategy": "papernot-steinke", "mean_runs": 2}
+FIXED = {"name": "a", "strategy": "fixed", "parameters": {"learning_rate": 0.5}}
+
+
+def own_spec(arms: list[dict[str, Any]], space: dict[str, Any]) -> StudySpec:
+    task = {"type": "own", "build": "tests.study.elsewhere:linear", **PATHS}
+    fields = {name: task.pop(name) for name in ("epochs", "expected_batch_size")}
+    budget = {"name": "spaces", "epsilon": 8.0, "delta": 1e-5}
+    spec = {"name": "spaces", "task": task, "budget": budget, "arms": arms, "space": space}
+    return StudySpec.parse({**spec, **fields})
+
+
+@pytest.mark.parametrize(
+    ("arms", "space", "said"),
+    [
+        ([{"name": "a", "strategy": "auto"}], RATES, "no arm of the study searches"),
+        ([{"name": "a", "strategy": "auto"}], {}, "cannot call a build of yours"),
+        ([{"name": "a", "strategy": "non-private-grid"}], RATES, "cannot call a build of yours"),
+        ([LINEAR], {}, "Write learning_rate alone into the space"),
+        ([LINEAR], {**RATES, **BATCHES}, "Write learning_rate alone into the space"),
+        ([FIXED], RATES, "space = .*no arm of the study searches"),
+        ([FIXED], BATCHES, "space = .*no arm of the study searches"),
+        ([{"name": "a", "strategy": "hyfreedp"}], EPOCHS, "no arm of the study searches"),
+        ([SELECTION], BATCHES, "Say guarantee: common"),
+        (
+            [{**SELECTION, "candidates": [{"method": "dpsgd"}]}],
+            RATES,
+            "chooses among training methods, but a function of your own",
+        ),
+    ],
+)
+def test_a_spec_refuses_a_space_that_its_arms_cannot_use(
+    storage: str, arms: Any, space: Any, said: str
+) -> None:
+    with pytest.raises(PrivTuneError, match=said):
+        Study.create(own_spec(arms, space), storage)
+
+
+def test_a_spec_refuses_names_that_no_build_asks_for(storage: str) -> None:
+    study = Study.create(own_spec([SELECTION], OTHER), storage)
+    with pytest.raises(PrivTuneError, match=r"space = \['depth'\]: were suggested in none"):
+        study.run()
+    assert charges_of(storage) == 0
+
+
+def test_a_declared_mechanism_has_no_space(storage: str) -> None:
+    mechanism = privtune.Mechanism(
+        privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
+    )
+    for strategy, given, said in [
+        (PapernotSteinke(mean_runs=2), {"space": BATCHES}, "goes with a build"),
+        (SCALING, {}, "draws from a declared space, and the objective"),
+    ]:
+        with pytest.raises(PrivTuneError, match=said):
+            study_of_either(storage).optimize(
+                lambda trial: None,
+                strategy=strategy,
+                mechanism=mechanism,
+                validation=OWN["validation"],
+                **given,
+            )
+    assert charges_of(storage) == 0
+
+
+def study_of_either(storage: str) -> Study:
+    return privtune.create_study("spaces", budget=BUDGET, storage=storage, load_if_exists=True)

@@ -69,6 +69,11 @@ class Metric:
         """The least and the most that a record adds to a sum."""
         return 0.0, 1.0
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the most that the metric can be."""
+        return 0.0, 1.0
+
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """Return what each record adds, shape ``[N, d]``; every row is a function of its record."""
         raise NotImplementedError
@@ -97,6 +102,10 @@ class _OneSum(Metric):
     **Sensitivity**: a record adds a number in [least, most], where least is 0 or -most, to one sum: both
     norms are at most ``most``, and two records differ by at most ``most - least``.
     """
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.span
 
     def number(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """Return the number of each record, shape ``[N]``, before it is clipped."""
@@ -270,6 +279,10 @@ class _Perplexity(_ClippedLoss):
 
     name = "perplexity"
 
+    @property
+    def range(self) -> tuple[float, float]:
+        return 1.0, perplexity(self.bound)
+
     def value(self, means: Floats) -> float:
         return perplexity(float(means[0]))
 
@@ -365,6 +378,10 @@ class _R2(_OfNumbers):
     name = "r2"
     norms = (2.0, 4.0)
     moves = (math.sqrt(5.0), 4.0)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return -1.0, 1.0
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         given, known = self._pair(outputs, targets)
