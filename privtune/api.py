@@ -39,6 +39,7 @@ def create_study(
     seed: int | None = None,
     storage: str | Path = _DEFAULT_STORAGE,
     load_if_exists: bool = False,
+    anyway: bool = False,
 ) -> Study:
     """Plan a study and store it. Touches no data and spends nothing.
 
@@ -100,6 +101,7 @@ def create_study(
         (('defaults',), 0.0)
     """
     given = {n: v for n, v in locals().items() if v is not None and v != ()}
+    del given["anyway"]
     storage, exists = given.pop("storage"), given.pop("load_if_exists")
     if not isinstance(budget, Budget):
         raise InvalidInputError(
@@ -111,11 +113,11 @@ def create_study(
     terms = {field: getattr(budget, field) for field in BudgetSpec.model_fields}
     spec = StudySpec.parse({**given, "budget": terms})
     if not exists:
-        return Study.create(spec, storage)
+        return Study.create(spec, storage, anyway=anyway)
     try:
         study = Study(name, storage)
     except StudyNotFoundError:
-        return Study.create(spec, storage)
+        return Study.create(spec, storage, anyway=anyway)
     asked, kept = (each.model_dump(mode="json") for each in (spec, study.spec))
     if other := sorted(n for n in given if asked[n] != kept[n]):  # they would do nothing
         study.close()

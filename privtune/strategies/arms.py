@@ -123,8 +123,15 @@ def needs_of(strategy: Strategy) -> Needs:
     return needs
 
 
+OBJECT = "An object is given to study.optimize(..., {0}=...), beside the strategy."
+"""The remedy of a strategy that was given Optuna's object in the place of a name."""
+
+
 def require_independent(arm: str, *, sampler: str = "random", pruner: str | None) -> None:
     """Refuse a sampler whose draws are not independent, and a pruner, by their names in a spec."""
+    if not isinstance(sampler, str):
+        allowed = "must be random, the only one whose draws are independent"
+        raise InvalidInputError("sampler", sampler, allowed, OBJECT.format("sampler"))
     if sampler != "random":
         raise DependentSamplerError(
             f"Arm {arm!r} asks for sampler {sampler!r}, whose draws are not independent of each "

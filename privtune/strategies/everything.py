@@ -18,7 +18,7 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_extra
 from privtune.strategies._base import Needs, Round, StrategyError, best_of
-from privtune.strategies.arms import meet
+from privtune.strategies.arms import OBJECT, meet
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import budgeted
 from privtune.strategies.plan import SEALED_STEPS, Plan, SearchPlan, TrainingPlan
@@ -46,7 +46,7 @@ class Everything(Drawing):
             the noised scores of earlier trials, which are paid for.
         batch: How many trials ``tpe`` proposes at once, to train them together; those under way count
             as bad ones (constant liar), but for functions of one's own.
-        pruner: Refused: a task's trials report no score to prune by.
+        pruner: Refused: ``study.optimize(pruner=...)`` takes one, where the validation split is public.
 
     Example:
         >>> strategy = Everything(trials=3, sampler="tpe", parameters={"max_grad_norm": 1.0})
@@ -71,7 +71,10 @@ class Everything(Drawing):
             raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
         if self.sampler not in SAMPLERS:
             raise InvalidInputError(
-                "sampler", self.sampler, f"must be one of {', '.join(SAMPLERS)}"
+                "sampler",
+                self.sampler,
+                f"must be one of {', '.join(SAMPLERS)}",
+                "" if isinstance(self.sampler, str) else OBJECT.format("sampler"),
             )
         if self.sampler == "cmaes":
             find_extra("cmaes", extra="cmaes", what="sampler: cmaes")
@@ -93,9 +96,9 @@ class Everything(Drawing):
             )
         if self.pruner not in (None, "none"):
             raise StrategyError(
-                f"Arm {self.arm!r} asks for pruner {self.pruner!r}, but a task's trials report no "
-                "intermediate score: each would be a release of its own. Prune in an objective of "
-                "your own (study.optimize), on scores that it makes public."
+                f"Arm {self.arm!r} asks for pruner {self.pruner!r}, but a strategy has none: scores of "
+                "trials under way are exact. On a public validation split give a pruner of Optuna's to "
+                "study.optimize(..., pruner=...)."
             )
         self._check_parameters(context)
         search = self._search(context, epsilon=epsilon / 4)

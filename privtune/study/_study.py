@@ -102,12 +102,13 @@ class Study:
         )
 
     @classmethod
-    def create(cls, spec: StudySpec, storage: str | Path) -> Study:
+    def create(cls, spec: StudySpec, storage: str | Path, *, anyway: bool = False) -> Study:
         """Plan the study, create its budget if needed, and store it. Touches no data, spends nothing.
 
         Args:
             spec: The study.
             storage: The database of studies and budgets: its URL, or the path of a SQLite file.
+            anyway: Whether to plan although δ is above one over the number of protected records.
 
         Returns:
             The study, planned.
@@ -130,7 +131,7 @@ class Study:
         with Ledger(storage) as ledger:
             store = StudyStore(ledger.log.storage)
             store.check_new(spec.name)  # here too: the planning takes seconds
-            planned = plan_study(spec) if spec.arms else None
+            planned = plan_study(spec, anyway=anyway) if spec.arms else None
             plans: list[AnyPlan] = [] if planned is None else [*planned.stages, *planned.plans]
             if spec.budget.name in {budget.name for budget in ledger.budgets()}:
                 _check_terms(ledger, spec)
@@ -314,7 +315,8 @@ class Study:
             show_progress_bar: Show that the arm runs; of a sealed arm nothing else is shown.
             noise: ``"secure"``, or the fields of :class:`privtune.NoiseOptions`: where noise comes
                 from and how it is treated; the study's own unless given.
-            anyway: Whether to charge and run although most records cannot be used.
+            anyway: Whether to charge and run although most records cannot be used, or δ is above one over
+                the number of protected records.
 
         Returns:
             The release: ``model``, ``params``, ``score``, ``guarantee``.

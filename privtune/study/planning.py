@@ -18,6 +18,7 @@ from privtune.strategies.arms import needs_of, with_report
 from privtune.strategies.context import SHARES
 from privtune.strategies.plan import StagePlan, plan_stage
 from privtune.strategies.searching import parts_of
+from privtune.study.delta import check_delta, protected_records
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 from privtune.tasks._facts import UNCHARGED
@@ -54,7 +55,7 @@ class StudyPlan:
     stage_guarantees: tuple[acc.Guarantee, ...] = ()
 
 
-def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
+def plan_study(spec: StudySpec, *, look: bool = True, anyway: bool = False) -> StudyPlan:
     """Plan every arm at the largest common ε, times its weight, whose composition meets the target.
 
     Touches no data. Arms without any guarantee are no part of the budget.
@@ -62,12 +63,14 @@ def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
     Args:
         spec: The study.
         look: Whether the header of what holds the data is checked, where it is here.
+        anyway: Whether to plan although δ is above one over the number of protected records.
 
     Returns:
         The plans; ``total.epsilon`` is at most the target.
 
     Raises:
         PrivTuneError: If an arm cannot be planned.
+        InvalidInputError: If δ is too large for the number of protected records.
         UnitMismatchError: If the task counts another unit than the budget protects.
         TaskDataError: If what holds the data is here, and its header is not as declared.
 
@@ -82,6 +85,14 @@ def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
     if look:
         context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
+    if not all(strategy.needs.non_private for strategy in strategies):
+        check_delta(
+            context.delta,
+            protected_records(context.task),
+            unit=unit,
+            benchmark=context.task.benchmark,
+            anyway=anyway,
+        )
     _check_space(spec, strategies)
     for arm, strategy in zip(spec.arms, strategies, strict=True):
         if strategy.needs.non_private and arm.weight != 1.0:

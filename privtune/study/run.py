@@ -35,6 +35,7 @@ from privtune.strategies.arms import check_objective, needs_of
 from privtune.strategies.plan import StagePlan, release_stage
 from privtune.study.build import model_for, named_method
 from privtune.study.declared import DeclaredTrainer, Mechanism, plan_declared
+from privtune.study.delta import check_delta, protected_records
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
 from privtune.study.lifecycle import Life, Stage, Trainer, carry_on
 from privtune.study.planning import plan_arms
@@ -47,6 +48,7 @@ from privtune.study.workers import TASK, give_out, make_files, telling
 from privtune.tasks import Score, Task, TaskDataError
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.metrics import is_of_loss
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 
@@ -278,7 +280,9 @@ def optimize(
         if mechanism is not None:
             plan, trainer = _declared(life, build, mechanism, strategy, anyway=anyway, **given)
         else:
-            plan, trainer = _engine(life, build, strategy, observer=observer, say=say, **given)
+            plan, trainer = _engine(
+                life, build, strategy, observer=observer, say=say, anyway=anyway, **given
+            )
             task = trainer.task
             if told or not anyway:
                 look = partial(trainer.look, [plan], anyway=anyway, told=told)
@@ -319,6 +323,7 @@ def _engine(
     *,
     observer: Observer,
     say: Callable[[str], None],
+    anyway: bool,
     epsilon: float | None,
     epochs: float | None,
     expected_batch_size: int | None,
@@ -350,17 +355,33 @@ def _engine(
     if chosen.name == "processes" and not here:
         chosen.slots(compute.device)
     _check_space(space, strategy, sampler)
-    context = _context(life, task, epochs, expected_batch_size, space, noise)
+    context = _context(
+        life,
+        task,
+        epochs=epochs,
+        expected_batch_size=expected_batch_size,
+        space=space,
+        noise=noise,
+    )
+    check_delta(
+        context.delta,
+        protected_records(task),
+        unit=task.unit or RECORD,
+        benchmark=task.benchmark,
+        anyway=anyway,
+    )
     quiet: AbstractContextManager[Any] = nullcontext()
     if needs_of(strategy).independent:
         quiet = sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True)
     with quiet:
         strategy = _with_method(strategy, task, context)
     scored = task.validation_records > 0
+    _check_kinds(sampler, pruner)
     _check_covered(strategy, scored=scored, sampler=sampler, pruner=pruner, others=[InRun.name])
     target = _target_of(life, strategy.arm) if epsilon is None else epsilon
     (plan,) = plan_arms([strategy], context, epsilon=target).plans
     _check_searches(plan, sampler=sampler, pruner=pruner)
+    _check_pruner(plan, pruner)
     if space is not None:
         plan = replace(plan, details={**plan.details, SPACE: without_numpy(space)})
     if (sampler or pruner) is not None and plan.repeats > 1:
@@ -406,12 +427,12 @@ def _declared(
     public: Mapping[str, Any] | None,
     sampler: Any,
     timeout: float | None,
+    anyway: bool,
     **others: Any,
 ) -> tuple[Plan, DeclaredTrainer]:
     """Return the plan and the trainer of an arm of a declared mechanism."""
-    usual = {"n_jobs": 1, "precision": "float32", "anyway": False}
     for name, value in others.items():
-        if value is not None and value != usual.get(name):
+        if not _asks_for_nothing(name, value):
             raise InvalidInputError(
                 name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
             )
@@ -437,6 +458,7 @@ def _declared(
             "Use privtune.Score(function of a model and one record, bound=...).",
         )
     data, is_public = _validation(validation, public)
+    _check_kinds(sampler, None)
     _check_covered(strategy, scored=data is not None, sampler=sampler, pruner=None)
     budget = life.ledger.budget(life.budget)
     if life.spec.repeats > 1:
@@ -449,6 +471,13 @@ def _declared(
     if data is not None and not is_public:
         refuse_other_unit(data.unit or RECORD, budget.unit, "The validation split", budget.name)
     records = (split or {}).get("validation") or (1 if data is None else len(data))
+    scored = data is not None and not is_public
+    check_delta(
+        budget.delta,
+        mechanism.records + (records if scored else 0),
+        unit=budget.unit,
+        anyway=anyway,
+    )
     context = PlanningContext(
         task=_declared_task(mechanism, records, public=is_public),
         schedule=mechanism.schedule,
@@ -470,6 +499,20 @@ def _declared(
     return plan, DeclaredTrainer(
         life, objective, strategy, sampler, deadline_of(timeout), data, function
     )
+
+
+_USUAL = {"n_jobs": 1, "precision": "float32", "benchmark": False}
+
+
+def _asks_for_nothing(name: str, value: object) -> bool:
+    """Return whether an argument of ``optimize`` says what would be so without it."""
+    if value is None or value == _USUAL.get(name):
+        return True
+    if name == "executor":
+        return Executor.of(value, 1).name == "inline"  # type: ignore[arg-type]
+    if name == "noise":
+        return NoiseOptions.of(value) == NoiseOptions()
+    return False
 
 
 def _named(life: Life, strategy: Strategy, arm: str | None, epsilon: object) -> Strategy:
@@ -518,6 +561,7 @@ def _check_space(space: object, strategy: Strategy, sampler: Any) -> None:
 def _context(
     life: Life,
     task: Task,
+    *,
     epochs: Any,
     expected_batch_size: Any,
     space: Mapping[str, Any] | None,
@@ -588,6 +632,40 @@ def _check_covered(
     """Refuse a strategy that needs a search space or a score, or does not cover sampler or pruner."""
     names = [*others, *(s.name for s in STRATEGIES.values() if not s.needs.task)]
     check_objective(strategy, scored=scored, sampler=sampler, pruner=pruner, others=names)
+
+
+def _check_kinds(sampler: object, pruner: object) -> None:
+    """Refuse what is no sampler and no pruner, such as a name, which a strategy takes."""
+    import optuna
+
+    own = callable(getattr(sampler, "draw", None)) and not isinstance(sampler, type)
+    if not (sampler is None or own or isinstance(sampler, optuna.samplers.BaseSampler)):
+        raise InvalidInputError(
+            "sampler",
+            sampler,
+            "must be a sampler of Optuna's, or one of your own with a method draw",
+            "A name is the strategy's: strategy=privtune.strategies.Everything(sampler='tpe').",
+        )
+    if not (pruner is None or isinstance(pruner, optuna.pruners.BasePruner)):
+        raise InvalidInputError(
+            "pruner",
+            pruner,
+            "must be a pruner of Optuna's",
+            "optuna.pruners.MedianPruner() is one.",
+        )
+
+
+def _check_pruner(plan: Plan, pruner: object) -> None:
+    """Refuse a pruner that nobody would ask, since scores of a private split are no scores on the way."""
+    if pruner is None or (plan.score is not None and plan.score.event is None):
+        return
+    raise InvalidInputError(
+        "pruner",
+        type(pruner).__name__,
+        "compares exact scores while trials are trained, and the validation split is private: a trial is "
+        "charged for one noised score at its end",
+        'Leave it out, or pass records that everybody may see: public={"validation": (x, y)}.',
+    )
 
 
 def _check_searches(plan: Plan, **given: Any) -> None:

@@ -118,8 +118,12 @@ def task_of(build: Build | Task | str, **given: Any) -> Task:
     """Return the task of what ``study.optimize`` was given: a task as it is, or the arguments of one."""
     if not isinstance(build, Task):
         return own_task(build, **given)
-    if more := sorted(n for n, v in given.items() if v is not None and n != "precision"):
-        raise InvalidInputError(more[0], "given", "is the task's to say", "Leave it out.")
+    # What is left out has the second value, too.
+    same = {"benchmark": (build.benchmark,), "precision": (build.precision, "float32")}
+    for name, value in sorted(given.items()):
+        if value is None or (name in same and value in same[name]):
+            continue
+        raise InvalidInputError(name, "given", "is the task's to say", "Leave it out.")
     if build.build is None:
         raise InvalidInputError(
             "task",

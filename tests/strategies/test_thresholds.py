@@ -45,10 +45,10 @@ def test_a_threshold_beyond_what_scores_can_be_is_refused(
 ) -> None:
     wide = most - least
     for threshold in (most + 1e-9 * wide, most + 0.5, most + 90.0):
-        with pytest.raises(InvalidInputError, match="so no candidate reaches it.*go from"):
+        with pytest.raises(InvalidInputError, match=r"so no candidate reaches it.*go from"):
             plan_of(threshold, scoring, **facts)
     for threshold in (least, least - 0.5, least - 90.0):
-        with pytest.raises(InvalidInputError, match="so any candidate reaches it.*go from"):
+        with pytest.raises(InvalidInputError, match=r"so any candidate reaches it.*go from"):
             plan_of(threshold, scoring, **facts)
     for threshold in (most, least + 0.01 * wide, 0.5 * (least + most)):
         assert plan_of(threshold, scoring, **facts).threshold == threshold

@@ -1,4 +1,4 @@
-"""A space beside a function of one's own: each of its values is trained with, or refused before the charge."""
+"""A space beside a build: each of its values is trained with, or refused before the charge."""
 
 from __future__ import annotations
 
