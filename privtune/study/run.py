@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from privtune.study.observer import Observer
     from privtune.tasks import TaskData
     from privtune.tasks._usable import RecordCheck
-    from privtune.training.mechanism.data import TensorData
+    from privtune.tasks.own import Records
+    from privtune.training.mechanism.kernel import LossOf
     from privtune.training.mechanism.scoring import Measured
 
 _log = logging.getLogger(__name__)
@@ -457,7 +458,8 @@ def _declared(
             "is that which is trained on, which a declared mechanism does not tell",
             "Use privtune.Score(function of a model and one record, bound=...).",
         )
-    data, is_public = _validation(validation, public)
+    known, is_public = _validation(validation, public)
+    data = None if known is None else known.data
     _check_kinds(sampler, None)
     _check_covered(strategy, scored=data is not None, sampler=sampler, pruner=None)
     budget = life.ledger.budget(life.budget)
@@ -494,8 +496,9 @@ def _declared(
         strategy, mechanism, context, epsilon=epsilon, unit=budget.unit, scored=data is not None
     )
     _check_searches(plan, sampler=sampler)
-    function = None if isinstance(score.metric, str) else score.metric
-
+    function = None
+    if plan.score is not None and known is not None:
+        function = _score_function(score, known)
     return plan, DeclaredTrainer(
         life, objective, strategy, sampler, deadline_of(timeout), data, function
     )
@@ -701,7 +704,24 @@ def _declared_task(mechanism: Mechanism, validation_records: int, *, public: boo
     )
 
 
-def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[TensorData | None, bool]:
+def _score_function(score: Score, records: Records) -> LossOf | None:
+    """Return the user's score function of packed records; None for a metric, which takes one input."""
+    from privtune.tasks.own import read_score
+
+    function = None
+    if callable(score.metric) or ":" not in score.metric:  # a path names a function of outputs
+        _, function = read_score(score, records)
+    if function is None and records.data.tree is not None:
+        raise InvalidInputError(
+            "score",
+            score.metric,
+            f"needs records of one input and a target, and validation is {records.parts}",
+            "Pass a pair (x, y), or privtune.Score(function of a model and these parts, bound=...).",
+        )
+    return function
+
+
+def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[Records | None, bool]:
     """Return the validation records of a declared mechanism, and whether they are public."""
     from privtune.tasks.own import read_records
 
@@ -714,4 +734,4 @@ def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[TensorD
             'is {"validation": (x, y)}, in the place of a private validation split',
         )
     data = private if shown is None else shown
-    return None if data is None else read_records(data, field="validation").data, shown is not None
+    return None if data is None else read_records(data, field="validation"), shown is not None

@@ -78,7 +78,7 @@ def own_task(build: Build | str | None, **given: Any) -> Task:
     target_range = given["target_range"] and (given["target_range"][0], given["target_range"][1])
     parts = {name: _targets(part.data, classes, target_range) for name, part in records.items()}
     like = next(iter(parts.values())).like
-    score, score_of = _scored(given["score"], first)
+    score, score_of = read_score(given["score"], first)
     # By data, one record more moves no other; parts given apart are neighbours part by part.
     by = "content" if first.data.groups is None else "id"
     declared: dict[str, Any] = {
@@ -288,7 +288,7 @@ def _packed(
     return found
 
 
-def _scored(given: Any, records: Records) -> tuple[Score | None, LossOf | None]:
+def read_score(given: Any, records: Records) -> tuple[Score | None, LossOf | None]:
     """Return how trials are scored, and by which function of packed records."""
     if given is None:
         return None, None
