@@ -72,6 +72,7 @@ def create_study(
         artifacts: URL of an object store for large models, encrypted there; the database unless given.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
         storage: The database of studies and budgets: its URL, or the path of a SQLite file.
+        anyway: Whether to plan although δ is above one over the number of protected records.
         load_if_exists: Return a study of this name as it is, if there is one. Whatever else is given
             must be what it was created with.
 

@@ -467,7 +467,9 @@ def _check_labels(
     same = 2 * sum(str(label) in texts for label in labels.tolist()) > len(labels)
     remedy = "List every label as y has it."
     if same:  # "0" is no 0
-        remedy = "They are of another type: list texts as texts, as in classes=['0', '1'], or convert y."
+        remedy = (
+            "They are of another type: list texts as texts, as in classes=['0', '1'], or convert y."
+        )
     allowed = "must be the labels of y, and most of those are none of these"
     raise InvalidInputError("classes", classes.tolist(), allowed, remedy)
 

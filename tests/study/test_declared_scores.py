@@ -148,7 +148,7 @@ def late(trial: DeclaredTrial) -> Any:
         (late, {"score": scored(lambda m, x, y: m(x).logits.view(1, 37)[:, 0] ** 2)}),
         (late, {"score": scored(lambda m, x, y: sum(m.pair(x)).sum(dim=1))}),
         (late, {"score": scored(lambda m, x, y: m.head(m.body(x)).mean(dim=1))}),
-        (late, {"score": scored(lambda m, x, y: dict(a=m(x).logits)["a"][:, 3])}),
+        (late, {"score": scored(lambda m, x, y: {"a": m(x).logits}["a"][:, 3])}),
     ],
 )
 def test_scores_of_whatever_models_run(

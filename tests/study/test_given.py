@@ -130,7 +130,11 @@ PUBLIC = {
         ),
         (Everything(trials=2), {**PUBLIC, "pruner": "median"}, "must be a pruner of Optuna's"),
         (Everything(trials=2), {**OWN, "sampler": "tpe"}, r"Everything\(sampler='tpe'\)"),
-        (PapernotSteinke(), {**OWN, "sampler": optuna.samplers.RandomSampler}, "no sampler|must be a"),
+        (
+            PapernotSteinke(),
+            {**OWN, "sampler": optuna.samplers.RandomSampler},
+            "no sampler|must be a",
+        ),
         *(
             (strategy(sampler=TPE), OWN, r"given to study\.optimize\(\.\.\., sampler=\.\.\.\)")
             for strategy in (Everything, PapernotSteinke, LiuTalwar, SubsampledTuning, DPHyper)
