@@ -378,6 +378,7 @@ def _engine(
         strategy = _with_method(strategy, task, context)
     scored = task.validation_records > 0
     _check_kinds(sampler, pruner)
+    _check_one_sampler(strategy, sampler)
     _check_covered(strategy, scored=scored, sampler=sampler, pruner=pruner, others=[InRun.name])
     target = _target_of(life, strategy.arm) if epsilon is None else epsilon
     (plan,) = plan_arms([strategy], context, epsilon=target).plans
@@ -461,6 +462,7 @@ def _declared(
     known, is_public = _validation(validation, public)
     data = None if known is None else known.data
     _check_kinds(sampler, None)
+    _check_one_sampler(strategy, sampler)
     _check_covered(strategy, scored=data is not None, sampler=sampler, pruner=None)
     budget = life.ledger.budget(life.budget)
     if life.spec.repeats > 1:
@@ -656,6 +658,20 @@ def _check_kinds(sampler: object, pruner: object) -> None:
             "must be a pruner of Optuna's",
             "optuna.pruners.MedianPruner() is one.",
         )
+
+
+def _check_one_sampler(strategy: Strategy, sampler: object) -> None:
+    """Refuse a sampler beside another one of the strategy, which would not be asked."""
+    defaults = {each.name: each.default for each in fields(strategy)}  # type: ignore[arg-type]
+    of_strategy = getattr(strategy, "sampler", None)
+    if sampler is None or of_strategy == defaults.get("sampler"):
+        return
+    raise InvalidInputError(
+        "sampler",
+        type(sampler).__name__,
+        f"does not go with sampler {of_strategy!r} of strategy {strategy.name!r}: one of them draws",
+        "Leave one of them out.",
+    )
 
 
 def _check_pruner(plan: Plan, pruner: object) -> None:

@@ -173,7 +173,7 @@ def _wrong(given: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield apart[0], "given", "does not go with data", _HOW
     if data is None and given["train"] is None:
         yield "data", None, "must be given, or train", _HOW
-    if data is None and split is not None:
+    if data is None and split:
         yield "split", split, "goes with data alone", _HOW
     if not isinstance(public, Mapping) or set(public) - set(SPLITS[1:]):
         known = "must be records by name: validation, test, or both"

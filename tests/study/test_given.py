@@ -128,6 +128,7 @@ PUBLIC = {
             {**OWN, "pruner": optuna.pruners.MedianPruner()},
             "pruner = 'MedianPruner': .* the validation split is private",
         ),
+        (Everything(trials=2, sampler="qmc"), {**OWN, "sampler": TPE}, "Leave one of them out"),
         (Everything(trials=2), {**PUBLIC, "pruner": "median"}, "must be a pruner of Optuna's"),
         (Everything(trials=2), {**OWN, "sampler": "tpe"}, r"Everything\(sampler='tpe'\)"),
         (
