@@ -33,6 +33,17 @@ def protected_records(task: Task) -> int:
     return records
 
 
+def check_delta_of(task: Task, delta: float, *, anyway: bool) -> None:
+    """Check δ by the declared sizes of a task: see :func:`check_delta`."""
+    check_delta(
+        delta,
+        protected_records(task),
+        unit=task.unit or RECORD,
+        benchmark=task.benchmark,
+        anyway=anyway,
+    )
+
+
 def check_delta(
     delta: float,
     records: int,

@@ -18,7 +18,7 @@ from privtune.strategies.arms import needs_of, with_report
 from privtune.strategies.context import SHARES
 from privtune.strategies.plan import StagePlan, plan_stage
 from privtune.strategies.searching import parts_of
-from privtune.study.delta import check_delta, protected_records
+from privtune.study.delta import check_delta_of
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 from privtune.tasks._facts import UNCHARGED
@@ -86,13 +86,7 @@ def plan_study(spec: StudySpec, *, look: bool = True, anyway: bool = False) -> S
         context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
     if not all(strategy.needs.non_private for strategy in strategies):
-        check_delta(
-            context.delta,
-            protected_records(context.task),
-            unit=unit,
-            benchmark=context.task.benchmark,
-            anyway=anyway,
-        )
+        check_delta_of(context.task, context.delta, anyway=anyway)
     _check_space(spec, strategies)
     for arm, strategy in zip(spec.arms, strategies, strict=True):
         if strategy.needs.non_private and arm.weight != 1.0:

@@ -35,7 +35,7 @@ from privtune.strategies.arms import check_objective, needs_of
 from privtune.strategies.plan import StagePlan, release_stage
 from privtune.study.build import model_for, named_method
 from privtune.study.declared import DeclaredTrainer, Mechanism, plan_declared
-from privtune.study.delta import check_delta, protected_records
+from privtune.study.delta import check_delta, check_delta_of
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
 from privtune.study.lifecycle import Life, Stage, Trainer, carry_on
 from privtune.study.planning import plan_arms
@@ -364,44 +364,24 @@ def _engine(
         space=space,
         noise=noise,
     )
-    check_delta(
-        context.delta,
-        protected_records(task),
-        unit=task.unit or RECORD,
-        benchmark=task.benchmark,
-        anyway=anyway,
-    )
+    check_delta_of(task, context.delta, anyway=anyway)
     quiet: AbstractContextManager[Any] = nullcontext()
     if needs_of(strategy).independent:
         quiet = sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True)
     with quiet:
         strategy = _with_method(strategy, task, context)
     scored = task.validation_records > 0
-    _check_kinds(sampler, pruner)
-    _check_one_sampler(strategy, sampler)
     _check_covered(strategy, scored=scored, sampler=sampler, pruner=pruner, others=[InRun.name])
+    _check_kinds(strategy, sampler, pruner)
     target = _target_of(life, strategy.arm) if epsilon is None else epsilon
     (plan,) = plan_arms([strategy], context, epsilon=target).plans
     _check_searches(plan, sampler=sampler, pruner=pruner)
-    _check_pruner(plan, pruner)
     if space is not None:
         plan = replace(plan, details={**plan.details, SPACE: without_numpy(space)})
-    if (sampler or pruner) is not None and plan.repeats > 1:
-        raise InvalidInputError(
-            "repeats",
-            plan.repeats,
-            "does not go with a sampler or pruner of your own, which would see the trials of all repetitions",
-            "Leave one of them out.",
-        )
-    if (sampler or pruner) is not None and not plan.is_sealed and chosen.name != "inline":
-        name, given = ("n_jobs", n_jobs) if executor is None else ("executor", executor)
-        raise InvalidInputError(
-            name,
-            given,
-            "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
-            "process",
-            "Leave one of them out.",
-        )
+    if (sampler or pruner) is not None:
+        workers = {"n_jobs": n_jobs} if executor is None else {"executor": executor}
+        _check_seen(plan, {} if chosen.name == "inline" else workers)
+        _check_pruner(plan, pruner)
     return plan, TaskTrainer(
         life,
         task,
@@ -433,24 +413,7 @@ def _declared(
     **others: Any,
 ) -> tuple[Plan, DeclaredTrainer]:
     """Return the plan and the trainer of an arm of a declared mechanism."""
-    for name, value in others.items():
-        if not _asks_for_nothing(name, value):
-            raise InvalidInputError(
-                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
-            )
-    if not callable(objective):
-        raise InvalidInputError("objective", objective, "must be a function of a trial")
-    if not isinstance(mechanism, Mechanism):
-        raise InvalidInputError(
-            "mechanism", type(mechanism).__name__, "must be a privtune.Mechanism"
-        )
-    if epsilon is not None and not mechanism.calibrate:
-        raise InvalidInputError(
-            "epsilon",
-            epsilon,
-            "does not go with calibrate=False: the arm costs what the declared event costs",
-            "Leave one of them out.",
-        )
+    _check_declared(objective, mechanism, epsilon, others)
     score = score if isinstance(score, Score) else Score(score or "accuracy")
     if is_of_loss(score.metric):
         raise InvalidInputError(
@@ -461,9 +424,8 @@ def _declared(
         )
     known, is_public = _validation(validation, public)
     data = None if known is None else known.data
-    _check_kinds(sampler, None)
-    _check_one_sampler(strategy, sampler)
     _check_covered(strategy, scored=data is not None, sampler=sampler, pruner=None)
+    _check_kinds(strategy, sampler, None)
     budget = life.ledger.budget(life.budget)
     if life.spec.repeats > 1:
         raise InvalidInputError(
@@ -509,12 +471,36 @@ def _declared(
 _USUAL = {"n_jobs": 1, "precision": "float32", "benchmark": False}
 
 
-def _asks_for_nothing(name: str, value: object) -> bool:
+def _check_declared(
+    objective: object, mechanism: object, epsilon: float | None, others: Mapping[str, Any]
+) -> None:
+    """Refuse what is no objective and no mechanism, and arguments that it would ignore."""
+    for name, value in others.items():
+        if not _asks_for_nothing(name, value):
+            raise InvalidInputError(
+                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
+            )
+    if not callable(objective):
+        raise InvalidInputError("objective", objective, "must be a function of a trial")
+    if not isinstance(mechanism, Mechanism):
+        raise InvalidInputError(
+            "mechanism", type(mechanism).__name__, "must be a privtune.Mechanism"
+        )
+    if epsilon is not None and not mechanism.calibrate:
+        raise InvalidInputError(
+            "epsilon",
+            epsilon,
+            "does not go with calibrate=False: the arm costs what the declared event costs",
+            "Leave one of them out.",
+        )
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
     """Return whether an argument of ``optimize`` says what would be so without it."""
     if value is None or value == _USUAL.get(name):
         return True
     if name == "executor":
-        return Executor.of(value, 1).name == "inline"  # type: ignore[arg-type]
+        return Executor.of(value, 1).name == "inline"
     if name == "noise":
         return NoiseOptions.of(value) == NoiseOptions()
     return False
@@ -639,8 +625,29 @@ def _check_covered(
     check_objective(strategy, scored=scored, sampler=sampler, pruner=pruner, others=names)
 
 
-def _check_kinds(sampler: object, pruner: object) -> None:
-    """Refuse what is no sampler and no pruner, such as a name, which a strategy takes."""
+def _check_seen(plan: Plan, workers: Mapping[str, object]) -> None:
+    """Refuse a sampler or pruner where trials run side by side, for it sees one after the other."""
+    if plan.repeats > 1:
+        raise InvalidInputError(
+            "repeats",
+            plan.repeats,
+            "does not go with a sampler or pruner of your own, which would see the trials of all repetitions",
+            "Leave one of them out.",
+        )
+    for name, value in workers.items():
+        if plan.is_sealed:
+            continue
+        raise InvalidInputError(
+            name,
+            value,
+            "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
+            "process",
+            "Leave one of them out.",
+        )
+
+
+def _check_kinds(strategy: Strategy, sampler: object, pruner: object) -> None:
+    """Refuse what is no sampler and no pruner, such as a name, and a sampler beside the strategy's."""
     import optuna
 
     own = callable(getattr(sampler, "draw", None)) and not isinstance(sampler, type)
@@ -658,10 +665,6 @@ def _check_kinds(sampler: object, pruner: object) -> None:
             "must be a pruner of Optuna's",
             "optuna.pruners.MedianPruner() is one.",
         )
-
-
-def _check_one_sampler(strategy: Strategy, sampler: object) -> None:
-    """Refuse a sampler beside another one of the strategy, which would not be asked."""
     defaults = {each.name: each.default for each in fields(strategy)}  # type: ignore[arg-type]
     of_strategy = getattr(strategy, "sampler", None)
     if sampler is None or of_strategy == defaults.get("sampler"):

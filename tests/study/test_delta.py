@@ -153,5 +153,7 @@ def test_what_has_no_guarantee_has_no_delta(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_units_are_counted_where_units_are_protected() -> None:
-    with pytest.raises(InvalidInputError, match=r"number of protected persons: .* one person whole"):
+    with pytest.raises(
+        InvalidInputError, match=r"number of protected persons: .* one person whole"
+    ):
         check_delta(0.02, 100, unit="person")

@@ -134,7 +134,7 @@ PUBLIC = {
         (
             PapernotSteinke(),
             {**OWN, "sampler": optuna.samplers.RandomSampler},
-            "no sampler|must be a",
+            "does not declare that its draws",
         ),
         *(
             (strategy(sampler=TPE), OWN, r"given to study\.optimize\(\.\.\., sampler=\.\.\.\)")
