@@ -39,6 +39,7 @@ def create_study(
     seed: int | None = None,
     storage: str | Path = _DEFAULT_STORAGE,
     load_if_exists: bool = False,
+    anyway: bool = False,
 ) -> Study:
     """Plan a study and store it. Touches no data and spends nothing.
 
@@ -71,6 +72,7 @@ def create_study(
         artifacts: URL of an object store for large models, encrypted there; the database unless given.
         seed: Makes the study reproducible, and its guarantee void against whoever knows the seed.
         storage: The database of studies and budgets: its URL, or the path of a SQLite file.
+        anyway: Whether to plan although δ is above one over the number of protected records.
         load_if_exists: Return a study of this name as it is, if there is one. Whatever else is given
             must be what it was created with.
 
@@ -100,6 +102,7 @@ def create_study(
         (('defaults',), 0.0)
     """
     given = {n: v for n, v in locals().items() if v is not None and v != ()}
+    del given["anyway"]
     storage, exists = given.pop("storage"), given.pop("load_if_exists")
     if not isinstance(budget, Budget):
         raise InvalidInputError(
@@ -111,11 +114,11 @@ def create_study(
     terms = {field: getattr(budget, field) for field in BudgetSpec.model_fields}
     spec = StudySpec.parse({**given, "budget": terms})
     if not exists:
-        return Study.create(spec, storage)
+        return Study.create(spec, storage, anyway=anyway)
     try:
         study = Study(name, storage)
     except StudyNotFoundError:
-        return Study.create(spec, storage)
+        return Study.create(spec, storage, anyway=anyway)
     asked, kept = (each.model_dump(mode="json") for each in (spec, study.spec))
     if other := sorted(n for n in given if asked[n] != kept[n]):  # they would do nothing
         study.close()

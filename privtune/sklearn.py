@@ -30,6 +30,8 @@ from privtune.ledger.urls import masked_url
 from privtune.strategies import Fixed, InRun, Strategy
 from privtune.strategies.arms import needs_of
 from privtune.strategies.in_run import method_class
+from privtune.study.delta import check_delta
+from privtune.study.failures import UnusableRecordsError
 
 find_extra("sklearn", extra="demo", what="privtune.sklearn")
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["PrivateClassifier", "PrivateRegressor", "PublicFactWarning"]
 
 FROM_Y = "from y"
+_LEAST, _WHOLE = 0.2, 0.8  # of the declared records: what a fold has at least, and what is no fold
 _BATCHES = 16  # expected batches of an epoch
 _RATES = (0.05, 5.0)  # of a strategy that searches, for inputs in [-1, 1]
 _NORMS = (0.1, 10.0)
@@ -87,6 +90,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]
                 stacklevel=3,
             )
         records = check_integer("records", count, at_least=1, at_most=10**12)
+        _check_size(len(x), records)
+        check_delta(budget.delta, records, more="")
         held = _share(self.validation, records) if needs_of(strategy).score else 0
         split, batch = {"train": records - held}, self.expected_batch_size
         arm: dict[str, Any] = {
@@ -108,7 +113,10 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             seed = int(check_random_state(seed).randint(2**31 - 1) if drawn else seed)
         with closing(create_study(name, budget=budget, storage=self.storage, seed=seed)) as study:
             try:
-                release = study.optimize(**arm)
+                release = study.optimize(**arm, anyway=len(x) < _WHOLE * records)
+            except UnusableRecordsError:
+                study.delete()
+                raise _unusable() from None
             except BaseException:
                 if not study.arms:  # an arm of an open study is there from its charge on
                     study.delete()
@@ -236,6 +244,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         classes = _classes_of(self.classes, labels)
         places = {label: place for place, label in enumerate(classes.tolist())}
         targets = np.array([places.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+        _check_labels(classes, labels, targets)
 
         def loss(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return cross_entropy(model(x), y, reduction="none")
@@ -446,6 +455,46 @@ def _classes_of(given: Any, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
         allowed = "must be two or more, and there is one class alone"
         raise InvalidInputError("classes", found.tolist(), allowed)
     return found
+
+
+def _check_labels(
+    classes: npt.NDArray[Any], labels: npt.NDArray[Any], targets: npt.NDArray[np.int64]
+) -> None:
+    """Refuse classes that most labels are none of, whose records would add nothing."""
+    if 2 * int((targets < 0).sum()) <= len(targets):
+        return
+    texts = {str(label) for label in classes.tolist()}
+    same = 2 * sum(str(label) in texts for label in labels.tolist()) > len(labels)
+    remedy = "List every label as y has it."
+    if same:  # "0" is no 0
+        remedy = (
+            "They are of another type: list texts as texts, as in classes=['0', '1'], or convert y."
+        )
+    allowed = "must be the labels of y, and most of those are none of these"
+    raise InvalidInputError("classes", classes.tolist(), allowed, remedy)
+
+
+def _check_size(rows: int, records: int) -> None:
+    """Refuse far fewer rows than are declared; a fold of a cross-validation has some of them."""
+    if rows >= _LEAST * records:
+        return
+    raise InvalidInputError(
+        "records",
+        records,
+        "must be about the number of rows of X, and X has less than a fifth of that",
+        "Correct it. Of folds that are so small, write down the number of a fold.",
+    )
+
+
+def _unusable() -> InvalidInputError:
+    """Return the error of records that do not fit what is declared, as far as it may be told."""
+    return InvalidInputError(
+        "X and y",
+        "these records",
+        "do not fit what is declared of them, so a fit would spend the budget for nothing: most records "
+        "are alike, or have one class",
+        "Compare them with bounds, classes and records. Nothing was charged.",
+    )
 
 
 def _sizes(hidden: Any) -> list[int]:

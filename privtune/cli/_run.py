@@ -117,12 +117,14 @@ class _ProgressObserver(Observer):
             self._then.arm_failed(plan)
 
 
-def made(spec: StudySpec, storage: str, *, curator: bool = False) -> tuple[Study, list[str]]:
+def made(
+    spec: StudySpec, storage: str, *, curator: bool = False, anyway: bool = False
+) -> tuple[Study, list[str]]:
     """Create a study, or load the one of its name; return it, and in which fields its spec was another."""
     from privtune.study import Study, StudyExistsError
 
     try:
-        Study.create(spec, storage).close()
+        Study.create(spec, storage, anyway=anyway).close()
         return Study(spec.name, storage, curator=curator), []
     except StudyExistsError:
         study = Study(spec.name, storage, curator=curator)
@@ -130,7 +132,7 @@ def made(spec: StudySpec, storage: str, *, curator: bool = False) -> tuple[Study
     return study, sorted(key for key in given if given[key] != stored[key])
 
 
-def opened(name: str, storage: str, *, curator: bool = False) -> Study:
+def opened(name: str, storage: str, *, curator: bool = False, anyway: bool = False) -> Study:
     """Return the study of a name, or of a spec: created unless it was, by the very same one."""
     from privtune.errors import PrivTuneError
     from privtune.study import Study, StudySpec, study_names
@@ -142,7 +144,7 @@ def opened(name: str, storage: str, *, curator: bool = False) -> Study:
         return Study(name, storage, curator=curator)
     spec = StudySpec.from_file(path)
     with planning(spec):
-        study, others = made(spec, storage, curator=curator)
+        study, others = made(spec, storage, curator=curator, anyway=anyway)
     if others and (status := study.status()) and {one.state for one in status} == {"planned"}:
         # Whoever corrects a spec after a refusal goes on with it: nothing depends on the old plan.
         say(
@@ -152,7 +154,7 @@ def opened(name: str, storage: str, *, curator: bool = False) -> Study:
         study.delete()
         study.close()
         with planning(spec):
-            study, others = made(spec, storage, curator=curator)
+            study, others = made(spec, storage, curator=curator, anyway=anyway)
     if others:
         study.close()
         raise PrivTuneError(

@@ -36,6 +36,14 @@ Curator = Annotated[
 ]
 
 
+Anyway = Annotated[
+    bool,
+    typer.Option(
+        "--anyway", help="Plan although δ is above one over the number of protected records."
+    ),
+]
+
+
 @app.command()
 def create(
     spec: SpecFile,
@@ -44,6 +52,7 @@ def create(
         typer.Option(help="Absolute URL of an object store for large results: s3://bucket/folder."),
     ] = None,
     storage: common.Storage = common.DEFAULT_STORAGE,
+    anyway: Anyway = False,
     as_json: common.AsJson = False,
 ) -> None:
     """Plan a study and store it, with its budget if that does not exist. Touches no data."""
@@ -53,7 +62,7 @@ def create(
     if artifacts is not None:
         parsed = StudySpec.parse({**parsed.model_dump(mode="json"), "artifacts": artifacts})
     with common.planning(parsed):
-        study = Study.create(parsed, storage)
+        study = Study.create(parsed, storage, anyway=anyway)
     with closing(study):
         common.tell(
             {"study": study.name, "arms": list(study.arms)},
@@ -101,6 +110,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
         str | None,
         typer.Option("--storage", help="Say also whether the budget of this database holds it."),
     ] = None,
+    anyway: Anyway = False,
     as_json: common.AsJson = False,
 ) -> None:
     """Show what a study would do and cost, arm by arm. Charges nothing; reads data for a curator alone."""
@@ -115,7 +125,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     _give(data)
     parsed = StudySpec.from_file(spec)
     with common.planning(parsed):
-        planned = plan_study(parsed)
+        planned = plan_study(parsed, anyway=anyway)
         advised = advice_on(planned) if advice else None
     records = None
     if curator and parsed.task is not None:
@@ -253,7 +263,8 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         bool,
         typer.Option(
             "--anyway",
-            help="Charge and run although most records cannot be used, or a score will say nothing.",
+            help="Charge and run although most records cannot be used, a score will say nothing, or δ is "
+            "too large for the number of records.",
         ),
     ] = False,
     curator: Curator = False,
@@ -268,7 +279,7 @@ def run(  # noqa: PLR0917 (the command line passes them by name)
         from privtune.cli._tables import print_comparison
         from privtune.views.comparison import comparison_document
 
-        study = opened(name, storage, curator=curator)
+        study = opened(name, storage, curator=curator, anyway=anyway)
     with closing(study):
         if study.finished:
             typer.echo(

@@ -213,6 +213,8 @@ class Needs:
             seals its trials needs: no dependent sampler, no pruner.
         parameters: Hyperparameters of every candidate, by name: the option and its value with which
             they are needed, or None for always.
+        alone: No other hyperparameters than these, but those that the arm fixes.
+        draws: Whether it may draw from the study's space; without any such arm a space has no use.
         methods: The training methods that it can run; empty for all.
         non_private: The flag ``--non-private``: it has no guarantee and is no part of any budget.
 
@@ -225,6 +227,8 @@ class Needs:
     score: bool = False
     independent: bool = False
     parameters: Mapping[str, tuple[str, Any] | None] = field(default_factory=dict)
+    alone: bool = False
+    draws: bool = True
     methods: tuple[str, ...] = ()
     non_private: bool = False
 

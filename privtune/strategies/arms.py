@@ -65,6 +65,14 @@ def check_given(strategy: Strategy, given: Mapping[str, Any]) -> None:
             f"Arm {strategy.arm!r} computes with a number called {name}, but the hyperparameters of "
             f"its candidates are {has}: call it {name}{option}."
         )
+    fixed = getattr(strategy, "parameters", {})
+    known = {*needed_parameters(strategy), *fixed}
+    if strategy.needs.alone and (others := sorted(set(given) - known)):
+        # The last training would draw them anew: it would not be the candidate that was found.
+        raise StrategyError(
+            f"Arm {strategy.arm!r} searches {', '.join(needed_parameters(strategy))} alone, but its "
+            f"candidates also have {', '.join(others)}. Fix them as parameters of the arm."
+        )
 
 
 def check_objective(
@@ -78,11 +86,7 @@ def check_objective(
     """Refuse a function of the user's own where a strategy does not cover what comes with it."""
     needs = needs_of(strategy)
     if needs.task:
-        *some, last = others
-        raise StrategyError(
-            f"Strategy {strategy.name!r} trains by itself and cannot call a function of yours. "
-            f"Declare a task, or use {', '.join(some)} or {last}."
-        )
+        raise _own_work(strategy, others)
     if needs.score and not scored:
         raise StrategyError(
             f"Strategy {strategy.name!r} chooses by a score, but no validation split was declared. "
@@ -93,6 +97,19 @@ def check_objective(
             require_independent_sampler(sampler)
         name = None if pruner is None else type(pruner).__name__
         require_independent(strategy.arm, pruner=name)
+
+
+_FOR_BUILDS = ("fixed", "hyfreedp", "papernot-steinke", "everything")
+"""Some strategies that take a build."""
+
+
+def _own_work(strategy: Strategy, others: Iterable[str]) -> StrategyError:
+    """Return the error of a strategy that trains a task's own model, where a build makes the models."""
+    *some, last = others
+    return StrategyError(
+        f"Strategy {strategy.name!r} trains the model of a task and cannot call a build of yours. "
+        f"Use {', '.join(some)} or {last}, or a task that has a model: a table, pictures, texts."
+    )
 
 
 def needs_of(strategy: Strategy) -> Needs:
@@ -106,8 +123,15 @@ def needs_of(strategy: Strategy) -> Needs:
     return needs
 
 
+OBJECT = "An object is given to study.optimize(..., {0}=...), beside the strategy."
+"""The remedy of a strategy that was given Optuna's object in the place of a name."""
+
+
 def require_independent(arm: str, *, sampler: str = "random", pruner: str | None) -> None:
     """Refuse a sampler whose draws are not independent, and a pruner, by their names in a spec."""
+    if not isinstance(sampler, str):
+        allowed = "must be random, the only one whose draws are independent"
+        raise InvalidInputError("sampler", sampler, allowed, OBJECT.format("sampler"))
     if sampler != "random":
         raise DependentSamplerError(
             f"Arm {arm!r} asks for sampler {sampler!r}, whose draws are not independent of each "
@@ -213,6 +237,8 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         >>> plan.training.method.name, plan.is_sealed, plan.beyond_reach < 1e-8
         ('dog', False, True)
     """
+    if context.define_by_run and needs_of(strategy).task:
+        raise _own_work(strategy, _FOR_BUILDS)
     report = context.plan_report(math.inf if needs_of(strategy).non_private else epsilon)
     repeated = {"repeats": context.repeats, "repeats_charged": not context.task.benchmark}
 

@@ -64,7 +64,7 @@ class Auto:
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = "fixed or HyFreeDP, chosen by public facts; the plan says why"
-    needs: ClassVar[Needs] = Needs(task=True)
+    needs: ClassVar[Needs] = Needs(task=True, draws=False)
 
     arm: str = "auto"
     parameters: Mapping[str, float] = field(default_factory=dict)

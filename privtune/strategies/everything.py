@@ -18,7 +18,7 @@ from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_extra
 from privtune.strategies._base import Needs, Round, StrategyError, best_of
-from privtune.strategies.arms import meet
+from privtune.strategies.arms import OBJECT, meet
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import budgeted
 from privtune.strategies.plan import SEALED_STEPS, Plan, SearchPlan, TrainingPlan
@@ -46,7 +46,7 @@ class Everything(Drawing):
             the noised scores of earlier trials, which are paid for.
         batch: How many trials ``tpe`` proposes at once, to train them together; those under way count
             as bad ones (constant liar), but for functions of one's own.
-        pruner: Refused: a task's trials report no score to prune by.
+        pruner: Refused: ``study.optimize(pruner=...)`` takes one, where the validation split is public.
 
     Example:
         >>> strategy = Everything(trials=3, sampler="tpe", parameters={"max_grad_norm": 1.0})
@@ -71,7 +71,10 @@ class Everything(Drawing):
             raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
         if self.sampler not in SAMPLERS:
             raise InvalidInputError(
-                "sampler", self.sampler, f"must be one of {', '.join(SAMPLERS)}"
+                "sampler",
+                self.sampler,
+                f"must be one of {', '.join(SAMPLERS)}",
+                "" if isinstance(self.sampler, str) else OBJECT.format("sampler"),
             )
         if self.sampler == "cmaes":
             find_extra("cmaes", extra="cmaes", what="sampler: cmaes")
@@ -84,11 +87,18 @@ class Everything(Drawing):
                 f"is for sampler tpe, not for {self.sampler}",
                 f"{' and '.join(_INDEPENDENT)} train together as many as pay by themselves.",
             )
+        if self.sampler == "grid" and context.define_by_run:
+            raise InvalidInputError(
+                "sampler",
+                self.sampler,
+                "walks through a space that is declared, and a function of yours suggests more",
+                "Use tpe, random or qmc.",
+            )
         if self.pruner not in (None, "none"):
             raise StrategyError(
-                f"Arm {self.arm!r} asks for pruner {self.pruner!r}, but a task's trials report no "
-                "intermediate score: each would be a release of its own. Prune in an objective of "
-                "your own (study.optimize), on scores that it makes public."
+                f"Arm {self.arm!r} asks for pruner {self.pruner!r}, but a strategy has none: scores of "
+                "trials under way are exact. On a public validation split give a pruner of Optuna's to "
+                "study.optimize(..., pruner=...)."
             )
         self._check_parameters(context)
         search = self._search(context, epsilon=epsilon / 4)
@@ -109,7 +119,12 @@ class Everything(Drawing):
             sealed=SEALED_STEPS,
             search=SearchPlan(search.trainings, search.points, self.trials),
             final=False,
-            details={"sampler": self.sampler, "batch": self.batch},
+            details={
+                "sampler": self.sampler,
+                "batch": self.batch,
+                # What a function suggests to a trial under way is unknown to other processes.
+                "liar": self.batch > 1 and len(context.space) > 0 and not context.define_by_run,
+            },
         )
 
     def run(self, plan: Plan, trials: Round) -> Outcome:
@@ -138,8 +153,7 @@ def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) ->
     """Make the sampler that draws a trial of a plan of ``everything``, in whatever process it runs."""
     name = plan.details["sampler"]
     seed = streams.seed("search", 0 if name == "grid" else number) % 2**32
-    liar = plan.details["batch"] > 1 and any(True for _ in space)
-    return make_sampler(name, space, seed, liar=liar)
+    return make_sampler(name, space, seed, liar=plan.details["liar"])
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:

@@ -43,7 +43,7 @@ class InRun:
 
     name: ClassVar[str] = "in-run"
     summary: ClassVar[str] = "one training that adapts its own hyperparameters"
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[Needs] = Needs(draws=False)
 
     arm: str
     method: str

@@ -287,6 +287,10 @@ class Plan:
         """Hyperparameters that its first trial does not draw."""
         return {**self.params, **({} if self.search is None else self.search.points[0])}
 
+    def example(self, space: SearchSpace) -> dict[str, Any]:
+        """Return a candidate of the first training, drawn of a ``space`` by numbers that are public."""
+        return {**self.candidate(space, Streams(bytes(32)), 0), **self.fixed}
+
     @property
     def unit(self) -> str:
         """What its event counts as one: what is sampled, clipped and scored."""

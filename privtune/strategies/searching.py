@@ -50,12 +50,13 @@ class Searching:
 
     def _check_parameters(self, context: PlanningContext) -> None:
         """Refuse hyperparameters that are missing, unknown, or given twice."""
-        if context.define_by_run:
-            return
         if overlap := sorted(set(self.parameters) & set(context.space)):
             raise InvalidInputError(
                 f"parameters of arm {self.arm!r}", overlap, "are searched by the space as well"
             )
+        if context.define_by_run:
+            check_space_of_build(context.space)
+            return
         others = {*CHANGING, *SEARCHED, PART}
         drawn = {name: law for name, law in context.space.items() if name not in others}
         require_parameters(self.arm, method_class(self.method), self.parameters, drawn)
@@ -70,6 +71,19 @@ def check_space(space: Mapping[str, Any]) -> None:
     for name in SEARCHED:
         if name in space:
             check_searched(name, space[name])
+
+
+def check_space_of_build(space: Mapping[str, Any]) -> None:
+    """Refuse what a space cannot choose where a ``build`` makes the candidates."""
+    if PART in space:
+        # Only build can say it: the value would be released, and nothing would be trained by it.
+        raise InvalidInputError(
+            f"space.{PART}",
+            space[PART],
+            "is for a task's own model, and a build makes the model here",
+            "Suggest it in build, and return Candidate(model, trainable=...).",
+        )
+    check_space(space)
 
 
 def parts_of(strategy: object, space: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:

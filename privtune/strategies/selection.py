@@ -18,6 +18,7 @@ from privtune.strategies.plan import SEALED_TRIALS, Plan, SearchPlan
 from privtune.strategies.release import Outcome
 from privtune.strategies.scoring import ScorePlan
 from privtune.strategies.searching import IndependentDrawing, check_listed, listed_plan
+from privtune.training.mechanism.metrics import label
 
 _RELEASED = ("the best model", "its hyperparameters", "its noised validation score")
 
@@ -226,6 +227,33 @@ class PapernotSteinke(laws.OptionsOfLaw, Selection):
         return self._plan_selection(context, law, epsilon=epsilon, law_auto=auto)
 
 
+def check_threshold(threshold: float, context: PlanningContext) -> None:
+    """Refuse a threshold that every score or none would reach: the arm would be charged for nothing."""
+    value = check_number("threshold", threshold)
+    metric = context.scoring.make(context.task.target_range)
+    least, most = metric.range
+    if metric.lower_is_better:
+        # As scores are compared: more is better.
+        least, most = -most, -least
+    if least < value <= most:
+        return
+    name = label(context.scoring.metric or metric.name)
+    if value > most:
+        outcome = (
+            f"is above {most:g}, the best score that {name} can give, so no candidate reaches it"
+        )
+    else:
+        outcome = f"is not above {least:g}, the worst score that {name} can give, so any candidate reaches it"
+    remedy = f"Scores by {name} go from {least:g} to {most:g}."
+    if metric.lower_is_better:
+        remedy += " More is better, so what shall be small counts with a minus."
+    if metric.lower_is_better and least < -value <= most:
+        remedy += f" Write {-value:g}."
+    if metric.range == (0.0, 1.0) and 1.0 < value <= 100.0 and not metric.lower_is_better:
+        remedy += f" {value:g} is no share: write {value / 100.0:g}."
+    raise InvalidInputError("threshold", threshold, outcome, remedy)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiuTalwar(Selection):
     """Random stopping: after every run stop with probability γ, then release the best so far.
@@ -242,7 +270,8 @@ class LiuTalwar(Selection):
         maximum: Hard cap on the number of runs.
         min_runs: Fewest runs: stopping begins after that many. The mean is then
             ``min_runs − 1 + 1/gamma``.
-        threshold: A score known in advance without looking at the data.
+        threshold: A score known in advance without looking at the data, within what the metric can be;
+            a loss, where less is better, counts with a minus.
 
     References:
         Liu and Talwar 2019, arXiv 1811.07971, Algorithm 1 (threshold) and Section 4 (best).
@@ -299,7 +328,10 @@ class LiuTalwar(Selection):
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""
-        details = {} if self.threshold is None else {"threshold": self.threshold}
+        details = {}
+        if self.threshold is not None:
+            check_threshold(self.threshold, context)
+            details["threshold"] = self.threshold
         auto = self.mean_runs == "auto" and self.gamma is None
         law = None if auto else self.run_law()
         self._check(context)

@@ -281,7 +281,7 @@ class LinearScaling(Searching):
     name: ClassVar[str] = "linear-scaling"
     summary: ClassVar[str] = "two cheap searches at small ε, extrapolated to the final ε"
     needs: ClassVar[Needs] = Needs(
-        task=True, score=True, independent=True, parameters={"learning_rate": None}
+        score=True, independent=True, parameters={"learning_rate": None}, alone=True
     )
 
     arm: str = "linear-scaling"
@@ -296,9 +296,16 @@ class LinearScaling(Searching):
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
         self._check_parameters(context)
         if list(context.space) != ["learning_rate"]:
+            remedy = "Write learning_rate alone into the space"
+            if context.define_by_run:
+                # A function's own range is unknown while an arm is planned.
+                remedy += (
+                    " (study.optimize(space={'learning_rate': {'type': 'float', 'low': 0.01, 'high': 10.0, "
+                    "'log': True}}, ...)), as build suggests it"
+                )
             raise StrategyError(
                 f"Arm {self.arm!r} extrapolates the learning rate alone, but the space holds "
-                f"{', '.join(context.space) or 'nothing'}. Leave learning_rate in the space and "
+                f"{', '.join(context.space) or 'nothing'}. {remedy}, and "
                 "give the others as parameters of the arm, in a study of its own if need be."
             )
         low, high = (float(fraction) for fraction in self.fractions)
@@ -314,7 +321,7 @@ class LinearScaling(Searching):
             self._training(context, guess * fraction, share)
             for fraction, share in zip((low, high, 1.0), (*shares, 1.0), strict=True)
         )
-        search = SearchPlan(trainings[:2], ({"search": 0}, {"search": 1}), 2 * self.trials)
+        search = SearchPlan(trainings[:2], ({}, {}), 2 * self.trials)
         trained = SearchThenFinal(search, trainings[2])
 
         cost = partial(acc.Repeated, 2 * self.trials)

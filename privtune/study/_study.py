@@ -101,12 +101,13 @@ class Study:
         )
 
     @classmethod
-    def create(cls, spec: StudySpec, storage: str | Path) -> Study:
+    def create(cls, spec: StudySpec, storage: str | Path, *, anyway: bool = False) -> Study:
         """Plan the study, create its budget if needed, and store it. Touches no data, spends nothing.
 
         Args:
             spec: The study.
             storage: The database of studies and budgets: its URL, or the path of a SQLite file.
+            anyway: Whether to plan although δ is above one over the number of protected records.
 
         Returns:
             The study, planned.
@@ -129,7 +130,7 @@ class Study:
         with Ledger(storage) as ledger:
             store = StudyStore(ledger.log.storage)
             store.check_new(spec.name)  # here too: the planning takes seconds
-            planned = plan_study(spec) if spec.arms else None
+            planned = plan_study(spec, anyway=anyway) if spec.arms else None
             plans: list[AnyPlan] = [] if planned is None else [*planned.stages, *planned.plans]
             if spec.budget.name in {budget.name for budget in ledger.budgets()}:
                 _check_terms(ledger, spec)
@@ -242,6 +243,7 @@ class Study:
         precision: str = "float32",
         epochs: float | None = None,
         expected_batch_size: int | None = None,
+        space: Mapping[str, Mapping[str, Any]] | None = None,
         mechanism: Mechanism | None = None,
         epsilon: float | None = None,
         arm: str | None = None,
@@ -291,6 +293,10 @@ class Study:
             precision: Numbers of the forward and the backward pass: ``float32`` or ``bfloat16``.
             epochs: Expected passes over the training records.
             expected_batch_size: Expected records in one Poisson sample.
+            space: What is searched beside the suggestions of ``build``, by name, as in a spec:
+                ``{"expected_batch_size": {"type": "categorical", "choices": [64, 256]}}``, ``epochs`` or
+                ``noise_multiplier``, with the strategy's ``guarantee="common"``. Values of other names
+                are those that ``build`` gets when it asks for them.
             mechanism: What the objective's training releases, declared: see
                 :class:`privtune.Mechanism`.
             epsilon: What the arm may cost; the whole budget, if nothing was charged to it yet.
@@ -311,8 +317,8 @@ class Study:
                 from and how it is treated; the study's own unless given.
             rarest_share: Share of the rarest class, as far as it is known without the records: by it the
                 widths of intervals are foretold.
-            anyway: Whether to charge and run although most records cannot be used, or a score will say
-                nothing.
+            anyway: Whether to charge and run although most records cannot be used, a score will say
+                nothing, or δ is above one over the number of protected records.
 
         Returns:
             The release: ``model``, ``params``, ``score``, ``guarantee``.

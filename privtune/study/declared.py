@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,6 +34,7 @@ from privtune.strategies.arms import check_given
 from privtune.study.lifecycle import Life
 from privtune.study.rehearsal import refuse_unasked
 from privtune.study.rounds import Batch, Files, StudyRound, own_sampler
+from privtune.study.score_rehearsal import models_of, rehearse_score
 from privtune.study.trial import Suggestions
 from privtune.tasks import MECHANISM, PublicFacts
 from privtune.training.mechanism.schedule import Schedule
@@ -253,6 +255,7 @@ class DeclaredTrial(Suggestions):
         self._result: DeclaredResult | None = None
         self._checked = ""
         self._plan_read = False
+        self._models: list[torch.nn.Module] = []  # that a rehearsal's objective holds
 
     @property
     def seed(self) -> int:
@@ -264,6 +267,7 @@ class DeclaredTrial(Suggestions):
         """What is charged for this training. Read it before anything touches the data."""
         self._plan_read = True
         if self._rehearsal:
+            self._models = models_of(inspect.currentframe().f_back, __file__)  # type: ignore[union-attr]
             raise _PlanRead
         return DeclaredPlan(self._training.event)
 
@@ -512,6 +516,11 @@ def plan_declared(
             f"Strategy {strategy.name!r} tunes on a subset of the records, and what a declared mechanism "
             "costs there is not known. Use papernot-steinke, liu-talwar or everything."
         )
+    if strategy.needs.alone:
+        raise StrategyError(
+            f"Strategy {strategy.name!r} draws from a declared space, and the objective of a declared "
+            "mechanism suggests by itself. Use papernot-steinke, liu-talwar or everything."
+        )
     defaults = {f.name: f.default for f in fields(strategy)}  # type: ignore[arg-type]
     for name in ("method", "options", "candidates", "guarantee"):
         value = getattr(strategy, name, None)
@@ -631,6 +640,8 @@ class DeclaredTrainer:
             lambda draw: self._suggested(plan, draw).params,
             "the function suggests before it reads trial.plan",
         )
+        if plan.score is not None and self.validation is not None:
+            rehearse_score(plan.score, self.validation, self.score_of, first._models)
 
     def _suggested(self, plan: Plan, draw: int) -> DeclaredTrial:
         """Return a trial of fixed random numbers, after the objective has read its plan."""

@@ -14,10 +14,11 @@ from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
 from privtune.ledger.values import refuse_other_unit
 from privtune.strategies import NoRunFitsError, Plan, PlanningContext, Strategy, plan_arm
-from privtune.strategies.arms import with_report
+from privtune.strategies.arms import needs_of, with_report
 from privtune.strategies.context import SHARES
 from privtune.strategies.plan import StagePlan, plan_stage
 from privtune.strategies.searching import parts_of
+from privtune.study.delta import check_delta_of
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 from privtune.tasks._facts import UNCHARGED
@@ -54,7 +55,7 @@ class StudyPlan:
     stage_guarantees: tuple[acc.Guarantee, ...] = ()
 
 
-def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
+def plan_study(spec: StudySpec, *, look: bool = True, anyway: bool = False) -> StudyPlan:
     """Plan every arm at the largest common ε, times its weight, whose composition meets the target.
 
     Touches no data. Arms without any guarantee are no part of the budget.
@@ -62,12 +63,14 @@ def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
     Args:
         spec: The study.
         look: Whether the header of what holds the data is checked, where it is here.
+        anyway: Whether to plan although δ is above one over the number of protected records.
 
     Returns:
         The plans; ``total.epsilon`` is at most the target.
 
     Raises:
         PrivTuneError: If an arm cannot be planned.
+        InvalidInputError: If δ is too large for the number of protected records.
         UnitMismatchError: If the task counts another unit than the budget protects.
         TaskDataError: If what holds the data is here, and its header is not as declared.
 
@@ -82,6 +85,9 @@ def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
     if look:
         context.task.look()
     strategies = [arm.to_strategy() for arm in spec.arms]
+    if not all(strategy.needs.non_private for strategy in strategies):
+        check_delta_of(context.task, context.delta, anyway=anyway)
+    _check_space(spec, strategies)
     for arm, strategy in zip(spec.arms, strategies, strict=True):
         if strategy.needs.non_private and arm.weight != 1.0:
             raise InvalidInputError(
@@ -105,6 +111,17 @@ def plan_study(spec: StudySpec, *, look: bool = True) -> StudyPlan:
             "Leave it out; report: {metric: ...} scores what is released.",
         )
     return planned
+
+
+def _check_space(spec: StudySpec, strategies: Sequence[Strategy]) -> None:
+    """Refuse a space that no arm draws from, which would be shown and have no effect."""
+    if spec.space and not any(needs_of(strategy).draws for strategy in strategies):
+        raise InvalidInputError(
+            "space",
+            sorted(spec.space),
+            "is what a search draws from, and no arm of the study searches",
+            "Leave it out, or add an arm like {name: selection, strategy: papernot-steinke}.",
+        )
 
 
 def plan_arms(

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from privtune.errors import InvalidInputError
 from privtune.execution.fine_tuned import check_remembers_nothing, reduced
 from privtune.execution.training import dry_run, made_of, made_up_records
+from privtune.spaces import inside
 from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
 from privtune.strategies.arms import check_given
-from privtune.strategies.searching import parts_of
+from privtune.strategies.searching import CHANGING, parts_of
 from privtune.study.build import Built, build_candidate
 from privtune.study.release import check_end, utility_of
 from privtune.tasks._fine_tuning import PART, for_candidate
@@ -22,6 +23,7 @@ from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
     import torch
+    from optuna.distributions import BaseDistribution
     from torch import nn
 
     from privtune.spaces import IndependentSampler, SearchSpace
@@ -52,7 +54,7 @@ def rehearse(
 ) -> float:
     """Train, score, pack, release, load and measure a trial on made-up records."""
     if task.build is not None:
-        return _rehearse_build(plan, task, strategy, compute=compute, sampler=sampler)
+        return _rehearse_build(plan, task, strategy, space=space, compute=compute, sampler=sampler)
     training = plan.first_training
     drawn = plan.candidate(space, Streams(_SECRETS[0]), 0)
     each = []
@@ -82,10 +84,12 @@ def _rehearse_build(
     task: Task,
     strategy: Strategy,
     *,
+    space: SearchSpace,
     compute: Compute,
     sampler: IndependentSampler | None,
 ) -> float:
-    training, fixed = plan.first_training, plan.fixed
+    training = plan.first_training
+    fixed = plan.example(space)
 
     def make(secret: bytes, given: Mapping[str, Any] = fixed) -> Built:
         try:
@@ -101,7 +105,10 @@ def _rehearse_build(
 
     built = make(_SECRETS[0])
     check_given(strategy, built.params)
-    refuse_unasked(plan, built.params, lambda draw: make(_SECRETS[draw]).params, "build suggests")
+    refuse_unasked(
+        plan, built.params, lambda draw: make(_SECRETS[draw]).params, "build suggests", space=space
+    )
+    check_ranges(space, built.trial.distributions)
     known = {**fixed, **built.params}
 
     def trained() -> tuple[TrialResult, float]:
@@ -246,18 +253,43 @@ def _digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
+def check_ranges(space: SearchSpace, suggested: Mapping[str, BaseDistribution]) -> None:
+    """Refuse a space with values that ``build``, which asks for the same name, does not expect."""
+    for name, law in suggested.items():
+        if name not in space:
+            continue
+        drawn = space[name]
+        ends = [getattr(drawn, end) for end in ("low", "high") if hasattr(drawn, end)]
+        # A choice that build does not know would stop a trial after the charge.
+        if beyond := [value for value in getattr(drawn, "choices", ends) if not inside(law, value)]:
+            raise InvalidInputError(
+                f"space.{name}",
+                beyond,
+                f"must lie within what build suggests it from, {law}",
+                "Write the same values in both, or leave the name out of the space.",
+            )
+
+
 def refuse_unasked(
-    plan: Plan, suggested: Iterable[str], again: Callable[[int], Iterable[str]], how: str
+    plan: Plan,
+    suggested: Iterable[str],
+    again: Callable[[int], Iterable[str]],
+    how: str,
+    *,
+    space: Iterable[str] = (),
 ) -> None:
     """Refuse values for names that a function does not use: others would be drawn, and charged."""
-    asked = set(suggested)
+    # What the plan holds of a candidate is used by the engine, and is drawn by the space alone.
+    names = {*plan.params, *(name for name in space if name not in CHANGING)}
+    asked = set(suggested) - set(CHANGING)
     for draw in range(2, _DRAWS):
-        if not plan.params.keys() <= asked:
-            asked |= set(again(draw))
-    if unasked := sorted(set(plan.params) - asked):
+        if not names <= asked:
+            asked |= set(again(draw)) - set(CHANGING)
+    if unasked := sorted(names - asked):
+        given = [name for name in unasked if name in plan.params]
         raise InvalidInputError(
-            f"parameters of arm {plan.arm!r}",
-            unasked,
+            f"parameters of arm {plan.arm!r}" if given else "space",
+            given or unasked,
             f"were suggested in none of {_DRAWS} rehearsals, which asked for "
             f"{', '.join(sorted(asked)) or 'nothing'}",
             f"Give values under the names that {how}, or leave these out. Nothing was charged.",

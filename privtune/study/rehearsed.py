@@ -171,7 +171,7 @@ def rehearse_study(
     name = task.name if on is not None else f"a {task.name}"
     clock = _Clock(repeats, name, tell)
     with tempfile.TemporaryDirectory(prefix="privtune-rehearsal-") as folder:
-        made = Study.create(changed, f"sqlite:///{folder}/privtune.db")
+        made = Study.create(changed, f"sqlite:///{folder}/privtune.db", anyway=True)
         with closing(made):
             releases = made.run(clock, executor="inline", non_private=True, anyway=True)
             plans = made.plans
@@ -230,7 +230,7 @@ def _changed(
             "and classes no weights."
         )
     if spec.stages or spec.repeats > 1:
-        planned = plan_study(spec, look=False)
+        planned = plan_study(spec, look=False, anyway=True)
         events = [plan.event for plan in planned.plans if plan.is_private]
         terms = {"adjacency": spec.budget.adjacency}
         target = acc.epsilon(acc.Composed(events), spec.budget.delta, **terms).epsilon

@@ -150,6 +150,11 @@ class Files(ABC):
         return 1
 
     @property
+    def defines_by_run(self) -> bool:
+        """Whether a function of the user's suggests hyperparameters while a trial is made."""
+        return True
+
+    @property
     def streams(self) -> Streams:
         """The streams of the arm as a whole: numbers of runs, candidates."""
         return Streams(self.secret)
@@ -175,7 +180,9 @@ class Files(ABC):
         """Return the hyperparameters of a row: a function of the secret and its number alone."""
         if not self.plan.is_sealed:
             drawn = suggested(self.results, number)
-            return {**self.plan.params, **{name: value for name, (value, _) in drawn.items()}}
+            # What a build suggested to the trial is drawn again where it is built.
+            of_space = {name: value for name, (value, _) in drawn.items() if name in self.space}
+            return {**self.plan.params, **of_space}
         return self.plan.candidate(self.space, self.streams, number)
 
     @abstractmethod
@@ -276,9 +283,10 @@ class TrialFiles(Files):
             return 1  # a trial that is shown may be suggested by the scores of those before it
         return STACK if self.compute.stack == "auto" else self.compute.stack
 
-    def candidate(self, number: int) -> dict[str, Any]:
-        """Return the hyperparameters of a row; where a ``build`` suggests them, those that are fixed."""
-        return super().candidate(number) if self.task.build is None else dict(self.plan.params)
+    @property
+    def defines_by_run(self) -> bool:
+        """See ``Files``: a ``build`` suggests hyperparameters beside those of the space."""
+        return self.task.build is not None
 
     def train(self, batch: Batch) -> list[TrialResult]:
         """Train some candidates together; one that nobody else is at goes on from its checkpoint."""
@@ -569,7 +577,7 @@ class StudyRound:
         rounds = make_rounds(self.life.ledger)
         patiently(partial(rounds.propose, self.charge_id, missing, secret=self.files.secret))
         self.give_out(rounds, self.charge_id)
-        if not self.space:  # what a function defines while it runs was drawn where it ran
+        if self.files.defines_by_run:  # what a function suggests was drawn where it ran
             self.shown.take(missing)
 
     def _trained(self, asked: Sequence[Asked]) -> list[TrialResult]:
@@ -634,7 +642,7 @@ class StudyRound:
         self._check_kind(sealed=False)
         sampler, number = self.sampler or make(self.space), self._numbered(number)
         trial = self.shown.ask(number, sampler=sampler, pruner=self.pruner)
-        if not self.space:
+        if self.files.defines_by_run:
             self.files.live[number] = trial
         return {name: trial.suggest(name, law) for name, law in self.space.items()}
 

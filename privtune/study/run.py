@@ -19,7 +19,7 @@ from privtune.ledger import RECORD
 from privtune.ledger.values import refuse_other_unit
 from privtune.names import check_name
 from privtune.numbers import show_left
-from privtune.spaces import SearchSpace
+from privtune.spaces import SearchSpace, without_numpy
 from privtune.strategies import (
     STRATEGIES,
     InRun,
@@ -35,6 +35,7 @@ from privtune.strategies.arms import check_objective, needs_of
 from privtune.strategies.plan import StagePlan, release_stage
 from privtune.study.build import model_for, named_method
 from privtune.study.declared import DeclaredTrainer, Mechanism, plan_declared
+from privtune.study.delta import check_delta, check_delta_of
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
 from privtune.study.lifecycle import Life, Stage, Trainer, carry_on
 from privtune.study.planning import plan_arms
@@ -42,12 +43,13 @@ from privtune.study.rehearsal import rehearse
 from privtune.study.release import utility_of
 from privtune.study.rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
 from privtune.study.seal import open_stream, sealed
+from privtune.study.spec import SPACE, space_of
 from privtune.study.workers import TASK, give_out, make_files, telling
 from privtune.study.worth import check_worth
 from privtune.tasks import Score, Task, TaskDataError
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.metrics import is_of_loss
-from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 
@@ -56,8 +58,9 @@ if TYPE_CHECKING:
     from privtune.study.observer import Observer
     from privtune.tasks import TaskData
     from privtune.tasks._usable import RecordCheck
-    from privtune.training.mechanism.data import TensorData
+    from privtune.tasks.own import Records
     from privtune.training.mechanism.estimates import ScoreEstimate
+    from privtune.training.mechanism.kernel import LossOf
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +107,7 @@ class TaskTrainer:
             plan,
             self.task,
             self._strategy(plan),
-            space=self.life.spec.search_space(),
+            space=space_of(self.life.spec, plan),
             compute=self.compute,
             sampler=own_sampler(self.sampler),
             known=self.timed,
@@ -191,7 +194,8 @@ class TaskTrainer:
                 keep = not stages and self.task.examine is None
                 model = None
                 if self.task.build is not None:
-                    model = model_for(self.task, plan.first_training, plan.fixed)
+                    example = plan.example(space_of(self.life.spec, plan))
+                    model = model_for(self.task, plan.first_training, example)
                 found = self.task.check_records(self.data if keep else None, model=model)
         except TaskDataError:  # of public facts
             raise
@@ -280,7 +284,9 @@ def optimize(
         if mechanism is not None:
             plan, trainer = _declared(life, build, mechanism, strategy, anyway=anyway, **given)
         else:
-            plan, trainer = _engine(life, build, strategy, observer=observer, say=say, **given)
+            plan, trainer = _engine(
+                life, build, strategy, observer=observer, say=say, anyway=anyway, **given
+            )
             task = trainer.task
             if told or not anyway:
                 look = partial(trainer.look, [plan], anyway=anyway, told=told)
@@ -323,9 +329,11 @@ def _engine(
     *,
     observer: Observer,
     say: Callable[[str], None],
+    anyway: bool,
     epsilon: float | None,
     epochs: float | None,
     expected_batch_size: int | None,
+    space: Mapping[str, Any] | None,
     sampler: Any,
     pruner: Any,
     executor: str | Mapping[str, Any] | None,
@@ -352,33 +360,33 @@ def _engine(
         )
     if chosen.name == "processes" and not here:
         chosen.slots(compute.device)
-    context = _context(life, task, epochs, expected_batch_size, noise)
+    _check_space(space, strategy, sampler)
+    context = _context(
+        life,
+        task,
+        epochs=epochs,
+        expected_batch_size=expected_batch_size,
+        space=space,
+        noise=noise,
+    )
+    check_delta_of(task, context.delta, anyway=anyway)
     quiet: AbstractContextManager[Any] = nullcontext()
     if needs_of(strategy).independent:
         quiet = sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True)
     with quiet:
-        strategy = _with_method(strategy, task, context.schedule)
+        strategy = _with_method(strategy, task, context)
     scored = task.validation_records > 0
     _check_covered(strategy, scored=scored, sampler=sampler, pruner=pruner, others=[InRun.name])
+    _check_kinds(strategy, sampler, pruner)
     target = _target_of(life, strategy.arm) if epsilon is None else epsilon
     (plan,) = plan_arms([strategy], context, epsilon=target).plans
     _check_searches(plan, sampler=sampler, pruner=pruner)
-    if (sampler or pruner) is not None and plan.repeats > 1:
-        raise InvalidInputError(
-            "repeats",
-            plan.repeats,
-            "does not go with a sampler or pruner of your own, which would see the trials of all repetitions",
-            "Leave one of them out.",
-        )
-    if (sampler or pruner) is not None and not plan.is_sealed and chosen.name != "inline":
-        name, given = ("n_jobs", n_jobs) if executor is None else ("executor", executor)
-        raise InvalidInputError(
-            name,
-            given,
-            "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
-            "process",
-            "Leave one of them out.",
-        )
+    if space is not None:
+        plan = replace(plan, details={**plan.details, SPACE: without_numpy(space)})
+    if (sampler or pruner) is not None:
+        workers = {"n_jobs": n_jobs} if executor is None else {"executor": executor}
+        _check_seen(plan, {} if chosen.name == "inline" else workers)
+        _check_pruner(plan, pruner)
     return plan, TaskTrainer(
         life,
         task,
@@ -406,28 +414,11 @@ def _declared(
     public: Mapping[str, Any] | None,
     sampler: Any,
     timeout: float | None,
+    anyway: bool,
     **others: Any,
 ) -> tuple[Plan, DeclaredTrainer]:
     """Return the plan and the trainer of an arm of a declared mechanism."""
-    usual = {"n_jobs": 1, "precision": "float32", "anyway": False}
-    for name, value in others.items():
-        if value is not None and value != usual.get(name):
-            raise InvalidInputError(
-                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
-            )
-    if not callable(objective):
-        raise InvalidInputError("objective", objective, "must be a function of a trial")
-    if not isinstance(mechanism, Mechanism):
-        raise InvalidInputError(
-            "mechanism", type(mechanism).__name__, "must be a privtune.Mechanism"
-        )
-    if epsilon is not None and not mechanism.calibrate:
-        raise InvalidInputError(
-            "epsilon",
-            epsilon,
-            "does not go with calibrate=False: the arm costs what the declared event costs",
-            "Leave one of them out.",
-        )
+    _check_declared(objective, mechanism, epsilon, others)
     score = score if isinstance(score, Score) else Score(score or "accuracy")
     if is_of_loss(score.metric):
         raise InvalidInputError(
@@ -436,8 +427,10 @@ def _declared(
             "is that which is trained on, which a declared mechanism does not tell",
             "Use privtune.Score(function of a model and one record, bound=...).",
         )
-    data, is_public = _validation(validation, public)
+    known, is_public = _validation(validation, public)
+    data = None if known is None else known.data
     _check_covered(strategy, scored=data is not None, sampler=sampler, pruner=None)
+    _check_kinds(strategy, sampler, None)
     budget = life.ledger.budget(life.budget)
     if life.spec.repeats > 1:
         raise InvalidInputError(
@@ -449,6 +442,13 @@ def _declared(
     if data is not None and not is_public:
         refuse_other_unit(data.unit or RECORD, budget.unit, "The validation split", budget.name)
     records = (split or {}).get("validation") or (1 if data is None else len(data))
+    scored = data is not None and not is_public
+    check_delta(
+        budget.delta,
+        mechanism.records + (records if scored else 0),
+        unit=budget.unit,
+        anyway=anyway,
+    )
     context = PlanningContext(
         task=_declared_task(mechanism, records, public=is_public),
         schedule=mechanism.schedule,
@@ -465,11 +465,50 @@ def _declared(
         strategy, mechanism, context, epsilon=epsilon, unit=budget.unit, scored=data is not None
     )
     _check_searches(plan, sampler=sampler)
-    function = None if isinstance(score.metric, str) else score.metric
-
+    function = None
+    if plan.score is not None and known is not None:
+        function = _score_function(score, known)
     return plan, DeclaredTrainer(
         life, objective, strategy, sampler, deadline_of(timeout), data, function
     )
+
+
+_USUAL = {"n_jobs": 1, "precision": "float32", "benchmark": False}
+
+
+def _check_declared(
+    objective: object, mechanism: object, epsilon: float | None, others: Mapping[str, Any]
+) -> None:
+    """Refuse what is no objective and no mechanism, and arguments that it would ignore."""
+    for name, value in others.items():
+        if not _asks_for_nothing(name, value):
+            raise InvalidInputError(
+                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
+            )
+    if not callable(objective):
+        raise InvalidInputError("objective", objective, "must be a function of a trial")
+    if not isinstance(mechanism, Mechanism):
+        raise InvalidInputError(
+            "mechanism", type(mechanism).__name__, "must be a privtune.Mechanism"
+        )
+    if epsilon is not None and not mechanism.calibrate:
+        raise InvalidInputError(
+            "epsilon",
+            epsilon,
+            "does not go with calibrate=False: the arm costs what the declared event costs",
+            "Leave one of them out.",
+        )
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    """Return whether an argument of ``optimize`` says what would be so without it."""
+    if value is None or value == _USUAL.get(name):
+        return True
+    if name == "executor":
+        return Executor.of(value, 1).name == "inline"
+    if name == "noise":
+        return NoiseOptions.of(value) == NoiseOptions()
+    return False
 
 
 def _named(life: Life, strategy: Strategy, arm: str | None, epsilon: object) -> Strategy:
@@ -488,8 +527,41 @@ def _named(life: Life, strategy: Strategy, arm: str | None, epsilon: object) -> 
     return replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
 
 
+def _check_space(space: object, strategy: Strategy, sampler: Any) -> None:
+    """Refuse a space that is none, and one that nothing would be drawn from."""
+    if space is None:
+        return
+    if not isinstance(space, Mapping) or not space:
+        raise InvalidInputError(
+            "space",
+            space,
+            "must be a mapping of names to laws",
+            "{'expected_batch_size': {'type': 'categorical', 'choices': [64, 256]}} is one.",
+        )
+    if not needs_of(strategy).draws:
+        raise InvalidInputError(
+            "space",
+            sorted(space),
+            f"is for a strategy that searches, and arm {strategy.arm!r} has one training",
+            "Leave it out.",
+        )
+    if own_sampler(sampler) is not None:
+        raise InvalidInputError(
+            "space",
+            sorted(space),
+            "does not go with a sampler of your own, which draws whole candidates",
+            "Leave one of them out.",
+        )
+
+
 def _context(
-    life: Life, task: Task, epochs: Any, expected_batch_size: Any, noise: Any
+    life: Life,
+    task: Task,
+    *,
+    epochs: Any,
+    expected_batch_size: Any,
+    space: Mapping[str, Any] | None,
+    noise: Any,
 ) -> PlanningContext:
     """Return what an arm of a ``build`` is planned with: public facts."""
     for name, value in (("epochs", epochs), ("expected_batch_size", expected_batch_size)):
@@ -506,17 +578,20 @@ def _context(
     given = {
         "epochs": epochs,
         "expected_batch_size": expected_batch_size,
+        "space": space or {},
         "noise": spec.noise if noise is None else noise,
     }
     return spec.model_copy(update=given).planning_context(task)
 
 
-def _with_method(strategy: Strategy, task: Task, schedule: Schedule) -> Strategy:
+def _with_method(strategy: Strategy, task: Task, context: PlanningContext) -> Strategy:
     """Return the strategy with the method that ``build`` names, which every trial is charged for."""
     if "method" not in {field.name for field in fields(strategy)}:  # type: ignore[arg-type]
         return strategy
     of_arm: str = strategy.method  # type: ignore[attr-defined]
-    found = named_method(task, schedule, getattr(strategy, "parameters", {}))
+    drawn = context.space.draw(Streams(bytes(32)), 0)
+    candidate = {**drawn, **getattr(strategy, "parameters", {})}
+    found = named_method(task, context.schedule, candidate)
     if found in (None, of_arm):
         return strategy
     if of_arm != "dpsgd":
@@ -555,6 +630,71 @@ def _check_covered(
     check_objective(strategy, scored=scored, sampler=sampler, pruner=pruner, others=names)
 
 
+def _check_seen(plan: Plan, workers: Mapping[str, object]) -> None:
+    """Refuse a sampler or pruner where trials run side by side, for it sees one after the other."""
+    if plan.repeats > 1:
+        raise InvalidInputError(
+            "repeats",
+            plan.repeats,
+            "does not go with a sampler or pruner of your own, which would see the trials of all repetitions",
+            "Leave one of them out.",
+        )
+    for name, value in workers.items():
+        if plan.is_sealed:
+            continue
+        raise InvalidInputError(
+            name,
+            value,
+            "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
+            "process",
+            "Leave one of them out.",
+        )
+
+
+def _check_kinds(strategy: Strategy, sampler: object, pruner: object) -> None:
+    """Refuse what is no sampler and no pruner, such as a name, and a sampler beside the strategy's."""
+    import optuna
+
+    own = callable(getattr(sampler, "draw", None)) and not isinstance(sampler, type)
+    if not (sampler is None or own or isinstance(sampler, optuna.samplers.BaseSampler)):
+        raise InvalidInputError(
+            "sampler",
+            sampler,
+            "must be a sampler of Optuna's, or one of your own with a method draw",
+            "A name is the strategy's: strategy=privtune.strategies.Everything(sampler='tpe').",
+        )
+    if not (pruner is None or isinstance(pruner, optuna.pruners.BasePruner)):
+        raise InvalidInputError(
+            "pruner",
+            pruner,
+            "must be a pruner of Optuna's",
+            "optuna.pruners.MedianPruner() is one.",
+        )
+    defaults = {each.name: each.default for each in fields(strategy)}  # type: ignore[arg-type]
+    of_strategy = getattr(strategy, "sampler", None)
+    if sampler is None or of_strategy == defaults.get("sampler"):
+        return
+    raise InvalidInputError(
+        "sampler",
+        type(sampler).__name__,
+        f"does not go with sampler {of_strategy!r} of strategy {strategy.name!r}: one of them draws",
+        "Leave one of them out.",
+    )
+
+
+def _check_pruner(plan: Plan, pruner: object) -> None:
+    """Refuse a pruner that nobody would ask, since scores of a private split are no scores on the way."""
+    if pruner is None or (plan.score is not None and plan.score.event is None):
+        return
+    raise InvalidInputError(
+        "pruner",
+        type(pruner).__name__,
+        "compares exact scores while trials are trained, and the validation split is private: a trial is "
+        "charged for one noised score at its end",
+        'Leave it out, or pass records that everybody may see: public={"validation": (x, y)}.',
+    )
+
+
 def _check_searches(plan: Plan, **given: Any) -> None:
     """Refuse a sampler or a pruner for an arm that has one training."""
     for name, value in given.items():
@@ -588,7 +728,24 @@ def _declared_task(mechanism: Mechanism, validation_records: int, *, public: boo
     )
 
 
-def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[TensorData | None, bool]:
+def _score_function(score: Score, records: Records) -> LossOf | None:
+    """Return the user's score function of packed records; None for a metric, which takes one input."""
+    from privtune.tasks.own import read_score
+
+    function = None
+    if callable(score.metric) or ":" not in score.metric:  # a path names a function of outputs
+        _, function = read_score(score, records)
+    if function is None and records.data.tree is not None:
+        raise InvalidInputError(
+            "score",
+            score.metric,
+            f"needs records of one input and a target, and validation is {records.parts}",
+            "Pass a pair (x, y), or privtune.Score(function of a model and these parts, bound=...).",
+        )
+    return function
+
+
+def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[Records | None, bool]:
     """Return the validation records of a declared mechanism, and whether they are public."""
     from privtune.tasks.own import read_records
 
@@ -601,4 +758,4 @@ def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[TensorD
             'is {"validation": (x, y)}, in the place of a private validation split',
         )
     data = private if shown is None else shown
-    return None if data is None else read_records(data, field="validation").data, shown is not None
+    return None if data is None else read_records(data, field="validation"), shown is not None

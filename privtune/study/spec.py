@@ -29,6 +29,7 @@ from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 
 if TYPE_CHECKING:
+    from privtune.strategies import Plan
     from privtune.tasks.stages import TaskStage
 
 T = TypeVar("T")
@@ -443,6 +444,15 @@ class StudySpec(pydantic.BaseModel):
             noise=NoiseOptions.of(self.noise),
             repeats=self.repeats,
         )
+
+
+SPACE = "space"
+"""The detail of a plan that holds its space, where the study's spec has none: in an open study."""
+
+
+def space_of(spec: StudySpec, plan: Plan) -> SearchSpace:
+    """Return what the candidates of an arm are drawn from: the study's space, or the arm's own."""
+    return SearchSpace.from_dict(plan.details.get(SPACE, spec.space))
 
 
 def _name_of(task: Any) -> str:

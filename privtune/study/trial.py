@@ -23,6 +23,7 @@ from privtune.spaces import (
     plain,
 )
 from privtune.strategies import TrainingPlan
+from privtune.strategies.searching import CHANGING
 from privtune.study._familiar import answer
 from privtune.training.mechanism.streams import Streams
 
@@ -59,8 +60,10 @@ class Suggestions:
         self._number = streams.seed("number") % _NUMBERS if sealed else number
         self._suggested: dict[str, tuple[Any, BaseDistribution]] = {}
         self._streams, self._given, self._live = streams, dict(given), live
-        if sampler is not None and not given:
-            self._given = dict(sampler.draw(streams.numpy("search")))
+        if sampler is not None:
+            # What is fixed comes last: a sampler that was left out beside it would draw nothing at all.
+            self._given = {**sampler.draw(streams.numpy("search")), **given}
+        self._planned = {name: given[name] for name in CHANGING if name in given}
 
     @property
     def number(self) -> int:
@@ -75,8 +78,13 @@ class Suggestions:
 
     @property
     def params(self) -> dict[str, Any]:
-        """What was suggested, by name; a copy: what is released is what was suggested."""
-        return {name: value for name, (value, _) in self._suggested.items()}
+        """What the trial was given, by name; a copy. It is what is released.
+
+        That is what was suggested, and what a ``space`` drew of ``expected_batch_size``, ``epochs`` and
+        ``noise_multiplier``, which the engine trains with.
+        """
+        suggestions = {name: value for name, (value, _) in self._suggested.items()}
+        return {**self._planned, **suggestions}
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -128,8 +136,9 @@ class Suggestions:
                 name,
                 "belongs to the plan: what a trial runs is what was charged, whatever it suggests",
                 "To search it, run an arm for each value (study.optimize with other epochs=..., or "
-                "epsilon=...), or declare a task: the space of a spec takes expected_batch_size, epochs and "
-                "noise_multiplier as a categorical, with guarantee: common (docs/spec.md).",
+                "epsilon=...), or write it into the space: study.optimize(space={'expected_batch_size': "
+                "{'type': 'categorical', 'choices': [64, 256]}}, ...) with guarantee='common' of the "
+                "strategy; epochs and noise_multiplier go there, too.",
             )
         if name not in self._suggested:
             self._suggested[name] = plain(name, self._draw(name, distribution, prior)), distribution

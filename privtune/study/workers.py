@@ -38,6 +38,7 @@ from privtune.study.lifecycle import Life, Stage
 from privtune.study.rounds import TrialFiles, work_on_rows
 from privtune.study.rows import StudyStore
 from privtune.study.seal import open_stream
+from privtune.study.spec import space_of
 from privtune.tasks import TaskDataError, get_task
 from privtune.training.engine.compute import Compute, check_device
 
@@ -135,7 +136,7 @@ def make_files(
         results=life.sealed(plan.arm),
         task=task,
         data=data,
-        space=life.spec.search_space(),
+        space=space_of(life.spec, plan),
         compute=compute,
         **more,
     )

@@ -78,7 +78,7 @@ def own_task(build: Build | str | None, **given: Any) -> Task:
     target_range = given["target_range"] and (given["target_range"][0], given["target_range"][1])
     parts = {name: _targets(part.data, classes, target_range) for name, part in records.items()}
     like = next(iter(parts.values())).like
-    score, score_of = _scored(given["score"], first)
+    score, score_of = read_score(given["score"], first)
     # By data, one record more moves no other; parts given apart are neighbours part by part.
     by = "content" if first.data.groups is None else "id"
     declared: dict[str, Any] = {
@@ -119,8 +119,12 @@ def task_of(build: Build | Task | str, **given: Any) -> Task:
     """Return the task of what ``study.optimize`` was given: a task as it is, or the arguments of one."""
     if not isinstance(build, Task):
         return own_task(build, **given)
-    if more := sorted(n for n, v in given.items() if v is not None and n != "precision"):
-        raise InvalidInputError(more[0], "given", "is the task's to say", "Leave it out.")
+    # What is left out has the second value, too.
+    same = {"benchmark": (build.benchmark,), "precision": (build.precision, "float32")}
+    for name, value in sorted(given.items()):
+        if value is None or (name in same and value in same[name]):
+            continue
+        raise InvalidInputError(name, "given", "is the task's to say", "Leave it out.")
     if build.build is None:
         raise InvalidInputError(
             "task",
@@ -170,7 +174,7 @@ def _wrong(given: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield apart[0], "given", "does not go with data", _HOW
     if data is None and given["train"] is None:
         yield "data", None, "must be given, or train", _HOW
-    if data is None and split is not None:
+    if data is None and split:
         yield "split", split, "goes with data alone", _HOW
     if not isinstance(public, Mapping) or set(public) - set(SPLITS[1:]):
         known = "must be records by name: validation, test, or both"
@@ -285,7 +289,7 @@ def _packed(
     return found
 
 
-def _scored(given: Any, records: Records) -> tuple[Score | None, LossOf | None]:
+def read_score(given: Any, records: Records) -> tuple[Score | None, LossOf | None]:
     """Return how trials are scored, and by which function of packed records."""
     if given is None:
         return None, None

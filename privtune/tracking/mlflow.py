@@ -131,8 +131,11 @@ def _view(study: Study, status: Sequence[ArmStatus]) -> str:
     releases = [arm.release for arm in status if arm.release is not None]
     curves = {record.CURVE_NAMES.get(name, name) for release in releases for name in release.curves}
     released = dict.fromkeys(name for release in releases for name in release.params)
-    # An open study's space is what its function suggests: all that is released belongs to it.
-    params = [name for name in study.spec.space or released if name in released]
+    # What a build suggests is searched as well, and stands in no space; what arms fix is not.
+    fixed = {name for arm in status for name in arm.plan.params}
+    space = study.spec.space
+    params = [name for name in space if name in released]
+    params += [name for name in released if name not in space and (not space or name not in fixed)]
     utility = first_metric(status)
     mean = "_mean" if any(release.repetitions for release in releases) else ""
     return saved_view(

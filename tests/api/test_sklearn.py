@@ -19,7 +19,7 @@ import torch
 from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
@@ -30,7 +30,6 @@ from privtune.errors import InvalidInputError
 from privtune.ledger import BudgetExceededError, Charge, Ledger
 from privtune.sklearn import PrivateClassifier, PrivateRegressor, PublicFactWarning
 from privtune.study import study_names
-from privtune.study.failures import UnusableRecordsError
 from tests.test_extras import hide
 
 Made = Callable[..., Any]
@@ -314,8 +313,78 @@ def test_what_is_not_supported_is_refused(make: Made, blobs: Any, tmp_path: Path
         PrivateClassifier((4.0, 1e-5), bounds=(0, 1))  # type: ignore[call-arg]
     with pytest.raises(InvalidInputError, match="one class alone"):
         make(classes=range(1)).fit(x, y)
-    with pytest.raises(UnusableRecordsError, match="stopped before anything was charged"):
-        make().fit(x, y + 7)
+    assert study_names(tmp_path / "p.db") == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "change", "said"),
+    [
+        ([0, 1], lambda y: y + 7, "List every label as y has it"),
+        ([0, 1], lambda y: y.astype(str), r"another type: .* classes=\['0', '1'\], or convert y"),
+        (["0", "1"], lambda y: y, "another type"),
+        ([0, 1], lambda y: y.astype(str).astype(object), "another type"),
+        (["yes", "no"], lambda y: np.where(y > 0, "Yes", "No"), "List every label as y has it"),
+        ([0, 1], np.zeros_like, "have one class.*Nothing was charged"),
+        ([0, 1], lambda y: y[:30], "less than a fifth"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused_with_what_an_estimator_can_change(
+    make: Made, blobs: Any, tmp_path: Path, classes: Any, change: Any, said: str
+) -> None:
+    x, y = blobs
+    labels = change(y)
+    with pytest.raises(InvalidInputError, match=said) as refused:
+        make(classes=classes).fit(x[: len(labels)], labels)
+    assert "--" not in str(refused.value), "no flag of a command line"
+    assert "anyway" not in str(refused.value)
+    assert study_names(tmp_path / "p.db") == []
+
+
+@pytest.mark.parametrize("kind", [str, np.str_, object, float, bool])
+def test_labels_are_what_they_are_declared_as(make: Made, blobs: Any, kind: Any) -> None:
+    x, y = blobs
+    labels = y.astype(str).astype(object) if kind is object else y.astype(kind)
+    model = make(classes=list(dict.fromkeys(labels.tolist()))).fit(x, labels)
+    assert model.score(x, labels) > 0.8
+
+
+@pytest.mark.parametrize("records", [200, 240])
+@pytest.mark.parametrize("folds", [2, 3])
+def test_folds_of_half_the_declared_records_are_trained_on(
+    make: Made, blobs: Any, tmp_path: Path, records: int, folds: int
+) -> None:
+    x, y = blobs
+    search = RandomizedSearchCV(
+        make(Budget(40.0, 1e-5, name="folds"), epsilon=2.0, records=records),
+        {"epochs": [1, 2]},
+        n_iter=2,
+        cv=folds,
+        random_state=0,
+    )
+    search.fit(x, y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert len(charges(tmp_path, "folds")) == 2 * folds + 1
+
+
+def test_a_search_without_budget_ends_without_a_winner(make: Made, blobs: Any) -> None:
+    x, y = blobs
+    poor = make(Budget(2.0, 1e-5, name="poor"), epsilon=1.0)
+    search = RandomizedSearchCV(poor, {"epochs": [1, 2]}, n_iter=2, cv=2, random_state=0)
+    with (
+        pytest.warns((FitFailedWarning, UserWarning)),
+        pytest.raises(BudgetExceededError),
+    ):
+        search.fit(x, y)
+
+
+def test_a_delta_that_is_too_large_is_answered_with_another_budget(
+    make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"above one over the number .* budget of another name"
+    ) as refused:
+        make((4.0, 0.01)).fit(*blobs)
+    assert "anyway" not in str(refused.value)
     assert study_names(tmp_path / "p.db") == []
 
 

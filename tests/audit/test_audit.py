@@ -48,7 +48,7 @@ def test_a_task_s_own_model_is_trained_beside_the_canary():
 @pytest.mark.parametrize(
     "strategy",
     [
-        LiuTalwar(parameters=NORM, mean_runs=4, threshold=500.0),
+        LiuTalwar(parameters=NORM, mean_runs=4, threshold=0.5),
         SubsampledTuning(parameters=NORM, variant=1, rate=0.3, mean_runs=2),
         pytest.param(
             SubsampledTuning(parameters=NORM, variant=2, rate=0.3, mean_runs=4), marks=campaign

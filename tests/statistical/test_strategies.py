@@ -48,11 +48,14 @@ pytestmark = pytest.mark.statistical
 
 TARGET = 4.0
 NORM = {"max_grad_norm": 1.0}
+TIERS = Scoring(metric="value", bound=4000.0)
 LOW, HIGH = -0.5, 2.25  # of the tiers, in deviations of the noise
 
 
 def planned(strategy):
-    plan = strategy.plan(context({} if isinstance(strategy, InRun) else RATE), epsilon=TARGET)
+    space = {} if isinstance(strategy, InRun) else RATE
+    # Of tiers of a thousand, which a threshold lies between.
+    plan = strategy.plan(context(space, scoring=TIERS), epsilon=TARGET)
     return plan, epsilon(plan.event, DELTA).epsilon
 
 

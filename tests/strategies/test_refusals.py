@@ -24,7 +24,7 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("liu-talwar", {"sampler": "grid"}, BOTH, "categorical choices, drawn with replacement"),
     ("subsampled-tuning", {"sampler": "qmc"}, BOTH, "not independent"),
     ("papernot-steinke", {"pruner": "median"}, BOTH, "Leave the pruner out"),
-    ("everything", {"pruner": "median"}, BOTH, "Prune in an objective of your own"),
+    ("everything", {"pruner": "median"}, BOTH, r"to study.optimize\(\.\.\., pruner="),
     ("papernot-steinke", {}, EPOCHS, "Say guarantee: common .* or guarantee: weighted"),
     ("papernot-steinke", {"guarantee": "none"}, EPOCHS, "must be one of common, weighted"),
     ("papernot-steinke", {"guarantee": "common"}, LOOSE, "on a finite grid with public weights"),

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from privtune.ledger import Ledger
+from privtune.strategies import STRATEGIES
 from privtune.study import StudySpec
 from privtune.study.rows import Results, StudyRow, StudyStore
+from privtune.training.methods import METHODS
 
 PARAMETERS = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 FIXED = {"name": "defaults", "strategy": "fixed", "parameters": PARAMETERS}
@@ -31,7 +34,17 @@ def toy_spec(**changes: object) -> StudySpec:
         "expected_batch_size": 24,
         "device": "cpu",
     }
-    return StudySpec.parse({**spec, **changes})
+    whole = {**spec, **changes}
+    if "space" not in changes and not any(searches(arm) for arm in whole["arms"]):
+        del whole["space"]  # no arm draws from it
+    return StudySpec.parse(whole)
+
+
+def searches(arm: Mapping[str, Any]) -> bool:
+    """Return whether an arm may draw from the space of its study."""
+    name = arm["strategy"]
+    built_in = STRATEGIES.is_built_in(name) or METHODS.is_built_in(name)
+    return not built_in or (name in STRATEGIES and STRATEGIES[name].needs.draws)
 
 
 @pytest.fixture

@@ -12,10 +12,17 @@ from torch import nn
 import privtune
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
-from privtune.strategies import Everything, Fixed, PapernotSteinke
+from privtune.strategies import (
+    DPHyper,
+    Everything,
+    Fixed,
+    LiuTalwar,
+    PapernotSteinke,
+    SubsampledTuning,
+)
 from privtune.study import StudySpec, study_names
 from tests.study.conftest import PARAMETERS
-from tests.study.elsewhere import OWN, VALIDATION
+from tests.study.elsewhere import OWN, VALIDATION, own_task
 
 BUDGET = privtune.Budget(6.0, 1e-5, name="given")
 
@@ -91,6 +98,7 @@ def one(trial: privtune.Trial) -> privtune.Candidate:
     return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate))
 
 
+TPE: Any = optuna.samplers.TPESampler()
 PUBLIC = {
     **{n: v for n, v in OWN.items() if n != "validation"},
     "public": {"validation": VALIDATION},
@@ -115,6 +123,29 @@ PUBLIC = {
             {**PUBLIC, "score": privtune.Score(mechanism="laplace")},
             "scoring.mechanism = 'laplace': goes without",
         ),
+        (
+            Everything(trials=2),
+            {**OWN, "pruner": optuna.pruners.MedianPruner()},
+            "pruner = 'MedianPruner': .* the validation split is private",
+        ),
+        (Everything(trials=2, sampler="qmc"), {**OWN, "sampler": TPE}, "Leave one of them out"),
+        (Everything(trials=2), {**PUBLIC, "pruner": "median"}, "must be a pruner of Optuna's"),
+        (Everything(trials=2), {**OWN, "sampler": "tpe"}, r"Everything\(sampler='tpe'\)"),
+        (
+            PapernotSteinke(),
+            {**OWN, "sampler": optuna.samplers.RandomSampler},
+            "does not declare that its draws",
+        ),
+        *(
+            (strategy(sampler=TPE), OWN, r"given to study\.optimize\(\.\.\., sampler=\.\.\.\)")
+            for strategy in (Everything, PapernotSteinke, LiuTalwar, SubsampledTuning, DPHyper)
+        ),
+        (
+            Everything(pruner=optuna.pruners.MedianPruner()),  # type: ignore[arg-type]
+            PUBLIC,
+            r"to study\.optimize\(\.\.\., pruner=",
+        ),
+        (Everything(pruner="median"), PUBLIC, r"to study\.optimize\(\.\.\., pruner="),
     ],
 )
 def test_an_arm_refuses_what_it_has_no_use_for(
@@ -178,3 +209,71 @@ def test_the_arguments_of_create_study_are_all_accounted_for() -> None:
     used |= {"report", "device", "repeats"}
     assert refused | used == set(StudySpec.model_fields)
     assert not refused & used
+
+
+USUAL = [
+    {"executor": "inline"},
+    {"executor": {"type": "inline"}},
+    {"noise": "plain"},
+    {"noise": privtune.NoiseOptions()},
+    {"noise": {"source": "fast", "floating_point": "plain"}},
+    {"benchmark": False},
+    {"n_jobs": 1},
+    {"precision": "float32"},
+    {"anyway": False},
+    {"callbacks": ()},
+    {"show_progress_bar": False},
+]
+
+
+def noisy(trial: Any) -> Any:
+    return trial.result({"w": [0.5 * trial.plan.noise_multiplier]})
+
+
+@pytest.mark.parametrize("given", USUAL, ids=str)
+def test_what_would_be_so_anyway_is_no_demand(storage: str, given: dict[str, Any]) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage)
+    mechanism = privtune.Mechanism(
+        privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
+    )
+    declared = {"strategy": Fixed(), "mechanism": mechanism, "epsilon": 2.0}
+    assert study.optimize(noisy, **declared, **given).params == {}
+    task = own_task()
+    known = {"strategy": Fixed(arm="task"), "epochs": 1, "expected_batch_size": 24, "epsilon": 1.0}
+    assert study.optimize(task, **known, **given).arm == "task"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"executor": "processes"},
+        {"executor": {"type": "processes"}},
+        {"noise": "secure"},
+        {"benchmark": True},
+        {"n_jobs": 2},
+        {"precision": "bfloat16"},
+        {"epochs": 1},
+        {"classes": 3},
+        {"pad_to": 4},
+        {"loss": "tests.study.elsewhere:loss"},
+        {"space": {"epochs": {"type": "categorical", "choices": [1, 2]}}},
+    ],
+    ids=str,
+)
+def test_what_a_declared_mechanism_would_ignore_is_refused(
+    storage: str, given: dict[str, Any]
+) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage)
+    mechanism = privtune.Mechanism(
+        privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
+    )
+    with pytest.raises(InvalidInputError, match="goes with a build, and a mechanism is declared"):
+        study.optimize(noisy, strategy=Fixed(), mechanism=mechanism, **given)
+
+
+@pytest.mark.parametrize("given", [{"precision": "bfloat16"}, {"benchmark": True}], ids=str)
+def test_what_a_task_says_otherwise_is_refused(storage: str, given: dict[str, Any]) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage)
+    known = {"strategy": Fixed(), "epochs": 1, "expected_batch_size": 24}
+    with pytest.raises(InvalidInputError, match="is the task's to say"):
+        study.optimize(own_task(), **known, **given)

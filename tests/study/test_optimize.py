@@ -20,6 +20,7 @@ from privtune.errors import PrivTuneError
 from privtune.ledger import Ledger
 from privtune.spaces import LogNormal
 from privtune.strategies import (
+    Auto,
     Everything,
     Fixed,
     LinearScaling,
@@ -130,7 +131,7 @@ def test_a_spec_and_python_give_the_same_bits(
 ) -> None:
     """The same task, strategy and seed, once by a spec that names the task, once by objects."""
     arms = [{"name": "arm", "strategy": strategy, **options}]
-    space = {} if build is plain else toy_spec().space
+    space = {} if strategy == "fixed" or build is plain else toy_spec().space
     spec = toy_spec(task=task, arms=arms, space=space, epochs=1, seed=7)
     declared = Study.create(spec, storage)
     (one,) = declared.run()
@@ -432,7 +433,8 @@ TUNING = {"strategy": Subsampled(rate=0.25, mean_runs=2)}
 REFUSED: list[tuple[Build, dict[str, Any], str]] = [
     (conditional, {"sampler": object()}, "Set `independent = True`"),
     (conditional, {"validation": None}, "no validation"),
-    (conditional, {"strategy": LinearScaling()}, "cannot call a function of yours"),
+    (conditional, {"strategy": LinearScaling()}, r"learning_rate alone.*study.optimize\(space="),
+    (conditional, {"strategy": Auto()}, "cannot call a build of yours. Use .* or a task that has"),
     (conditional, {"strategy": PapernotSteinke}, "must be one of privtune.strategies"),
     (conditional, {"n_jobs": "2"}, "n_jobs = '2': must be a whole number"),
     (conditional, {"executor": "external"}, "workers can import"),
