@@ -463,7 +463,7 @@ def _declared(
     function = None if isinstance(score.metric, str) else score.metric
 
     return plan, DeclaredTrainer(
-        life, objective, strategy, sampler, deadline_of(timeout), data, function
+        life, objective, mechanism, strategy, sampler, deadline_of(timeout), data, function
     )
 
 
