@@ -286,7 +286,14 @@ class DeclaredTrial(Suggestions):
         return super()._suggest(name, distribution, prior)
 
     def run(self, objective: Callable[[DeclaredTrial], Any]) -> Any:
-        """Return what an objective returns, called with the trial's random states and watched by its log."""
+        """Call an objective with the trial's own random states, while what Opacus does is noted.
+
+        Args:
+            objective: The function of a trial; PrivTune calls it here.
+
+        Returns:
+            What the objective returns.
+        """
         with own_generators(self._streams), self._engines.watch():
             return objective(self)
 

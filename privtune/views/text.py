@@ -42,7 +42,7 @@ def weakened(study: Study) -> str:
 
 
 def declared_trainings(study: Study) -> list[str]:
-    """Return by whom trainings are declared, and what they were checked against, each once."""
+    """Return by whom trainings are declared, and what was compared with the charge, each once."""
     said: dict[str, None] = {}
     for arm in study.status():
         if words := arm.plan.public_facts.get(MECHANISM):

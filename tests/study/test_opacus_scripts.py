@@ -1098,7 +1098,7 @@ def test_private_validation_records_that_are_trained_on_are_refused_before_the_c
     assert study.spent().epsilon == 0.0
 
 
-def test_equal_records_of_few_categories_are_different_persons() -> None:
+def test_equal_records_of_few_categories_are_no_copies() -> None:
     generator = torch.Generator().manual_seed(0)
     training = torch.randint(0, 3, (500, 4), generator=generator).float()
     validation = torch.randint(0, 3, (100, 4), generator=generator).float()
