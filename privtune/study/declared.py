@@ -310,6 +310,7 @@ class DeclaredTrial(Suggestions):
 
         Raises:
             DeclaredError: If something differs from what was charged.
+            InvalidInputError: If this is no engine of Opacus.
 
         Example:
             >>> def train(trial):  # by Opacus, whose objects are called as ever
@@ -322,7 +323,12 @@ class DeclaredTrial(Suggestions):
             ...     return trial.result(model, score=trial.score(model))
         """
         plan = self.plan
-        history = [tuple(entry) for entry in engine.accountant.history]
+        accountant: Any = getattr(engine, "accountant", None)
+        if not hasattr(accountant, "history"):
+            raise InvalidInputError(
+                "engine", type(engine).__name__, "must be the opacus.PrivacyEngine of this trial"
+            )
+        history = [tuple(entry) for entry in accountant.history]
         charge = plan.noise_multiplier, plan.sample_rate
         same = all(
             is_close(one, other)

@@ -110,16 +110,17 @@ class PrivateTraining:
         module: The model as ``make_private`` returned it.
         optimizer: Opacus' optimizer.
         loader: The loader that it returned.
+        bare_loader: The loader that it was given.
     """
 
     engine: Any
     module: Any
     optimizer: Any
     loader: Any
+    bare_loader: Any
     draws: BatchDraws = field(default_factory=BatchDraws)
     steps: int = 0
     noise_multipliers: set[float] = field(default_factory=set)
-    sizes: set[int | None] = field(default_factory=set)
     mistake: str = ""
     may_step: bool = False
 
@@ -127,6 +128,7 @@ class PrivateTraining:
         self._batch_size = self.optimizer.expected_batch_size
         self._records: int | None = 0
         self._norms: list[list[float]] = []
+        self._is_clipped = False
 
     @property
     def parameters(self) -> list[Any]:
@@ -141,15 +143,31 @@ class PrivateTraining:
         return hasattr(self.optimizer, "accumulate")
 
     @property
-    def sampler(self) -> Any:
-        """What draws the loader's batches."""
-        return self.loader.batch_sampler
+    def samplers(self) -> list[Any]:
+        """What may draw batches: the loader's sampler, and that of a given loader that draws Poisson samples.
+
+        Opacus' own data module of Lightning has such a loader, which the Trainer goes through.
+        """
+        samplers = [self.loader.batch_sampler]
+        if isinstance(self.bare_loader.batch_sampler, _poisson_sampler()):
+            samplers.append(self.bare_loader.batch_sampler)
+        return samplers
 
     def note_gradients(self) -> None:
         """Count the records of gradients that are about to be summed: of a batch, or of a part of one."""
         size = _count_records(self.optimizer)
         self._records = None if size is None or self._records is None else self._records + size
         self._norms.append(_numbers(self.optimizer.max_grad_norm))
+        if self.is_ghost and not self._is_clipped:
+            self.mistake = self.mistake or (
+                "ghost clipping has clipped nothing: call backward on the loss of the criterion that "
+                "make_private returned"
+            )
+        self._is_clipped = False
+
+    def note_clipping(self) -> None:
+        """Note that ghost clipping weighs the records' losses by their gradients' norms."""
+        self._is_clipped = True
 
     def note_step(self) -> None:
         """Compare a step, whose noise has been added, with the batch that was drawn for it."""
@@ -159,7 +177,6 @@ class PrivateTraining:
         self.steps += 1
         self.may_step = True
         self.noise_multipliers.add(float(optimizer.noise_multiplier))
-        self.sizes.add(records)
         drawn = records is not None and self.draws.use(records)
         if not drawn and not self.mistake and not self._takes_every_record(records):
             self.mistake = (
@@ -196,16 +213,14 @@ class PrivateTraining:
             )
         if charged.data is not None and not is_same_data(charged.data, data):
             return "make_private was given another data set than the declared one"
-        return (
-            (not charged.is_full_batch and self._find_other_sampling(charged))
-            or self._find_known_seed(charged)
-            or self.mistake
-        )
+        for sampler in self.samplers:
+            mistake = "" if charged.is_full_batch else self._find_other_sampling(sampler, charged)
+            if mistake:
+                return mistake
+        return self._find_known_seed(charged) or self.mistake
 
-    def _find_other_sampling(self, charged: ChargedTraining) -> str:
-        uniform = getattr(sys.modules.get(_SAMPLER), "UniformWithReplacementSampler", ())
-        sampler = self.sampler
-        if not isinstance(sampler, uniform):
+    def _find_other_sampling(self, sampler: Any, charged: ChargedTraining) -> str:
+        if not isinstance(sampler, _poisson_sampler()):
             return (
                 "its loader draws no Poisson samples (poisson_sampling=False, or several processes), which "
                 "the charge is for"
@@ -220,11 +235,10 @@ class PrivateTraining:
         return ""
 
     def _find_known_seed(self, charged: ChargedTraining) -> str:
-        generators = {
-            "noise_generator": self.optimizer.generator,
-            "the loader's generator": getattr(self.sampler, "generator", None),
-        }
-        for name, generator in generators.items():
+        generators = [("noise_generator", self.optimizer.generator)]
+        for sampler in self.samplers:
+            generators.append(("the loader's generator", getattr(sampler, "generator", None)))
+        for name, generator in generators:
             # Who knows a seed subtracts the noise, or knows the sample: then nothing is amplified.
             if generator is None or getattr(self.engine, "secure_mode", False):
                 continue
@@ -244,7 +258,7 @@ class EngineLog:
     _mistake: str = ""
     _bare_steps: dict[int, Any] = field(default_factory=dict)
     _bare_passes: int = 0  # backward passes that no step of an engine's followed
-    _stepping: Any = None
+    _stepping: dict[int, Any] = field(default_factory=dict)  # by thread
     _thread: int = 0
     _own_mark: object = field(default_factory=object)  # an id would be used again by a later trial
 
@@ -270,7 +284,7 @@ class EngineLog:
                 finder = _LateImport(_ENGINE, replace_all)
                 sys.meta_path.insert(0, finder)
                 undo.callback(sys.meta_path.remove, finder)
-            undo.callback(self._release_optimizers)
+            undo.callback(self._release_objects)
             yield
 
     def find_mistake(self, engine: Any, charged: ChargedTraining) -> str:
@@ -322,7 +336,12 @@ class EngineLog:
         @functools.wraps(make_private)
         def noted(engine: Any, *args: Any, **options: Any) -> Any:
             objects = make_private(engine, *args, **options)
-            self._add(PrivateTraining(engine, objects[0], objects[1], objects[-1]))
+            model, optimizer, loader = objects[0], objects[1], objects[-1]
+            self._add(
+                PrivateTraining(
+                    engine, model, optimizer, loader, options.get("data_loader", loader)
+                )
+            )
             return objects
 
         return noted
@@ -332,7 +351,7 @@ class EngineLog:
         def noted(sampler: Any) -> Iterator[Any]:
             sizes: list[int] = []
             for training in self.trainings:
-                if training.sampler is sampler:
+                if any(each is sampler for each in training.samplers):
                     training.draws.passes.append(sizes)
             for indices in draw(sampler):
                 sizes.append(len(indices))
@@ -372,33 +391,48 @@ class EngineLog:
         # Opacus' two kinds of optimizer sum gradients by different methods.
         name = "accumulate" if training.is_ghost else "clip_and_accumulate"
         setattr(optimizer, name, functools.partial(note_gradients, getattr(optimizer, name)))
+        if training.is_ghost:
+            get_weights = training.module.get_clipping_coef
+
+            def note_clipping() -> Any:
+                training.note_clipping()
+                return get_weights()
+
+            training.module.get_clipping_coef = note_clipping
         optimizer.attach_step_hook(note_step)
         self.trainings.append(training)
 
-    def _release_optimizers(self) -> None:
-        """Take away what was put on the optimizers, for scripts that keep them."""
+    def _release_objects(self) -> None:
+        """Take away what was put on optimizers and models, for scripts that keep them."""
         for training in self.trainings:
             for name in ("accumulate", "clip_and_accumulate"):
                 vars(training.optimizer).pop(name, None)
+            vars(training.module).pop("get_clipping_coef", None)
 
     def _before_step(self, optimizer: Any, args: Any, options: Any) -> None:
         """Note the step of any optimizer of torch: Opacus' calls the one that it was given."""
-        if self._stepping is not None:
+        thread = threading.get_ident()
+        if thread in self._stepping:
             return  # an optimizer that is made of others, as Lookahead
-        self._stepping = optimizer
+        self._stepping[thread] = optimizer
         for training in self.trainings:
             if training.optimizer.original_optimizer is optimizer and training.may_step:
                 training.may_step = False
                 self._mark(optimizer)
                 return
-        if threading.get_ident() == self._thread:
+        parameters = _parameters_of(optimizer)
+        if thread != self._thread:  # another's, unless it is about this trial's models
+            engines = {id(each) for training in self.trainings for each in training.parameters}
+            parameters = [each for each in parameters if id(each) in engines]
+        else:
             self._mark(optimizer)
-            for parameter in _parameters_of(optimizer):
-                self._bare_steps[id(parameter)] = parameter  # kept: an id is used again
+        for parameter in parameters:
+            self._bare_steps[id(parameter)] = parameter  # kept: an id is used again
 
     def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
-        if self._stepping is optimizer:
-            self._stepping = None
+        thread = threading.get_ident()
+        if self._stepping.get(thread) is optimizer:
+            del self._stepping[thread]
 
     def _mark(self, optimizer: Any) -> None:
         for parameter in _parameters_of(optimizer):
@@ -442,6 +476,11 @@ def _replace(owner: Any, name: str, wrap: Callable[[Any], Any], undo: ExitStack)
     original = getattr(owner, name)
     undo.callback(setattr, owner, name, original)
     setattr(owner, name, wrap(original))
+
+
+def _poisson_sampler() -> Any:
+    """Return the class of Opacus' sampler, which is there once Opacus is."""
+    return getattr(sys.modules.get(_SAMPLER), "UniformWithReplacementSampler", ())
 
 
 def _parameters_of(optimizer: Any) -> list[Any]:

@@ -16,6 +16,8 @@ import pytest
 import torch
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
+from opacus.grad_sample import GradSampleModule
+from opacus.layers import DPLSTM
 from opacus.schedulers import ExponentialNoise, StepGradClip
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
@@ -462,6 +464,83 @@ def a_poisson_loader_of_one_s_own(trial: DeclaredTrial) -> Any:
     return Parts(trial).make_private(loader, poisson_sampling=False).train().result()
 
 
+@right()
+def a_poisson_loader_of_one_s_own_is_gone_through(trial: DeclaredTrial) -> Any:
+    """As Opacus' example for Lightning, whose Trainer keeps the loader of the data module."""
+    loader = DPDataLoader.from_data_loader(LOADER)
+    return Parts(trial).make_private(loader).train(loader).result()
+
+
+@right()
+def adaptive_clipping(trial: DeclaredTrial) -> Any:
+    options = {"target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.2}
+    bounds = {"max_clipbound": 10.0, "min_clipbound": 0.01, "unclipped_num_std": 10.0}
+    parts = Parts(trial).make_private(clipping="adaptive", **options, **bounds)
+    return parts.train().result()
+
+
+@pytest.mark.parametrize("mode", ["functorch", "ew"])
+def test_other_ways_to_gradients_of_records_are_checked(mode: str, tmp_path: Path) -> None:
+    def script(trial: DeclaredTrial) -> Any:
+        return Parts(trial).make_private(grad_sample_mode=mode).train().result()
+
+    assert run(script, tmp_path)[1].checked == CHECKED
+
+
+@right()
+def a_gaussian_accountant(trial: DeclaredTrial) -> Any:
+    parts = Parts(trial)
+    parts.engine = PrivacyEngine(accountant="gdp")
+    return parts.make_private().train().result()
+
+
+@right()
+def a_model_that_is_wrapped_before(trial: DeclaredTrial) -> Any:
+    parts = Parts(trial)
+    parts.model = GradSampleModule(parts.model)
+    return parts.make_private().train().result()
+
+
+@right()
+def steps_in_two_parts(trial: DeclaredTrial) -> Any:
+    parts = Parts(trial).make_private()
+    for _ in range(EPOCHS):
+        for x, y in parts.loader:
+            parts.optimizer.zero_grad()
+            parts.criterion(parts.model(x), y).backward()
+            if parts.optimizer.pre_step():
+                parts.optimizer.original_optimizer.step()
+    return parts.result()
+
+
+@right(loader=DataLoader(DATA, batch_size=50, drop_last=True), epochs=3)
+def a_last_batch_that_is_dropped(trial: DeclaredTrial) -> Any:
+    loader = DataLoader(DATA, batch_size=50, drop_last=True)
+    return Parts(trial).make_private(loader).train(epochs=3).result()
+
+
+class Recurrent(nn.Module):
+    """A recurrent net of Opacus' over three numbers, with an embedding of their signs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2, 4)
+        self.net = DPLSTM(5, 4, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Any) -> Any:
+        steps = torch.cat([self.embedding((x > 0).long()), x[..., None]], dim=2)
+        return self.head(self.net(steps)[0][:, -1])
+
+
+@right()
+def a_recurrent_net(trial: DeclaredTrial) -> Any:
+    parts = Parts(trial)
+    parts.model = parts.bare_model = Recurrent()
+    parts.optimizer = torch.optim.SGD(parts.model.parameters(), lr=parts.rate)
+    return parts.make_private().train().result()
+
+
 @right(strategy=PapernotSteinke(mean_runs=3))
 def a_selection(trial: DeclaredTrial) -> Any:
     return Parts(trial).make_private().train().result()
@@ -518,6 +597,15 @@ def the_old_loader_with_ghost_clipping(trial: DeclaredTrial) -> Any:
         grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss(reduction="mean")
     )
     return parts.train(LOADER).result()
+
+
+@wrong("ghost clipping has clipped nothing")
+def ghost_clipping_without_its_criterion(trial: DeclaredTrial) -> Any:
+    parts = Parts(trial).make_private(
+        grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss(reduction="mean")
+    )
+    parts.criterion = nn.functional.cross_entropy
+    return parts.train().result()
 
 
 @wrong("draws no Poisson samples")
@@ -614,6 +702,21 @@ def private_steps_after_the_check(trial: DeclaredTrial) -> Any:
     trial.check(parts.engine)
     parts.train(epochs=1)
     return trial.result(parts.model, score=trial.score(parts.model))
+
+
+@wrong(BESIDE)
+def another_thread_trains_the_same_model(trial: DeclaredTrial) -> Any:
+    parts = Parts(trial).make_private().train()
+
+    def train() -> None:
+        for parameter in parts.bare_model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        parts.bare.step()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    return parts.result()
 
 
 @wrong(NO_WORD)
@@ -783,6 +886,21 @@ def each_record_twice_in_its_batch(trial: DeclaredTrial) -> Any:
 
 
 @wrong(OLD)
+def parts_of_batches(trial: DeclaredTrial) -> Any:
+    parts = Parts(trial).make_private()
+    batches = [(x[:20], y[:20]) for _ in range(EPOCHS) for x, y in parts.loader]
+    return parts.train(batches, epochs=1).result()
+
+
+@wrong(NOTED)
+def a_history_with_steps_by_hand(trial: DeclaredTrial) -> Any:
+    parts = Parts(trial).make_private().train()
+    noise = trial.plan.noise_multiplier
+    parts.engine.accountant.step(noise_multiplier=noise, sample_rate=trial.plan.sample_rate)
+    return parts.result()
+
+
+@wrong(OLD)
 def one_batch_kept_for_all_steps(trial: DeclaredTrial) -> Any:
     parts = Parts(trial).make_private()
     batch = next(iter(parts.loader))
@@ -913,24 +1031,43 @@ OUTSIDE = _Outside()
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     """Hold for every script: methods, hooks and finders are as they were."""
-    from torch.optim import optimizer
-
-    def state() -> list[Any]:
-        return [
-            PrivacyEngine.make_private,
-            UniformWithReplacementSampler.__iter__,
-            torch.autograd.backward,
-            torch.autograd.grad,
-            list(optimizer._global_optimizer_pre_hooks),
-            list(optimizer._global_optimizer_post_hooks),
-            [each for each in sys.meta_path if type(each).__module__ == EngineLog.__module__],
-        ]
-
     FOLDER.append(tmp_path)
     SHARED.clear()
-    before = state()
+    before = methods()
     yield
-    assert state() == before
+    assert methods() == before
+
+
+def methods() -> list[Any]:
+    """Return what a trial replaces while it runs."""
+    from torch.optim import optimizer
+
+    return [
+        PrivacyEngine.make_private,
+        UniformWithReplacementSampler.__iter__,
+        torch.autograd.backward,
+        torch.autograd.grad,
+        list(optimizer._global_optimizer_pre_hooks),
+        list(optimizer._global_optimizer_post_hooks),
+        [each for each in sys.meta_path if type(each).__module__ == EngineLog.__module__],
+    ]
+
+
+def test_methods_are_put_back_whatever_a_trial_does(tmp_path: Path) -> None:
+    before = methods()
+    inside: list[list[Any]] = []
+    kept: list[Parts] = []
+
+    def script(trial: DeclaredTrial) -> Any:
+        kept.append(Parts(trial).make_private())
+        inside.append(methods())
+        raise RuntimeError("a mistake of the script")
+
+    with pytest.raises(ArmStoppedError):
+        run(script, tmp_path)
+    assert all(one != other for one, other in zip(inside[0][:4], before[:4], strict=True))
+    assert methods() == before
+    assert "clip_and_accumulate" not in vars(kept[0].optimizer)
 
 
 def test_there_are_enough_scripts() -> None:
@@ -1031,6 +1168,17 @@ for OLD in (False, True):
     lines = done.stdout.splitlines()
     of_the_size = CHECKED.replace("the declared data set", "a data set of the declared size")
     assert lines == [of_the_size, "refused"], done.stderr
+
+
+def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
+    def script(trial: DeclaredTrial) -> Any:
+        parts = Parts(trial).make_private().train()
+        with pytest.raises(InvalidInputError, match=r"must be the opacus\.PrivacyEngine"):
+            trial.check(parts.model)
+        return trial.result(parts.model, score=trial.score(parts.model))
+
+    _, release = run(script, tmp_path)
+    assert release.checked == ""
 
 
 def test_what_other_threads_train_is_no_part_of_a_trial(tmp_path: Path) -> None:
