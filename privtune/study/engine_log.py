@@ -171,15 +171,17 @@ class PrivateTraining:
 
     def note_step(self) -> None:
         """Compare a step, whose noise has been added, with the batch that was drawn for it."""
-        optimizer, records, norms = self.optimizer, self._records, self._norms
+        optimizer = self.optimizer
+        records = self._records
+        norms = self._norms
         self._records = 0
         self._norms = []
         self.steps += 1
         self.may_step = True
         self.noise_multipliers.add(float(optimizer.noise_multiplier))
-        drawn = records is not None and self.draws.use(records)
-        if not drawn and not self.mistake and not self._takes_every_record(records):
-            self.mistake = (
+        is_a_batch = records is not None and self.draws.use(records)
+        if not (is_a_batch or self._takes_every_record(records)):
+            self.mistake = self.mistake or (
                 f"step {self.steps} used gradients of {_of_records(records)}, and this is no batch whose "
                 "turn it was: each step takes one batch, whole and once, of the loader that make_private "
                 "returned (the loop over the old loader is the commonest mistake)"
@@ -260,7 +262,9 @@ class EngineLog:
     _bare_passes: int = 0  # backward passes that no step of an engine's followed
     _stepping: dict[int, Any] = field(default_factory=dict)  # by thread
     _thread: int = 0
-    _own_mark: object = field(default_factory=object)  # an id would be used again by a later trial
+    _trial_mark: object = field(
+        default_factory=object
+    )  # an id would be used again by a later trial
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -334,21 +338,18 @@ class EngineLog:
 
     def _with_training(self, make_private: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make_private)
-        def noted(engine: Any, *args: Any, **options: Any) -> Any:
+        def wrapper(engine: Any, *args: Any, **options: Any) -> Any:
             objects = make_private(engine, *args, **options)
-            model, optimizer, loader = objects[0], objects[1], objects[-1]
-            self._add(
-                PrivateTraining(
-                    engine, model, optimizer, loader, options.get("data_loader", loader)
-                )
-            )
+            loader = objects[-1]  # behind the criterion, where ghost clipping returns one
+            bare_loader = options.get("data_loader", loader)
+            self._add(PrivateTraining(engine, objects[0], objects[1], loader, bare_loader))
             return objects
 
-        return noted
+        return wrapper
 
     def _with_draws(self, draw: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         @functools.wraps(draw)
-        def noted(sampler: Any) -> Iterator[Any]:
+        def wrapper(sampler: Any) -> Iterator[Any]:
             sizes: list[int] = []
             for training in self.trainings:
                 if any(each is sampler for each in training.samplers):
@@ -357,16 +358,16 @@ class EngineLog:
                 sizes.append(len(indices))
                 yield indices
 
-        return noted
+        return wrapper
 
     def _with_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
-        def noted(*args: Any, **options: Any) -> Any:
+        def wrapper(*args: Any, **options: Any) -> Any:
             if threading.get_ident() == self._thread:
                 self._bare_passes += 1
             return backward(*args, **options)
 
-        return noted
+        return wrapper
 
     def _add(self, training: PrivateTraining) -> None:
         """Follow the optimizer that ``make_private`` returned."""
@@ -436,10 +437,10 @@ class EngineLog:
 
     def _mark(self, optimizer: Any) -> None:
         for parameter in _parameters_of(optimizer):
-            setattr(parameter, _OWNER, self._own_mark)
+            setattr(parameter, _OWNER, self._trial_mark)
 
     def _is_of_another_trial(self, parameter: Any) -> bool:
-        return getattr(parameter, _OWNER, self._own_mark) is not self._own_mark
+        return getattr(parameter, _OWNER, self._trial_mark) is not self._trial_mark
 
 
 class _LateImport(importlib.abc.MetaPathFinder):

@@ -66,7 +66,10 @@ def test_a_draft_is_refused_until_it_is_filled_and_then_runs(tmp_path: Path, kin
     names = [*("classes", "train", "validation", "test", "columns.age", "columns.no")]
     assert all(f"task.{name}" in said for name in names)
     assert "budget.epsilon, budget.delta, budget.unit open" in said
-    assert "may one person (or household, or firm: whoever is to be protected) have several rows?" in text
+    assert (
+        "may one person (or household, or firm: whoever is to be protected) have several rows?"
+        in text
+    )
     assert ("columns.smokes" in said) == (kind == "csv")  # the type says all
     assert "\n" not in said
     with closing(Study.create(StudySpec.parse(filled(text)), storage)) as study:
