@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.accounting._checks import check_integer
 from privtune.api import create_study
+from privtune.errors import InvalidInputError
 from privtune.ledger import Budget
 from privtune.strategies import PapernotSteinke
 from privtune.study.declared import Mechanism
@@ -28,8 +29,8 @@ def mechanism(data_loader: DataLoader[Any], *, epochs: int, declared_by: str) ->
     """Declare what ``PrivacyEngine.make_private`` runs on a loader: its sampling rate and its steps.
 
     Opacus samples each record with probability 1 / ``len(data_loader)``, once for each of the loader's
-    batches. The noise is what the arm's ε asks for: give ``trial.plan.noise_multiplier`` to ``make_private``,
-    and hold what ran against it by ``trial.check(engine)``.
+    batches. The noise is what the arm's ε asks for: :func:`make_private` gives it to Opacus, and
+    :func:`result` compares what ran with the charge.
 
     Args:
         data_loader: The loader that is given to ``make_private``; its number of records is declared public.
@@ -39,6 +40,10 @@ def mechanism(data_loader: DataLoader[Any], *, epochs: int, declared_by: str) ->
     Returns:
         The mechanism, for ``study.optimize(objective, mechanism=...)``.
 
+    Raises:
+        InvalidInputError: If the loader has a generator of its own: its seed is the same in every trial, and
+            known samples are no random ones.
+
     Example:
         >>> import torch
         >>> from torch.utils.data import DataLoader, TensorDataset
@@ -46,9 +51,19 @@ def mechanism(data_loader: DataLoader[Any], *, epochs: int, declared_by: str) ->
         >>> mechanism(loader, epochs=2, declared_by="the lab").event.count
         14
     """
-    batches, passes = len(data_loader), check_integer("epochs", epochs, at_least=1, at_most=10**6)
+    passes = check_integer("epochs", epochs, at_least=1, at_most=10**6)
+    if data_loader.generator is not None:
+        raise InvalidInputError(
+            "data_loader.generator",
+            data_loader.generator,
+            "must be None: sampling by a seed that somebody may know protects nobody",
+            "Leave generator= out; the trial's own secret states draw the samples.",
+        )
+    # Opacus' sampler has int(1 / rate) batches, one less than a loader's 93: 1 / (1 / 93) < 93.
+    batches = int(1.0 / (1.0 / len(data_loader)))
     event = Repeated(passes * batches, PoissonSampled(1.0 / batches, Gaussian(1.0)))
-    return Mechanism(event, declared_by, records=len(data_loader.dataset))  # type: ignore[arg-type]
+    data = data_loader.dataset
+    return Mechanism(event, declared_by, records=len(data), data=data)  # type: ignore[arg-type]
 
 
 def make_private(
@@ -91,7 +106,7 @@ def make_private(
 
 
 def result(trial: DeclaredTrial, engine: PrivacyEngine, model: nn.Module) -> DeclaredResult:
-    """Check what Opacus noted against the charged plan, score the model, and return the trial's result.
+    """Compare what Opacus did with the charge, score the model, and return the trial's result.
 
     Args:
         trial: The trial.
@@ -102,11 +117,13 @@ def result(trial: DeclaredTrial, engine: PrivacyEngine, model: nn.Module) -> Dec
         What the objective returns.
 
     Raises:
-        DeclaredError: If noise, sampling rate or number of steps are others than were charged.
+        DeclaredError: If the data set, its sampling, the noise or the steps are others than were charged
+            (``trial.check`` says what is compared).
 
     Example:
         >>> def train(trial):
-        ...     run_the_script(engine, model, sigma=trial.plan.noise_multiplier)
+        ...     engine, model, optimizer, loader = make_private(trial, model, optimizer, data)
+        ...     run_the_script(model, optimizer, loader)
         ...     return result(trial, engine, model)
     """
     trial.check(engine)
@@ -132,9 +149,9 @@ def select(
     Called again, as by a script that is run again, it returns what was released.
 
     Args:
-        train: The script as a function of a trial: it suggests hyperparameters, gives
-            ``trial.plan.noise_multiplier`` to ``make_private``, trains, and returns :func:`result`.
-        data_loader: The loader that it gives to ``make_private``.
+        train: The script as a function of a trial: it suggests hyperparameters, calls :func:`make_private`,
+            trains on the loader that this returned, and returns :func:`result`.
+        data_loader: The loader that it gives to :func:`make_private`.
         epochs: How often it goes through it.
         validation: Inputs and targets ``(x, y)`` that candidates are scored on, apart from the loader's.
         epsilon: What everything together may cost, above 0.

@@ -14,7 +14,7 @@ from torch import nn
 
 from privtune.errors import InvalidInputError
 from privtune.strategies import Plan, TrainingPlan
-from privtune.study.declared import DeclaredTrial, own_generators
+from privtune.study.declared import DeclaredTrial
 from privtune.tasks import Task
 from privtune.training.engine.train import Made, Training, initialisation
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
@@ -274,7 +274,6 @@ def run_declared(
         trial = DeclaredTrial(
             replace(plan, score=None), training, number=number, streams=streams, given=plan.params
         )
-        with own_generators(streams):
-            found[number] = float(canary(trial, inside))
+        found[number] = float(trial.run(lambda trial: canary(trial, inside)))
         progress(1)
     return found

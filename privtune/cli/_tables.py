@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.cli._common import DEFAULT_STORAGE, program, say, show_facts, show_table
-from privtune.ledger.values import show_adjacency
+from privtune.ledger.wording import PromiseWording
 from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.describe import noise_of, plan_line
 from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
@@ -208,14 +208,16 @@ def _storage(study: Study) -> str:
 
 def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
     budget = study.spec.budget
+    wording = PromiseWording(budget.unit)
     spent = study.spent()
     lines = [
         f"Budget {budget.name}: ε = {show_epsilon(spent.epsilon)} of {budget.epsilon:g} charged, "
         f"{show_left(study.remaining())} left (δ = {budget.delta:g}, "
-        f"{show_adjacency(budget.adjacency, budget.unit)}, {text.together(spent)})."
+        f"{wording.state_adjacency(budget.adjacency)}, {text.together(spent)})."
         if spent.epsilon > 0
         else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
-        f"{budget.delta:g}, {show_adjacency(budget.adjacency, budget.unit)}).",
+        f"{budget.delta:g}, {wording.state_adjacency(budget.adjacency)}).",
+        wording.short_caveat,
         text.explain_utility(arms),
         *text.spread_notes(arms),
         text.EXPECTED,

@@ -149,7 +149,8 @@ def create(
     """Create a budget. It never changes afterwards; it can be closed for good."""
     from privtune.accounting import Adjacency
     from privtune.ledger import Admission, Budget
-    from privtune.ledger.values import member, show_adjacency
+    from privtune.ledger.values import member
+    from privtune.ledger.wording import PromiseWording
 
     with _ledger(storage) as ledger:
         budget = ledger.create_budget(
@@ -164,10 +165,11 @@ def create(
                 order=order,
             )
         )
+    neighbours = PromiseWording(budget.unit).state_adjacency(budget.adjacency)
     tell(
         budget.to_dict(),
         f"Budget {budget.name}: ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
-        f"{show_adjacency(budget.adjacency, budget.unit)}, {budget.admission} admission (filter at order "
+        f"{neighbours}, {budget.admission} admission (filter at order "
         f"{budget.order:g}).",
         as_json=as_json,
     )

@@ -115,7 +115,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
 ) -> None:
     """Show what a study would do and cost, arm by arm. Charges nothing; reads data for a curator alone."""
     from privtune.cli import _tables
-    from privtune.ledger.values import show_adjacency
+    from privtune.ledger.wording import PromiseWording
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
     from privtune.study.worth import expected_scores, words_of
@@ -161,14 +161,16 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
         _tables.print_examples(drawn)
     # Of a user's own data the first record was read for its shapes.
     own = isinstance(parsed.task, Mapping) and parsed.task.get("type") == "own"
-    total, unit = planned.total, parsed.budget.unit
+    total = planned.total
+    wording = PromiseWording(parsed.budget.unit)
     common.say(
         f"{'All stages and arms' if stages else 'All arms'} together: ε = "
         f"{show_epsilon(total.epsilon, 4)} at δ = {total.delta:g} "
-        f"({show_adjacency(total.adjacency, unit)}, {together(total)}); target "
+        f"({wording.state_adjacency(total.adjacency)}, {together(total)}); target "
         f"{parsed.target_epsilon:g}. "
         f"{'No data was touched.' if records is None and not own else 'Nothing was charged.'}"
     )
+    common.say(wording.short_caveat)
     for sentence in words_of(planned.plans, task):
         common.say(sentence)
     common.say(

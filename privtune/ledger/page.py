@@ -13,6 +13,7 @@ from privtune.accounting.registry import formula
 from privtune.files import forget_times
 from privtune.ledger.audits import contradictions
 from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
+from privtune.ledger.wording import PromiseWording
 from privtune.numbers import show_epsilon
 
 
@@ -40,6 +41,7 @@ def render_certificate(certificate: Mapping[str, Any]) -> str:
     page = environment.get_template("certificate.html").render(
         certificate=certificate,
         terms=certificate["budget"]["terms"],
+        caveat=PromiseWording(certificate["budget"]["terms"]["unit"]).caveat,
         guarantee=certificate["guarantee"],
         filter=_filter(certificate.get("filter")),
         declared=_declared(certificate["entries"]),

@@ -259,8 +259,3 @@ def refuse_other_unit(unit: str, protected: str, who: str, budget: str) -> None:
     raise UnitMismatchError(
         f"{who} counts {counts}, but budget {budget!r} protects every {protected}: {why}. {remedy}"
     )
-
-
-def show_adjacency(adjacency: str, unit: str) -> str:
-    """Return an adjacency for people: of records where nothing else is said."""
-    return str(adjacency) if unit == RECORD else f"{adjacency} of one {unit}"

@@ -82,7 +82,7 @@ class TrialResult:
         ended: How it ended.
         unusable: How often an unusable record was met; for the curator alone, never released.
         shapes: Shapes of the parameters by name, as they lie in ``weights``; empty where not known.
-        checked: What a declared training was checked against; empty where it was not.
+        checked: What was compared of a declared training; empty where nothing was.
 
     Example:
         >>> import torch
@@ -207,7 +207,7 @@ class Release:
         make: Makes the model with other weights; None where nobody here can.
         serve: Makes of a model one that takes raw rows; None where nobody here can.
         shown: Returns the trials as Optuna has them, where all of them are paid for.
-        checked: What a declared training was checked against; empty where it was not.
+        checked: What was compared of a declared training; empty where nothing was.
         repetitions: What each run of a repeated arm released, the release's own first; empty of one draw.
 
     Example:

@@ -31,6 +31,8 @@ from privtune.strategies import (
     plan_arm,
 )
 from privtune.strategies.arms import check_given
+from privtune.study.declared_data import holds_validation
+from privtune.study.engine_log import CHECKED, ChargedTraining, EngineLog, is_close
 from privtune.study.lifecycle import Life
 from privtune.study.rehearsal import refuse_unasked
 from privtune.study.rounds import Batch, Files, StudyRound, own_sampler
@@ -55,7 +57,7 @@ _MOST = 10**12  # records: more than anybody has
 _TRIES = 20
 _KEPT = "validation.sha256"
 _SEED_PYTHON = random.seed  # as it is where no trial runs
-_OPACUS = "checked against Opacus' accountant"
+_LEAST_COMPARED = "compared.least"
 
 
 class DeclaredError(PrivTuneError):
@@ -79,6 +81,8 @@ class Mechanism:
         declared_by: Who declares it, as certificates name them.
         records: Number of training records, declared public.
         calibrate: False keeps the event as it is, and the arm costs what it costs.
+        data: The data set of these records, if it is at hand: ``trial.check`` compares what Opacus sampled
+            with it. It is neither read before the charge nor stored.
 
     Raises:
         InvalidInputError: If something is no event, no name or no number of records.
@@ -93,6 +97,7 @@ class Mechanism:
     declared_by: str
     records: int = field(kw_only=True)
     calibrate: bool = field(default=True, kw_only=True)
+    data: Any = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, Event):
@@ -212,6 +217,7 @@ class DeclaredTrial(Suggestions):
         training: What this trial may run.
         validation: What it is scored on; None where nothing is scored.
         score_of: A score function of the user's; None for a metric by its name.
+        mechanism: What is declared; None for made-up records, of which nothing is declared.
         rehearsal: Whether it ends where the plan is read.
         **given: What ``Suggestions`` takes.
 
@@ -245,10 +251,14 @@ class DeclaredTrial(Suggestions):
         *,
         validation: TensorData | None = None,
         score_of: Callable[..., Any] | None = None,
+        mechanism: Mechanism | None = None,
         rehearsal: bool = False,
         **given: Any,
     ) -> None:
         super().__init__(training, sealed=plan.is_sealed, **given)
+        self._mechanism = mechanism
+        self._engines = EngineLog()
+        self._engine: Any = None
         self._arm = plan
         self._validation, self._score_of, self._rehearsal = validation, score_of, rehearsal
         self._scores: list[Scored] = []
@@ -281,14 +291,32 @@ class DeclaredTrial(Suggestions):
             )
         return super()._suggest(name, distribution, prior)
 
-    def check(self, engine: Any) -> None:
-        """Hold the history of Opacus' accountant against the charged plan, at the end of the training.
+    def run(self, objective: Callable[[DeclaredTrial], Any]) -> Any:
+        """Call an objective with the trial's own random states, while what Opacus does is noted.
 
         Args:
-            engine: An ``opacus.PrivacyEngine``.
+            objective: The function of a trial; PrivTune calls it here.
+
+        Returns:
+            What the objective returns.
+        """
+        with own_generators(self._streams), self._engines.watch():
+            return objective(self)
+
+    def check(self, engine: Any) -> None:
+        """Compare what Opacus did in this trial with the charge, at the end of the training.
+
+        Compared are the history of Opacus' accountant; the data set, the sampling and the seeds of what
+        ``make_private`` returned; the number of records, the noise and the norm of each step; and whether
+        anything else trained the same parameters. Where other parameters were trained in the same trial,
+        nothing can tell what for: then the release says this in place of *checked*.
+
+        Args:
+            engine: The ``opacus.PrivacyEngine`` whose ``make_private`` the trial called.
 
         Raises:
-            DeclaredError: If noise multiplier, sampling rate or number of steps differ.
+            DeclaredError: If something differs from what was charged.
+            InvalidInputError: If this is no engine of Opacus.
 
         Example:
             >>> def train(trial):  # by Opacus, whose objects are called as ever
@@ -301,20 +329,41 @@ class DeclaredTrial(Suggestions):
             ...     return trial.result(model, score=trial.score(model))
         """
         plan = self.plan
-        history = [tuple(entry) for entry in engine.accountant.history]
-        known = plan.noise_multiplier, plan.sample_rate
+        accountant: Any = getattr(engine, "accountant", None)
+        if not hasattr(accountant, "history"):
+            raise InvalidInputError(
+                "engine", type(engine).__name__, "must be the opacus.PrivacyEngine of this trial"
+            )
+        history = [tuple(entry) for entry in accountant.history]
+        charge = plan.noise_multiplier, plan.sample_rate
         same = all(
-            math.isclose(one, other, rel_tol=1e-9)
+            is_close(one, other)
             for entry in history
-            for one, other in zip(entry[:2], known, strict=True)
+            for one, other in zip(entry[:2], charge, strict=True)
         )
         if not same or sum(steps for *_, steps in history) != plan.steps:
             raise DeclaredError(
                 f"Opacus' accountant has noted (noise multiplier, sampling rate, steps) {history}, but "
-                f"{(*known, plan.steps)} was charged. Take all three from trial.plan; "
+                f"{(*charge, plan.steps)} was charged. Take all three from trial.plan; "
                 "privtune.opacus declares what a DataLoader runs."
             )
-        self._checked = _OPACUS
+        mechanism = self._mechanism
+        training = ChargedTraining(
+            noise_multiplier=plan.noise_multiplier,
+            sample_rate=plan.sample_rate,
+            steps=plan.steps,
+            records=None if mechanism is None else mechanism.records,
+            data=None if mechanism is None else mechanism.data,
+            seed=self.seed,
+        )
+        if mistake := self._engines.find_mistake(engine, training):
+            raise DeclaredError(
+                f"What Opacus did in this trial is not what was charged: {mistake}. Train on the loader "
+                "and by the optimizer that make_private returned, and by nothing else, as "
+                "docs/guide/declared.md shows."
+            )
+        self._engine = engine
+        self._checked = self._engines.describe(training)
 
     def score(self, model: Any) -> float:
         """Score what was trained on the declared split: exactly if that is public, else noised.
@@ -375,6 +424,8 @@ class DeclaredTrial(Suggestions):
                 "and whoever knows the seed could subtract it. Seed nothing: the global generators stand "
                 "at the trial's own secret states."
             )
+        if self._engine is not None:
+            self.check(self._engine)  # again: steps that came after the check are in the artifact
         known: Scored | None = None
         if self._arm.score is not None:
             known = next((each for each in self._scores if each.score == score), None)
@@ -565,6 +616,7 @@ class _Files(Files):
     """Trains candidates by calling the user's function, one after the other."""
 
     objective: Callable[[DeclaredTrial], Any]
+    mechanism: Mechanism
     validation: TensorData | None
     score_of: Callable[..., Any] | None
 
@@ -580,15 +632,18 @@ class _Files(Files):
                 batch.training,
                 validation=self.validation,
                 score_of=self.score_of,
+                mechanism=self.mechanism,
                 number=number,
                 streams=streams,
                 given=given,
                 sampler=self.sampler,
                 live=live.get(number),
             )
-            with own_generators(streams):
-                value = self.objective(trial)
-            yield trial._finish(value, number)
+            value = trial.run(self.objective)
+            result = trial._finish(value, number)
+            if not result.checked.startswith(CHECKED):
+                self.results.put(_LEAST_COMPARED, result.checked.encode())
+            yield result
 
     def _check_validation(self) -> None:
         """Refuse other records than those that earlier trials of the arm were scored on."""
@@ -605,12 +660,32 @@ class _Files(Files):
             )
 
 
+class _DeclaredRound(StudyRound):
+    """The trials of a declared arm, of which the release says no more than each of them showed."""
+
+    def run(self, strategy: Strategy) -> list[Outcome]:
+        """Return what is released; *checked* only where every trial was, the losers included."""
+        outcomes = super().run(strategy)
+        least = self.files.results.find(_LEAST_COMPARED)
+        if least is None:
+            return outcomes
+        return [_with_comparison(outcome, least.decode()) for outcome in outcomes]
+
+
+def _with_comparison(outcome: Outcome, compared: str) -> Outcome:
+    """Return an outcome whose results say that this was compared."""
+    trials = tuple(replace(trial, checked=compared) for trial in outcome.trials)
+    result = outcome.result and replace(outcome.result, checked=compared)
+    return replace(outcome, result=result, trials=trials)
+
+
 @dataclass
 class DeclaredTrainer:
     """Trains an arm by calling the user's function."""
 
     life: Life
     objective: Callable[[DeclaredTrial], Any]
+    mechanism: Mechanism
     strategy: Strategy
     sampler: Any
     deadline: float
@@ -620,6 +695,7 @@ class DeclaredTrainer:
 
     def rehearse(self, plan: Plan) -> None:
         """Run the objective until it reads its plan, and refuse trials that depend on each other."""
+        self._check_validation_apart(plan)
         first, second = self._suggested(plan, 0), self._suggested(plan, 1)
         if plan.is_sealed:
             # In the other order: what a function remembers of earlier trials is not independent.
@@ -643,6 +719,20 @@ class DeclaredTrainer:
         if plan.score is not None and self.validation is not None:
             rehearse_score(plan.score, self.validation, self.score_of, first._models)
 
+    def _check_validation_apart(self, plan: Plan) -> None:
+        """Refuse private validation records that are trained on: a record is charged for one of both."""
+        data, validation = self.mechanism.data, self.validation
+        if data is None or validation is None or plan.score is None or plan.score.event is None:
+            return
+        if holds_validation(data, validation.x):
+            raise InvalidInputError(
+                "validation",
+                f"{len(validation.x)} records",
+                "stand in the declared training data, too, but a record is charged for training or for "
+                "scoring",
+                "Declare and train on a data set without them. Nothing was charged.",
+            )
+
     def _suggested(self, plan: Plan, draw: int) -> DeclaredTrial:
         """Return a trial of fixed random numbers, after the objective has read its plan."""
         streams = Streams(bytes([draw] * 32))
@@ -656,8 +746,7 @@ class DeclaredTrainer:
             sampler=own_sampler(self.sampler),
         )
         try:
-            with own_generators(streams):
-                self.objective(trial)
+            trial.run(self.objective)
         except _PlanRead:
             return trial
         except Exception as error:
@@ -680,13 +769,14 @@ class DeclaredTrainer:
             results=self.life.sealed(plan.arm),
             space=SearchSpace({}),
             objective=self.objective,
+            mechanism=self.mechanism,
             validation=self.validation,
             score_of=self.score_of,
             sampler=own,
             deadline=self.deadline,
         )
         sampler = self.sampler if own is None else None
-        return self.strategy, StudyRound(self.life, files, sampler=sampler)
+        return self.strategy, _DeclaredRound(self.life, files, sampler=sampler)
 
     def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, ScoreEstimate]:
         """Measure nothing: only the user's function knows the model."""

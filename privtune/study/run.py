@@ -469,7 +469,7 @@ def _declared(
     if plan.score is not None and known is not None:
         function = _score_function(score, known)
     return plan, DeclaredTrainer(
-        life, objective, strategy, sampler, deadline_of(timeout), data, function
+        life, objective, mechanism, strategy, sampler, deadline_of(timeout), data, function
     )
 
 

@@ -30,12 +30,17 @@ task:
   columns:
 {columns}
   # id: COLUMN     # its value decides the split of a record; unless given, the whole record does
-  # group: COLUMN  # whose a row is; with max_per_group and unit it protects people in place of rows
+  # group: COLUMN  # where the budget's unit is another than record: the column that says whose a row is,
+  # max_per_group: N  # at most how many rows of one count,
+  # unit: person   # and the same word as in the budget
   train: TODO  # TODO: how many records you expect, not how many there are
   validation: TODO  # TODO: likewise, such as a tenth of them
   test: TODO  # TODO: likewise
-# TODO: the most that all studies together may spend; delta far below one over the number of records
-budget: {{name: {stem}, epsilon: TODO, delta: TODO}}
+# TODO: the most that all studies together may spend; delta far below one over the number of records.
+# TODO: may one person (or household, or firm: whoever is to be protected) have several rows? If not, write
+# unit: record. If so, write unit: person, and above group, max_per_group and unit: with unit: record,
+# someone with k rows is protected k times less.
+budget: {{name: {stem}, epsilon: TODO, delta: TODO, unit: TODO}}
 space:
   learning_rate: {{type: float, low: 0.05, high: 5.0, log: true}}
 arms:

@@ -20,12 +20,12 @@ import yaml
 from privtune.accounting import Adjacency, Guarantee, epsilon, event_from_dict
 from privtune.accounting.registry import formula
 from privtune.errors import PrivTuneError
-from privtune.ledger import RECORD, ChargeState
+from privtune.ledger import ChargeState
 from privtune.ledger.audits import contradictions
+from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to, show_epsilon, show_left
 from privtune.tasks import A_RECORD, MECHANISM
 from privtune.views.page import render
-from privtune.views.report import meaning
 from privtune.views.text import public_facts, stage_line, together, weakened
 
 if TYPE_CHECKING:
@@ -40,11 +40,6 @@ SCHEMA = (
     "3e9c812a924cf01d228f26f6c462c59c391c3f2a/schemas/deployments-schema.yaml"
 )
 """The version of the schema that entries are tested against."""
-
-_NEIGHBOURS = {
-    Adjacency.ADD_REMOVE: "one has one {unit} more than the other (add or remove)",
-    Adjacency.REPLACE_ONE: "one {unit} of the one is replaced by any other",
-}
 
 
 class Line(NamedTuple):
@@ -82,6 +77,11 @@ class Evidence:
         return str(self.terms["unit"])
 
     @property
+    def wording(self) -> PromiseWording:
+        """The words of what is promised."""
+        return PromiseWording(self.unit)
+
+    @property
     def guarantee(self) -> Guarantee:
         """What everything charged to the budget costs together."""
         said = self.certificate["guarantee"]
@@ -91,8 +91,7 @@ class Evidence:
     @property
     def neighbours(self) -> str:
         """What neighbouring datasets are."""
-        said = _NEIGHBOURS[self.guarantee.adjacency].format(unit=self.unit)
-        return f"two datasets are neighbours if {said}"
+        return self.wording.define_neighbours(self.guarantee.adjacency)
 
     @property
     def dataset(self) -> str:
@@ -165,16 +164,7 @@ class Evidence:
     @property
     def whose(self) -> str:
         """What is left to answer about the unit."""
-        if self.unit != RECORD:
-            return (
-                f"whether the rows' groups are right: the number above protects one {self.unit} as the "
-                "data names them; for whoever stands under k names ε is up to k times as large, and δ "
-                "larger still."
-            )
-        return (
-            f"whether one person can stand in several {RECORD}s. The number above protects one {RECORD}; "
-            "for a person who has k of them, ε is up to k times as large, and δ larger still."
-        )
+        return self.wording.open_question
 
     @property
     def audited(self) -> list[str]:
@@ -275,7 +265,8 @@ def to_html(study: Study) -> str:
 
 def _layers(found: Evidence) -> list[dict[str, Any]]:
     """Return the questionnaire with its answers, from the top of the pyramid to its base."""
-    means = meaning(ceil_to(found.guarantee.epsilon, 3), found.guarantee.delta, found.unit)
+    spent = ceil_to(found.guarantee.epsilon, 3)
+    means = found.wording.explain_epsilon(spent, found.guarantee.delta)
     layers: list[dict[str, Any]] = []
     for line in render("officer.txt", found=found, meaning=means).splitlines():
         kind, _, said = line.partition(" ")

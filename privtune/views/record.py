@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
+from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to, floor_to, show_epsilon
 from privtune.plots._style import looks
 from privtune.strategies import Ending
@@ -243,6 +244,7 @@ def study_note(study: Study, view: BudgetView) -> str:
         "study.md",
         budget=budget_line(study.spec.budget, view.spent, view.left),
         together=together(view.spent),
+        caveat=PromiseWording(study.spec.budget.unit).caveat,
         weakened=weakened(study),
     )
 
@@ -383,6 +385,7 @@ def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_
     return render(
         "arm.md",
         budget=budget_line(study.spec.budget, view.spent, view.left),
+        caveat=PromiseWording(study.spec.budget.unit).short_caveat,
         plan=plan,
         guarantee=release.guarantee,
         total=release.guarantee.epsilon,

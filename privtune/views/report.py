@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import Adjacency, epsilon, explain
+from privtune.accounting import epsilon, explain
 from privtune.accounting.registry import formula
 from privtune.errors import InvalidInputError
-from privtune.ledger import RECORD
 from privtune.ledger.audits import contradictions
+from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to, show_epsilon, show_left
 from privtune.strategies.laws import say_few_runs
 from privtune.study.audits import audits_of
@@ -28,11 +27,6 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.study import ArmStatus, Study
     from privtune.views.record import BudgetView
-
-_NEIGHBOURS = {
-    Adjacency.ADD_REMOVE: "is in the data or not",
-    Adjacency.REPLACE_ONE: "is what it is or is replaced by any other",
-}
 
 
 def render_study(study: Study) -> str:
@@ -218,6 +212,7 @@ def _audits(records: list[Values]) -> Values:
 def _statement(study: Study, arms: Sequence[ArmStatus], view: BudgetView) -> Values:
     """Return what the privacy statement says, which a data-protection officer is asked to sign."""
     budget, terms = study.spec.budget, view.certificate["budget"]["terms"]
+    wording = PromiseWording(terms["unit"])
     spent = ceil_to(view.spent.epsilon, 3)
     costs = []
     for plan, guarantee in ((arm.plan, arm.guarantee) for arm in arms):
@@ -227,12 +222,13 @@ def _statement(study: Study, arms: Sequence[ArmStatus], view: BudgetView) -> Val
     released += [f"{a.plan.arm}: {', '.join(a.plan.released)}" for a in arms if a.release]
     return {
         "terms": terms,
-        "neighbour": _NEIGHBOURS[budget.adjacency],
+        "neighbour": wording.state_change(budget.adjacency),
         "spent": show_epsilon(spent),
         "delta": f"{budget.delta:g}",
         "limit": f"{budget.epsilon:g}",
         "dataset": terms["dataset"] or f"the private data of task {study.spec.task_name}",
-        "meaning": meaning(spent, budget.delta, terms["unit"]),
+        "meaning": wording.explain_epsilon(spent, budget.delta),
+        "caveat": wording.caveat,
         "costs": [*costs, ("everything charged to the budget", "—", show_epsilon(spent))],
         "together": text.together(view.spent),
         "released": released,
@@ -241,23 +237,3 @@ def _statement(study: Study, arms: Sequence[ArmStatus], view: BudgetView) -> Val
         "rows_of_a_query": any(rows_note(plan.public_facts) for plan in study.plans),
         "pretrained": sorted(filter(None, {p.public_facts.get(PRETRAINED) for p in study.plans})),
     }
-
-
-def meaning(spent: float, delta: float, unit: str = RECORD) -> str:
-    """Return in words what (ε, δ) means for one unit."""
-    if not math.isfinite(spent):
-        return "Nothing: something that was charged has no guarantee at all."
-    # Source: Kairouz, Oh and Viswanath (2015), theorem 2.1, at equal odds of both datasets.
-    factor = math.exp(min(spent, 700.0))
-    certainty = (factor + delta) / (factor + 1.0)
-    # Shown with enough digits that it never rounds up to certainty.
-    digits = max(1, math.ceil(-math.log10(max(1.0 - certainty, 1e-12))) - 1)
-    right = f"{ceil_to(certainty, digits + 2):.{digits}%}"
-    one, it = ("person's record", "person") if unit == RECORD else (unit, unit)
-    return (
-        f"No outcome becomes more than e^{spent:.3f} = {ceil_to(factor, 1):,.1f} times as likely through one "
-        f"{one}, but for a part of probability {delta:g}. Somebody who is 50% sure that a "
-        f"{it} is in the data, who knows everything else and can compute without limits, is right "
-        f"at most {right} of the time after seeing all releases. This is a worst case; "
-        "smaller is better, and values below 1 are strong."
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from privtune.ledger.values import show_adjacency
+from privtune.ledger.wording import PromiseWording
 from privtune.numbers import show_epsilon, show_left
 from privtune.strategies.spread import Spread, values_of
 from privtune.tasks import MECHANISM
@@ -42,7 +42,7 @@ def weakened(study: Study) -> str:
 
 
 def declared_trainings(study: Study) -> list[str]:
-    """Return by whom trainings are declared, and what they were checked against, each once."""
+    """Return by whom trainings are declared, and what was compared with the charge, each once."""
     said: dict[str, None] = {}
     for arm in study.status():
         if words := arm.plan.public_facts.get(MECHANISM):
@@ -261,5 +261,5 @@ def budget_line(budget: BudgetSpec, spent: Guarantee, left: float) -> str:
     return (
         f"Privacy budget {budget.name}: ε = {show_epsilon(spent.epsilon)} of {budget.epsilon:g} "
         f"charged, {show_left(left)} left (δ = {budget.delta:g}, "
-        f"{show_adjacency(budget.adjacency, budget.unit)})"
+        f"{PromiseWording(budget.unit).state_adjacency(budget.adjacency)})"
     )

@@ -1099,6 +1099,103 @@ an address without its scheme, and with a password, is taken for a path
 | ledger/test_storage.py::test_what_is_no_path_of_a_database_is_refused
 -"[^:@?#]+\.(db|sqlite3?)"
 +".+\.(db|sqlite3?)"
+== study/engine_log.py
+a batch that was never drawn serves a step
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[the_old_loader]
+-is_a_batch = records is not None and self.draws.use(records)
++is_a_batch = records is not None
+a batch serves any number of steps
+| study/test_opacus_scripts.py::test_a_right_script_is_checked[several_epochs]
+-places.add((number, position + 1))
++places.add((number, position))
+a loader without Poisson samples is taken for one with them
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[no_samples]
+-if not isinstance(sampler, _poisson_sampler()):
++if not isinstance(sampler, object):
+steps beside the engine are not seen
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[a_warm_up_before_the_engine]
+-self._bare_steps[id(parameter)] = parameter
++self._bare_steps[0] = parameter
+gradients beside the engine are not seen
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[a_warm_up_by_hand]
+-self._bare_passes += 1
++self._bare_passes += 0
+an optimizer that may step once may step again
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[the_inner_optimizer_steps]
+-training.may_step = False
++training.may_step = True
+another data set of the same size is taken for the declared one
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[other_records_as_many]
+-not is_same_data(charged.data, data)
++len(charged.data) != len(data)
+a history that was written is believed
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[a_history_of_a_training_that_never_ran]
+-if steps != charged.steps or not all(
++if not all(
+a seed that everybody knows draws the noise
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[a_known_seed_for_the_noise]
+-if generator.initial_seed() != charged.seed:
++if generator.initial_seed() < 0:
+a changed batch size is not seen
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[another_expected_batch_size]
+-if optimizer.expected_batch_size != self._batch_size:
++if optimizer.expected_batch_size is None:
+a model of an earlier trial is trained on
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[one_model_for_all_trials]
+-is not self._trial_mark
++is None
+ghost clipping without clipping is not seen
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[ghost_clipping_without_its_criterion]
+-if self.is_ghost and not self._is_clipped:
++if self.is_ghost and self._is_clipped is None:
+what is replaced for a trial stays
+| study/test_opacus_scripts.py::test_methods_are_put_back_whatever_a_trial_does
+-undo.callback(setattr, owner, name, original)
++undo.callback(getattr, owner, name, original)
+a script that imports Opacus late is not watched
+| study/test_opacus_scripts.py::test_a_script_that_imports_opacus_late_is_watched
+-self._call(module)
++self._call
+
+== study/declared_data.py
+records of few categories count as copies
+| study/test_opacus_scripts.py::test_equal_records_of_few_categories_are_no_copies
+-if count == 1}
++if count}
+
+== study/declared.py
+steps after the check are released
+| study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[steps_after_the_check]
+-if self._engine is not None:
++if self._engine is None and self._checked:
+the winner alone says what was compared
+| study/test_opacus_scripts.py::test_a_trial_without_a_comparison_speaks_for_the_whole_selection
+-if least is None:
++if least is not None:
+private validation records are trained on
+| study/test_opacus_scripts.py::test_private_validation_records_that_are_trained_on_are_refused_before_the_charge
+-if holds_validation(data, validation.x):
++if validation.x is None:
+
+== opacus.py
+a seed that everybody knows draws the samples
+| study/test_opacus_scripts.py::test_a_loader_with_a_seed_is_refused_before_the_charge
+-if data_loader.generator is not None:
++if data_loader is None:
+batches that Opacus never draws are declared
+| study/test_opacus_scripts.py::test_a_right_script_is_checked[ninety_three_batches_of_which_opacus_draws_one_less]
+-batches = int(1.0 / (1.0 / len(data_loader)))
++batches = len(data_loader)
+
+== ledger/wording.py
+a record is called a person's
+| views/test_wording.py
+-f"one {self.unit}, but for a part
++f"one person's {self.unit}, but for a part
+the caveat forgets delta
+| views/test_wording.py
+-, at δ times (e^(kε) − 1)/(e^ε − 1)"
++"
 '''  # noqa: E501, W291
 
 

@@ -195,6 +195,7 @@ def test_the_python_of_the_readme_runs(
     (shown,) = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
     assert len(first.splitlines()) <= 40
     assert second.count("  # +") == 5
+    assert second.count("  # ~") == 1
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(first, "README.md", "exec"), names)
@@ -203,7 +204,7 @@ def test_the_python_of_the_readme_runs(
         re.sub(r"[\d.]+", "0", line) for line in shown.splitlines()
     ]
     exec(compile(second, "README.md", "exec"), names)
-    assert "checked against Opacus' accountant" in capsys.readouterr().out
+    assert "checked: Opacus sampled the declared data set" in capsys.readouterr().out
 
 
 def test_no_other_python_is_on_the_site() -> None:

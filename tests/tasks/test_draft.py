@@ -46,7 +46,7 @@ def filled(text: str) -> dict[str, Any]:
     }
     if spec["task"]["columns"]["smokes"] == "TODO":
         spec["task"]["columns"]["smokes"] = {"categories": [False, True]}
-    spec["budget"] |= {"epsilon": 4.0, "delta": 1e-5}
+    spec["budget"] |= {"epsilon": 4.0, "delta": 1e-5, "unit": "record"}
     return {**spec, "epochs": 1, "arms": spec["arms"][:1], "expected_batch_size": 32}
 
 
@@ -65,7 +65,11 @@ def test_a_draft_is_refused_until_it_is_filled_and_then_runs(tmp_path: Path, kin
     said = str(caught.value)
     names = [*("classes", "train", "validation", "test", "columns.age", "columns.no")]
     assert all(f"task.{name}" in said for name in names)
-    assert "budget.epsilon, budget.delta open" in said
+    assert "budget.epsilon, budget.delta, budget.unit open" in said
+    assert (
+        "may one person (or household, or firm: whoever is to be protected) have several rows?"
+        in text
+    )
     assert ("columns.smokes" in said) == (kind == "csv")  # the type says all
     assert "\n" not in said
     with closing(Study.create(StudySpec.parse(filled(text)), storage)) as study:

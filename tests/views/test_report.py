@@ -15,13 +15,14 @@ import pytest
 
 from privtune.accounting import epsilon
 from privtune.cli._tables import print_comparison
+from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to
 from privtune.strategies import Repetition
 from privtune.study import ArmStatus, Study
 from privtune.views.comparison import comparison_document, to_csv, to_markdown
 from privtune.views.page import figure, render
 from privtune.views.record import arm_record, budget_view, study_note
-from privtune.views.report import meaning, render_study
+from privtune.views.report import render_study
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 from tests.toy import curated, exact_score
@@ -146,7 +147,9 @@ def test_what_others_wrote_is_escaped() -> None:
 
 @pytest.mark.parametrize("spent", [0.1, 0.5, 1.0, 3.0, 8.0, 20.0, 27.0, 40.0])
 def test_how_often_a_guess_is_right_is_rounded_up(spent: float) -> None:
-    (shown,) = re.findall(r"at most ([\d.]+)% of the time", meaning(spent, 1e-12))
+    (shown,) = re.findall(
+        r"at most ([\d.]+)% of the time", PromiseWording("record").explain_epsilon(spent, 1e-12)
+    )
     share = float(shown) / 100
     assert (math.exp(spent) + 1e-12) / (math.exp(spent) + 1) <= share * (1 + 1e-15)
     assert share < 1.0 or spent > 25.0

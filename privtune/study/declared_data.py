@@ -1,0 +1,99 @@
+"""Whether another library trains on the declared records, and on no validation records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_COMPARED_ITEMS = 64
+_FEWEST_SHARED = 5  # fewer records may be equal by chance
+_SHARE_OF_A_COPY = 0.9
+
+
+def is_same_data(declared: Any, other: Any) -> bool:
+    """Return whether two data sets hold the same records at the same places, as far as a look can tell.
+
+    Tensors are compared whole. Of other data sets up to 64 items are compared, spread evenly; items that are
+    augmented at random differ from themselves, and say nothing.
+    """
+    if declared is other:
+        return True
+    if len(declared) != len(other):
+        return False
+    tensors = getattr(declared, "tensors", None)
+    others = getattr(other, "tensors", None)
+    if tensors is not None and others is not None:
+        return is_same_item(tensors, others)
+    stride = max(1, len(declared) // _COMPARED_ITEMS)
+    for place in range(0, len(declared), stride):
+        if is_same_item(declared[place], other[place]):
+            continue
+        if is_same_item(declared[place], declared[place]):
+            return False
+    return True
+
+
+def is_same_item(one: Any, other: Any) -> bool:
+    """Return whether two items of data sets are equal, part by part."""
+    import numpy as np
+    import torch
+
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same_item(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        same_count = len(one) == len(other)
+        return same_count and all(is_same_item(a, b) for a, b in zip(one, other, strict=False))
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one is other or torch.equal(one, other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
+
+
+def holds_validation(data: Any, inputs: torch.Tensor) -> bool:
+    """Return whether validation records stand in a training data set, so that both would see them.
+
+    Only records that are unique in both are counted: of a few categories, equal records are not
+    the same one. Data sets other than tensors, their subsets and their concatenations are not read.
+
+    Args:
+        data: The training data set.
+        inputs: Inputs of the validation records, shape ``[n, ...]``.
+    """
+    training = _inputs_of(data)
+    if training is None or training.shape[1:] != inputs.shape[1:]:
+        return False
+    unique = _unique_rows(inputs)
+    shared = unique & _unique_rows(training)
+    return len(shared) >= _FEWEST_SHARED and len(shared) >= _SHARE_OF_A_COPY * len(unique)
+
+
+def _inputs_of(data: Any) -> torch.Tensor | None:
+    """Return the first tensor of a data set; None if it has none, or makes its items when asked."""
+    import torch
+    from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+    if isinstance(data, TensorDataset):
+        return data.tensors[0]
+    if isinstance(data, Subset):
+        whole = _inputs_of(data.dataset)
+        return None if whole is None else whole[torch.as_tensor(list(data.indices))]
+    if isinstance(data, ConcatDataset):
+        parts: list[torch.Tensor] = []
+        for each in data.datasets:
+            part = _inputs_of(each)
+            if part is None or (parts and part.shape[1:] != parts[0].shape[1:]):
+                return None
+            parts.append(part)
+        return torch.cat(parts)
+    return None
+
+
+def _unique_rows(inputs: torch.Tensor) -> set[bytes]:
+    """Return the records that are there exactly once, as bytes."""
+    rows = inputs.detach().cpu().double().reshape(len(inputs), -1).numpy()
+    counts = Counter(row.tobytes() for row in rows)
+    return {row for row, count in counts.items() if count == 1}

@@ -1,0 +1,519 @@
+"""What Opacus does while a declared trial runs, so that its training can be compared with the charge.
+
+Opacus' accountant notes what its optimizer is told. It knows neither which loader the batches came from
+nor what else moved the parameters: a loop over the old ``DataLoader`` gives the same history as the right
+one. So a trial notes what happens, at four places:
+
+- ``PrivacyEngine.make_private`` (``make_private_with_epsilon`` calls it): the optimizer and the loader that
+  it returned;
+- Opacus' Poisson sampler: the number of records of each batch that it drew;
+- that optimizer, before its step: how many records its gradients are of, with which noise and norm;
+- torch's own hook on every optimizer, and its backward passes: what is trained beside the engine.
+
+Methods are replaced on Opacus' classes because a script makes its engine where it likes, and they are put
+back when the trial ends; a script that imports Opacus late is met by an import hook, so that nothing here
+imports it. Trials of a process run one after the other (``GLOBAL_GENERATOR``), and what other threads do
+concerns other parameters and samplers, which are told apart by identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from privtune.study.declared_data import is_same_data
+
+_ENGINE = "opacus.privacy_engine"
+_SAMPLER = "opacus.utils.uniform_sampler"
+_OWNER = "_privtune_trial"  # on parameters: the mark of the trial that stepped on them
+_SAME = 1e-9
+
+CHECKED = "checked: "
+_EVERYTHING_AGREES = (
+    CHECKED
+    + "Opacus sampled {data} at the charged rate, and its noise, steps and batches equal the charge"
+)
+_DECLARED_DATA = "the declared data set"
+_DECLARED_SIZE = "a data set of the declared size"
+_TRAINED_BESIDE = (
+    "Opacus' steps equal the charge, but {what} in the same trial, and nothing saw on what"
+)
+
+
+@dataclass(frozen=True)
+class ChargedTraining:
+    """What Opacus is compared with.
+
+    Attributes:
+        noise_multiplier: Noise over clipping norm of each step, above 0.
+        sample_rate: Probability with which a record joins each sample, in (0, 1].
+        steps: Number of steps.
+        records: Number of declared training records; None where nothing declares it.
+        data: The declared data set; None where it is not at hand.
+        seed: The trial's secret, with which a generator may be seeded.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    records: int | None
+    data: Any
+    seed: int
+
+    @property
+    def is_full_batch(self) -> bool:
+        """Whether every step takes all records, so that nothing is sampled."""
+        return self.sample_rate == 1.0
+
+
+@dataclass(eq=False)
+class BatchDraws:
+    """Sizes of the batches that a sampler drew, pass by pass, and which of them the steps have used.
+
+    A step uses the next batch of a pass, or the first batch of a later pass: a loop may end early, and a
+    pass may serve an evaluation. A pass is drawn ahead of its steps where workers or Trainers prefetch.
+    """
+
+    passes: list[list[int]] = field(default_factory=list)
+    _places: set[tuple[int, int]] = field(default_factory=lambda: {(-1, 0)})
+
+    def use(self, size: int) -> bool:
+        """Use a batch of a size for a step; return whether there is one whose turn it is."""
+        places = set()
+        for number, position in self._places:
+            sizes = self.passes[number] if number >= 0 else []
+            if position < len(sizes) and sizes[position] == size:
+                places.add((number, position + 1))
+        first = min((number for number, _ in self._places), default=len(self.passes)) + 1
+        for number in range(first, len(self.passes)):
+            if self.passes[number][:1] == [size]:
+                places.add((number, 1))
+        self._places = places
+        return bool(places)
+
+
+@dataclass(eq=False)
+class PrivateTraining:
+    """What one ``make_private`` returned, and the steps of its optimizer.
+
+    Args:
+        engine: The ``PrivacyEngine``.
+        module: The model as ``make_private`` returned it.
+        optimizer: Opacus' optimizer.
+        loader: The loader that it returned.
+        bare_loader: The loader that it was given.
+    """
+
+    engine: Any
+    module: Any
+    optimizer: Any
+    loader: Any
+    bare_loader: Any
+    draws: BatchDraws = field(default_factory=BatchDraws)
+    steps: int = 0
+    noise_multipliers: set[float] = field(default_factory=set)
+    mistake: str = ""
+    may_step: bool = False
+
+    def __post_init__(self) -> None:
+        self._batch_size = self.optimizer.expected_batch_size
+        self._records: int | None = 0
+        self._norms: list[list[float]] = []
+        self._is_clipped = False
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The parameters of the model, with those of the optimizer."""
+        module = getattr(self.module, "_module", self.module)
+        groups = [group["params"] for group in self.optimizer.param_groups]
+        return [*module.parameters(), *(each for group in groups for each in group)]
+
+    @property
+    def is_ghost(self) -> bool:
+        """Whether the model clips, by ghost clipping, and the optimizer sums and adds the noise."""
+        return hasattr(self.optimizer, "accumulate")
+
+    @property
+    def samplers(self) -> list[Any]:
+        """What may draw batches: the loader's sampler, and that of a given loader that draws Poisson samples.
+
+        Opacus' own data module of Lightning has such a loader, which the Trainer goes through.
+        """
+        samplers = [self.loader.batch_sampler]
+        if isinstance(self.bare_loader.batch_sampler, _poisson_sampler()):
+            samplers.append(self.bare_loader.batch_sampler)
+        return samplers
+
+    def note_gradients(self) -> None:
+        """Count the records of gradients that are about to be summed: of a batch, or of a part of one."""
+        size = _count_records(self.optimizer)
+        self._records = None if size is None or self._records is None else self._records + size
+        self._norms.append(_numbers(self.optimizer.max_grad_norm))
+        if self.is_ghost and not self._is_clipped:
+            self.mistake = self.mistake or (
+                "ghost clipping has clipped nothing: call backward on the loss of the criterion that "
+                "make_private returned"
+            )
+        self._is_clipped = False
+
+    def note_clipping(self) -> None:
+        """Note that ghost clipping weighs the records' losses by their gradients' norms."""
+        self._is_clipped = True
+
+    def note_step(self) -> None:
+        """Compare a step, whose noise has been added, with the batch that was drawn for it."""
+        optimizer = self.optimizer
+        records = self._records
+        norms = self._norms
+        self._records = 0
+        self._norms = []
+        self.steps += 1
+        self.may_step = True
+        self.noise_multipliers.add(float(optimizer.noise_multiplier))
+        is_a_batch = records is not None and self.draws.use(records)
+        if not (is_a_batch or self._takes_every_record(records)):
+            self.mistake = self.mistake or (
+                f"step {self.steps} used gradients of {_of_records(records)}, and this is no batch whose "
+                "turn it was: each step takes one batch, whole and once, of the loader that make_private "
+                "returned (the loop over the old loader is the commonest mistake)"
+            )
+        if optimizer.expected_batch_size != self._batch_size:
+            self.mistake = self.mistake or (
+                f"expected_batch_size was changed from {self._batch_size} to "
+                f"{optimizer.expected_batch_size} after make_private"
+            )
+        clipped_to = [*norms, *self._norms_of_module()]
+        if not all(_is_same(norm, _numbers(optimizer.max_grad_norm)) for norm in clipped_to):
+            self.mistake = self.mistake or (
+                "max_grad_norm was changed between the clipping of a batch and its noise"
+            )
+
+    def _norms_of_module(self) -> list[list[float]]:
+        """Return what ghost clipping clips to: the model knows it there, and the optimizer adds the noise."""
+        return [_numbers(self.module.max_grad_norm)] if self.is_ghost else []
+
+    def _takes_every_record(self, records: int | None) -> bool:
+        """Return whether a step took the whole data set, which needs no sampling."""
+        return len(self.loader) == 1 and records == len(self.loader.dataset)
+
+    def find_mistake(self, charged: ChargedTraining) -> str:
+        """Return the first difference from what was charged; empty if there is none."""
+        data = self.loader.dataset
+        if charged.records is not None and len(data) != charged.records:
+            return (
+                f"make_private was given a data set of {len(data)} records, but {charged.records} are "
+                "declared"
+            )
+        if charged.data is not None and not is_same_data(charged.data, data):
+            return "make_private was given another data set than the declared one"
+        for sampler in self.samplers:
+            mistake = "" if charged.is_full_batch else self._find_other_sampling(sampler, charged)
+            if mistake:
+                return mistake
+        return self._find_known_seed(charged) or self.mistake
+
+    def _find_other_sampling(self, sampler: Any, charged: ChargedTraining) -> str:
+        if not isinstance(sampler, _poisson_sampler()):
+            return (
+                "its loader draws no Poisson samples (poisson_sampling=False, or several processes), which "
+                "the charge is for"
+            )
+        rate = 1.0 / len(sampler)
+        # 1 / (1 / 93) rounds to less than 93: Opacus then samples at 1/93, and accounts for 1/92.
+        if not is_close(rate, charged.sample_rate) or sampler.sample_rate > rate * (1.0 + _SAME):
+            return (
+                f"its sampler draws each record with probability {sampler.sample_rate:.6g}, but "
+                f"{charged.sample_rate:.6g} was charged"
+            )
+        return ""
+
+    def _find_known_seed(self, charged: ChargedTraining) -> str:
+        generators = [("noise_generator", self.optimizer.generator)]
+        for sampler in self.samplers:
+            generators.append(("the loader's generator", getattr(sampler, "generator", None)))
+        for name, generator in generators:
+            # Who knows a seed subtracts the noise, or knows the sample: then nothing is amplified.
+            if generator is None or getattr(self.engine, "secure_mode", False):
+                continue
+            if generator.initial_seed() != charged.seed:
+                return (
+                    f"{name} has a seed of its own, which is no secret and the same in every trial; leave "
+                    "it out, or seed it with trial.seed"
+                )
+        return ""
+
+
+@dataclass(eq=False)
+class EngineLog:
+    """What Opacus, torch's optimizers and backward passes did in one trial."""
+
+    trainings: list[PrivateTraining] = field(default_factory=list)
+    _mistake: str = ""
+    _bare_steps: dict[int, Any] = field(default_factory=dict)
+    _bare_passes: int = 0  # backward passes that no step of an engine's followed
+    _stepping: dict[int, Any] = field(default_factory=dict)  # by thread
+    _thread: int = 0
+    _trial_mark: object = field(
+        default_factory=object
+    )  # an id would be used again by a later trial
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note what happens in a block; everything that is replaced for it is put back after it."""
+        import torch
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self._thread = threading.get_ident()
+        with ExitStack() as undo:
+            undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+            for name in ("backward", "grad"):
+                _replace(torch.autograd, name, self._with_backward, undo)
+            replace_all = functools.partial(self._replace_methods, undo)
+            if _ENGINE in sys.modules:
+                replace_all(sys.modules[_ENGINE])
+            else:
+                finder = _LateImport(_ENGINE, replace_all)
+                sys.meta_path.insert(0, finder)
+                undo.callback(sys.meta_path.remove, finder)
+            undo.callback(self._release_objects)
+            yield
+
+    def find_mistake(self, engine: Any, charged: ChargedTraining) -> str:
+        """Return why an engine's training is another than was charged; empty if nothing says so."""
+        if not any(training.engine is engine for training in self.trainings):
+            return (
+                "this engine made nothing private in this trial, so nothing says what was trained: call "
+                "its make_private after trial.plan is read"
+            )
+        for training in self.trainings:
+            if mistake := training.find_mistake(charged):
+                return mistake
+            if any(id(parameter) in self._bare_steps for parameter in training.parameters):
+                return (
+                    "another optimizer, or the one inside of Opacus', has stepped on the same parameters "
+                    "without clipping and noise"
+                )
+        if self._mistake:
+            return self._mistake
+        steps = sum(training.steps for training in self.trainings)
+        multipliers = {each for training in self.trainings for each in training.noise_multipliers}
+        if steps != charged.steps or not all(
+            is_close(each, charged.noise_multiplier) for each in multipliers
+        ):
+            noise = ", ".join(f"{each:.6g}" for each in sorted(multipliers)) or "none"
+            return (
+                f"Opacus made {steps} steps in this trial, with noise multiplier {noise}, but "
+                f"{charged.steps} steps with {charged.noise_multiplier:.6g} were charged; a history that was "
+                "written or loaded says nothing of them"
+            )
+        return ""
+
+    def describe(self, charged: ChargedTraining) -> str:
+        """Return what was compared, in one clause, for a trial without a mistake."""
+        if self._bare_steps:
+            return _TRAINED_BESIDE.format(what="another optimizer trained other parameters")
+        if self._bare_passes:
+            return _TRAINED_BESIDE.format(what="gradients were computed beside the engine")
+        data = _DECLARED_SIZE if charged.data is None else _DECLARED_DATA
+        return _EVERYTHING_AGREES.format(data=data)
+
+    def _replace_methods(self, undo: ExitStack, engine_module: ModuleType) -> None:
+        """Replace the two methods of Opacus that are noted."""
+        _replace(engine_module.PrivacyEngine, "make_private", self._with_training, undo)
+        sampler = sys.modules[_SAMPLER].UniformWithReplacementSampler
+        _replace(sampler, "__iter__", self._with_draws, undo)
+
+    def _with_training(self, make_private: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make_private)
+        def wrapper(engine: Any, *args: Any, **options: Any) -> Any:
+            objects = make_private(engine, *args, **options)
+            loader = objects[-1]  # behind the criterion, where ghost clipping returns one
+            bare_loader = options.get("data_loader", loader)
+            self._add(PrivateTraining(engine, objects[0], objects[1], loader, bare_loader))
+            return objects
+
+        return wrapper
+
+    def _with_draws(self, draw: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        @functools.wraps(draw)
+        def wrapper(sampler: Any) -> Iterator[Any]:
+            sizes: list[int] = []
+            for training in self.trainings:
+                if any(each is sampler for each in training.samplers):
+                    training.draws.passes.append(sizes)
+            for indices in draw(sampler):
+                sizes.append(len(indices))
+                yield indices
+
+        return wrapper
+
+    def _with_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(backward)
+        def wrapper(*args: Any, **options: Any) -> Any:
+            if threading.get_ident() == self._thread:
+                self._bare_passes += 1
+            return backward(*args, **options)
+
+        return wrapper
+
+    def _add(self, training: PrivateTraining) -> None:
+        """Follow the optimizer that ``make_private`` returned."""
+        optimizer = training.optimizer
+        if any(self._is_of_another_trial(each) for each in training.parameters):
+            self._mistake = self._mistake or (
+                "its model was trained by an earlier trial, so that trials depend on each other: make the "
+                "model in the function of the trial"
+            )
+        account = optimizer.step_hook
+        passes_before = self._bare_passes
+
+        def note_gradients(sum_gradients: Callable[[], Any]) -> Any:
+            training.note_gradients()
+            self._bare_passes = passes_before
+            return sum_gradients()
+
+        def note_step(stepping: Any) -> None:
+            training.note_step()
+            account(stepping)
+
+        # Opacus' two kinds of optimizer sum gradients by different methods.
+        name = "accumulate" if training.is_ghost else "clip_and_accumulate"
+        setattr(optimizer, name, functools.partial(note_gradients, getattr(optimizer, name)))
+        if training.is_ghost:
+            get_weights = training.module.get_clipping_coef
+
+            def note_clipping() -> Any:
+                training.note_clipping()
+                return get_weights()
+
+            training.module.get_clipping_coef = note_clipping
+        optimizer.attach_step_hook(note_step)
+        self.trainings.append(training)
+
+    def _release_objects(self) -> None:
+        """Take away what was put on optimizers and models, for scripts that keep them."""
+        for training in self.trainings:
+            for name in ("accumulate", "clip_and_accumulate"):
+                vars(training.optimizer).pop(name, None)
+            vars(training.module).pop("get_clipping_coef", None)
+
+    def _before_step(self, optimizer: Any, args: Any, options: Any) -> None:
+        """Note the step of any optimizer of torch: Opacus' calls the one that it was given."""
+        thread = threading.get_ident()
+        if thread in self._stepping:
+            return  # an optimizer that is made of others, as Lookahead
+        self._stepping[thread] = optimizer
+        for training in self.trainings:
+            if training.optimizer.original_optimizer is optimizer and training.may_step:
+                training.may_step = False
+                self._mark(optimizer)
+                return
+        parameters = _parameters_of(optimizer)
+        if thread != self._thread:  # another's, unless it is about this trial's models
+            engines = {id(each) for training in self.trainings for each in training.parameters}
+            parameters = [each for each in parameters if id(each) in engines]
+        else:
+            self._mark(optimizer)
+        for parameter in parameters:
+            self._bare_steps[id(parameter)] = parameter  # kept: an id is used again
+
+    def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
+        thread = threading.get_ident()
+        if self._stepping.get(thread) is optimizer:
+            del self._stepping[thread]
+
+    def _mark(self, optimizer: Any) -> None:
+        for parameter in _parameters_of(optimizer):
+            setattr(parameter, _OWNER, self._trial_mark)
+
+    def _is_of_another_trial(self, parameter: Any) -> bool:
+        return getattr(parameter, _OWNER, self._trial_mark) is not self._trial_mark
+
+
+class _LateImport(importlib.abc.MetaPathFinder):
+    """Calls a function on a module as soon as it is imported."""
+
+    def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._call = call
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of the module, with a loader that calls the function at its end."""
+        if fullname != self._name:
+            return None
+        # Any finder may be its own: an editable installation has one.
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_call(module: ModuleType) -> None:
+            execute(module)
+            self._call(module)
+
+        spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
+
+
+def _replace(owner: Any, name: str, wrap: Callable[[Any], Any], undo: ExitStack) -> None:
+    """Replace a function of a class or module until ``undo`` is closed."""
+    original = getattr(owner, name)
+    undo.callback(setattr, owner, name, original)
+    setattr(owner, name, wrap(original))
+
+
+def _poisson_sampler() -> Any:
+    """Return the class of Opacus' sampler, which is there once Opacus is."""
+    return getattr(sys.modules.get(_SAMPLER), "UniformWithReplacementSampler", ())
+
+
+def _parameters_of(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _count_records(optimizer: Any) -> int | None:
+    """Return how many records the gradients are of; None where Opacus keeps none of them apart."""
+    for parameter in optimizer.params:
+        gradients = getattr(parameter, "grad_sample", None)
+        if isinstance(gradients, list):
+            return sum(len(part) for part in gradients)
+        if gradients is None:
+            gradients = getattr(parameter, "_norm_sample", None)  # ghost clipping keeps norms alone
+        return None if gradients is None else len(gradients)
+    return 0
+
+
+def _of_records(records: int | None) -> str:
+    return "an unknown number of records" if records is None else f"{records} records"
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return a clipping norm, or one for each layer, as numbers that nobody changes later."""
+    return [float(each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def _is_same(one: list[float], other: list[float]) -> bool:
+    """Return whether numbers are equal one by one, up to rounding."""
+    return len(one) == len(other) and all(map(is_close, one, other))
+
+
+def is_close(one: float, other: float) -> bool:
+    """Return whether two numbers are equal up to rounding."""
+    return math.isclose(one, other, rel_tol=_SAME)
