@@ -212,6 +212,8 @@ class Plan:
         >>> drawn = plan.candidate(study.spec.planning_context().space, Streams(bytes(32)), 0)
         >>> sorted(drawn), plan.training_of(drawn) == plan.training
         (['learning_rate', 'max_grad_norm'], True)
+        >>> sorted(plan.example(study.spec.planning_context().space))  # of public random numbers
+        ['learning_rate', 'max_grad_norm']
     """
 
     arm: str
