@@ -219,7 +219,7 @@ class _Generator:
     def rows(self, rng: np.random.Generator, n: int, own: Floats | None = None) -> tuple[Any, Any]:
         """Generate rows; those of one unit share a part of their noise, ``own``, and so are alike."""
         task = self.task
-        labels = rng.integers(task.classes or 1, size=n)
+        labels = self.labels(rng, n)
         noise = rng.standard_normal((n, self.hidden))
         if own is not None:
             noise = 0.5 * own + math.sqrt(0.75) * noise
@@ -234,6 +234,15 @@ class _Generator:
             low, high = task.target_range
             y = 0.5 * (low + high) + 0.5 * (high - low) * np.clip(0.4 * y, -1.0, 1.0)
         return self.inputs(rng, hidden), y.reshape(n, *shape).astype(np.float32)
+
+    def labels(self, rng: np.random.Generator, n: int) -> Any:
+        """Return classes, equally frequent but for a declared rarest one: the last, the positive of two."""
+        classes = self.task.classes or 1
+        rarest = self.task.rarest_share
+        if rarest is None or classes < 2:
+            return rng.integers(classes, size=n)
+        others = (1.0 - rarest) / (classes - 1)
+        return rng.choice(classes, size=n, p=[*[others] * (classes - 1), rarest])
 
     def inputs(self, rng: np.random.Generator, hidden: Floats) -> Any:
         """Return inputs that show hidden numbers ``[n, k]``."""

@@ -131,3 +131,14 @@ def test_an_exact_score_is_foretold_and_never_refused() -> None:
     plans, task = plans_of(task="tests.toy:blobs", report=None)
     (score,) = expected_scores(plans, task)
     assert (score.split, score.private, score.is_worthless) == ("test", False, False)
+
+
+def test_a_stand_in_has_the_declared_share_of_the_rarest_class() -> None:
+    from privtune.tasks.stand_in import stand_in
+
+    many = replace(rare(), train_records=20_000)
+    declared = stand_in(many).load().train.y
+    assert (declared == 2).double().mean() == pytest.approx(0.05, abs=0.005)
+    assert (declared == 0).double().mean() == pytest.approx(0.475, abs=0.012)
+    undeclared = stand_in(replace(many, rarest_share=None)).load().train.y
+    assert (undeclared == 2).double().mean() == pytest.approx(1 / 3, abs=0.012)
