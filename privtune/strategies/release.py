@@ -104,7 +104,14 @@ class TrialResult:
     checked: str = ""
 
     def with_score(self, score: float | None) -> TrialResult:
-        """Return the result with another ``score``, its weights unread: ``replace`` would read them."""
+        """Return the result with another ``score``, its weights unread: ``replace`` would read them.
+
+        Example:
+            >>> import torch
+            >>> result = TrialResult(index=0, params={}, weights=torch.zeros(3), score=1.07)
+            >>> result.with_score(1.0).score
+            1.0
+        """
         other = copy(self)
         object.__setattr__(other, "score", score)
         return other

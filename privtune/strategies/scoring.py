@@ -46,7 +46,7 @@ class ScorePlan:
         (['accuracy'], 4.0)
         >>> worth = score.expected(classes=2, rarest=0.5)
         >>> round(worth.low, 2), round(worth.high, 2), worth.caption
-        (0.77, 0.82, 'noise and drawing of the records')
+        (0.77, 0.83, 'noise and drawing of the records')
     """
 
     records: int
@@ -104,9 +104,18 @@ class ScorePlan:
         return 1.0 - (1.0 - LEVEL) / max(self.candidates, 1.0)
 
     def estimates(self, sums: Sequence[Floats]) -> dict[str, ScoreEstimate]:
-        """Return each metric with its interval, by name, from the noised sums of each.
+        """Return each metric with its interval, by name.
 
         Post-processing: it looks at what was released and at the plan alone.
+
+        Args:
+            sums: The noised sums of each metric, the first one's first.
+
+        Example:
+            >>> import numpy as np
+            >>> score = ScorePlan(records=1000, noise_multiplier=4.0)
+            >>> {name: found.text for name, found in score.estimates([np.array([870.0, 130.0])]).items()}
+            {'accuracy': '87.0% [84.6%, 89.1%]'}
         """
         scores = {}
         for name, metric, noise, released in zip(
@@ -137,7 +146,12 @@ class ScorePlan:
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready data."""
+        """Return the plan as JSON-ready data.
+
+        Example:
+            >>> ScorePlan(records=1000, noise_multiplier=4.0).to_dict()["metric"]
+            'accuracy'
+        """
         data: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples are lists there
         return data
 

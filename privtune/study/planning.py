@@ -87,7 +87,6 @@ def plan_study(spec: StudySpec, *, look: bool = True, anyway: bool = False) -> S
     strategies = [arm.to_strategy() for arm in spec.arms]
     if not all(strategy.needs.non_private for strategy in strategies):
         check_delta_of(context.task, context.delta, anyway=anyway)
-    _check_space(spec, strategies)
     for arm, strategy in zip(spec.arms, strategies, strict=True):
         if strategy.needs.non_private and arm.weight != 1.0:
             raise InvalidInputError(
@@ -103,6 +102,7 @@ def plan_study(spec: StudySpec, *, look: bool = True, anyway: bool = False) -> S
         weights=[arm.weight for arm in spec.arms],
         stages=_stages(spec, context),
     )
+    _check_space(spec, strategies)
     if spec.scoring and all(plan.score is None for plan in planned.plans):
         raise InvalidInputError(
             "scoring",
