@@ -46,7 +46,7 @@ class ScorePlan:
         (['accuracy'], 4.0)
         >>> worth = score.expected(classes=2, rarest=0.5)
         >>> round(worth.low, 2), round(worth.high, 2), worth.caption
-        (0.77, 0.83, 'noise and drawing of the records')
+        (0.77, 0.83, 'the noise and the drawing of the records')
     """
 
     records: int

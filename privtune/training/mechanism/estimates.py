@@ -24,10 +24,10 @@ Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 """How often an interval holds the truth."""
-DRAWING = "drawing of the records"
-NOISE = "noise"
-CHOICE = "choice of the best candidate"
-TIES = "ties within bins"
+DRAWING = "the drawing of the records"
+NOISE = "the noise"
+CHOICE = "the choice of the best candidate"
+TIES = "what ties within bins may lose"
 
 NO_INFORMATION = "no information"
 """What is shown in the place of a value whose interval is all that the metric can be."""
