@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.kernel import LossOf
 
+_NAMED = 3  # parts of a model that a message names
 _RECORDS = 4  # made-up records that a check looks at
 
 
@@ -72,7 +73,7 @@ def check_loaded(
     import torch
 
     from privtune.strategies.release import split
-    from privtune.training.mechanism.kernel import load_params
+    from privtune.training.mechanism.kernel import load_params, unlike_fixed
 
     if not bool(result.weights.isfinite().all()):
         return
@@ -80,7 +81,7 @@ def check_loaded(
     few = data.part(torch.arange(min(_RECORDS, len(data))), sealed_size=True).to(device)
 
     def losses(model: torch.nn.Module) -> torch.Tensor:
-        return _losses(task.record_loss, model, few)
+        return losses_of(task.record_loss, model, few)
 
     anew = anew.to(device)
     for tensor in (*anew.parameters(), *anew.buffers()):
@@ -102,10 +103,12 @@ def check_loaded(
     except RuntimeError:  # of other shapes
         same = False
     if not same:
+        unlike = sorted(unlike_fixed(trained, anew))
+        named = f" ({', '.join(unlike[:_NAMED])})" if unlike else ""
         raise AdapterError(
             "What would be released of the model, loaded into the model that build makes anew, is another "
-            "model than the one that was trained: what is not trained must be the same every time. Load it "
-            "from a file, or call torch.manual_seed before it is made. Nothing was charged."
+            f"model than the one that was trained: what is not trained{named} must be the same every time. "
+            "Load it from a file, or call torch.manual_seed before it is made. Nothing was charged."
         )
     other = torch.full_like(result.weights, 0.5)
     anew.load_state_dict(split(other, result.shapes), strict=False)
@@ -122,13 +125,13 @@ def check_remembers_nothing(loss_of: LossOf, model: torch.nn.Module, data: Tenso
 
     try:
         # Of copies: what a model keeps in buffers of its own has a refusal of its own.
-        once, again = (_losses(loss_of, fresh(model)[0], data) for _ in range(2))
+        once, again = (losses_of(loss_of, fresh(model)[0], data) for _ in range(2))
     except Exception:
         return
     _check_steady(once, again)
 
 
-def _losses(loss_of: LossOf, model: torch.nn.Module, data: TensorData) -> torch.Tensor:
+def losses_of(loss_of: LossOf, model: torch.nn.Module, data: TensorData) -> torch.Tensor:
     """Return the loss of each record, each time with the same random numbers."""
     import torch
 

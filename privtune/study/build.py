@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
     from privtune.study.trials import ShownTrial
     from privtune.training.engine.train import Made
+
+
+_COMPILED = "_orig_mod"
+"""Under which name a compiled module of torch's holds the module itself."""
 
 
 @cache
@@ -123,10 +127,24 @@ def _called(
     with initialisation(Streams(secret)):
         candidate = task.build(trial)
         _check_kind(candidate)
+        # A compiled model is bound to its own weights: a copy of it, which is trained, would not use its own.
+        candidate = replace(candidate, model=uncompiled(candidate.model))
         _check_new(candidate.model, candidate.model)
         model, optimizer = _trained_part(candidate)
         _check_new(model, *(p for p in model.parameters() if p.requires_grad))
         return candidate, model, optimizer
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return a model without what ``torch.compile`` has put around it, or around its parts."""
+    inner = model
+    while _COMPILED in inner._modules:
+        inner = getattr(inner, _COMPILED)
+    for part in inner.modules():
+        part._compiled_call_impl = None  # of model.compile()
+        for name, child in part.named_children():
+            setattr(part, name, uncompiled(child))
+    return inner
 
 
 def _packed(task: Task, candidate: Candidate) -> Callable[[torch.Tensor], torch.Tensor] | None:
