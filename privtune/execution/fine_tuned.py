@@ -88,12 +88,6 @@ def check_loaded(
         tensor.data = tensor.detach().clone()  # a table may lie in memory of the user's own
     load_params(trained, result.weights.to(device))
     expected = losses(trained)
-    if not expected.requires_grad:
-        raise AdapterError(
-            "The loss of a record has no gradient, so nothing would be trained: torch.no_grad, detach, "
-            "NumPy or a count cut it off. Compute the loss with torch, from the model's outputs. Nothing was "
-            "charged."
-        )
     _check_steady(losses(trained), expected)
     try:
         left = anew.load_state_dict(split(result.weights, result.shapes), strict=False)
@@ -109,13 +103,6 @@ def check_loaded(
             "What would be released of the model, loaded into the model that build makes anew, is another "
             f"model than the one that was trained: what is not trained{named} must be the same every time. "
             "Load it from a file, or call torch.manual_seed before it is made. Nothing was charged."
-        )
-    other = torch.full_like(result.weights, 0.5)
-    anew.load_state_dict(split(other, result.shapes), strict=False)
-    if torch.equal(losses(anew), expected) and not torch.equal(other, result.weights):
-        raise AdapterError(
-            "What is trained of the model does not reach its loss, so no training changes what it says. "
-            "Train other parts of it. Nothing was charged."
         )
 
 

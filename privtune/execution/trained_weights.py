@@ -81,13 +81,13 @@ def check_trained(
     missed = [name for name in trained if name not in reach]
     if missed:
         _refuse_missed(model, loss_of, data, missed, trained)
-    if not any(reach.values()) and not _moves_elsewhere(kernel, first):
+    idle = not any(reach.values()) and not _moves_elsewhere(kernel, first)
+    if idle and _has_finite_losses(model, loss_of, data):
         raise NothingTrainedError(
             "What is trained of the model does not reach its loss, so no training changes what it says: "
-            "the gradient of every made-up record is 0, at the first weights and at others. Leave out what "
-            "has no slope: round, sign, argmax, a comparison, a softmax over the axis of records, and losses "
-            "that compare records (Cox, ranking, contrastive), since each record is alone. Nothing was "
-            "charged."
+            "the gradient of every made-up record is 0, or no number. Leave out what has no slope: round, "
+            "sign, argmax, a comparison, a softmax over the axis of records, and losses that compare records "
+            "(Cox, ranking, contrastive), since each record is alone. Nothing was charged."
         )
 
 
@@ -146,6 +146,18 @@ def _check_shape(model: nn.Module, loss_of: LossOf, data: TensorData) -> None:
         )
 
 
+def _has_finite_losses(model: nn.Module, loss_of: LossOf, data: TensorData) -> bool:
+    """Say whether the losses of made-up records are finite; if not, real ones tell more."""
+    few = data.to(next(model.parameters()).device)
+    return bool(losses_of(loss_of, fresh(model)[0], _made_up(few)).isfinite().all())
+
+
+def _made_up(data: TensorData) -> TensorData:
+    """Return a few made-up records like those of ``data``."""
+    x, y = data.domain.draw(*data.like, (1, _COMPARED), data.x.device)
+    return TensorData(x[0], y[0])
+
+
 def _moves_elsewhere(kernel: Kernel, first: torch.Tensor) -> bool:
     """Say whether a gradient is other than 0 at random weights."""
     generator = torch.Generator().manual_seed(0)
@@ -177,8 +189,8 @@ def _refuse_missed(
         raise NothingTrainedError(
             f"The loss of a record has no gradient in {_list(used)}, though it uses them, so noise alone "
             "would move them: torch.no_grad, detach, copy.deepcopy, NumPy or a comparison cuts them off. "
-            "Compute the loss with torch, from the model that it is given; call requires_grad_(False) on what "
-            "shall stay as it is, and leave it out of the optimizer. Nothing was charged."
+            "Compute the loss with torch, from the model that it is given; call requires_grad_(False) on "
+            "what shall stay as it is. Nothing was charged."
         )
     if len(missed) == len(trained):
         raise NothingTrainedError(
@@ -188,7 +200,7 @@ def _refuse_missed(
         )
     warnings.warn(
         f"The loss of made-up records does not use {_list(missed)}: noise alone moves them. Call "
-        "requires_grad_(False) on what the loss does not need, and leave it out of the optimizer.",
+        "requires_grad_(False) on what the loss does not need, or leave it out of target_modules.",
         UntrainedWeightsWarning,
         stacklevel=4,
     )
@@ -217,8 +229,7 @@ def _used_without_gradient(
     """Return the weights, of some that no loss reaches, whose values change a loss."""
     copied, _ = fresh(model, trained=True)
     named = dict(copied.named_parameters())
-    x, y = data.domain.draw(*data.like, (1, _COMPARED), data.x.device)
-    records = TensorData(x[0], y[0])
+    records = _made_up(data)
     before = losses_of(loss_of, copied, records)
     used = []
     generator = torch.Generator().manual_seed(0)

@@ -219,11 +219,15 @@ def scored_as(
     return OfUnits(inner, len(task.input_shape) - 1) if task.unit else inner, cross_entropy
 
 
-def domain_of(task: Task, made: Made) -> Domain:
-    """Return the numbers that a candidate and the loss of a task accept of records of the task's own."""
+def domain_of(
+    task: Task,
+    made: Made,
+    reduce: Callable[[TensorData], TensorData] = lambda records: records,
+) -> Domain:
+    """Return the numbers that a candidate and its loss accept, of what records are reduced to."""
     from privtune.training.mechanism.data import find_domain_of
 
-    records = made_up_records(task, 1)
+    records = reduce(made_up_records(task, 2))
     return find_domain_of(made.model, made.trained_on(task.record_loss, records), records)
 
 
@@ -338,11 +342,11 @@ def dry_run(
     rate = min(1.0, schedule.expected_batch_size / records)
     training = plan.first_training
     first = make(bytes(32))
-    domain = domain_of(task, first)
+    domain = domain_of(task, first, reduce)
     made_up = (
         replace(made_up_records(task, n, domain), unit=task.unit) for n in (records, _SCORED)
     )
-    data, scored = map(reduce, made_up)
+    data, scored = (replace(reduce(each), domain=domain) for each in made_up)
     check_trained(
         first.model,
         first.trained_on(task.record_loss, data),

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from privtune.training.engine.train import Made
 
 
-_COMPILED = "_orig_mod"
-"""Under which name a compiled module of torch's holds the module itself."""
+_COMPILED_MODULE = "_orig_mod"
+_COMPILED_FUNCTION = "_torchdynamo_orig_callable"
+"""Under which names what torch has compiled holds the module, or the function, itself."""
+_AROUND_METHODS = "external_utils.py"
+"""The file of torch's compiler whose functions stand around methods."""
 
 
 @cache
@@ -138,10 +141,21 @@ def _called(
 def uncompiled(model: nn.Module) -> nn.Module:
     """Return a model without what ``torch.compile`` has put around it, or around its parts."""
     inner = model
-    while _COMPILED in inner._modules:
-        inner = getattr(inner, _COMPILED)
+    while _COMPILED_MODULE in inner._modules:
+        inner = getattr(inner, _COMPILED_MODULE)
     for part in inner.modules():
         part._compiled_call_impl = None  # of model.compile()
+        for name, value in list(vars(part).items()):
+            function = getattr(value, _COMPILED_FUNCTION, None)
+            if function is None:
+                continue
+            # Torch puts a function of its own around a method before it compiles it.
+            code = getattr(function, "__code__", None)
+            if code is not None and code.co_filename.endswith(_AROUND_METHODS):
+                function = function.__wrapped__
+            vars(part)[name] = function
+            if getattr(function, "__func__", function) is getattr(type(part), name, None):
+                del vars(part)[name]  # a method of the class, which each copy binds to itself
         for name, child in part.named_children():
             setattr(part, name, uncompiled(child))
     return inner

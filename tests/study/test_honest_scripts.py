@@ -772,6 +772,14 @@ NOT_TRAINED: dict[str, tuple[Make, Loss, str]] = {
     "rounded outputs": (
         an_mlp, lambda m, x, y: smoothed(lambda x: m(x).round(), x, y), "gradient .* is 0",
     ),
+    "a root at 0": (
+        an_mlp, lambda m, x, y: (m(x) - m(x)).norm(dim=1) + (m(x) - m(x)).square().sum(dim=1).sqrt(),
+        "or no number",
+    ),
+    "dropout of everything": (
+        lambda: candidate(nn.Sequential(nn.Dropout(1.0), nn.Linear(FEATURES, CLASSES, bias=False))),
+        ce, "does not reach its loss",
+    ),
     "Cox's likelihood": (an_mlp, cox, "Cox"),
     "an optimizer over another model": (lambda: over_another(mlp()), ce, "some are of another model"),
     "an optimizer over the head alone": (lambda: over_the_head(mlp()), ce, "lacks 0.weight, 0.bias"),
@@ -798,6 +806,19 @@ def in_place(model: nn.Module) -> nn.Module:
     return model
 
 
+def with_compiled_forward(model: nn.Module) -> nn.Module:
+    model.forward = torch.compile(model.forward)
+    return model
+
+
+def doubled() -> nn.Module:
+    return Net(lambda m, x: m.body(2.0 * x), body=mlp())
+
+
+def compiled_twice_as_large() -> nn.Module:
+    return Net(torch.compile(lambda m, x: m.body(2.0 * x)), body=mlp())
+
+
 def two(first: Callable[[nn.Module], nn.Module] = lambda layer: layer) -> nn.Module:
     """Return two layers, the first of which is wrapped by a function."""
     return nn.Sequential(first(nn.Linear(FEATURES, 8)), nn.Linear(8, CLASSES))
@@ -809,7 +830,8 @@ WRAPPED: dict[str, Pair] = {
     "model.compile()": (lambda: in_place(mlp()), mlp),
     "a compiled part": (lambda: two(torch.compile), two),
     "a part compiled in place": (lambda: two(in_place), two),
-    "compiled twice": (lambda: torch.compile(torch.compile(mlp())), mlp),
+    "model.forward = torch.compile(model.forward)": (lambda: with_compiled_forward(mlp()), mlp),
+    "a compiled function of the model": (compiled_twice_as_large, doubled),
     "DataParallel": (lambda: nn.DataParallel(mlp()), mlp),
 }
 
@@ -830,9 +852,12 @@ def test_a_compiled_or_wrapped_model_is_trained_as_the_model_itself(
     assert torch.equal(*weights)
 
 
-def test_weights_without_a_part_in_the_loss_are_named_in_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"score": "accuracy"}], ids=["shown", "sealed"])
+def test_weights_without_a_part_in_the_loss_are_named_in_a_warning(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.warns(UntrainedWeightsWarning, match="pooler.weight, pooler.bias"):
-        outcome, charges = run(tmp_path, lambda trial: candidate(Pooled()), ce, rows())
+        outcome, charges = run(tmp_path, lambda trial: candidate(Pooled()), ce, rows(), **options)
     assert isinstance(outcome, Release), outcome
     assert charges == 1
 

@@ -121,8 +121,8 @@ class Kernel(Protocol):
     def reach(self, params: torch.Tensor) -> Mapping[str, bool]:
         """Return which parameters the losses of made-up records reach at ``params`` ``[P]``.
 
-        A parameter that is reached is a part of the graph of a loss. Beside its name it stands whether its
-        gradient is other than 0 for one of the records.
+        A parameter that is reached is a part of the graph of a loss. Beside its name it stands whether one of
+        the records moves it: its gradient there is other than 0, and all gradients of the record are finite.
         """
         ...
 
@@ -286,11 +286,18 @@ def add_reach(
     names: Iterable[str],
     gradients: Iterable[torch.Tensor | None],
 ) -> None:
-    """Note which parameters one more loss reaches, from the gradient of each, None where it has none."""
+    """Note which parameters one more loss reaches, from the gradient of each, None where it has none.
+
+    A record whose gradient is not finite contributes nothing to a training, as one whose gradient is 0.
+    """
+    reached: dict[str, torch.Tensor] = {}
     for name, gradient in zip(names, gradients, strict=True):
         if gradient is not None:
-            values = gradient.to_dense() if gradient.is_sparse else gradient
-            reach[name] = reach.get(name, False) or bool((values != 0).any())
+            reached[name] = gradient.to_dense() if gradient.is_sparse else gradient
+    finite = all(bool(values.isfinite().all()) for values in reached.values())
+    for name, values in reached.items():
+        moves = finite and bool((values != 0).any())
+        reach[name] = reach.get(name, False) or moves
 
 
 _EMPTY = (OrderedDict, dict, list, set)
