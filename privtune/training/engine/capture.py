@@ -60,6 +60,17 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 }
 
 
+_CHECKING = _calls("binary_cross_entropy").keys()
+"""Calls that raise at numbers which they do not accept, where the way back raises nothing."""
+
+
+def _must_run(node: fx.Node) -> bool:
+    """Say whether a call runs even if nothing uses what it gives."""
+    # Else a record that raises in a pass as it is written would have a gradient in the captured one, and
+    # whether it counts would hang on how often a shape was seen before.
+    return node.is_impure() or node.target in _CHECKING
+
+
 class NotCapturedError(RuntimeError):
     """A program reads a value, so it may do another thing the next time: it is run as it is."""
 
@@ -116,7 +127,7 @@ def capture(
     del found
     peak = _peak(graph, geometry)
     _fold_views(graph, geometry)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(_must_run)
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _DIRECT:
             node.target = _DIRECT[node.target]
