@@ -98,10 +98,10 @@ def check_loaded(
         same = False
     if not same:
         unlike = sorted(unlike_fixed(trained, anew))
-        named = f" ({', '.join(unlike[:_NAMED])})" if unlike else ""
+        named = f" (not so: {', '.join(unlike[:_NAMED])})" if unlike else ""
         raise AdapterError(
             "What would be released of the model, loaded into the model that build makes anew, is another "
-            f"model than the one that was trained: what is not trained{named} must be the same every time. "
+            f"model than the one that was trained: what is not trained must be the same every time{named}. "
             "Load it from a file, or call torch.manual_seed before it is made. Nothing was charged."
         )
 

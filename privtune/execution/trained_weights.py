@@ -37,7 +37,7 @@ _COMPARED = 4  # made-up records whose losses a weight may change
 _POINTS = 3  # random weights at which a gradient that is 0 at the first ones is looked at
 _NAMED = 3  # weights that a message names
 _SPREAD = 0.3  # of random weights
-_STANDS = 1e-6  # of the size of weights: a training that moves none by more leaves them as they are
+_STANDS = 1e-7  # of the size of weights: a training that moves none by more leaves them as they are
 
 
 class NothingTrainedError(PrivTuneError):
