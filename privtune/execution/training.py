@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from privtune.training.engine.train import Made
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.kernel import Loss
+    from privtune.training.mechanism.made_up import Domain
     from privtune.training.mechanism.scoring import OfRecords, Scored
     from privtune.training.methods import Method
 
 _TIMED, _SCORED = 8, 64  # candidates in the stack that a dry run times, records that it scores
+_LOOKED_AT = 2  # steps whose result it looks at
 _STEPS = 16  # that it times
 _LONG, _FEW = 0.5, 3  # seconds that its steps may take, and how many of longer ones it times
 
@@ -220,15 +222,33 @@ def scored_as(
     return OfUnits(inner, len(task.input_shape) - 1) if task.unit else inner, cross_entropy
 
 
-def made_up_records(task: Task, records: int) -> TensorData:
-    """Return records of a task's shapes and types that hold no data: always the same."""
+def domain_of(
+    task: Task,
+    made: Made,
+    reduce: Callable[[TensorData], TensorData] = lambda records: records,
+) -> Domain:
+    """Return the numbers that a candidate and its loss accept, of what records are reduced to."""
+    from privtune.training.mechanism.data import find_domain_of
+
+    records = reduce(made_up_records(task, 2))
+    return find_domain_of(made.model, made.trained_on(task.record_loss, records), records)
+
+
+def made_up_records(task: Task, records: int, domain: Domain | None = None) -> TensorData:
+    """Return records of a task's shapes and types that hold no data: always the same.
+
+    Of a task of the user's own data, their numbers are those of a domain, if one is given.
+    """
     import torch
 
-    from privtune.training.mechanism.data import TensorData, synthetic
+    from privtune.training.mechanism.data import TensorData
+    from privtune.training.mechanism.made_up import Domain
 
     if task.like is not None:
-        x, y = synthetic(*task.like, (1, records), torch.device("cpu"))
-        return TensorData(x[0], y[0], tree=task.tree)
+        if domain is None:
+            domain = Domain.of_targets(task.target_range)
+        x, y = domain.draw(*task.like, (1, records), torch.device("cpu"))
+        return TensorData(x[0], y[0], tree=task.tree, domain=domain)
     generator = torch.Generator().manual_seed(0)
     shape = (records, task.input_shape[0]) if task.unit else (records,)
     if task.classes is None:
@@ -317,12 +337,26 @@ def dry_run(
     """Train and score a candidate for two steps on made-up records; time a stack of others."""
     import torch
 
+    from privtune.execution.trained_weights import check_moved, check_trained
+    from privtune.training.mechanism.kernel import flatten_params
+
     schedule = plan.training.schedule
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
     rate = min(1.0, schedule.expected_batch_size / records)
-    made_up = (replace(made_up_records(task, n), unit=task.unit) for n in (records, _SCORED))
-    data, scored = map(reduce, made_up)
     training = plan.first_training
+    first = make(bytes(32))
+    domain = domain_of(task, first, reduce)
+    made_up = (
+        replace(made_up_records(task, n, domain), unit=task.unit) for n in (records, _SCORED)
+    )
+    data, scored = (replace(reduce(each), domain=domain) for each in made_up)
+    check_trained(
+        first.model,
+        first.trained_on(task.record_loss, data),
+        data,
+        device=compute.device,
+        precision=task.precision,
+    )
     clock, steps = [time.perf_counter()], _STEPS
 
     def trained(
@@ -340,7 +374,9 @@ def dry_run(
         )
         return list(found)
 
-    (result,) = trained(training.method, [first := make(bytes(32))], 2, plan.score)
+    weights = flatten_params(first.model)
+    (result,) = trained(training.method, [first], _LOOKED_AT, plan.score)
+    check_moved(weights, result.weights, first, steps=_LOOKED_AT, of=schedule.steps)
     check_loaded(task, first.model, make(bytes([255]) * 32).model, result, data)
     trained(training.method, others, 2, plan.score)
     stack, threads = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
     from privtune.study.trials import ShownTrial
     from privtune.training.engine.train import Made
+
+
+_COMPILED_MODULE = "_orig_mod"
+_COMPILED_FUNCTION = "_torchdynamo_orig_callable"
+"""Under which names what torch has compiled holds the module, or the function, itself."""
+_AROUND_METHODS = "external_utils.py"
+"""The file of torch's compiler whose functions stand around methods."""
 
 
 @cache
@@ -123,10 +130,35 @@ def _called(
     with initialisation(Streams(secret)):
         candidate = task.build(trial)
         _check_kind(candidate)
+        # A compiled model is bound to its own weights: a copy of it, which is trained, would not use its own.
+        candidate = replace(candidate, model=uncompiled(candidate.model))
         _check_new(candidate.model, candidate.model)
         model, optimizer = _trained_part(candidate)
         _check_new(model, *(p for p in model.parameters() if p.requires_grad))
         return candidate, model, optimizer
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return a model without what ``torch.compile`` has put around it, or around its parts."""
+    inner = model
+    while _COMPILED_MODULE in inner._modules:
+        inner = getattr(inner, _COMPILED_MODULE)
+    for part in inner.modules():
+        part._compiled_call_impl = None  # of model.compile()
+        for name, value in list(vars(part).items()):
+            function = getattr(value, _COMPILED_FUNCTION, None)
+            if function is None:
+                continue
+            # Torch puts a function of its own around a method before it compiles it.
+            code = getattr(function, "__code__", None)
+            if code is not None and code.co_filename.endswith(_AROUND_METHODS):
+                function = function.__wrapped__
+            vars(part)[name] = function
+            if getattr(function, "__func__", function) is getattr(type(part), name, None):
+                del vars(part)[name]  # a method of the class, which each copy binds to itself
+        for name, child in part.named_children():
+            setattr(part, name, uncompiled(child))
+    return inner
 
 
 def _packed(task: Task, candidate: Candidate) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from privtune.errors import InvalidInputError
 from privtune.execution.fine_tuned import check_remembers_nothing, reduced
-from privtune.execution.training import dry_run, made_of, made_up_records
+from privtune.execution.training import domain_of, dry_run, made_of, made_up_records
 from privtune.spaces import inside
 from privtune.strategies import Plan, Strategy, StrategyError, TrialResult
 from privtune.strategies.arms import check_given
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from privtune.spaces import IndependentSampler, SearchSpace
     from privtune.tasks import Task
     from privtune.training.engine.compute import Compute
+    from privtune.training.mechanism.data import TensorData
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ def rehearse(
             key=part,
         )
         check_end(plan, replace(result, params=params))
-        _measure(plan, own, own.model())
+        _measure(plan, own, own.model(), made_up_records(own, 2))
         each.append(seconds)
     return sum(each) / len(each)
 
@@ -117,27 +118,33 @@ def _rehearse_build(
             plan, task, lambda secret: make(secret, known).made, compute=compute, others=others
         )
 
-    few = made_up_records(task, 2)
+    # Before anything else is run, which a loss that remembers would remember.
+    _check_memory(task, built, made_up_records(task, 2))
+    few = made_up_records(task, 2, domain_of(task, built.made))
 
     def program(built: Built) -> Any:
         from privtune.training.engine.capture import program_of
 
         return program_of(
-            built.model, built.made.trained_on(task.record_loss, *few.like), *few.like
+            built.model, built.made.trained_on(task.record_loss, few), *few.like, few.domain
         )
 
-    # Before passes are captured, which a loss that remembers would remember.
-    loss_of = built.made.trained_on(task.record_loss, *few.like)
-    check_remembers_nothing(loss_of, built.model, few)
+    _check_memory(task, built, few)
     result, seconds = check_repeated(make, trained, program) if plan.is_sealed else trained()
     check_end(plan, replace(result, params=built.params))
-    _measure(plan, task, built.model)
+    _measure(plan, task, built.model, few)
     return seconds
 
 
-def _measure(plan: Plan, task: Task, model: nn.Module) -> None:
+def _check_memory(task: Task, built: Built, records: TensorData) -> None:
+    """Refuse a loss that is another number for the same record the second time."""
+    loss_of = built.made.trained_on(task.record_loss, records)
+    check_remembers_nothing(loss_of, built.model, records)
+
+
+def _measure(plan: Plan, task: Task, model: nn.Module, records: TensorData) -> None:
     """Compute the test metrics of a model on made-up records: a metric may not suit its outputs."""
-    test = replace(made_up_records(task, 2), unit=task.unit)
+    test = replace(records, unit=task.unit)
     utility_of(plan, task, model, test, Streams(_SECRETS[0]).numpy("score", 0))
 
 

@@ -127,9 +127,7 @@ def _made_up(data: TensorData) -> TensorData:
     """Return a few made-up records of the same shapes and types."""
     import torch
 
-    from privtune.training.mechanism.data import synthetic
-
-    x, y = synthetic(*data.like, (1, _RECORDS), torch.device("cpu"))
+    x, y = data.domain.draw(*data.like, (1, _RECORDS), torch.device("cpu"))
     return replace(data, x=x[0], y=y[0], unusable=None, groups=None)
 
 

@@ -561,7 +561,8 @@ def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tenso
         return f"{said}; targets must be of shape (N,), one number for each record"
     x, y = x[:_TRIED], y[:_TRIED]
     try:
-        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.no_grad():
+        # With gradients: a loss may take some of its own.
+        with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.enable_grad():
             if task.loss_of is None:
                 found = {"loss": task.loss(model(x), y)}
             else:
@@ -594,6 +595,7 @@ def _one_by_one(
         try:
             record = x[number : number + 1].to(device), y[number : number + 1].to(device)
             value = of(model, *record)
+            value = value.detach()
             found.append(value.reshape(1) if value.ndim == 0 else value)  # a mean over one record
         except Exception as error:
             if not blames_records(error):

@@ -27,6 +27,7 @@ from privtune.training.mechanism.data import (
     sum_of_rows,
 )
 from privtune.training.mechanism.kernel import LossOf
+from privtune.training.mechanism.made_up import Domain
 from privtune.training.mechanism.metrics import is_of_loss
 
 _FIELDS = (
@@ -238,7 +239,7 @@ def _read(given: Mapping[str, Any], classes: int | None) -> dict[str, Records]:
 def _targets(
     data: TensorData, classes: int | None, target_range: tuple[float, float] | None
 ) -> TensorData:
-    """Return records whose targets are of the declared type."""
+    """Return records whose targets are of the declared type, and made-up ones in the declared range."""
     if classes is not None and data.y.is_floating_point():
         raise InvalidInputError(
             "classes",
@@ -246,9 +247,14 @@ def _targets(
             f"goes with targets that are whole numbers, not {data.y.dtype}",
             "Convert them, y.long(), or leave classes out.",
         )
-    if target_range is not None and not data.y.is_floating_point():
-        return replace(data, y=data.y.float())
-    return data
+    if target_range is None:
+        return data
+    return replace(data, y=_floating(data.y), domain=Domain.of_targets(target_range))
+
+
+def _floating(numbers: torch.Tensor) -> torch.Tensor:
+    """Return numbers as floating ones."""
+    return numbers if numbers.is_floating_point() else numbers.float()
 
 
 def _loader(parts: Mapping[str, TensorData], sizes: Mapping[str, int]) -> Callable[[], TaskData]:

@@ -969,6 +969,10 @@ a trial starts from the weights of an earlier one
 | zoo/test_traps.py::test_a_refused_trap_charges_nothing_and_says_why
 -_check_new(model, *(p for p in model.parameters() if p.requires_grad))
 +_check_new(model)
+a compiled model is trained, and its own weights are not
+| study/test_honest_scripts.py::test_a_compiled_or_wrapped_model_is_trained_as_the_model_itself
+-        candidate = replace(candidate, model=uncompiled(candidate.model))
++        pass
 
 == training/engine/optimizers.py
 an optimizer reads data by a hook on its steps
@@ -977,8 +981,8 @@ an optimizer reads data by a hook on its steps
 +    if False:
 an optimizer trains parameters of another model
 | zoo/test_traps.py::test_a_refused_trap_charges_nothing_and_says_why
--    if held != trainable:
-+    if not held:
+-    elif held - named.keys():
++    elif not held:
 
 == training/engine/kernels.py
 batch statistics in evaluation mode are taken for fixed
@@ -990,11 +994,49 @@ a BatchNorm that learns from the batch is taken for fixed
 -return not norm.training and norm.running_mean is not None
 +return norm.running_mean is not None
 
-== execution/fine_tuned.py
-a loss without a gradient spends the budget
-| zoo/test_traps.py::test_a_refused_trap_charges_nothing_and_says_why
--    if not expected.requires_grad:
+== execution/trained_weights.py
+a loss that does not reach the weights spends the budget
+| study/test_honest_scripts.py::test_a_training_that_would_not_train_is_refused_before_the_charge
+-    if missed:
 +    if False:
+a loss without a slope spends the budget
+| study/test_honest_scripts.py::test_a_training_that_would_not_train_is_refused_before_the_charge
+-    if idle and _has_finite_losses(model, loss_of, data):
++    if False:
+steps that are too short to move anything spend the budget
+| study/test_honest_scripts.py::test_a_training_that_would_not_train_is_refused_before_the_charge
+-    if moved <= _STANDS * size:
++    if moved < 0.0:
+a closure over the model is taken for weights without a part in the loss
+| study/test_honest_scripts.py::test_a_training_that_would_not_train_is_refused_before_the_charge
+-    if apart:
++    if False:
+weights that are used without a gradient are moved by noise alone
+| study/test_honest_scripts.py::test_a_training_that_would_not_train_is_refused_before_the_charge
+-    if used:
++    if False:
+
+== training/mechanism/data.py
+made-up records have numbers that the loss refuses
+| training/mechanism/test_made_up.py study/test_honest_scripts.py::test_an_honest_script_runs_to_a_release
+-    for domain in data.domain.alternatives(x, y):
++    for domain in (data.domain,):
+made-up records are tried at other numbers than those that are drawn
+| training/mechanism/test_made_up.py
+-        finite = _try_domain(run, domain.tried(x, y, place))
++        finite = _try_domain(run, [*domain.tried(x, y, place)][:1])
+
+== training/engine/capture.py
+a record that raises counts once its pass is captured
+| training/mechanism/test_made_up.py::test_what_stands_for_a_record_that_raises_is_accepted
+-    graph.eliminate_dead_code(_must_run)
++    graph.eliminate_dead_code()
+
+== training/mechanism/oracle.py
+what stands for an unusable record is a number that the loss refuses
+| training/mechanism/test_made_up.py::test_what_stands_for_a_record_that_raises_is_accepted
+-            made_up = self._data.domain.draw(
++            made_up = type(self._data.domain)().draw(
 
 == training/mechanism/kernel.py
 a trained table is what the next trial starts from

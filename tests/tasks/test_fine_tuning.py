@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.fine_tuned import AdapterError, reduced
+from privtune.execution.fine_tuned import reduced
+from privtune.execution.trained_weights import NothingTrainedError
 from privtune.execution.training import train_trials
 from privtune.spaces import SearchSpace
 from privtune.strategies import TrainingPlan, make_strategy
@@ -471,7 +472,7 @@ def test_an_adapter_that_does_nothing_is_refused_before_anything_is_charged():
         return Idle()
 
     task = dataclasses.replace(get_task("digits-mlp"), model=idle)
-    with pytest.raises(AdapterError, match="does not reach its loss"):
+    with pytest.raises(NothingTrainedError, match="does not reach its loss"):
         rehearsed(task)
 
 

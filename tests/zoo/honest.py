@@ -168,6 +168,18 @@ def two_heads() -> nn.Module:
     )
 
 
+def coded() -> nn.Module:
+    """Return a model of a float table whose first column is a code from 1 on."""
+    return Net(
+        lambda m, x: m.head(torch.cat([m.table(x[:, 0].long() - 1), x[:, 1:].log()], dim=1)),
+        table=nn.Embedding(WORDS, 4), head=nn.Linear(6, CLASSES),
+    )  # fmt: skip
+
+
+def codes() -> Any:
+    return torch.cat([1.0 + whole(WORDS, 1), floats(2).exp()], dim=1), whole(CLASSES)
+
+
 def opacus(name: str, *sizes: int) -> nn.Module:
     from opacus import layers
 
@@ -191,6 +203,12 @@ def penalised(m: Any, x: T, y: T) -> T:
     return plain(m, x, y) + 0.1 * slope.square().sum(dim=1)
 
 
+def penalised_by_autograd(m: Any, x: T, y: T) -> T:
+    inputs = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(plain(m, inputs, y).sum(), inputs, create_graph=True)
+    return plain(m, x, y) + 0.1 * slope.square().sum(dim=1)
+
+
 def decayed(m: Any, x: T, y: T) -> T:
     """Decay inside the loss: clipped with each record's gradient, so the bound holds."""
     return plain(m, x, y) + 1e-3 * sum(p.square().sum() for p in m.parameters())
@@ -206,6 +224,14 @@ def huber(m: Any, x: T, y: T) -> T:
 
 def rebuilt(m: Any, x: T, *_: T) -> T:
     return (m(x) - x).square().flatten(1).mean(dim=1)
+
+
+def rebuilt_pixels(m: Any, x: T, *_: T) -> T:
+    return functional.binary_cross_entropy(m(x), x, reduction="none").mean(dim=1)
+
+
+def of_probabilities(m: Any, x: T, y: T) -> T:
+    return functional.binary_cross_entropy(m(x), y, reduction="none").sum(dim=1)
 
 
 def next_tokens(m: Any, x: T) -> T:
@@ -252,7 +278,16 @@ HONEST: tuple[Honest, ...] = (
     Honest("two tasks", two_heads, rows, both),
     Honest("augmentation", mlp, rows, augmented, draws=True),
     Honest("gradient penalty within a record", mlp, rows, penalised),
+    Honest("gradient penalty by autograd.grad", mlp, rows, penalised_by_autograd),
     Honest("decay in the loss", mlp, rows, decayed),
+    Honest(
+        "sigmoid and BCELoss", lambda: seq(nn.Linear(FEATURES, 1), nn.Sigmoid()), numbers(1), of_probabilities
+    ),
+    Honest(
+        "autoencoder of pixels", lambda: seq(nn.Linear(6, 2), nn.Linear(2, 6), nn.Sigmoid()),
+        lambda: floats(FEATURES).sigmoid(), rebuilt_pixels, score=privtune.Score("loss", bound=3.0),
+    ),
+    Honest("codes in a float column", coded, codes),
     Honest(
         "momentum, schedule by step", mlp, rows, optimizer=rated(torch.optim.SGD, momentum=0.9),
         schedule=lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=8),

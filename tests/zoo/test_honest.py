@@ -24,6 +24,10 @@ BOUND = 0.3
 pytestmark = [
     pytest.mark.filterwarnings("ignore::privtune.training.mechanism.kernel.FallbackWarning"),
     pytest.mark.filterwarnings("ignore:LSTM with projections"),
+    # The pooler of an encoder, which no loss here uses.
+    pytest.mark.filterwarnings(
+        "ignore::privtune.execution.trained_weights.UntrainedWeightsWarning"
+    ),
 ]
 
 

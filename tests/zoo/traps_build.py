@@ -325,7 +325,7 @@ optimizers(
 optimizers("asks for more", {"LBFGS": lambda m: torch.optim.LBFGS(m.parameters())})
 optimizers("must be new", {"an optimizer that has stepped": changed(lambda o: o.step())})
 optimizers("must be one optimizer made", {"the optimizer's class": lambda m: SGD})
-optimizers("must hold exactly", {
+optimizers("must hold parameters of the candidate.s model alone", {
     "an optimizer over another model": lambda m: SGD(linear().parameters(), 0.5),
     "an optimizer over one parameter more": lambda m: SGD([*m.parameters(), nn.Parameter(m.bias)], 0.5),
 })  # fmt: skip

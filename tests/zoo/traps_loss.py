@@ -52,7 +52,7 @@ def gradless(m: Any, x: T, y: T) -> T:
         return plain(m, x, y)
 
 
-_loss("refused", "shape|one loss|must have a loss for one made-up record", {
+_loss("refused", "shape|one loss|must have a loss on a made-up record", {
     "two losses of one record": lambda m, x, y: plain(m, x, y).repeat(2),
     "no loss at all": lambda m, x, y: None,
     "a number in a loss' place": lambda m, x, y: float(plain(m, x, y).sum()),

@@ -25,8 +25,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from privtune.training.engine.compute import sums_in_float32
 from privtune.training.engine.watch import Watch
-from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import LossOf, fresh, traced
+from privtune.training.mechanism.made_up import Domain
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
 Tensors = tuple[torch.Tensor, ...]
@@ -60,6 +60,17 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 }
 
 
+_CHECKING = _calls("binary_cross_entropy").keys()
+"""Calls that raise at numbers which they do not accept, where the way back raises nothing."""
+
+
+def _must_run(node: fx.Node) -> bool:
+    """Say whether a call runs even if nothing uses what it gives."""
+    # Else a record that raises in a pass as it is written would have a gradient in the captured one, and
+    # whether it counts would hang on how often a shape was seen before.
+    return node.is_impure() or node.target in _CHECKING
+
+
 class NotCapturedError(RuntimeError):
     """A program reads a value, so it may do another thing the next time: it is run as it is."""
 
@@ -91,8 +102,16 @@ class Captured:
         return self._run(*inputs)
 
 
-def capture(program: Callable[..., Tensors], example: Tensors) -> Captured:
+def capture(
+    program: Callable[..., Tensors], example: Tensors, others: Tensors | None = None
+) -> Captured:
     """Return the graph of what a program does with tensors that lie at the start of their storage.
+
+    Args:
+        program: The program.
+        example: Tensors that it takes.
+        others: Other ones that it takes, on which graph and program are compared; made from ``example``,
+            if not given.
 
     Raises:
         NotCapturedError: If it reads a value, or the graph gives other results on other inputs.
@@ -108,13 +127,13 @@ def capture(program: Callable[..., Tensors], example: Tensors) -> Captured:
     del found
     peak = _peak(graph, geometry)
     _fold_views(graph, geometry)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(_must_run)
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _DIRECT:
             node.target = _DIRECT[node.target]
             node.kwargs = {k: v for k, v in node.kwargs.items() if k != "pin_memory"}
     captured = Captured(fx.GraphModule(recording.root, graph), peak)
-    others = tuple(t.flip(0) + 1 if t.is_floating_point() else t.clone() for t in example)
+    others = changed(example) if others is None else others
     with torch.no_grad():
         expected, replayed = program(*others), captured(*others)
     for one, other in zip(expected, replayed, strict=True):
@@ -122,6 +141,11 @@ def capture(program: Callable[..., Tensors], example: Tensors) -> Captured:
             said = "what the model does depends on more than the shapes of its inputs"
             raise NotCapturedError(said, held)
     return captured
+
+
+def changed(tensors: Tensors) -> Tensors:
+    """Return tensors of the same shapes and types, with other floating numbers."""
+    return tuple(t.flip(0) + 1 if t.is_floating_point() else t.clone() for t in tensors)
 
 
 def shape_is_data(func: Any, args: Sequence[Any]) -> bool:
@@ -359,12 +383,20 @@ def _fill_up(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return out
 
 
+_ANY_DOMAIN = Domain()
+
+
 def program_of(
-    model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor
+    model: nn.Module,
+    loss_of: LossOf,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    domain: Domain = _ANY_DOMAIN,
 ) -> Program | None:
     """Return what model and loss do with a record, forward and back; None if that hangs on values.
 
-    The model is run as a copy, on a made-up record of the shape and type of those of ``x`` and ``y``.
+    The model is run as a copy, on a made-up record of a domain, of the shape and type of those of ``x`` and
+    ``y``.
 
     Example:
         >>> from torch import nn
@@ -378,17 +410,19 @@ def program_of(
         (True, False, True, False)
     """
     try:
-        return _told(model, loss_of, x, y)
+        return _told(model, loss_of, x, y, domain)
     except Exception:  # whatever a user's code raises: the kernel's own check says what is wrong
         return None
 
 
-def _told(model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> Program:
+def _told(
+    model: nn.Module, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor, domain: Domain
+) -> Program:
     # A pass may write to its weights, which the kernel refuses.
     copied, _ = fresh(model, trained=True)
     trained = [p for p in copied.parameters() if p.requires_grad]
     device = trained[0].device
-    (inputs,), (targets,) = synthetic(x, y, (1, 1), device)
+    (inputs,), (targets,) = domain.draw(x, y, (1, 1), device)
     held = [
         *copied.named_parameters(remove_duplicate=False),
         *copied.named_buffers(remove_duplicate=False),

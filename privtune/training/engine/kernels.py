@@ -15,12 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.training.engine.capture import Captured, NotCapturedError, capture
+from privtune.training.engine.capture import Captured, NotCapturedError, capture, changed
 from privtune.training.engine.compute import full_precision
 from privtune.training.engine.operations import Intercept
 from privtune.training.engine.passes import Lowered, Passes, PassPlan, Program, Tape
 from privtune.training.engine.rules import (
     ProductUse,
+    Tensors,
     Transformed,
     add_sums,
     count,
@@ -34,16 +35,20 @@ from privtune.training.engine.rules import (
 )
 from privtune.training.engine.watch import ruled, unruled
 from privtune.training.mechanism.clipping import CoordinateTransform, Flat, looks_freely
-from privtune.training.mechanism.data import synthetic
 from privtune.training.mechanism.kernel import (
+    REACHED_RECORDS,
+    SAME_SHAPE,
     Layout,
     LossOf,
     Rows,
+    add_reach,
+    describe_shapes,
     fresh,
-    same_fixed,
     share_flat,
+    unlike_fixed,
     unwritten,
 )
+from privtune.training.mechanism.made_up import Domain
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 
 if TYPE_CHECKING:
@@ -54,6 +59,7 @@ _TOLERANCE = 1e-4
 _ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fewer digits
 _RARE = 4  # a capture costs as much as some 20 runs without one, but sizes are few: most come again
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
+_ANY_DOMAIN = Domain()
 _FEW_BYTES = 2**23  # of transformed norms in a capture: the memory model has room for them
 
 
@@ -93,11 +99,13 @@ class BatchedKernel:
         device: torch.device,
         all_classes: bool = False,
         low: torch.dtype | None = None,
+        domain: Domain = _ANY_DOMAIN,
     ) -> None:
         self.module = model().to(device)
         own = ruled(self.module)
         self._device = device
-        self._x, self._y = synthetic(x, y, (1, 1), device)
+        self._domain = domain
+        self._x, self._y = domain.draw(x, y, (1, 1), device)
         self._x, self._y = self._x[0], self._y[0]
         refuse_coupling(self.module)
         self.layout = Layout(self.module)
@@ -108,7 +116,7 @@ class BatchedKernel:
         self._rare: dict[tuple[int, ...], Tape] = {}
         self._programs: dict[tuple[int, ...], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
-        x, y = synthetic(x, y, (2, 3), device)
+        x, y = domain.draw(x, y, (2, 3), device)
 
         def try_plan(*, copy_all: bool = False) -> None:
             with _not_batchable():
@@ -238,10 +246,11 @@ class BatchedKernel:
         rows = 32 if self.captures else 4
         example = torch.zeros(1, self.layout.size, dtype=self.layout.dtype, device=self._device)
         masks = tuple(s.empty((1, rows), example) for s in self.plan.sites)
-        x, y = synthetic(self._x, self._y, (1, rows), self._device)
+        x, y = self._domain.draw(self._x, self._y, (1, rows), self._device)
         program, uses = self.passes.tape()
+        inputs = (example, x, y, *masks)
         try:
-            captured = capture(program, (example, x, y, *masks))
+            captured = capture(program, inputs, self._others(inputs, 1))
             peak, tape = captured.peak_bytes, captured(example, x, y, *masks)
         except NotCapturedError as error:
             peak, tape = error.held, program(example, x, y, *masks)
@@ -280,12 +289,28 @@ class BatchedKernel:
         with torch.no_grad():
             with self._running:
                 if key not in self._loss_programs:
-                    example = (inputs[0], *synthetic(rows.x[0], rows.y[0], key, params.device))
-                    self._loss_programs[key] = self._captured(self.passes.losses(), example)
+                    x, y = self._domain.draw(rows.x[0], rows.y[0], key, params.device)
+                    example = (inputs[0], x, y)
+                    self._loss_programs[key] = self._captured(self.passes.losses(), example, 1)
                 program = self._loss_programs[key]
                 if not isinstance(program, Captured):
                     return program(*inputs)[0]
             return program(*inputs)[0]
+
+    def reach(self, params: torch.Tensor) -> dict[str, bool]:
+        """Return which parameters the losses of made-up records reach: see ``Kernel``."""
+        shape = (1, REACHED_RECORDS)
+        x, y = self._domain.draw(self._x, self._y, shape, self._device)
+        stream = Streams(bytes(32)).generator("dropout", device=self._device)
+        rows = Rows(x, y, [REACHED_RECORDS], params.new_ones(shape), [stream])
+        masks = self._masks(rows)
+        reach: dict[str, bool] = {}
+        with self._running:
+            for b in range(REACHED_RECORDS):
+                drawn = [mask[0, b] for mask in masks]
+                gradients = self.passes.gradients(params, x[0, b], y[0, b], drawn)
+                add_reach(reach, self.layout.shapes, gradients)
+        return reach
 
     def _norms_too(self, rows: Rows, clipping: Clipping) -> bool:
         """Say whether a captured pass gives the norms of transformed gradients, too."""
@@ -308,7 +333,7 @@ class BatchedKernel:
                 self._rare[key] = self.passes.tape()
             return self._rare[key]
         if key not in self._programs:
-            x, y = synthetic(rows.x[0], rows.y[0], shape, params.device)
+            x, y = self._domain.draw(rows.x[0], rows.y[0], shape, params.device)
             drawn = tuple(site.empty(shape, params) for site in self.plan.sites)
             # Not from the global generator, which a trial in another thread may be drawing from.
             own = torch.Generator(params.device).manual_seed(0)
@@ -316,21 +341,37 @@ class BatchedKernel:
                 params.shape, dtype=params.dtype, device=params.device, generator=own
             )
             example = (made_up, x, y, *drawn)
+            place = 1
             plain, uses = self.passes.tape()
             whole = plain
             if normed:
                 example = (0.1 * made_up, made_up.square() + 1.0, *example)
+                place = 3
                 whole = with_norms(plain, uses, layout=self.layout)
-            program = self._captured(whole, example)
+            program = self._captured(whole, example, place)
             self._programs[key] = (program if isinstance(program, Captured) else plain), uses
         return self._programs[key]
 
-    def _captured(self, program: Program, example: tuple[torch.Tensor, ...]) -> Program:
-        """Return a program as a graph; one that reads a value, or that is not worth it, as it is."""
+    def _captured(self, program: Program, example: Tensors, place: int) -> Program:
+        """Return a program as a graph; one that reads a value, or that is not worth it, as it is.
+
+        The inputs of records are at a ``place`` of what the program takes, and their targets follow.
+        """
+        if not self.captures:
+            return program
         try:
-            return capture(program, example) if self.captures else program
+            return capture(program, example, self._others(example, place))
         except NotCapturedError:
             return program
+
+    def _others(self, example: Tensors, place: int) -> Tensors:
+        """Return other tensors than those of an example, with other made-up records of the domain."""
+        x, y = example[place], example[place + 1]
+        others = list(changed(example))
+        # Numbers outside of the domain would make the loss raise.
+        shape = (x.shape[0], x.shape[1])
+        others[place : place + 2] = self._domain.draw(x[0], y[0], shape, x.device, seed=1)
+        return tuple(others)
 
     def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """Draw a mask for every place of dropout, each candidate's from its own stream."""
@@ -363,6 +404,7 @@ class OneByOneKernel:
         x: torch.Tensor,
         y: torch.Tensor,
         device: torch.device,
+        domain: Domain = _ANY_DOMAIN,
     ) -> None:
         module = model().to(device)
         refuse_coupling(module)
@@ -370,29 +412,36 @@ class OneByOneKernel:
         self.layout = Layout(module)
         self.module, self._loss_of = module, loss_of
         self._params = [p for p in module.parameters() if p.requires_grad]
-        inputs, targets = synthetic(x, y, (1, 2), device)
+        self._x = x[:0]
+        self._y = y[:0]
+        self._domain = domain
+        inputs, targets = domain.draw(x, y, (1, 2), device)
         mask = self._flat.new_ones(1, 2)
         rows = Rows(inputs, targets, [2], mask, [torch.Generator(device)])
         try:
             out = torch.zeros_like(self._flat)[None]
             self.accumulate(self._flat[None], rows, Flat(1.0), out=out)
             seen, own_loss = fresh(module, loss_of)
-            with torch.no_grad(), Intercept(None, deterministic=True):
+            # With gradients: a loss may take some of its own.
+            with torch.enable_grad(), Intercept(None, deterministic=True):
                 own_loss(seen, inputs[0, :1], targets[0, :1])
         except PrivTuneError:
             raise
         except Exception as error:
+            raise _no_loss(error, module, inputs[0, :1], targets[0, :1]) from error
+        if changed_parts := sorted(unlike_fixed(seen, module)):
+            remedy = "Use GroupNorm or LayerNorm in place of running statistics."
+            if any("parametrizations" in name or name.endswith("_u") for name in changed_parts):
+                remedy = (
+                    "Spectral norm takes a step at each record: use "
+                    "torch.nn.utils.parametrizations.weight_norm, or no bound on weights."
+                )
             raise InvalidInputError(
                 "model",
                 type(module).__name__,
-                f"must have a loss for one made-up record by itself ({type(error).__name__}: {error})",
-            ) from error
-        if not same_fixed(seen, module):
-            raise InvalidInputError(
-                "model",
-                type(module).__name__,
-                "must not change its buffers in a pass: they would hold something of every record",
-                "Use GroupNorm or LayerNorm in place of running statistics.",
+                f"must not change its buffers in a pass ({', '.join(changed_parts[:3])}): they would hold "
+                "something of every record",
+                remedy,
             )
 
     def accumulate(
@@ -435,24 +484,42 @@ class OneByOneKernel:
 
     def _gradient(self, rows: Rows, k: int, b: int) -> torch.Tensor:
         """Return the gradient of one record, shape ``[P]``, by a copy of the model that forgets it."""
+        parts = []
+        for parameter, part in zip(self._params, self._gradients(rows, k, b), strict=True):
+            gradient = torch.zeros_like(parameter) if part is None else part
+            parts.append((gradient.to_dense() if gradient.is_sparse else gradient).flatten())
+        return torch.cat(parts)
+
+    def _gradients(self, rows: Rows, k: int, b: int) -> Sequence[torch.Tensor | None]:
+        """Return the gradient of one record in each parameter, None where the loss does not reach it."""
         module, loss_of = fresh(self.module, self._loss_of)
         with torch.enable_grad(), Intercept(None, generator=rows.dropout[k]):
             loss = loss_of(module, rows.x[k, b : b + 1], rows.y[k, b : b + 1])
             if not loss.requires_grad:  # a branch on which no weight has a part
-                return self._flat.new_zeros(self.layout.size)
-            grads = torch.autograd.grad(
-                loss.sum(), self._params, allow_unused=True, materialize_grads=True
-            )
-        return torch.cat([(g.to_dense() if g.is_sparse else g).flatten() for g in grads])
+                return [None for _ in self._params]
+            return torch.autograd.grad(loss.sum(), self._params, allow_unused=True)
+
+    def reach(self, params: torch.Tensor) -> dict[str, bool]:
+        """Return which parameters the losses of made-up records reach: see ``Kernel``."""
+        shape = (1, REACHED_RECORDS)
+        x, y = self._domain.draw(self._x, self._y, shape, params.device)
+        stream = Streams(bytes(32)).generator("dropout", device=params.device)
+        rows = Rows(x, y, [REACHED_RECORDS], params.new_ones(shape), [stream])
+        reach: dict[str, bool] = {}
+        with self._at(params), _seeded(stream):
+            for b in range(REACHED_RECORDS):
+                add_reach(reach, self.layout.shapes, self._gradients(rows, 0, b))
+        return reach
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every record, without dropout, shape ``[K, M]``."""
         out = params.new_zeros(rows.mask.shape)
         for k, size in enumerate(int(n) for n in rows.sizes):
-            with self._at(params[k]), torch.no_grad(), Intercept(None, deterministic=True):
+            with self._at(params[k]), torch.enable_grad(), Intercept(None, deterministic=True):
                 for b in range(size):
                     module, loss_of = fresh(self.module, self._loss_of)
-                    out[k, b] = loss_of(module, rows.x[k, b : b + 1], rows.y[k, b : b + 1]).sum()
+                    loss = loss_of(module, rows.x[k, b : b + 1], rows.y[k, b : b + 1])
+                    out[k, b] = loss.detach().sum()
         return out
 
     @contextmanager
@@ -465,6 +532,26 @@ class OneByOneKernel:
                 yield
         finally:
             self._flat.copy_(stood)
+
+
+def _no_loss(
+    error: Exception, module: nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> InvalidInputError:
+    """Return the error of a loss that raises on a made-up record: its message, the shapes, what helps."""
+    shapes, unlike = describe_shapes(module, x, y)
+    first = str(error).strip().partition("\n")[0]
+    remedy = (
+        "Numbers around 0, in [0, 1] and whole ones were tried: declare target_range=(low, high) where the "
+        "loss takes other targets, and correct the loss where it takes no record."
+    )
+    if unlike and ("size" in first or "shape" in first):
+        remedy = SAME_SHAPE
+    return InvalidInputError(
+        "model",
+        type(module).__name__,
+        f"must have a loss on a made-up record by itself ({type(error).__name__}: {first}), with {shapes}",
+        remedy,
+    )
 
 
 @contextmanager

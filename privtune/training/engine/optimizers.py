@@ -64,18 +64,38 @@ def _problems(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tu
     if any(float(kept.get("step", 1)) for kept in optimizer.state.values()):
         must = "must be new for each candidate, so that it remembers nothing"
         yield "one that has stepped", must, "Make it in build."
-    trainable = {id(p) for p in model.parameters() if p.requires_grad}
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if held != trainable:
-        must = (
-            f"must hold exactly the {len(trainable)} trainable parameters of the candidate's model"
-        )
-        remedy = "Make it after the model is complete, over the parameters that require gradients."
-        yield f"{len(held)} parameters", must, remedy
+    yield from _parameter_problems(optimizer, model)
     closure = signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         must = "must step along the gradient that it is given, but asks for more of them"
         yield name, must, "Use SGD, Adam, or another one whose step() needs no closure."
+
+
+def _parameter_problems(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> Iterator[tuple[str, ...]]:
+    """Yield what is wrong with the parameters that an optimizer holds, by name.
+
+    Those of the model that are frozen may be among them: they have no gradient, and no step moves them.
+    """
+    named = {id(p): (name, p) for name, p in model.named_parameters()}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for key, (name, p) in named.items() if p.requires_grad and key not in held]
+    count = f"{len(held)} parameters"
+    if not any(p.requires_grad for _, p in named.values()):
+        must = "must hold parameters of the candidate's model, none of which requires gradients"
+        yield count, must, "Call requires_grad_(True) on what shall be trained."
+    elif held - named.keys():
+        must = "must hold parameters of the candidate's model alone, and some are of another model"
+        remedy = "Make it after the model is complete, over the parameters that require gradients."
+        yield count, must, remedy
+    elif missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        must = f"must hold every parameter that requires gradients, and lacks {', '.join(missing[:3])}{more}"
+        remedy = (
+            "Call requires_grad_(False) on what shall stay as it is, before the optimizer is made."
+        )
+        yield count, must, remedy
 
 
 def _schedule_problems(

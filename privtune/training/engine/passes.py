@@ -190,15 +190,25 @@ class Passes:
         self, params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, masks: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """Return the gradient of one record by itself, by plain autograd: the reference of the check."""
+        named = self.layout.unflatten(params)
+        parts = dict(zip(named, self.gradients(params, x, y, masks), strict=True))
+        full = {}
+        for name, part in parts.items():
+            gradient = torch.zeros_like(named[name]) if part is None else part
+            full[name] = gradient.to_dense() if gradient.is_sparse else gradient
+        return self.layout.flatten(full)
+
+    def gradients(
+        self, params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, masks: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor | None]:
+        """Return the gradient of one record in each parameter, None where the loss does not reach it."""
         named = {n: v.detach().requires_grad_() for n, v in self.layout.unflatten(params).items()}
         with torch.enable_grad():
             with Intercept(None, masks=masks, deterministic=not masks):
                 value = self._one(named, x, y)
-            grads = torch.autograd.grad(
-                value, list(named.values()), allow_unused=True, materialize_grads=True
-            )
-        full = [g.to_dense() if g.is_sparse else g for g in grads]
-        return self.layout.flatten(dict(zip(named, full, strict=True)))
+            if not value.requires_grad:
+                return [None for _ in named]
+            return torch.autograd.grad(value, list(named.values()), allow_unused=True)
 
     def _run(
         self,

@@ -31,9 +31,9 @@ from privtune.training.engine.watch import registered
 from privtune.training.mechanism.clipping import sent
 from privtune.training.mechanism.data import (
     TensorData,
+    find_domain_of,
     find_facts,
     fingerprint,
-    synthetic,
     targets_are_classes,
 )
 from privtune.training.mechanism.kernel import (
@@ -46,6 +46,7 @@ from privtune.training.mechanism.kernel import (
     same_fixed,
     say_once,
 )
+from privtune.training.mechanism.made_up import Domain
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.scoring import evaluating
@@ -107,13 +108,14 @@ class Training:
         waiting, held = list[Group](), 0
         for position, each in enumerate(made):
             check_model(each.model)
-            loss_of = each.trained_on(self.loss_of, *self.records.like)
+            loss_of = each.trained_on(self.loss_of, self.records)
+            domain = find_domain_of(each.model, loss_of, self.records)
             own = None
             if each.optimizer is not None:
                 Optimized(self.method)
                 own = Own.of(each.optimizer, each.model, each.scheduler, self.schedule.steps)
-            program = program_of(each.model, loss_of, *self.records.like)
-            held += put(waiting, Member(position, each, loss_of, own), program)
+            program = program_of(each.model, loss_of, *self.records.like, domain)
+            held += put(waiting, Member(position, each, loss_of, own, domain=domain), program)
             if held > _HELD_BYTES:
                 yield from self._of_groups(waiting)
                 waiting, held = [], 0
@@ -140,18 +142,24 @@ class Training:
     def of_group(self, group: Group) -> list[Outcome]:
         """Train the candidates of a group; return what became of each, in order."""
         loss_of = group.members[0].loss_of
+        domain = group.members[0].domain
+        if domain is None:
+            domain = find_domain_of(group.model, loss_of, self.records)
         kernel = choose_kernel(
             group.model,
             loss_of,
-            self.records,
+            replace(self.records, domain=domain),
             self.place,
             precision=self.precision,
             program=group.key[0],
         )
         facts = find_facts(
-            lambda x, y: loss_of(kernel.module, x, y), *self.records.like, device=self.place
+            lambda x, y: loss_of(kernel.module, x, y),
+            *self.records.like,
+            device=self.place,
+            domain=domain,
         )
-        data = self.records.held_to(facts)
+        data = replace(self.records.held_to(facts), domain=domain)
         longest = stacks.longest_sample(self.schedule)
         memory = stacks.memory_model(kernel, longest=longest)
         stack, cores = check_stack(self.stack), torch.get_num_threads()
@@ -277,11 +285,14 @@ def choose_kernel(
     precision: str = "float32",
     program: Hashable = None,
 ) -> Kernel:
-    """Return the batched kernel, or one that takes record after record for a model that it cannot take."""
+    """Return the batched kernel, or one that takes record after record for a model that it cannot take.
+
+    It is checked on made-up records of the domain of ``data``.
+    """
     x, y = data.like
     classes, low = targets_are_classes(data), _LOW[precision]
     if program is None:
-        found = program_of(module, loss_of, x, y)
+        found = program_of(module, loss_of, x, y, data.domain)
         program = None if found is None else found.digest
     key = (program, x.shape, x.dtype, y.shape, y.dtype, device, classes, low, registered())
     known = _kernels.get(key)
@@ -292,7 +303,16 @@ def choose_kernel(
         return fresh(module, trained=True)[0]
 
     try:
-        kernel = BatchedKernel(made, loss_of, x=x, y=y, device=device, all_classes=classes, low=low)
+        kernel = BatchedKernel(
+            made,
+            loss_of,
+            x=x,
+            y=y,
+            device=device,
+            all_classes=classes,
+            low=low,
+            domain=data.domain,
+        )
     except NotBatchableError as reason:
         name = type(module).__name__
         if low is not None:
@@ -303,7 +323,7 @@ def choose_kernel(
                 "Leave it out: float32 is the default.",
             ) from reason
         # On a batch, its way might hang on other records: a scale that is read where a pixel is above 1.
-        single = OneByOneKernel(made, loss_of, x=x, y=y, device=device)
+        single = OneByOneKernel(made, loss_of, x=x, y=y, device=device, domain=data.domain)
         say_once(
             f"{name} cannot be trained in stacks ({reason}): each record is "
             "computed in a pass of its own, which costs many times as much."
@@ -375,10 +395,11 @@ class OfViews:
             )
         return torch.stack([self.loss_of(model, view, y) for view in views]).mean(dim=0)
 
-    def fastest(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> OfViews:
+    def fastest(self, model: nn.Module, data: TensorData) -> OfViews:
         """Return it with all views in one batch, where made-up ones have the losses of each by itself."""
         device = next(model.parameters()).device
-        xs, ys = (part[0] for part in synthetic(x, y, (1, self.views), device))
+        domain = find_domain_of(model, self, data)
+        xs, ys = (part[0] for part in domain.draw(*data.like, (1, self.views), device))
         try:
             with (
                 GLOBAL_GENERATOR,
@@ -407,11 +428,11 @@ class Made:
     augment: Callable[[torch.Tensor], torch.Tensor] | None = None  # of the inputs of one record
     views: int = 1
 
-    def trained_on(self, loss_of: LossOf, x: torch.Tensor, y: torch.Tensor) -> LossOf:
-        """Return the loss that it is trained on, for records like ``x`` and ``y``."""
+    def trained_on(self, loss_of: LossOf, data: TensorData) -> LossOf:
+        """Return the loss that it is trained on, for records like those of ``data``."""
         if self.augment is None:
             return loss_of
-        return OfViews(loss_of, self.augment, self.views).fastest(self.model, x, y)
+        return OfViews(loss_of, self.augment, self.views).fastest(self.model, data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -423,6 +444,7 @@ class Member:
     loss_of: LossOf
     own: Own | None = None
     places: torch.Tensor | None = None  # of its parameters in the group's model, if that is wider
+    domain: Domain | None = None  # the numbers that its loss accepts, if they are known
 
     @property
     def values(self) -> dict[str, Any]:

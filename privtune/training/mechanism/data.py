@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,9 +22,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.training.mechanism.kernel import LossOf
+from privtune.training.mechanism.kernel import LossOf, fresh, traced
+from privtune.training.mechanism.made_up import Domain
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
+_ANY_DOMAIN = Domain()
 _ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a table: it has no range
 
 
@@ -75,6 +77,7 @@ class TensorData:
             whole numbers ``[N]``; None where records belong to nothing.
         unit: What one record is all rows of, as ``unit_records`` makes them; empty where it is a row.
         tree: What inputs and targets were before they were packed; None where they are as given.
+        domain: The numbers that made-up records in the place of these are drawn from.
 
     Raises:
         InvalidInputError: If the two do not have the same number of records, or none.
@@ -101,6 +104,7 @@ class TensorData:
     groups: torch.Tensor | None = None
     unit: str = ""
     tree: RecordTree | None = None
+    domain: Domain = _ANY_DOMAIN
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -184,19 +188,67 @@ def fingerprint(data: TensorData) -> str:
     return found.hexdigest()
 
 
-def synthetic(
-    x: torch.Tensor, y: torch.Tensor, shape: tuple[int, int], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make records of the shape and type of the rows of ``x`` and ``y`` that hold no data."""
-    generator = torch.Generator().manual_seed(0)
+def find_domain(
+    run: Callable[[torch.Tensor, torch.Tensor], Any],
+    data: TensorData,
+    *,
+    device: torch.device | None = None,
+) -> Domain:
+    """Find the numbers that a model and its loss accept, by trying laws of made-up records.
 
-    def made(like: torch.Tensor, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
-        size = torch.Size((*shape, *like.shape[1:]))
-        counted = torch.arange(size.numel()).remainder(2).view(size)
-        own = draw(size, generator=generator) if like.dtype.is_floating_point else counted
-        return own.to(device, like.dtype)
+    No record of ``data`` is looked at: its shapes, its types and the range that is declared of its targets
+    say what to try. The first law is chosen under which ``run`` has finite values; else the first under which
+    it raises nothing; else that of ``data``, under which it raises what there is to be said.
 
-    return made(x, torch.randn), made(y, torch.rand)
+    Args:
+        run: The loss, or the score, of one record, as a batch of one.
+        data: The records, or none of their kind.
+        device: Where the records shall lie; where those of ``data`` lie, if not given.
+    """
+    x, y = data.like
+    place = x.device if device is None else device
+    second: Domain | None = None
+    for domain in data.domain.alternatives(x, y):
+        finite = _try_domain(run, domain.tried(x, y, place))
+        if finite:
+            return domain
+        if finite is not None and second is None:
+            second = domain
+    return data.domain if second is None else second
+
+
+def find_domain_of(model: nn.Module, loss_of: LossOf, data: TensorData) -> Domain:
+    """Find the numbers that a model and the loss of its records accept: see :func:`find_domain`."""
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> Any:
+        # A copy: what a pass writes to its model must not reach the next record.
+        copied, copied_loss = fresh(model, loss_of)
+        return copied_loss(copied, x, y)
+
+    device = next((part.device for part in model.parameters()), data.x.device)
+    return find_domain(run, data, device=device)
+
+
+def _try_domain(
+    run: Callable[[torch.Tensor, torch.Tensor], Any],
+    records: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> bool | None:
+    """Say whether all made-up records have finite values; None where one of them raises."""
+    finite = True
+    for x, y in records:
+        devices = [x.device] if x.device.type == "cuda" else []
+        try:
+            # With gradients: a loss may take some of its own.
+            with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices), torch.enable_grad():
+                torch.manual_seed(0)
+                with traced():
+                    value = run(x, y)
+        except Exception as error:
+            if not blames_records(error):
+                raise
+            return None
+        finite = finite and not (torch.is_tensor(value) and not bool(value.isfinite().all()))
+    return finite
 
 
 def find_facts(
@@ -205,17 +257,33 @@ def find_facts(
     y: torch.Tensor,
     *,
     device: torch.device | None = None,
+    domain: Domain = _ANY_DOMAIN,
 ) -> RecordFacts:
     """Find the ranges of one made-up record's numbers by watching what model and loss look them up in."""
-    watch = _Lookups(_zeros(x, device), _zeros(y, device))
+    zeros = (_zeros(x, device), _zeros(y, device))
+    watch = _Lookups(*zeros)
+    if _passes(run, watch, torch.no_grad()):
+        return watch.facts()
+    # Zeros may lie outside of what a loss accepts, and a loss may take gradients of its own.
+    inputs, targets = domain.draw(*zeros, (1, 1), zeros[0].device)
+    watch = _Lookups(inputs[0], targets[0])
+    return watch.facts() if _passes(run, watch, torch.enable_grad()) else NO_FACTS
+
+
+def _passes(
+    run: Callable[[torch.Tensor, torch.Tensor], Any],
+    watch: _Lookups,
+    mode: torch.no_grad | torch.enable_grad,
+) -> bool:
+    """Run made-up records under a watch; say whether they pass."""
     try:
-        with GLOBAL_GENERATOR, torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
+        with GLOBAL_GENERATOR, mode, torch.random.fork_rng(devices=[]), watch:
             run(*watch.records)
     except Exception as error:
         if not blames_records(error):
             raise
-        return NO_FACTS
-    return watch.facts()
+        return False
+    return True
 
 
 def _zeros(like: torch.Tensor, device: torch.device | None) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -27,6 +27,9 @@ from privtune.errors import InvalidInputError
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
 
+
+REACHED_RECORDS = 8
+"""Made-up records whose losses tell which parameters they reach."""
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of each record: outputs and targets with a batch axis first, to shape ``[B]``."""
@@ -113,6 +116,14 @@ class Kernel(Protocol):
 
     def losses(self, params: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the loss of every row, without dropout, shape ``[K, M]``."""
+        ...
+
+    def reach(self, params: torch.Tensor) -> Mapping[str, bool]:
+        """Return which parameters the losses of made-up records reach at ``params`` ``[P]``.
+
+        A parameter that is reached is a part of the graph of a loss. Beside its name it stands whether one of
+        the records moves it: its gradient there is other than 0, and all gradients of the record are finite.
+        """
         ...
 
 
@@ -205,13 +216,22 @@ class Layout:
 
 def same_fixed(one: nn.Module, other: nn.Module) -> bool:
     """Say whether two models agree in what is not trained: frozen parameters and buffers."""
+    return next(unlike_fixed(one, other), None) is None
+
+
+def unlike_fixed(one: nn.Module, other: nn.Module) -> Iterator[str]:
+    """Yield the names of frozen parameters and buffers in which two models differ."""
 
     def fixed(module: nn.Module) -> dict[str, torch.Tensor]:
         frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         return {**frozen, **dict(module.named_buffers())}
 
-    a, b = fixed(one), fixed(other)
-    return a.keys() == b.keys() and all(torch.equal(a[n].cpu(), b[n].cpu()) for n in a)
+    first = fixed(one)
+    second = fixed(other)
+    yield from sorted(first.keys() ^ second.keys())
+    for name in first.keys() & second.keys():
+        if not torch.equal(first[name].cpu(), second[name].cpu()):
+            yield name
 
 
 def flatten_params(module: nn.Module) -> torch.Tensor:
@@ -235,6 +255,49 @@ def load_params(module: nn.Module, flat: torch.Tensor) -> None:
     named = dict(module.named_parameters())
     for name, value in layout.unflatten(flat.detach()).items():
         named[name].data = value.to(named[name], copy=True)
+
+
+SAME_SHAPE = (
+    "Give outputs and targets one shape: squeeze(1) the outputs, or unsqueeze(1) the targets."
+)
+"""What helps where outputs and targets hold as many numbers in other shapes."""
+
+
+def describe_shapes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[str, bool]:
+    """Return the shapes of a record, and of a model's outputs, in words; and whether targets have another.
+
+    Outputs and targets that hold as many numbers in other shapes are broadcast against each other.
+    """
+    inputs = f"inputs {tuple(x.shape)} of {x.dtype}"
+    targets = f"targets {tuple(y.shape)} of {y.dtype}"
+    try:
+        with torch.no_grad():
+            outputs = fresh(model)[0](x)
+    except Exception:  # where the loss does more than to call the model
+        outputs = None
+    if not isinstance(outputs, torch.Tensor):
+        return f"{inputs} and {targets}", False
+    unlike = outputs.shape != y.shape and outputs.numel() == y.numel()
+    return f"{inputs}, outputs {tuple(outputs.shape)} and {targets}", unlike
+
+
+def add_reach(
+    reach: dict[str, bool],
+    names: Iterable[str],
+    gradients: Iterable[torch.Tensor | None],
+) -> None:
+    """Note which parameters one more loss reaches, from the gradient of each, None where it has none.
+
+    A record whose gradient is not finite contributes nothing to a training, as one whose gradient is 0.
+    """
+    reached: dict[str, torch.Tensor] = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None:
+            reached[name] = gradient.to_dense() if gradient.is_sparse else gradient
+    finite = all(bool(values.isfinite().all()) for values in reached.values())
+    for name, values in reached.items():
+        moves = finite and bool((values != 0).any())
+        reach[name] = reach.get(name, False) or moves
 
 
 _EMPTY = (OrderedDict, dict, list, set)

@@ -18,7 +18,7 @@ import torch
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform, sent
-from privtune.training.mechanism.data import TensorData, find_unusable, synthetic, where
+from privtune.training.mechanism.data import TensorData, find_unusable, where
 from privtune.training.mechanism.kernel import Kernel, Rows
 from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_noise, noise_scale
 from privtune.training.mechanism.sampling import PoissonSampler, padded
@@ -192,7 +192,7 @@ class Oracle:
             """Return the rows with made-up ones, of mask 0, in place of the others; dropout as it began."""
             for stream, state in zip(rows.dropout, states, strict=False):
                 stream.set_state(state)
-            made_up = synthetic(rows.x[0], rows.y[0], (1, 1), rows.x.device)
+            made_up = self._data.domain.draw(rows.x[0], rows.y[0], (1, 1), rows.x.device)
             kept = kept.to(rows.mask.device).view(rows.mask.shape)
             own = (where(kept, rows.x, made_up[0]), where(kept, rows.y, made_up[1]))
             return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept)

@@ -27,6 +27,8 @@ from privtune.training.mechanism.kernel import Largest, Loss, LossOf, by_record,
 from privtune.training.mechanism.metrics import Floats, Metric
 
 _CHUNK = 512  # records that are evaluated at once at most, each by itself
+_NO_GRADIENT = "does not require grad"
+"""Of the message of ``torch.autograd.grad``, where gradients are switched off."""
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _Weights = dict[str, torch.Tensor]
 _Terms: TypeAlias = Any  # a ScorePlan of `strategies`, from which nothing is imported here
@@ -124,8 +126,8 @@ def _sums(
     """Return the sums of what each record adds, in float64, shape ``[d]``."""
     device = next((p.device for p in model.parameters()), data.x.device)
     units = bool(data.unit)
-    made_up = tuple(part[0] for part in records.synthetic(*data.like, (1, 2), device))
-    outputs_of, loss_of = _passes(metric, model, loss, made_up[0][:1])
+    first = data.domain.draw(*data.like, (1, 1), device)[0][0]
+    outputs_of, loss_of = _passes(metric, model, loss, first)
 
     def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return what a record adds; of a unit, the mean over its rows."""
@@ -141,12 +143,17 @@ def _sums(
         parts = metric.parts(outputs, targets, loss_of)
         return _counted(parts, there) if metric.cells else _added(metric, parts, there)
 
+    domain = records.find_domain(lambda x, y: one(x[0], y[0]), data, device=device)
+    drawn = domain.draw(*data.like, (1, 2), device)
+    made_up = tuple(part[0] for part in drawn)
     x, y = (part[:1] for part in made_up)
     if isinstance(loss, OfRecords):
         _check_losses(metric, x, y, loss_of)
     else:
         _check_shapes(outputs_of(x), y, metric, loss, units=units)
-    facts = records.find_facts(lambda x, y: one(x[0], y[0]), *data.like, device=device)
+    facts = records.find_facts(
+        lambda x, y: one(x[0], y[0]), *data.like, device=device, domain=domain
+    )
     data = data.to(device).held_to(facts)
     together = _vmapped(one, *made_up)
     with Largest() as seen:
@@ -215,7 +222,14 @@ def _passes(
 
         def of_record(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             copied, own = fresh(model, given)
-            value: torch.Tensor = own(copied, x, y)
+            try:
+                value: torch.Tensor = own(copied, x, y)
+            except RuntimeError as error:
+                if _NO_GRADIENT not in str(error):
+                    raise
+                copied, own = fresh(model, given)
+                with torch.enable_grad():  # a loss that takes gradients of its own
+                    value = own(copied, x, y).detach()
             if not isinstance(value, torch.Tensor):
                 raise InvalidInputError(
                     "score",

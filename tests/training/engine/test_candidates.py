@@ -533,7 +533,7 @@ def stepped(model: nn.Module, k: int) -> torch.optim.Optimizer:
             lambda m, k: type("Mine", (torch.optim.SGD,), {})(m.parameters(), 0.1),
             "must be one of torch's classes",
         ),
-        (lambda m, k: torch.optim.SGD(m[0].parameters(), 0.1), "exactly the 4 trainable"),
+        (lambda m, k: torch.optim.SGD(m[0].parameters(), 0.1), "lacks 2.weight, 2.bias"),
         (stepped, "must be new for each candidate"),
     ],
 )

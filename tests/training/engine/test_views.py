@@ -176,7 +176,7 @@ def mean_of_batch(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
     ("loss", "together"), [(loss_of, True), (first_alone, False), (mean_of_batch, False)]
 )
 def test_a_loss_of_one_record_is_given_one_view_at_a_time(loss: LossOf, together: bool) -> None:
-    views = OfViews(loss, scaled, VIEWS).fastest(mlp(), *DATA.like)
+    views = OfViews(loss, scaled, VIEWS).fastest(mlp(), DATA)
     assert views.together == together
     torch.testing.assert_close(clipped(views, 0.1), by_hand(0.1), rtol=1e-4, atol=1e-5)
 
