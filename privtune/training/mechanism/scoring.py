@@ -23,6 +23,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.mechanism import data as records
 from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism.kernel import Largest, Loss, LossOf, by_record, fresh, unwritten
+from privtune.training.mechanism.memory import MemoryCheck, remembering_nothing, values_of
 from privtune.training.mechanism.metrics import (
     Floats,
     Joint,
@@ -174,14 +175,35 @@ def _sums(
     together = _vmapped(one, *made_up)
     with Largest() as seen:
         total = torch.zeros_like(one(x[0], y[0]))
-    for index in torch.split(torch.arange(len(data), device=device), seen.at_once(_CHUNK)):
-        x, y, unusable = data.fetch(index)
-        found = _one_by_one(one, x, y, total) if together is None else together(x, y)
-        if unusable is not None:
-            found = found.masked_fill(unusable.unsqueeze(1), 0.0)
-        total += found.sum(dim=0)
+    check = _memory_check(model, loss, outputs_of, loss_of, made_up)
+    with remembering_nothing(check):
+        for index in torch.split(torch.arange(len(data), device=device), seen.at_once(_CHUNK)):
+            x, y, unusable = data.fetch(index)
+            found = _one_by_one(one, x, y, total) if together is None else together(x, y)
+            if unusable is not None:
+                found = found.masked_fill(unusable.unsqueeze(1), 0.0)
+            total += found.sum(dim=0)
     sums: Floats = total.cpu().numpy()
     return sums
+
+
+def _memory_check(
+    model: nn.Module,
+    loss: Loss | OfRecords,
+    outputs_of: Callable[[torch.Tensor], torch.Tensor],
+    loss_of: Loss,
+    made_up: tuple[torch.Tensor, ...],
+) -> MemoryCheck:
+    """Return the check that a score keeps nothing: it gives made-up records the same before and after."""
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        outputs = outputs_of(x)
+        return [loss_of(outputs, y) if isinstance(loss, OfRecords) else outputs]
+
+    inputs, targets = (part.split(1) for part in made_up)
+    evaluate = partial(values_of, run, list(zip(inputs, targets, strict=True)))
+    function = loss.loss_of if isinstance(loss, OfRecords) else loss
+    return MemoryCheck("The score", (function, model), evaluate)
 
 
 def _passes(
