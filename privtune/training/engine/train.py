@@ -261,7 +261,8 @@ class Training:
         found = []
         for row, member in enumerate(members):
             params = member.narrowed(now.mean[row])
-            trained = trained_copy(member.made.model, params)
+            trained = copy_model(member.made.model)
+            load_params(trained, params)
             found.append(
                 Outcome(
                     member.position,
@@ -276,17 +277,16 @@ class Training:
         return found
 
 
-def trained_copy(model: nn.Module, params: torch.Tensor) -> nn.Module:
-    """Return a copy of a model with other trained parameters, ``[P]``.
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a copy of a model, into which trained weights are loaded; what is frozen may be shared.
 
-    The model itself keeps its first weights: a list that ``build`` fills would else hold the trained weights
+    The model itself keeps its first weights. A list that ``build`` fills would else hold the trained weights
     of every trial, of which one alone is released.
     """
     copy, _ = fresh(model, trained=True)
     first = {id(p) for p in model.parameters() if p.requires_grad}
     if any(id(p) in first for p in copy.parameters()):  # a scripted part is shared by such a copy
         copy = deepcopy(model)
-    load_params(copy, params)
     return copy
 
 

@@ -325,7 +325,7 @@ class _StateWalk:
             value = known[name]
             if not isinstance(value, ModuleType):
                 self.add(name, value)
-            elif _is_users(getattr(value, "__file__", None)):
+            elif _is_users_module(value):
                 # Of a module, the names that the function reads off something.
                 self._visit_items(
                     name, [(n, v) for n, v in vars(value).items() if n in names and n != name]
@@ -387,13 +387,16 @@ def _is_users(file: str | None) -> bool:
     return not in_packages and not file.startswith((*_LIBRARIES, _PRIVTUNE, "<frozen ", "<attrs"))
 
 
+def _is_users_module(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None:  # written in C, or else typed in
+        return module.__name__ == "__main__" or getattr(module, "__spec__", None) is None
+    return _is_users(file)
+
+
 def _is_users_class(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
-    if kind.__module__ == "builtins" or module is None:
-        return module is None
-    if kind.__module__ != "__main__" and getattr(module, "__file__", None) is None:
-        return False  # written in C
-    return _is_users(getattr(module, "__file__", None))
+    return module is None or _is_users_module(module)
 
 
 def _is_ours(kind: type) -> bool:
@@ -443,6 +446,8 @@ def _summary(value: Any) -> object | None:
 
 
 def _place(file: io.IOBase) -> int | None:
+    if any(file is stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
+        return None  # what is printed is no memory
     try:
         return file.tell()
     except (OSError, ValueError):  # closed, or a terminal
