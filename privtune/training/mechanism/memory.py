@@ -347,24 +347,26 @@ class _StateWalk:
 
     def _visit_object(self, name: str, value: Any) -> None:
         kind = type(value)
-        module = isinstance(value, nn.Module)
         self.add(f"the class of {name}", kind)
         is_followed = _is_users_class(kind) or _is_ours(kind) or kind is SimpleNamespace
-        if module and not is_followed:
-            self._visit_items(name, vars(value).get("_modules", {}).items())
-            return
+        if isinstance(value, nn.Module):
+            # Of a layer of a library's own: its other attributes may be notes of a compiler's.
+            for part in ("_modules", "_parameters", "_buffers"):
+                self._visit_items(name, vars(value).get(part, {}).items())
+            if not is_followed:
+                return
         if not is_followed:
             size = _size(value)
             if size is not None:
                 self.state[f"{name} (its size)"] = size
             return
-        for key, part in vars(value).items() if hasattr(value, "__dict__") else ():
-            # A pass runs copies of a model, and parameters are put into these.
-            if not (module and key in ("_parameters", "_buffers")):
-                self.add(f"{name}.{key}", part)
-        for slot in (s for part in kind.__mro__ for s in getattr(part, "__slots__", ())):
-            if hasattr(value, slot):
-                self.add(f"{name}.{slot}", getattr(value, slot))
+        for key, part in getattr(value, "__dict__", {}).items():
+            self.add(f"{name}.{key}", part)
+        for base in kind.__mro__:
+            slots = getattr(base, "__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, slot):
+                    self.add(f"{name}.{slot}", getattr(value, slot))
 
 
 _NO_STATE = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"})
