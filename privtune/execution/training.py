@@ -314,6 +314,8 @@ def dry_run(
     """Train and score a candidate for two steps on made-up records; time a stack of others."""
     import torch
 
+    from privtune.training.engine.train import copy_model
+
     schedule = plan.training.schedule
     records = max(2, min(schedule.records, 4 * math.ceil(schedule.expected_batch_size)))
     rate = min(1.0, schedule.expected_batch_size / records)
@@ -338,7 +340,9 @@ def dry_run(
         return list(found)
 
     (result,) = trained(training.method, [first := make(bytes(32))], 2, plan.score)
-    check_loaded(task, first.model, make(bytes([255]) * 32).model, result, data)
+    # Into copies: what build keeps has its first weights.
+    anew = copy_model(make(bytes([255]) * 32).model)
+    check_loaded(task, copy_model(first.model), anew, result, data)
     trained(training.method, others, 2, plan.score)
     stack, threads = (
         max(1, min(_TIMED, round(plan.expected_runs * plan.repeats))),
