@@ -571,15 +571,18 @@ def _remembering_nothing(
     what: str, of: LossOf, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
 ) -> AbstractContextManager[None]:
     """Return a block that real records pass through, after which a function must be as it was."""
+    import torch
+
     from privtune.training.mechanism.data import synthetic
     from privtune.training.mechanism.memory import MemoryCheck, gradients_of, remembering_nothing
 
-    inputs, targets = (part[0].split(1) for part in synthetic(x, y, (1, 2), x.device))
-    made_up = list(zip(inputs, targets, strict=True))
+    made_up = synthetic(x, y, (1, 2), x.device)
+    inputs, targets = (torch.split(part[0], 1) for part in made_up)
+    records = list(zip(inputs, targets, strict=True))
     # Of the model its class alone: records pass through the model itself, which is then dropped.
     functions = (of, type(model))
     return remembering_nothing(
-        MemoryCheck(what, functions, lambda: gradients_of(of, model, made_up))
+        MemoryCheck(what, functions, lambda: gradients_of(of, model, records))
     )
 
 

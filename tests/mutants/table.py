@@ -355,6 +355,43 @@ what no file can hold is suggested
 +    return value
 +    kind = str(getattr(value, "__qualname__", None) or type(value).__qualname__)
 
+== training/mechanism/memory.py
+memory that no name leads to is taken
+| training/test_late_memory.py::test_a_running_mean_of_losses_ends_no_training
+-            if not _agree(self._values, self.evaluate()):
++            if not _agree(self._values, self._values):
+a cache that begins late is taken
+| training/test_late_memory.py::test_a_score_with_a_cache_that_begins_late_is_seen_the_second_time
+-        for _ in range(2):
++        for _ in range(1):
+a counter is taken until it acts
+| training/test_late_memory.py::test_memory_is_seen_before_it_is_used
+-            if not _differs(name, self._state, state):
++            if not _differs(name, state, state):
+what a loss draws without torch is frozen
+| training/test_late_memory.py::test_a_loss_that_draws_rarely_without_torch_is_refused
+-            if _draws() == before:
++            if before == before:
+
+== tasks/own.py
+a dataset may remember what it read
+| training/test_late_memory.py::test_a_dataset_that_remembers_is_refused
+-    _refuse_memory(data, field, read)
+-
++
+
+== training/engine/optimizers.py
+an optimizer steps the weights that build keeps
+| study/test_first_weights.py::test_a_list_that_build_fills_holds_first_weights
+-        copies: dict[int, Any] = {id(p): nn.Parameter(p.detach().clone()) for p in trained}
++        copies: dict[int, Any] = {id(p): p for p in trained}
+
+== training/mechanism/scoring.py
+a score may remember records
+| training/test_late_memory.py::test_a_score_that_remembers_scores_nothing
+-    with remembering_nothing(check):
++    if check:
+
 == study/seal.py
 a run that is active goes on around a round | study/test_optimize.py::test_the_users_own_logging_is_stopped
 -            _refuse_listeners()
@@ -423,6 +460,14 @@ a file of weights runs a program
 +weights_only=False
 
 == training/engine/train.py
+trained weights lie in what build returned
+| study/test_first_weights.py::test_a_list_that_build_fills_holds_first_weights
+-trained = copy_model(member.made.model)
++trained = member.made.model
+a loss may remember records
+| training/test_late_memory.py::test_a_loss_that_uses_what_it_kept_ends_no_training
+-sums_in_float32(), remembering_nothing(check):
++sums_in_float32():
 gradients of views are added up, not averaged | training/engine/test_views.py
 -torch.stack([self.loss_of(model, view, y) for view in views]).mean(dim=0)
 +torch.stack([self.loss_of(model, view, y) for view in views]).sum(dim=0)

@@ -181,7 +181,7 @@ def in_a_partial(folder: Path) -> Tick:
 
 
 def in_a_cache(folder: Path) -> Tick:
-    @functools.lru_cache(maxsize=None)
+    @functools.lru_cache(maxsize=100_000)
     def kept(number: int) -> int:
         return number
 
@@ -263,7 +263,7 @@ def in_a_context(folder: Path) -> Tick:
 
 
 def in_random_numbers(folder: Path) -> Tick:
-    numbers, calls = random.Random(0), [0]  # noqa: S311 - what is tested
+    numbers, calls = random.Random(0), [0]
 
     def tick() -> int:
         calls[0] += 1
@@ -379,18 +379,16 @@ def with_memory(factor: Callable[[], float]) -> Any:
 
 
 @pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize("place", (*REACHED, *OUTSIDE), ids=lambda place: place.__name__)
+@pytest.mark.parametrize("place", [*REACHED, *OUTSIDE], ids=lambda place: place.__name__)
 def test_a_loss_that_uses_what_it_kept_ends_no_training(
     place: Callable[[Path], Tick], delay: int, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecordMemoryError, match="kept between calls|outlives the call"):
+    with pytest.raises(RecordMemoryError, match=r"kept between calls|outlives the call"):
         train(with_memory(late(place(tmp_path), delay)))
 
 
 @pytest.mark.parametrize("place", REACHED, ids=lambda place: place.__name__)
-def test_memory_is_seen_before_it_is_used(
-    place: Callable[[Path], Tick], tmp_path: Path
-) -> None:
+def test_memory_is_seen_before_it_is_used(place: Callable[[Path], Tick], tmp_path: Path) -> None:
     """A rehearsal of few steps refuses what would act from call 5,000 on."""
     with pytest.raises(RecordMemoryError, match="outlives the call"):
         train(with_memory(late(place(tmp_path), 5_000)), steps=1)
@@ -460,7 +458,7 @@ def test_a_cache_of_records_that_begins_late_ends_no_training(
 
 
 @pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize("place", (in_a_closure, in_a_class, *OUTSIDE), ids=lambda p: p.__name__)
+@pytest.mark.parametrize("place", [in_a_closure, in_a_class, *OUTSIDE], ids=lambda p: p.__name__)
 def test_augmentation_that_remembers_ends_no_training(
     place: Callable[[Path], Tick], delay: int, tmp_path: Path
 ) -> None:
@@ -475,7 +473,7 @@ def test_augmentation_that_remembers_ends_no_training(
 
 
 @pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize("place", (in_a_closure, in_a_class, *OUTSIDE), ids=lambda p: p.__name__)
+@pytest.mark.parametrize("place", [in_a_closure, in_a_class, *OUTSIDE], ids=lambda p: p.__name__)
 def test_a_way_back_that_remembers_ends_no_training(
     place: Callable[[Path], Tick], delay: int, tmp_path: Path
 ) -> None:
@@ -499,16 +497,16 @@ def test_a_way_back_that_remembers_ends_no_training(
 
 
 @pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize("place", (in_a_closure, in_a_class, *OUTSIDE), ids=lambda p: p.__name__)
+@pytest.mark.parametrize("place", [in_a_closure, in_a_class, *OUTSIDE], ids=lambda p: p.__name__)
 def test_a_model_that_remembers_ends_no_training(
     place: Callable[[Path], Tick], delay: int, tmp_path: Path
 ) -> None:
     factor = late(place(tmp_path), delay)
 
     class Net(nn.Linear):
-        def forward(self, input: T) -> T:
-            one_by_one(input)
-            return super().forward(input) * factor()
+        def forward(self, inputs: T) -> T:
+            one_by_one(inputs)
+            return super().forward(inputs) * factor()
 
     with pytest.raises(RecordMemoryError):
         train(plain, model=Net(4, 3))
@@ -516,7 +514,7 @@ def test_a_model_that_remembers_ends_no_training(
 
 @pytest.mark.parametrize("delay", [1, 20, 100])
 @pytest.mark.parametrize(
-    "place", (in_a_global, in_a_closure, in_a_cache, *OUTSIDE), ids=lambda p: p.__name__
+    "place", [in_a_global, in_a_closure, in_a_cache, *OUTSIDE], ids=lambda p: p.__name__
 )
 def test_a_score_that_remembers_scores_nothing(
     place: Callable[[Path], Tick], delay: int, tmp_path: Path
@@ -535,6 +533,25 @@ def test_a_score_that_subtracts_its_mean_is_seen_by_its_values(
         value = plain(model, x, y)
         values.append(value.item())
         return value if len(values) < 150 else value - sum(values) / len(values)
+
+    with pytest.raises(RecordMemoryError, match="kept between calls"):
+        scored(function)
+
+
+@pytest.mark.parametrize("delay", [1, 20, 100])
+def test_a_score_with_a_cache_that_begins_late_is_seen_the_second_time(
+    delay: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "state_of", lambda *_: {})
+    calls, before = [0], set[float]()
+
+    def function(model: Any, x: T, y: T) -> T:
+        key = one_by_one(x)
+        calls[0] += 1
+        weight = 0.5 if key in before else 1.0
+        if calls[0] > delay + 10:  # after the first look at made-up records
+            before.add(key)
+        return plain(model, x, y) * weight
 
     with pytest.raises(RecordMemoryError, match="kept between calls"):
         scored(function)

@@ -112,7 +112,7 @@ class Own:
         scheduler: LRScheduler | None,
         steps: int,
     ) -> Own:
-        """Check what steps a candidate so many times, and return it ready to, over copies of its parameters."""
+        """Check what steps a candidate so many times; return a copy of it, over copies of the parameters."""
         checked(optimizer, model, scheduler)
         trained = [p for p in model.parameters() if p.requires_grad]
         # A model that build keeps beside its trial would hold the weights of every step.

@@ -183,7 +183,7 @@ class Training:
         """Return the check that a loss keeps nothing: at the first weights, of records that stay the same."""
         # Two that are made up, and a real one: a loss may remember where inputs look real.
         made_up = synthetic(*self.records.like, (1, _COMPARED), self.place)
-        inputs, targets = (part[0].split(1) for part in made_up)
+        inputs, targets = (torch.split(part[0], 1) for part in made_up)
         middle = torch.tensor([len(data) // 2], device=self.place)
         records = [*zip(inputs, targets, strict=True), data.take(middle)]
         copy = fresh(model, trained=True)[0].to(self.place)

@@ -200,7 +200,7 @@ def _memory_check(
         outputs = outputs_of(x)
         return [loss_of(outputs, y) if isinstance(loss, OfRecords) else outputs]
 
-    inputs, targets = (part.split(1) for part in made_up)
+    inputs, targets = (torch.split(part, 1) for part in made_up)
     evaluate = partial(values_of, run, list(zip(inputs, targets, strict=True)))
     function = loss.loss_of if isinstance(loss, OfRecords) else loss
     return MemoryCheck("The score", (function, model), evaluate)
