@@ -598,7 +598,7 @@ def _of_items(data: Any, field: str, pad_to: int | None) -> Any:
     _refuse_random(data, field)
     size, orders = len(data), dict[Any, list[Any]]()
     read = [_leaves(data, number, orders) for number in range(size)]
-    _refuse_memory(data, field, read)
+    _refuse_memory(data, field, read, orders)
     if len(data) != size:
         raise InvalidInputError(
             field, f"{size} and then {len(data)} records", "must have one length each time"
@@ -663,12 +663,14 @@ def _refuse_random(data: Any, field: str) -> None:
             )
 
 
-def _refuse_memory(data: Any, field: str, read: Sequence[Any]) -> None:
+def _refuse_memory(
+    data: Any, field: str, read: Sequence[Any], orders: dict[Any, list[Any]]
+) -> None:
     """Refuse a dataset that gives another record for an index once others were read: it remembers them."""
     step = max(1, len(read) // _AGAIN)
     # Backwards: what hangs on the record that was read before has another one before it now.
     for number in range(len(read) - 1, -1, -step):
-        again = _leaves(data, number, {})
+        again = _leaves(data, number, orders)
         if not _same_record(read[number], again):
             raise InvalidInputError(
                 field,

@@ -376,7 +376,7 @@ what a loss draws without torch is frozen
 == tasks/own.py
 a dataset may remember what it read
 | training/test_late_memory.py::test_a_dataset_that_remembers_is_refused
--    _refuse_memory(data, field, read)
+-    _refuse_memory(data, field, read, orders)
 -
 +
 
@@ -425,10 +425,10 @@ what a sealed round has left may speak after it
 +                _started.end()
 a seal opens with the first that leaves
 | study/test_seal.py::test_seals_nest_and_open_with_the_last_even_after_an_error
--        if last:
--            try:
-+        if True:
-+            try:
+-            _output_depth -= 1
+-            if _output_depth == 0:
++            _output_depth -= 1
++            if True:
 a seal stays shut after an error
 | study/test_seal.py::test_seals_nest_and_open_with_the_last_even_after_an_error
 -        _started.inside[here] += 1
