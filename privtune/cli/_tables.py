@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Plan
     from privtune.strategies.plan import StagePlan
     from privtune.study import ArmStatus, Rehearsal, Study, StudySpec
+    from privtune.study.planning import StudyPlan
     from privtune.tasks._usable import RecordCheck
 
 _CURATOR = "Curator's view: none of this may be shown to anyone else."
@@ -50,6 +51,28 @@ def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[
         "expected_gradient_evaluations": plan.expected_gradient_evaluations,
         "noise_multipliers": noise_of(plan),
         "noise": {**plan.training.noise.to_dict(), "mass_beyond_reach": plan.beyond_reach},
+    }
+
+
+def study_plan_document(
+    spec: StudySpec, planned: StudyPlan, examples: Mapping[str, Any] | Sequence[Any]
+) -> dict[str, Any]:
+    """Return what ``study plan --json`` prints of a study."""
+    from privtune.study.worth import expected_scores
+
+    space = spec.search_space()
+    pairs = zip(planned.plans, planned.guarantees, strict=True)
+    stages = zip(planned.stages, planned.stage_guarantees, strict=True)
+    staged = [{**stage.to_dict(), "guarantee": finite(cost.to_dict())} for stage, cost in stages]
+    scores = expected_scores(planned.plans, spec.load_task())
+    return {
+        "study": spec.name,
+        "target_epsilon": spec.target_epsilon,
+        "arms": [plan_document(plan, guarantee, space) for plan, guarantee in pairs],
+        **({"stages": staged} if staged else {}),
+        "total": finite(planned.total.to_dict()),
+        "examples": examples,
+        "expected_scores": [score.to_dict() for score in scores],
     }
 
 

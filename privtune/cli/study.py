@@ -118,8 +118,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     from privtune.ledger.wording import PromiseWording
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advice_on
-    from privtune.study.worth import expected_scores, words_of
-    from privtune.views.comparison import finite
+    from privtune.study.worth import words_of
     from privtune.views.text import together
 
     _give(data)
@@ -136,20 +135,12 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     space, drawn = parsed.search_space(), _tables.examples(parsed)
     task = parsed.load_task()
     if as_json:
-        staged = [{**s.to_dict(), "guarantee": finite(cost.to_dict())} for s, cost in stages]
-        common.emit_json(
-            {
-                "study": parsed.name,
-                "target_epsilon": parsed.target_epsilon,
-                "arms": [_tables.plan_document(arm, cost, space) for arm, cost in pairs],
-                **({"stages": staged} if staged else {}),
-                "total": finite(planned.total.to_dict()),
-                "examples": drawn,
-                "expected_scores": [s.to_dict() for s in expected_scores(planned.plans, task)],
-                **({} if advised is None else {"advice": advised.to_dict()["changes"]}),
-                **({} if records is None else {"records": records.to_dict()}),
-            }
-        )
+        document = _tables.study_plan_document(parsed, planned, drawn)
+        if advised is not None:
+            document["advice"] = advised.to_dict()["changes"]
+        if records is not None:
+            document["records"] = records.to_dict()
+        common.emit_json(document)
         _check_budget(planned, parsed, storage)
         return
     for stage, guarantee in stages:
@@ -170,12 +161,13 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
         f"{parsed.target_epsilon:g}. "
         f"{'No data was touched.' if records is None and not own else 'Nothing was charged.'}"
     )
-    common.say(wording.short_caveat)
-    for sentence in words_of(planned.plans, task):
+    rehearse_it = f"privtune study rehearse {spec} shows on generated records"
+    for sentence in (
+        wording.short_caveat,
+        *words_of(planned.plans, task),
+        f"How far trainings move apart, {rehearse_it}.",
+    ):
         common.say(sentence)
-    common.say(
-        f"How far trainings move apart, privtune study rehearse {spec} shows on generated records."
-    )
     if records is not None:
         _tables.print_records(records)
     if advised is not None:

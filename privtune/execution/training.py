@@ -338,6 +338,7 @@ def dry_run(
     import torch
 
     from privtune.execution.trained_weights import check_moved, check_trained
+    from privtune.training.engine.train import copy_model
     from privtune.training.mechanism.kernel import flatten_params
 
     schedule = plan.training.schedule
@@ -377,7 +378,9 @@ def dry_run(
     weights = flatten_params(first.model)
     (result,) = trained(training.method, [first], _LOOKED_AT, plan.score)
     check_moved(weights, result.weights, first, steps=_LOOKED_AT, of=schedule.steps)
-    check_loaded(task, first.model, make(bytes([255]) * 32).model, result, data)
+    # Into copies: what build keeps has its first weights.
+    anew = copy_model(make(bytes([255]) * 32).model)
+    check_loaded(task, copy_model(first.model), anew, result, data)
     trained(training.method, others, 2, plan.score)
     stack, threads = (
         max(1, min(_TIMED, round(plan.expected_runs * plan.repeats))),

@@ -318,4 +318,6 @@ def model_for(task: Task, training: TrainingPlan, params: Mapping[str, Any]) -> 
     """Return an untrained model of these hyperparameters, into which released weights fit."""
     if task.build is None:
         return for_candidate(task, params).model()
-    return build_candidate(task, training, secret=bytes(32), fixed=params).model
+    from privtune.training.engine.train import copy_model
+
+    return copy_model(build_candidate(task, training, secret=bytes(32), fixed=params).model)

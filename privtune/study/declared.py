@@ -692,6 +692,7 @@ class DeclaredTrainer:
     validation: TensorData | None
     score_of: Callable[..., Any] | None
     device: str = "the function's own"
+    shows_output: bool = False  # of a function's records nothing is known
 
     def rehearse(self, plan: Plan) -> None:
         """Run the objective until it reads its plan, and refuse trials that depend on each other."""

@@ -14,7 +14,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from privtune.study.failures import WITHOUT_DATA, ArmStoppedError, StageRefusedE
 from privtune.study.observer import ArmStatus, StageStatus
 from privtune.study.release import load_release, make_release
 from privtune.study.rows import AnyPlan, Arm, Results, StoredStudy, check_there
-from privtune.study.seal import sealed
+from privtune.study.seal import kept_for_curator, sealed
 from privtune.study.spec import StudySpec
 from privtune.study.trials import StudyTrials
 from privtune.tasks._facts import declared_note
@@ -77,6 +77,11 @@ class Trainer(Protocol):
     @property
     def device(self) -> str:
         """What the arm is computed on."""
+        ...
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether the arm's records are declared public, so that what a training prints may be shown."""
         ...
 
     def rehearse(self, plan: Plan) -> float | None:
@@ -283,9 +288,22 @@ class Life(StoredStudy):
                 raise
 
     @contextmanager
-    def seal(self, plan: AnyPlan, *, rehearsal: bool = False) -> Iterator[None]:
-        """Run a block of an arm's code under the seal, unless all of its trials are paid for."""
-        seal = sealed(self._log(plan), rehearsal=rehearsal) if plan.is_sealed else nullcontext()
+    def seal(
+        self, plan: AnyPlan, *, rehearsal: bool = False, private: bool = True
+    ) -> Iterator[None]:
+        """Run a block of an arm's code under the seal; keep its output if all of its trials are paid for.
+
+        Args:
+            plan: The arm's plan.
+            rehearsal: Whether the block is a rehearsal.
+            private: Whether the block sees private records. If not, the output of an arm whose trials are
+                paid for is shown: it tells nothing that must stay secret.
+        """
+        seal: AbstractContextManager[None] = nullcontext()
+        if plan.is_sealed:
+            seal = sealed(self._log(plan), rehearsal=rehearsal)
+        elif private:
+            seal = kept_for_curator(self._log(plan))
         try:
             with seal:
                 yield
@@ -495,7 +513,7 @@ def carry_on(
     seconds: dict[str, float | None] = {}
     for plan in plans:
         if life.stage(plan) in (Stage.PLANNED, Stage.CHARGED, Stage.STARTED):
-            with life.seal(plan, rehearsal=True):
+            with life.seal(plan, rehearsal=True, private=False):
                 seconds[plan.arm] = trainer.rehearse(plan)
             observer.rehearsed(plan, seconds[plan.arm])
     if look is not None:
@@ -536,7 +554,7 @@ def _train(
     observer.arm_started(plan)
     try:
         with life.stopping(plan.arm):
-            with life.seal(plan):
+            with life.seal(plan, private=not trainer.shows_output):
                 strategy, trials = trainer.prepare(plan)
                 started = time.perf_counter()
                 outcomes = trials.run(strategy)

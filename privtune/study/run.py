@@ -42,7 +42,7 @@ from privtune.study.planning import plan_arms
 from privtune.study.rehearsal import rehearse
 from privtune.study.release import utility_of
 from privtune.study.rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
-from privtune.study.seal import open_stream, sealed
+from privtune.study.seal import aloud, open_stream, sealed
 from privtune.study.spec import SPACE, space_of
 from privtune.study.workers import TASK, give_out, make_files, telling
 from privtune.study.worth import check_worth
@@ -91,6 +91,11 @@ class TaskTrainer:
         """The task's data, loaded with the first arm that has started."""
         return self.staged.load_checked()
 
+    @property
+    def shows_output(self) -> bool:
+        """Whether the task declares its records public."""
+        return self.task.benchmark
+
     def measure(self, plan: StagePlan) -> Mapping[str, Any]:
         """Read the data, and return what a stage releases of it."""
         before = self.life.stage_releases()
@@ -125,7 +130,7 @@ class TaskTrainer:
             sampler=own,
             deadline=self.deadline,
             # Of a sealed arm nobody hears how far it is, and no pruner sees a score.
-            on_step=None if plan.is_sealed else partial(self.observer.step, plan),
+            on_step=None if plan.is_sealed else partial(self._tell_step, plan),
             prunes=self.pruner is not None and public and not plan.is_sealed,
         )
         return self._strategy(plan), StudyRound(
@@ -135,6 +140,11 @@ class TaskTrainer:
             sampler=self.sampler if own is None else None,
             pruner=self.pruner,
         )
+
+    def _tell_step(self, plan: Plan, done: int, steps: int) -> None:
+        """Tell the observer how far a training is; what it prints is shown."""
+        with aloud():
+            self.observer.step(plan, done, steps)
 
     def _give_out(self, plan: Plan, files: TrialFiles) -> Callable[[Rounds, str], None] | None:
         """Return who else trains the rows; functions that cannot be imported run in threads."""
@@ -189,7 +199,7 @@ class TaskTrainer:
         plan = next((plan for plan in plans if plan.is_sealed), plans[0])
         found: RecordCheck | None = None
         try:
-            with self.life.seal(plan, rehearsal=True):
+            with self.life.seal(plan, rehearsal=True, private=not self.shows_output):
                 # The arms train on the same records.
                 keep = not stages and self.task.examine is None
                 model = None

@@ -1,9 +1,12 @@
 """The seal of a round: while one runs, nothing in this process speaks to the outside.
 
-MLflow refuses every read and write, and what is printed, logged or displayed goes to the curator's log. When
-it is left, no thread, ``atexit`` handler or finaliser that a user's code started under it may be left: each
-could print once a trial after the seal. A seat belt, not a sandbox: code that opens a file or a socket itself
-is inside the trust boundary like the data.
+Two layers: in every training on private records, what is printed, logged or displayed goes to the curator's
+log, since a printed loss is a number that nobody paid for (:func:`kept_for_curator`). A sealed round closes
+more (:func:`sealed`): how often something is said would tell how many trials there are.
+
+Under a seal MLflow refuses every read and write. When it is left, no thread, ``atexit`` handler or finaliser
+that a user's code started under it may be left: each could print once a trial after the seal. A seat belt,
+not a sandbox: code that opens a file or a socket itself is inside the trust boundary like the data.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import atexit
 import contextlib
 import ctypes
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -46,6 +50,17 @@ _lock = threading.RLock()
 _undo = contextlib.ExitStack()  # what the outermost seal has changed
 _depth = 0
 _ran = False
+_undo_output = contextlib.ExitStack()  # what the outermost block of kept output has changed
+_output_depth = 0
+
+
+class _Voice(threading.local):
+    """Whether this thread speaks to the terminal although output is kept for the curator."""
+
+    is_loud = False
+
+
+_voice = _Voice()
 
 
 class SealedError(PrivTuneError):
@@ -57,8 +72,48 @@ class SealedTrialsError(PrivTuneError):
 
 
 @contextlib.contextmanager
+def kept_for_curator(log: Path) -> Iterator[None]:
+    """Send what a block prints, warns, logs or displays to a file. Threads share one; the last opens it."""
+    global _output_depth  # noqa: PLW0603 - one process, one state
+    with _lock:
+        if _output_depth == 0:
+            with contextlib.ExitStack() as failed:
+                failed.callback(_undo_output.close)
+                _close_notebook()
+                _redirect(log)
+                _replace(_undo_output, logging.Logger, "callHandlers", _log)
+                failed.pop_all()
+        _output_depth += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _output_depth -= 1
+            if _output_depth == 0:
+                _undo_output.close()
+
+
+@contextlib.contextmanager
+def aloud() -> Iterator[None]:
+    """Let this thread speak to the terminal within a block of kept output: observers see no record."""
+    before = _voice.is_loud
+    _voice.is_loud = True
+    try:
+        yield
+    finally:
+        _voice.is_loud = before
+
+
+@contextlib.contextmanager
 def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
     """Seal a block. Seals may be nested, and threads share one: the last to leave opens it."""
+    with kept_for_curator(log), _closed(rehearsal=rehearsal):
+        yield
+
+
+@contextlib.contextmanager
+def _closed(*, rehearsal: bool) -> Iterator[None]:
+    """Close every way to MLflow, and see that nothing is left that could speak after the block."""
     global _depth, _ran  # noqa: PLW0603 - one process, one state
     here, left = threading.get_ident(), list[str]()
     with _lock:
@@ -68,9 +123,6 @@ def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
             with contextlib.ExitStack() as failed:
                 failed.callback(_undo.close)
                 _close_mlflow()
-                _close_notebook()
-                _redirect(log)
-                _replace(logging.Logger, "callHandlers", _log)
                 _started.watch()
                 failed.pop_all()
         _depth += 1
@@ -181,10 +233,10 @@ class _Started:
             if self._is_inside() and _by_user():
                 self._finalisers.append((it, function))
 
-        _replace(threading.Thread, "start", started)
-        _replace(atexit, "register", registered)
-        _replace(atexit, "unregister", unregistered)
-        _replace(weakref.finalize, "__init__", finalised)
+        _replace(_undo, threading.Thread, "start", started)
+        _replace(_undo, atexit, "register", registered)
+        _replace(_undo, atexit, "unregister", unregistered)
+        _replace(_undo, weakref.finalize, "__init__", finalised)
 
     def end(self) -> list[str]:
         """Wait for threads that are about to end; name what is left, and unregister handlers."""
@@ -252,11 +304,11 @@ def _close_mlflow() -> None:
 
 def _close(module: ModuleType) -> None:
     owner, method = _MLFLOW[module.__name__]
-    _replace(getattr(module, owner), method, _refuse)
+    _replace(_undo, getattr(module, owner), method, _refuse)
 
 
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _undo.callback(setattr, owner, name, getattr(owner, name))
+def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
 
 
@@ -301,7 +353,13 @@ def _close_notebook() -> None:
     """Let a notebook display nothing: bars would show each trial."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if (publisher := getattr(shell, "display_pub", None)) is not None:
-        _replace(publisher, "publish", lambda *_args, **_kwargs: None)
+        publish = publisher.publish
+
+        def publish_aloud(*args: Any, **kwargs: Any) -> None:
+            if _voice.is_loud and _depth == 0:
+                publish(*args, **kwargs)
+
+        _replace(_undo_output, publisher, "publish", publish_aloud)
 
 
 # Whatever handlers there are: they may write to a file, a server, or a stream of before.
@@ -309,24 +367,71 @@ def _log(_logger: logging.Logger, record: logging.LogRecord) -> None:
     sys.stderr.write(f"{_FORMAT.format(record)}\n")
 
 
+class _Output(io.TextIOBase):
+    """A stream to the curator's log, and to where it led before for a thread that may speak."""
+
+    def __init__(self, log: TextIO, before: TextIO) -> None:
+        super().__init__()
+        self._log = log
+        self._before = before
+
+    @property
+    def _stream(self) -> TextIO:
+        return self._before if _voice.is_loud and _depth == 0 else self._log
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._log.flush()
+        # What it led to may be closed by now: nothing of this stream waits there.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            self._before.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def buffer(self) -> Any:
+        return self._stream.buffer
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._stream.errors
+
+
 def _redirect(log: Path) -> None:
     """Send what this process prints to a file: its streams, and the descriptors below them."""
-    file = _undo.enter_context(_open(log))
+    file = _undo_output.enter_context(_open(log))
     _flush()
+    outside = {name: open_stream(getattr(sys, name)) for name in ("stdout", "stderr")}
+    for name, stream in outside.items():
+        if stream is not getattr(sys, name):
+            _undo_output.callback(stream.close)
     for descriptor in (1, 2):
         try:
             before = os.dup(descriptor)
         except OSError:  # the stream is closed, as those of a daemon are
             continue
         os.dup2(file.fileno(), descriptor)
-        _undo.callback(os.close, before)
-        _undo.callback(os.dup2, before, descriptor)
+        _undo_output.callback(os.close, before)
+        _undo_output.callback(os.dup2, before, descriptor)
     # Text that waits in a buffer was printed under the seal: it goes to the log, before the
     # streams are put back.
-    _undo.callback(_flush)
-    _replace(sys, "stdout", file)
-    _replace(sys, "stderr", file)
-    _undo.callback(_flush)
+    _undo_output.callback(_flush)
+    for name, stream in outside.items():
+        _replace(_undo_output, sys, name, _Output(file, stream))
+    _undo_output.callback(_flush)
 
 
 def _open(log: Path) -> TextIO:

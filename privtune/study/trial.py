@@ -212,3 +212,12 @@ class Trial(Suggestions):
     def steps(self) -> int:
         """How many steps the training takes: for a schedule of the learning rate."""
         return self._training.schedule.steps
+
+    @property
+    def records(self) -> int:
+        """How many records the training is planned for: the public number, for ``kl / trial.records``.
+
+        The real number of records is private. A loss or weight decay that divides by ``len(x)`` depends on
+        it, and so does every step. In a tuning on a subset it is the expected size of the subset.
+        """
+        return self._training.schedule.records

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -549,6 +550,7 @@ def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tenso
     """Return why model and loss cannot be trained on some real records; nothing where they can."""
     import torch
 
+    from privtune.training.mechanism.memory import RecordMemoryError
     from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
     # What a factory loads may have other targets than the made-up records, and a loss that broadcasts
@@ -566,9 +568,11 @@ def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tenso
             if task.loss_of is None:
                 found = {"loss": task.loss(model(x), y)}
             else:
-                found = {"loss": _one_by_one(task.loss_of, model, x, y)}
+                with _remembering_nothing("The loss", task.loss_of, model, x, y):
+                    found = {"loss": _one_by_one(task.loss_of, model, x, y)}
             if task.score_of is not None:
-                found["score"] = _one_by_one(task.score_of, model.eval(), x, y)
+                with _remembering_nothing("The score", task.score_of, model.eval(), x, y):
+                    found["score"] = _one_by_one(task.score_of, model, x, y)
             for name, values in found.items():
                 if values.shape != y.shape[:1]:
                     return (
@@ -576,9 +580,33 @@ def _refusal(task: Task, model: torch.nn.Module, x: torch.Tensor, y: torch.Tenso
                     )
                 if 2 * int(values.isfinite().sum()) < len(y):
                     return f"{said}; most {'losses' if name == 'loss' else 'scores'} are not finite"
+    except RecordMemoryError:
+        raise
     except Exception as error:  # whatever a model makes of them, they cannot be trained on
         return f"{said}; {type(error).__name__}"
     return ""
+
+
+def _remembering_nothing(
+    what: str, of: LossOf, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> AbstractContextManager[None]:
+    """Return a block that real records pass through, after which a function must be as it was."""
+    import torch
+
+    from privtune.training.mechanism.data import TensorData, find_domain_of
+    from privtune.training.mechanism.memory import MemoryCheck, gradients_of, remembering_nothing
+
+    # Shapes and types alone: what is made up must not depend on a record.
+    like = TensorData(x[:0], y[:0])
+    domain = find_domain_of(model, of, like)
+    made_up = domain.draw(*like.like, (1, 2), x.device)
+    inputs, targets = (torch.split(part[0], 1) for part in made_up)
+    records = list(zip(inputs, targets, strict=True))
+    # Of the model its class alone: records pass through the model itself, which is then dropped.
+    functions = (of, type(model))
+    return remembering_nothing(
+        MemoryCheck(what, functions, lambda: gradients_of(of, model, records))
+    )
 
 
 def _one_by_one(

@@ -47,6 +47,7 @@ _KINDS = (
 )
 _PAD = "Pass pad_to=N: the first axis is then filled with zeros, or cut, to N of every record."
 _TWICE = 3  # first records that are read twice
+_AGAIN = 32  # records that are read again in another order once all were read
 
 
 def own_task(build: Build | str | None, **given: Any) -> Task:
@@ -608,6 +609,7 @@ def _of_items(data: Any, field: str, pad_to: int | None) -> Any:
     _refuse_random(data, field)
     size, orders = len(data), dict[Any, list[Any]]()
     read = [_leaves(data, number, orders) for number in range(size)]
+    _refuse_memory(data, field, read, orders)
     if len(data) != size:
         raise InvalidInputError(
             field, f"{size} and then {len(data)} records", "must have one length each time"
@@ -663,18 +665,45 @@ def _refuse_random(data: Any, field: str) -> None:
         one, other = (_leaves(data, number, {}) for _ in range(2))
         if one is None or other is None:
             continue
-        same = len(one[1]) == len(other[1]) and all(
-            (a is None) == (b is None)
-            and (a is None or torch.equal(a.nan_to_num(), b.nan_to_num()))
-            for a, b in zip(one[1], other[1], strict=True)
-        )
-        if not same:
+        if not _same_record(one, other):
             raise InvalidInputError(
                 field,
                 type(data).__name__,
                 "must return the same record for an index every time",
                 "Augment at random inside of loss, or of the model in training mode.",
             )
+
+
+def _refuse_memory(
+    data: Any, field: str, read: Sequence[Any], orders: dict[Any, list[Any]]
+) -> None:
+    """Refuse a dataset that gives another record for an index once others were read: it remembers them."""
+    step = max(1, len(read) // _AGAIN)
+    # Backwards: what hangs on the record that was read before has another one before it now.
+    for number in range(len(read) - 1, -1, -step):
+        again = _leaves(data, number, orders)
+        if not _same_record(read[number], again):
+            raise InvalidInputError(
+                field,
+                type(data).__name__,
+                "must return the same record for an index whatever was read before, and remembers others",
+                "Let __getitem__ keep nothing between calls: no counter, running mean or cache of records.",
+            )
+
+
+def _same_record(one: Any, other: Any) -> bool:
+    """Say whether two readings of a record, as :func:`_leaves` returns them, are equal."""
+    if one is None or other is None:
+        return one is other
+    if len(one[1]) != len(other[1]):
+        return False
+    for a, b in zip(one[1], other[1], strict=True):
+        if a is None or b is None:
+            if a is not b:
+                return False
+        elif not torch.equal(a.nan_to_num(), b.nan_to_num()):
+            return False
+    return True
 
 
 def _of_tree(parts: Any, target: Any = None) -> Records:

@@ -10,10 +10,8 @@ import math
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from privtune.accounting import epsilon
 from privtune.audit.bounds import Claim, lower_bound
@@ -25,12 +23,9 @@ from privtune.strategies import (
     LinearScaling,
     LiuTalwar,
     PapernotSteinke,
-    ScorePlan,
     Scoring,
     SubsampledTuning,
 )
-from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.scoring import score
 from tests.statistical.rounds import (
     DELTA,
     RATE,
@@ -202,7 +197,7 @@ class ScoredRound(ToyRound):
             params = self.space.draw(self.streams, number)
             kind = float(params["learning_rate"] > 1.0)
             exact = score_of(kind, self.canary)
-            noised = exact + rng.normal() * plan.score.standard_deviation
+            noised = exact + rng.normal() * plan.score.noise_multiplier / plan.score.records
             result = self.trial(number, plan.search.trainings[0], params, 0.0)
             weights = torch.tensor([kind, noised], dtype=torch.float64)
             results.append(
@@ -213,19 +208,12 @@ class ScoredRound(ToyRound):
 
 @cache
 def score_of(kind, canary):
-    """The score of a kind without noise, by the package's own function: minus the mean loss."""
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, kind)
-    targets = [0.0, 1.0] if canary else [0.0]
-    data = TensorData(torch.ones(len(targets), 1), torch.tensor(targets), sealed_size=True)
-
-    def loss(outputs, y):
-        # Record 0: 0.25 for the first kind, 0.75 for the second. The canary: 5 for the first, 0.
-        own = outputs[..., 0]
-        return torch.where(y > 0.5, 5.0 * (1.0 - own), 0.25 + 0.5 * own)
-
-    exact = ScorePlan(2, None, metric="loss", bound=1.0)
-    return score(exact, model, data, rng=np.random.default_rng(0), loss=loss)
+    """The score of a kind without noise: minus the sum of clipped losses, over the two declared records."""
+    # Record 0: 0.25 for the first kind, 0.75 for the second. The canary: 1 for the first, 0.
+    loss = 0.25 + 0.5 * kind
+    if canary:
+        loss += 1.0 - kind
+    return -loss / 2.0
 
 
 def validation_audit(label, *, noised_first, monkeypatch):

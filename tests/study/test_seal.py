@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from torch.nn.functional import cross_entropy
 
 import privtune
 from privtune.strategies import Fixed, PapernotSteinke
@@ -101,12 +103,61 @@ def test_handlers_hear_nothing_of_a_sealed_function(
     assert "open again" in their_file.getvalue()
 
 
-def test_a_function_whose_trials_are_paid_for_may_print(
+class Speaking(Observer):
+    """An observer that tells how far a training is."""
+
+    def step(self, plan: Any, done: int, steps: int) -> None:
+        sys.stdout.write(f"step {done} of {steps}\n")
+
+
+_LOSSES = "loss-of-a-record"
+
+
+def telling(model: Any, x: Any, y: Any) -> Any:
+    """A loss that says what it is, in every way, of real records and of made-up ones."""
+    losses = cross_entropy(model(x), y, reduction="none")
+    sys.stdout.write(f"{_LOSSES} {losses.item():.3f} print\n")
+    logging.getLogger("theirs").warning("%s logging", _LOSSES)
+    warnings.showwarning(f"{_LOSSES} warned", UserWarning, "a file", 1)
+    os.write(2, f"{_LOSSES} descriptor\n".encode())
+    return losses
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # such a loss is computed record by record
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_what_a_training_prints_goes_to_the_curators_log(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    benchmark: bool,
+) -> None:
+    # Pytest keeps warnings; here they are printed, as in a user's program.
+    monkeypatch.setattr(warnings, "showwarning", lambda said, *_: sys.stderr.write(f"{said}\n"))
+    study, arm = make(tmp_path), {**ARM, "loss": telling, "benchmark": benchmark}
+    rehearsal: list[str] = []
+
+    class Rehearsed(Speaking):
+        def arm_started(self, plan: Any) -> None:
+            rehearsal.append("".join(capfd.readouterr()))
+
+    study.optimize(simple, strategy=Fixed(), observer=Rehearsed(), **arm)
+    assert _LOSSES in rehearsal[0], "made-up records have no secrets"
+    shown = capfd.readouterr()
+    assert "step 1 of" in shown.out
+    assert (_LOSSES in "".join(shown)) == benchmark
+    log = study.folder / "sealed" / "fixed.log"
+    assert log.exists() != benchmark
+    if not benchmark:
+        for way in ("print", "logging", "warned", "descriptor"):
+            assert f"{way}\n" in log.read_text()
+
+
+def test_a_function_whose_trials_are_paid_for_prints_in_rehearsals(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path).optimize(talking, strategy=Fixed(), **ARM)
     said = capfd.readouterr().out.count(WORD)
-    assert said >= 2 * 3, "in rehearsals and in the trial"
+    assert said >= 3
     assert said % 3 == 0
 
 

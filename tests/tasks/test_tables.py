@@ -217,7 +217,7 @@ def test_a_regression_is_reported_as_one(tmp_path: Path) -> None:
     spec = toy_spec(task=task, arms=ARMS, report={"metric": "mae"}, seed=2, epochs=8)
     study = Study.create(spec, storage)
     assert study.plans[1].score is not None
-    assert (study.plans[1].score.metric, study.plans[1].score.bound) == ("mae", 20.0)
+    assert study.plans[1].score.make_metrics()[0].range == (0.0, 20.0)
     for release in study.run():
         assert list(release.utility) == ["test_mae"]
         assert 0.0 < release.utility["test_mae"] < 9.0

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,14 +15,14 @@ from torch.nn import functional
 
 import privtune
 from privtune.ledger import Ledger
-from privtune.strategies import Fixed, PapernotSteinke, TrainingPlan
+from privtune.strategies import Fixed, PapernotSteinke, ScorePlan, TrainingPlan
 from privtune.study.build import Built, build_candidate
 from privtune.tasks import Task
 from privtune.tasks.own import own_task
 from privtune.training.engine.train import Training
 from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.scoring import OfRecords, score
+from privtune.training.mechanism.scoring import OfRecords, released_sums
 from privtune.training.methods import FixedDPSGD
 
 T = torch.Tensor
@@ -197,10 +196,10 @@ def _summed(task: Task, built: Built) -> T:
 
 def _scored(task: Task, built: Built, bound: float) -> T:
     assert task.score_of is not None
-    noise = {"mechanism": "gaussian", "standard_deviation": 0.0}
-    terms: Any = SimpleNamespace(metric="cost", options={}, bound=bound, records=FEW, **noise)
-    found = score(
-        terms, built.model, task.load().validation,
-        rng=np.random.default_rng(0), loss=OfRecords(task.score_of),
-    )  # fmt: skip
-    return torch.tensor([FEW * found], dtype=torch.float64)
+    terms = ScorePlan(FEW, None, metric="cost", options={"bound": bound})
+    (metric,) = terms.make_metrics()
+    rng = np.random.default_rng(0)
+    validation = task.load().validation
+    released = released_sums(terms, built.model, validation, rng, OfRecords(task.score_of))
+    assert released is not None
+    return torch.from_numpy(released[0]) * bound / metric.sensitivity

@@ -134,11 +134,12 @@ def logged(history: list[float], m: Any, x: T, y: T) -> T:
     return losses
 
 
-_loss("refused", "must be a function of one record|changes from call to call", {
+_loss("refused", "must be a function of one record|changes from call to call|outlives the call", {
     "a loss that remembers records": beside(lambda toy: [], remembering),
     "a loss that counts its calls": beside(lambda toy: [], counting),
     "random numbers of NumPy": beside(lambda toy: np.random, scaled),
     "weights written in the loss": lambda toy: {"loss": writing},
+    "the training loss kept in a list": beside(lambda toy: [], logged),
 }, made=True)  # fmt: skip
 _loss("harmless", "They are constants: nothing trains them.", {
     "weights of another model in the loss": beside(
@@ -183,7 +184,6 @@ for _says, _make in {
     ),
     "teacher": beside(taught, lambda teacher, m, x, y: (m(x) - teacher(x)).square().sum(1)),
     "a global that changes": by_a_global,
-    "training loss": beside(lambda toy: [], logged),
 }.items():
     _loss("on the page", _says, {_says: _make}, made=True)
 
@@ -214,8 +214,8 @@ scores("harmless", "Each record's score is clipped to the bound.", {
     "a score that changes the mode": lambda m, x, y: plain(m.train(), x, y),
     "a score of truth values": lambda m, x, y: (m(x).argmax(1) != y),
 })  # fmt: skip
-_score("harmless", "Each record's score is clipped to the bound.", {
-    "a score that remembers records": scoring(lambda toy: [], logged),
+_score("refused", "outlives the call", {
+    "scores kept in a list": scoring(lambda toy: [], logged),
 }, made=True)  # fmt: skip
 scores("refused", "shape", {
     "a score of every class": lambda m, x, y: m(x),
@@ -224,7 +224,6 @@ scores("refused", "shape", {
 })  # fmt: skip
 _score("refused", "metric", {"a metric that nobody knows": "balanced_accuracy_of_mine"})
 for _says, _make in {
-    "scores kept": scoring(lambda toy: [], logged),
     "other records in the score": scoring(
         lambda toy: toy.train, lambda other, m, x, y: plain(m, x, y) * plain(m, *other).mean()
     ),

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
@@ -131,9 +132,15 @@ class Own:
         scheduler: LRScheduler | None,
         steps: int,
     ) -> Own:
-        """Check what steps a candidate so many times, and return it ready to."""
+        """Check what steps a candidate so many times; return a copy of it, over copies of the parameters."""
         checked(optimizer, model, scheduler)
-        params = [p for p in model.parameters() if p.requires_grad]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        # A model that build keeps beside its trial would hold the weights of every step.
+        copies: dict[int, Any] = {id(p): nn.Parameter(p.detach().clone()) for p in trained}
+        params = [copies[id(p)] for p in trained]
+        optimizer, scheduler = deepcopy((optimizer, scheduler), copies)
+        if scheduler is not None:
+            _mark_step(optimizer)
         level = (1.0,) * steps
         paces = level if scheduler is None else _paces(scheduler, steps)
         if paces is None or not _as_one(optimizer):
@@ -194,6 +201,14 @@ class Own:
         state = self.optimizer.state
         found = (state[p] for p in self.params if p in state)
         return [v for own in found for _, v in sorted(own.items()) if torch.is_tensor(v)]
+
+
+def _mark_step(optimizer: torch.optim.Optimizer) -> None:
+    """Mark the copy of an optimizer as one that a schedule knows: torch would warn that it is another."""
+    step: Any = partial(type(optimizer).step, optimizer)
+    step._wrapped_by_lr_sched = True
+    optimizer.step = step  # type: ignore[method-assign]
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def _parts(

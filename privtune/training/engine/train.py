@@ -6,6 +6,7 @@ import threading
 from collections import UserDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -47,6 +48,7 @@ from privtune.training.mechanism.kernel import (
     say_once,
 )
 from privtune.training.mechanism.made_up import Domain
+from privtune.training.mechanism.memory import MemoryCheck, gradients_of, remembering_nothing
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.scoring import evaluating
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from privtune.training.methods import Method
 
 _HELD_BYTES = 512 * 2**20  # of models that wait to be trained together
+_COMPARED = 2  # made-up records whose gradients are compared before and after a training
 _KERNELS = 4  # what was captured for a model is kept for the next trial of it
 _LOW = {"float32": None, "bfloat16": torch.bfloat16}
 
@@ -160,6 +163,7 @@ class Training:
             domain=domain,
         )
         data = replace(self.records.held_to(facts), domain=domain)
+        check = self._memory_check(group.model, loss_of, data)
         longest = stacks.longest_sample(self.schedule)
         memory = stacks.memory_model(kernel, longest=longest)
         stack, cores = check_stack(self.stack), torch.get_num_threads()
@@ -175,13 +179,24 @@ class Training:
             partial(self._run, [next(left) for _ in range(size)], kernel, memory, data)
             for size in division.sizes
         ]
-        with sums_in_float32():
+        with sums_in_float32(), remembering_nothing(check):
             done = list(chain(*side_by_side(jobs, division.threads, self.on_step)))
         event = self.method.event(self.schedule)
         for outcome in done:
             outcome.transcript.check_within(event)
             outcome.transcript.check_whole(event)
         return done
+
+    def _memory_check(self, model: nn.Module, loss_of: LossOf, data: TensorData) -> MemoryCheck:
+        """Return the check that a loss keeps nothing: at the first weights, of records that stay the same."""
+        # Two that are made up, and a real one: a loss may remember where inputs look real.
+        made_up = data.domain.draw(*self.records.like, (1, _COMPARED), self.place)
+        inputs, targets = (torch.split(part[0], 1) for part in made_up)
+        middle = torch.tensor([len(data) // 2], device=self.place)
+        records = [*zip(inputs, targets, strict=True), data.take(middle)]
+        copy = fresh(model, trained=True)[0].to(self.place)
+        evaluate = partial(gradients_of, loss_of, copy, records)
+        return MemoryCheck("The loss", (loss_of, model), evaluate)
 
     @cached_property
     def place(self) -> torch.device:
@@ -254,7 +269,8 @@ class Training:
         found = []
         for row, member in enumerate(members):
             params = member.narrowed(now.mean[row])
-            load_params(member.made.model, params)
+            trained = copy_model(member.made.model)
+            load_params(trained, params)
             found.append(
                 Outcome(
                     member.position,
@@ -263,10 +279,23 @@ class Training:
                     transcripts[row],
                     int(oracle.unusable[row]),
                     {step: member.narrowed(kept[row]) for step, kept in now.snapshots.items()},
-                    member.made.model,
+                    trained,
                 )
             )
         return found
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a copy of a model, into which trained weights are loaded; what is frozen may be shared.
+
+    The model itself keeps its first weights. A list that ``build`` fills would else hold the trained weights
+    of every trial, of which one alone is released.
+    """
+    copy, _ = fresh(model, trained=True)
+    first = {id(p) for p in model.parameters() if p.requires_grad}
+    if any(id(p) in first for p in copy.parameters()):  # a scripted part is shared by such a copy
+        copy = deepcopy(model)
+    return copy
 
 
 class _OfThread(UserDict[Hashable, BatchedKernel], threading.local):

@@ -329,7 +329,11 @@ def unwritten(model: nn.Module) -> Iterator[None]:
     """Let records pass through copies of a model, and see that none has written to what these share."""
     shared = [*model.parameters(), *model.buffers()]
     stood = [(part, part.detach(), part.detach().clone()) for part in shared]
-    yield
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # a pass that raises may have written before
+        failure = error
     written = [was for was in stood if not _same(was[0].detach(), was[2])]
     for part, place, before in written:
         place.copy_(before)
@@ -339,7 +343,9 @@ def unwritten(model: nn.Module) -> Iterator[None]:
             "model",
             type(model).__name__,
             "must not write to its parameters in a pass: they would hold something of every record",
-        )
+        ) from failure
+    if failure is not None:
+        raise failure
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -99,6 +99,11 @@ class Metric:
         """How many cells are counted where a record adds 1 to one of them; 0 where it adds a vector."""
         return 0
 
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """Functions of the user's that it calls."""
+        return ()
+
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """Return what each record adds, shape ``[N, d]``; every row is a function of its record.
 
@@ -807,6 +812,11 @@ class OwnScore(_ClippedLoss):
 
     def __post_init__(self) -> None:
         self._found()
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """See ``Metric``."""
+        return (self._found(),)
 
     def number(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """See ``Metric``."""

@@ -24,6 +24,7 @@ from privtune.training.mechanism import data as records
 from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism.estimates import ScoreEstimate
 from privtune.training.mechanism.kernel import Largest, Loss, LossOf, by_record, fresh, unwritten
+from privtune.training.mechanism.memory import MemoryCheck, remembering_nothing, values_of
 from privtune.training.mechanism.metrics import Floats, Metric
 
 _CHUNK = 512  # records that are evaluated at once at most, each by itself
@@ -159,12 +160,14 @@ def _sums(
     with Largest() as seen:
         of_one = torch.zeros_like(one(x[0], y[0]))
     total = np.zeros(metric.cells or len(of_one))
-    for index in torch.split(torch.arange(len(data), device=device), seen.at_once(_CHUNK)):
-        x, y, unusable = data.fetch(index)
-        parts = _one_by_one(one, x, y, of_one) if together is None else together(x, y)
-        if unusable is not None:
-            parts = parts.masked_fill(unusable.unsqueeze(1), 0.0)
-        total += _total(parts.cpu(), metric.cells)
+    check = _memory_check(metric, model, loss, (outputs_of, one), made_up)
+    with remembering_nothing(check):
+        for index in torch.split(torch.arange(len(data), device=device), seen.at_once(_CHUNK)):
+            x, y, unusable = data.fetch(index)
+            parts = _one_by_one(one, x, y, of_one) if together is None else together(x, y)
+            if unusable is not None:
+                parts = parts.masked_fill(unusable.unsqueeze(1), 0.0)
+            total += _total(parts.cpu(), metric.cells)
     return total
 
 
@@ -193,6 +196,26 @@ def _total(parts: torch.Tensor, cells: int) -> Floats:
     places = numbers.flatten().long().numpy()
     counts = np.bincount(places, weights.flatten().numpy(), minlength=cells)[:cells]
     return counts.astype(np.float64)
+
+
+def _memory_check(
+    metric: Metric,
+    model: nn.Module,
+    loss: Loss | OfRecords,
+    passes: tuple[Callable[[torch.Tensor], torch.Tensor], _One],
+    made_up: tuple[torch.Tensor, ...],
+) -> MemoryCheck:
+    """Return the check that a score keeps nothing: it gives made-up records the same before and after."""
+    outputs_of, one = passes
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        # Outputs have more digits than what a metric counts of them.
+        return [outputs_of(x), one(x[0], y[0])]
+
+    inputs, targets = (torch.split(part, 1) for part in made_up)
+    evaluate = partial(values_of, run, list(zip(inputs, targets, strict=True)))
+    function = loss.loss_of if isinstance(loss, OfRecords) else loss
+    return MemoryCheck("The score", (function, model, *metric.functions), evaluate)
 
 
 def _passes(

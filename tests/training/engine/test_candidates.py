@@ -475,9 +475,11 @@ def test_the_model_and_the_global_generator_stay_as_they_were() -> None:
     made = make(0, lambda: dropping(0.5))
     made.model.calls = []  # type: ignore[assignment]
     made.model.register_forward_hook(lambda module, *_: module.calls.append(1))
-    state = torch.get_rng_state()
+    state, weights = torch.get_rng_state(), flatten_params(made.model)
     (found,) = run([made])
-    assert found.module is made.model
+    assert found.module is not made.model
+    assert torch.equal(flatten_params(made.model), weights)
+    assert not torch.equal(flatten_params(found.module), weights)
     assert not made.model.calls
     assert torch.equal(torch.get_rng_state(), state)
 
