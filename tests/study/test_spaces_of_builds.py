@@ -259,7 +259,7 @@ def own_spec(arms: list[dict[str, Any]], space: dict[str, Any]) -> StudySpec:
 @pytest.mark.parametrize(
     ("arms", "space", "said"),
     [
-        ([{"name": "a", "strategy": "auto"}], RATES, "no arm of the study searches"),
+        ([{"name": "a", "strategy": "auto"}], RATES, "cannot call a build of yours"),
         ([{"name": "a", "strategy": "auto"}], {}, "cannot call a build of yours"),
         ([{"name": "a", "strategy": "non-private-grid"}], RATES, "cannot call a build of yours"),
         ([LINEAR], {}, "Write learning_rate alone into the space"),
