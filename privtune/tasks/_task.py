@@ -597,9 +597,9 @@ def _remembering_nothing(
     from privtune.training.mechanism.memory import MemoryCheck, gradients_of, remembering_nothing
 
     # Shapes and types alone: what is made up must not depend on a record.
-    like = TensorData(x[:0], y[:0])
-    domain = find_domain_of(model, of, like)
-    made_up = domain.draw(*like.like, (1, 2), x.device)
+    blank = TensorData(torch.zeros_like(x[:1]), torch.zeros_like(y[:1]))
+    domain = find_domain_of(model, of, blank)
+    made_up = domain.draw(*blank.like, (1, 2), x.device)
     inputs, targets = (torch.split(part[0], 1) for part in made_up)
     records = list(zip(inputs, targets, strict=True))
     # Of the model its class alone: records pass through the model itself, which is then dropped.
