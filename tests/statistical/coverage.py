@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from privtune.accounting import Adjacency, Gaussian, calibrate
 from privtune.training.mechanism.estimates import SumNoise
 from privtune.training.mechanism.metrics import Metric, make_metric
+from privtune.training.mechanism.scoring import _tally
 
 METRICS: dict[str, dict[str, Any]] = {
     "accuracy": {},
@@ -40,7 +41,9 @@ METRICS: dict[str, dict[str, Any]] = {
 }
 WIDER = {
     "auc": "it holds the most that ties within bins may lose",
-    "macro_f1": "an error counts in the variance of two classes",
+    "balanced_accuracy": "a class whose events are few beside the noise may have any share",
+    "f1": "a class whose events are few beside the noise may have any share",
+    "macro_f1": "likewise, and an error counts in the variance of two classes",
     "loss": "rare records far off may be missing in the sample",
     "perplexity": "rare records far off may be missing in the sample",
     "value": "rare records far off may be missing in the sample",
@@ -120,8 +123,9 @@ def sums_of(metric: Metric, outputs: Any, targets: Any) -> Any:
         return cross_entropy(outputs, targets, reduction="none")
 
     parts = metric.parts(outputs, targets, loss)
-    if metric.cells:
-        return np.bincount(parts[:, 0].long().numpy(), minlength=metric.cells).astype(float)
+    if metric.is_tally:
+        weighed = torch.cat([parts, torch.ones_like(parts[:, :1])], dim=1)
+        return _tally(weighed)
     return parts.sum(dim=0).numpy()
 
 

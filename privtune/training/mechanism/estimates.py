@@ -42,6 +42,13 @@ _GRID = 512  # values that are tested between the ends of a metric
 _NO_PARTS: tuple[str, ...] = ()
 _HIGHEST_PRICE = 1e12
 _HALVINGS = 50
+_TINY = 1e-30  # variance where there is none: at an end of a share without noise
+_FAR, _NEAR = 6.0, 241  # deviations around a root that are tested closely, and values there
+_BEYOND = (
+    0.45  # of shares that noise moves out of [0, 1]: three deviations of a class that is not weak
+)
+_WEAK = 6.0
+"""Deviations of its noise that the events of a class need, so that their ratio says something."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +86,11 @@ class ScoreEstimate:
         """The value and its interval as people read them."""
         if not self.is_informative:
             return NO_INFORMATION
-        low = show_value(self.low, share=self.share)
-        high = show_value(self.high, share=self.share)
-        return f"{show_value(self.value, share=self.share)} [{low}, {high}]"
+        value, low, high = (
+            show_value(end, share=self.share, width=self.width)
+            for end in (self.value, self.low, self.high)
+        )
+        return f"{value} [{low}, {high}]"
 
     @property
     def width(self) -> float:
@@ -121,20 +130,32 @@ class ScoreEstimate:
         return cls(**{**data, "covers": tuple(data["covers"])})
 
 
-def show_value(value: float, *, share: bool) -> str:
+def show_value(value: float, *, share: bool, width: float = 1.0) -> str:
     """Return a value of a metric as people read it: a share in percent.
+
+    Args:
+        value: The value.
+        share: Whether it is a share.
+        width: Width of its interval, of which two digits are shown: a value known to 0.0001 is not 100.0%.
 
     Example:
         >>> show_value(0.912, share=True), show_value(12.34567, share=False)
         ('91.2%', '12.3457')
+        >>> show_value(0.99981, share=True, width=0.0004)
+        '99.981%'
     """
+    digits = 1 - math.floor(math.log10(width)) if width > 0.0 else 0
     if share:
-        return f"{value:.1%}"
-    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.6g}"
+        return f"{value:.{min(max(digits - 2, 1), 4)}%}"
+    if abs(value) >= 1e4:
+        return f"{value:.6g}"
+    return f"{value:.{min(max(digits, 4), 8)}f}"
 
 
 def joined(parts: Sequence[str]) -> str:
     """Return words as a list of a sentence: ``a, b and c``."""
+    if not parts:
+        return ""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -194,36 +215,61 @@ def invert(
     noised: Callable[[Floats], Floats],
     *,
     noise: SumNoise,
-    span: tuple[float, float],
+    values: Floats,
     level: float,
 ) -> tuple[float, float]:
     """Return the ends of the values that a test of size ``1 - level`` does not reject.
 
+    The misfit of a value is the square of the statistic over its variance. A value is not rejected if its
+    misfit is above the least of all by no more than the square of a normal quantile: where noise leaves no
+    value without a misfit, as at 100% of noised hits, some are left nevertheless.
+
     Args:
-        statistic: Of values θ, shape ``[G]``: what has mean 0 where θ is the truth.
+        statistic: Of values θ, shape ``[G]``: what has mean 0 where θ is the truth. Linear in θ.
         drawn: Its variance for the drawing of the records, if θ is the truth.
         noised: Its variance for the noise, if θ is the truth.
         noise: The law of the noise.
-        span: What θ can be: least and most.
+        values: What θ can be, in ascending order: a grid from the least to the most.
         level: How often the interval holds the truth.
 
     Returns:
-        The least and the largest value that is not rejected, by interpolation between values of a grid, and
-        never inside of them; if all are rejected, the value that is rejected least, twice.
+        The least and the largest value that is not rejected, by interpolation between values of the grid.
     """
-    least, most = span
-    # Denser at the ends, where shares of rare records lie.
-    values = least + (most - least) * 0.5 * (1.0 - np.cos(np.linspace(0.0, np.pi, _GRID + 1)))
+    values = _around_root(statistic, lambda v: drawn(v) + noised(v), values)
     by_noise = noised(values)
-    variance = by_noise + drawn(values)
-    share = np.divide(by_noise, variance, out=np.zeros_like(values), where=variance > 0.0)
-    excess = np.abs(statistic(values)) - noise.critical(level, share) * np.sqrt(variance)
+    variance = np.maximum(by_noise + drawn(values), _TINY)
+    misfit = statistic(values) ** 2 / variance
+    excess = misfit - misfit.min() - noise.critical(level, by_noise / variance) ** 2
     inside = np.flatnonzero(excess <= 0.0)
-    if inside.size == 0:
-        best = float(values[np.argmin(excess)])
-        return best, best
     first, last = int(inside[0]), int(inside[-1])
     return _crossing(values, excess, first, first - 1), _crossing(values, excess, last, last + 1)
+
+
+def grid(least: float, most: float) -> Floats:
+    """Return values from the least to the most, denser at the ends: there are shares of rare records."""
+    turn = 0.5 * (1.0 - np.cos(np.linspace(0.0, np.pi, _GRID + 1)))
+    values: Floats = least + (most - least) * turn
+    return values
+
+
+def _around_root(
+    statistic: Callable[[Floats], Floats], variance: Callable[[Floats], Floats], values: Floats
+) -> Floats:
+    """Return a grid with more values around the root of a linear statistic, as dense as it is sure.
+
+    Without them an interval that is narrower than the grid would be one of its points.
+    """
+    ends = np.array([values[0], values[-1]])
+    first, last = (float(part) for part in statistic(ends))
+    if first == last:
+        return values
+    slope = (last - first) / (ends[1] - ends[0])
+    root = np.clip(ends[0] - first / slope, ends[0], ends[1])
+    deviation = math.sqrt(max(float(variance(np.array([root]))[0]), 0.0)) / abs(slope)
+    near = root + deviation * np.linspace(-_FAR, _FAR, _NEAR)
+    inside = near[(near > ends[0]) & (near < ends[1])]
+    together: Floats = np.unique(np.concatenate([values, inside, [root]]))
+    return together
 
 
 def _crossing(values: Floats, excess: Floats, inside: int, outside: int) -> float:
@@ -250,8 +296,11 @@ def mean_of_shares(
     shares is the sum of the squared statistics, each over its variance. A mean is not rejected if some shares
     have it whose misfit is above the least of all by no more than the square of a normal quantile.
 
-    The shares that have a mean at the least sum are found by Lagrange's rule. Where sums are not convex this
-    gives their convex hull, which rejects less.
+    The shares that have a mean at the least misfit are found by Lagrange's rule. Where misfits are not convex
+    this gives their convex hull, which rejects less.
+
+    Noise moves shares beyond 0 and 1. They are not cut there: of many classes at an end all would be cut on
+    one side. A class whose events are few beside their noise may have any share.
 
     Args:
         hits: Noised counts of hits, shape ``[C]``.
@@ -267,52 +316,69 @@ def mean_of_shares(
     References:
         Venzon, Moolgavkar 1988, "A method for computing profile-likelihood-based confidence intervals".
     """
-    p = 0.5 * (1.0 - np.cos(np.linspace(0.0, np.pi, _GRID + 1)))
-    # Below one event a normal law says nothing: noised counts may even be negative.
-    events = np.maximum(hits + misses, 1.0)[:, np.newaxis]
-    statistic = np.outer(hits, 1.0 - p) - np.outer(misses, p)
-    drawn = events * p * (1.0 - p) * (1.0 - p + weight_of_misses * p)
-    by_noise = noise.variance * ((1.0 - p) ** 2 + p * p) + np.zeros_like(drawn)
-    # At the ends a share without noise has no variance: only the exact one is not rejected.
-    variance = np.maximum(drawn + by_noise, 1e-12)
-    limit = noise.critical(level, by_noise / variance)
-    excess = (statistic / limit) ** 2 / variance
+    least, most = (-_BEYOND, 1.0 + _BEYOND) if noise.scale else (0.0, 1.0)
+    events = np.maximum(hits + misses, 1.0)
+    weak = are_weak(hits + misses, noise)
+    roots = np.clip(np.where(weak, 0.5, hits / events), least, most)
+    inner = np.clip(roots, 0.0, 1.0)
+    spread = (inner * (1.0 - inner) + 1.0 / events) / events + noise.variance / events**2
+    near = roots[:, np.newaxis] + np.outer(np.sqrt(spread), np.linspace(-_FAR, _FAR, _NEAR))
+    shares = np.append(grid(least, most), [0.0, 1.0])
+    common = np.broadcast_to(shares, (len(hits), len(shares)))
+    p = np.sort(np.concatenate([common, np.clip(near, least, most)], axis=1), axis=1)
+    statistic = (1.0 - p) * hits[:, np.newaxis] - p * misses[:, np.newaxis]
+    share = np.clip(p, 0.0, 1.0)
+    drawn = events[:, np.newaxis] * share * (1.0 - share)
+    drawn = drawn * (1.0 - share + weight_of_misses * share)
+    by_noise = noise.variance * ((1.0 - p) ** 2 + p * p)
+    variance = np.maximum(drawn + by_noise, _TINY)
+    misfit = (statistic / noise.critical(level, by_noise / variance)) ** 2 / variance
+    # A weak class costs nothing within [0, 1], and cannot be beyond.
+    misfit = np.where(weak[:, np.newaxis], np.where(p == share, 0.0, math.inf), misfit)
     values = value(p)
-    return (
-        _extreme(excess, values, largest=False),
-        _extreme(excess, values, largest=True),
-    )
+    return _extreme(misfit, values, largest=False), _extreme(misfit, values, largest=True)
 
 
-def _extreme(excess: Floats, values: Floats, *, largest: bool) -> float:
-    """Return the least or largest mean of values whose summed excess is at most 1 above the least.
+def are_weak(events: Floats, noise: SumNoise) -> npt.NDArray[np.bool_]:
+    """Return which classes have too few noised events to say anything of their share of hits.
 
-    Each row of ``excess`` is one summand.
+    Where the mean of all is not far above the limit, all are weak: those that noise lifts over it have hits
+    that noise lifts, too, and so would their mean.
+    """
+    # Two noises are in a number of events.
+    limit = _WEAK * math.sqrt(2.0) * noise.deviation
+    few_in_the_mean = noise.scale > 0.0 and float(events.mean()) <= 1.5 * limit
+    weak: npt.NDArray[np.bool_] = (events <= limit) | few_in_the_mean
+    return weak
+
+
+def _extreme(misfit: Floats, values: Floats, *, largest: bool) -> float:
+    """Return the least or largest mean of values whose summed misfit is at most 1 above the least.
+
+    Each row of ``misfit`` and of ``values``, shape ``[C, G]``, is one summand.
     """
     sign = 1.0 if largest else -1.0
-    least = float(excess.min(axis=1).sum())
+    rows = np.arange(len(misfit))
+    least = float(misfit.min(axis=1).sum())
+    ends = values[rows, -1 if largest else 0]
 
     def at(price: float) -> tuple[float, float]:
-        """Return the mean and the sum of excess where a unit of value is worth a price."""
-        chosen = np.argmin(excess - sign * price * values, axis=1)
-        total = float(excess[np.arange(len(excess)), chosen].sum())
-        return float(values[chosen].mean()), total - least
+        """Return the mean and the misfit above the least where a unit of value is worth a price."""
+        chosen = np.argmin(misfit - sign * price * values, axis=1)
+        return float(values[rows, chosen].mean()), float(misfit[rows, chosen].sum()) - least
 
     low, high = 0.0, 1.0
     while at(high)[1] <= 1.0:
-        mean = at(high)[0]
-        if mean == values[-1 if largest else 0]:
-            return mean
+        if at(high)[0] == ends.mean() or high > _HIGHEST_PRICE:
+            return at(high)[0]
         low, high = high, 4.0 * high
-        if high > _HIGHEST_PRICE:
-            return mean
     for _ in range(_HALVINGS):
         price = 0.5 * (low + high)
         low, high = (price, high) if at(price)[1] <= 1.0 else (low, price)
     inside, of_inside = at(low)
     outside, of_outside = at(high)
     # Between two neighbours of the grid, on a line.
-    return inside + (outside - inside) * (1.0 - of_inside) / max(of_outside - of_inside, 1e-12)
+    return inside + (outside - inside) * (1.0 - of_inside) / max(of_outside - of_inside, _TINY)
 
 
 def consistent(levels: Sequence[Floats]) -> Floats:

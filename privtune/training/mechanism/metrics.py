@@ -34,7 +34,9 @@ from privtune.training.mechanism.estimates import (
     TIES,
     ScoreEstimate,
     SumNoise,
+    are_weak,
     consistent,
+    grid,
     invert,
     mean_of_shares,
 )
@@ -51,6 +53,7 @@ Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 Draw = Callable[[int], Floats]
 """Returns so many independent values of the noise's law, of scale 1."""
 
+_BOUNDS = (1e-9, 1e30)  # beyond them squares and quotients leave the numbers of 64 bits
 REFERENCE = 0.8
 """The share of right answers, or the area under the curve, of a model whose interval is foretold."""
 
@@ -95,9 +98,9 @@ class Metric:
         return 0.0, 1.0
 
     @property
-    def cells(self) -> int:
-        """How many cells are counted where a record adds 1 to one of them; 0 where it adds a vector."""
-        return 0
+    def is_tally(self) -> bool:
+        """Whether a record adds 1 to one count, of those that are sorted by a number, and no vector."""
+        return False
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
@@ -107,7 +110,7 @@ class Metric:
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         """Return what each record adds, shape ``[N, d]``; every row is a function of its record.
 
-        Where the metric has ``cells``, the number of the one cell that it is counted in, shape ``[N, 1]``.
+        Of a tally the number that it is sorted by and its class, 1 or 0, shape ``[N, 2]``.
         """
         raise NotImplementedError
 
@@ -118,7 +121,8 @@ class Metric:
         mechanism of noise multiplier σ, or is dominated by it.
 
         Args:
-            sums: Exact sums, shape ``[d]``.
+            sums: Exact sums, shape ``[d]``. Of a tally: the different numbers in ascending order, and how
+                many records of class 1 and of class 0 have each, shape ``[3, M]``.
             noise: The noise on each.
             draw: Draws it.
             records: Declared number of records, a public fact.
@@ -136,7 +140,7 @@ class Metric:
         """Return the value of the metric and its interval, from noised sums."""
         value, low, high = self._ends(sums, noise, level)
         least, most = self.range
-        low, high = max(low, least), min(high, most)
+        low, high = (min(max(end, least), most) for end in (low, high))
         value = min(max(value, low), high)
         return ScoreEstimate(value, low, high, least, most, self.covers(noise), self.share)
 
@@ -200,6 +204,8 @@ _NUMBERS: Mapping[tuple[str, Adjacency], tuple[tuple[tuple[float, ...], ...], fl
     ),
 }
 
+_SURE = 2.0
+"""Deviations of its noise that a count needs, so that what is divided by it says something."""
 _RARE = 1.8
 """Deviations of records that a sample of one record may miss, in ranges of the metric, times its root."""
 
@@ -284,8 +290,11 @@ class _Mean(Metric):
     def _ends(self, sums: Floats, noise: SumNoise, level: float) -> tuple[float, float, float]:
         inverse = np.linalg.inv(self._rows)
         fitted = inverse @ sums
-        count = max(float(fitted[0]), 1.0)
         covariance = noise.variance * inverse @ inverse.T
+        unsure = math.sqrt(float(covariance[0, 0]))
+        if fitted[0] <= _SURE * unsure:
+            return self._shown(0.5), self._shown(0.0), self._shown(1.0)
+        count = max(float(fitted[0]), 1.0)
         of_count = float(covariance[0, 0])
         of_total = float(covariance[1, 1])
         of_both = float(covariance[0, 1])
@@ -304,8 +313,9 @@ class _Mean(Metric):
             return count * most if self.share else count * np.minimum(most, spread)
 
         spread = 0.25 if self.share else _spread(fitted, covariance, count)
-        low, high = invert(statistic, drawn, noised, noise=noise, span=(-0.5, 0.5), level=level)
-        middle = total / size if size > 0.0 else 0.5 * (low + high)
+        values = grid(-0.5, 0.5)
+        low, high = invert(statistic, drawn, noised, noise=noise, values=values, level=level)
+        middle = total / size
         return self._shown(middle + 0.5), self._shown(low + 0.5), self._shown(high + 0.5)
 
 
@@ -345,6 +355,9 @@ class _TopK(_Mean):
         return ((outputs >= right).sum(dim=1) <= self.k) & ~outputs.isnan().any(dim=-1)
 
 
+_FARTHEST = 0.9  # of shares that noise moves out of [0, 1], which F1 still has in order
+
+
 class _Ratio(Metric):
     """The mean over classes of ``w hits / (w hits + misses)``, which is a function of the share of hits.
 
@@ -359,9 +372,20 @@ class _Ratio(Metric):
         return self.weight * p / (1.0 + (self.weight - 1.0) * p)
 
     def choice(self, sums: Floats, noise: SumNoise) -> float:
-        hits, misses = np.maximum(sums, 0.0).reshape(2, -1)
-        whole = hits + misses
-        return float(np.mean(self._of_share(hits / np.where(whole > 0.0, whole, 1.0))))
+        hits, misses = sums.reshape(2, -1)
+        # Where noise leaves few events, a class keeps its order by the hits.
+        least = max(1e-9, noise.deviation)
+        shares = hits / np.maximum(hits + misses, least)
+        return float(np.mean(self._of_share(np.clip(shares, -_FARTHEST, 1.0 + _FARTHEST))))
+
+    def _value(self, sums: Floats, noise: SumNoise) -> float:
+        """Return the mean over the classes: a weak one counts 1/2, one without records nothing."""
+        hits, misses = sums.reshape(2, -1)
+        weak = are_weak(hits + misses, noise)
+        shares = self._of_share(hits / np.where(weak, 1.0, hits + misses))
+        if noise.scale:
+            return float(np.mean(np.where(weak, 0.5, shares)))
+        return 0.5 if weak.all() else float(np.mean(shares[~weak]))
 
     def _ends(self, sums: Floats, noise: SumNoise, level: float) -> tuple[float, float, float]:
         hits, misses = sums.reshape(2, -1)
@@ -373,7 +397,7 @@ class _Ratio(Metric):
             level=level,
             weight_of_misses=self.weight_of_misses,
         )
-        return self.choice(sums, noise), low, high
+        return self._value(sums, noise), low, high
 
     def _of_classes(self, records: int, classes: int, rarest: float) -> Floats:
         """Return how many records each class has: the rarest first, all others alike."""
@@ -455,10 +479,10 @@ class _MacroF1(_Ratio):
 
 
 _BRANCHES = 4
-_HEIGHT = 6  # of the tree in which bins are sought
-_FINEST = 2**16  # cells of a margin, of each class
+_HEIGHT = 8  # of the tree in which bins are sought
 _SMALLEST = 1e-3  # margins below it are told apart by their difference, above it by their ratio
-_LARGEST = 1e4
+_LARGEST = 1e9
+_FARTHEST_MARGIN = 1e300
 _FOR_BINS = 0.25
 """Share of the noise's precision that finding the bins takes."""
 _MOST_BINS = 64
@@ -469,13 +493,13 @@ class _AUC(Metric):
     """Area under the ROC curve of two classes, from noised histograms of the model's margin.
 
     The margin m (second output less the first) lies in one of 65,536 public cells, equal in
-    ``arsinh(1000 m)``. Bins of about equally many records are made of these cells: their edges are read off
-    a noised tree of counts of both classes together. Then each class is counted in each bin, with noise;
-    a pair in one bin counts half, and the interval holds what that may lose. Without noise pairs are counted
-    in the cells themselves.
+    ``arsinh(1000 m)``, each 0.09% of the margin wide. Bins of about equally many records are made of these
+    cells: their edges are read off a noised tree of counts of both classes together. Then each class is
+    counted in each bin, with noise; a pair in one bin counts half, and the interval holds what that may lose.
+    Without noise there are no bins: all pairs of margins are counted.
 
     **Sensitivity**: a record has one class and one cell. In the tree it adds 1 to one of the counts of each
-    of six levels, so √6 in the L2 and 6 in the L1 norm; in the histograms it adds 1 to exactly one count.
+    of eight levels, so √8 in the L2 and 8 in the L1 norm; in the histograms it adds 1 to exactly one count.
     Replaced, a one goes from one count to another: √2 times, or twice, as far.
 
     **Guarantee**: the tree takes the share r of the precision, the histograms 1 - r: for Gaussian noise
@@ -491,9 +515,9 @@ class _AUC(Metric):
     bins: int | None = None
 
     @property
-    def cells(self) -> int:
-        """See ``Metric``: those of the second class, then those of the first."""
-        return 2 * _FINEST
+    def is_tally(self) -> bool:
+        """See ``Metric``: margins, of the second class and of the first."""
+        return True
 
     def parts(self, outputs: torch.Tensor, targets: torch.Tensor, loss: Loss) -> torch.Tensor:
         import torch
@@ -502,11 +526,9 @@ class _AUC(Metric):
         positive = targets == 1
         # What is not a number stands where it helps least.
         worst = torch.where(positive, -math.inf, math.inf).to(margin.dtype)
-        margin = torch.where(margin.isnan(), worst, margin).clamp(-_LARGEST, _LARGEST)
-        far = math.asinh(_LARGEST / _SMALLEST)
-        place = 0.5 * _FINEST * (1.0 + torch.asinh(margin / _SMALLEST) / far)
-        cell = place.floor().clamp(0, _FINEST - 1)
-        return (cell + torch.where(positive, 0, _FINEST)).unsqueeze(-1)
+        known = torch.where(margin.isnan(), worst, margin)
+        margin = known.clamp(-_FARTHEST_MARGIN, _FARTHEST_MARGIN)
+        return torch.stack([margin, positive.to(margin.dtype)], dim=-1)
 
     def _of_tree(self, noise: SumNoise) -> SumNoise:
         """Return the noise on the counts of the tree."""
@@ -522,20 +544,24 @@ class _AUC(Metric):
         )
 
     def release(self, sums: Floats, noise: SumNoise, draw: Draw, *, records: int) -> Floats:
-        """Return two histograms ``[2, bins]`` as one vector; without noise all cells. See ``Metric``."""
+        """Return two histograms ``[2, bins]`` as one vector; without noise of all margins. See ``Metric``."""
+        margins, *classes = sums
         if not noise.scale:
-            return sums
+            return np.concatenate(classes)
         of_tree = self._of_tree(noise).scale
         of_histograms = self._of_histograms(noise).scale
-        classes = sums.reshape(2, -1)
-        leaves = classes.sum(axis=0).reshape(_BRANCHES**_HEIGHT, -1).sum(axis=1)
+        cells = _BRANCHES**_HEIGHT
+        far = math.asinh(_LARGEST / _SMALLEST)
+        places = np.floor(0.5 * cells * (1.0 + np.arcsinh(margins / _SMALLEST) / far))
+        where = np.clip(places, 0, cells - 1).astype(np.int64)
+        fine = np.array([np.bincount(where, each, minlength=cells) for each in classes])
+        leaves = fine.sum(axis=0)
         levels = []
         for height in range(1, _HEIGHT + 1):
             counts = leaves.reshape(_BRANCHES**height, -1).sum(axis=1)
             levels.append(counts + of_tree * draw(len(counts)))
         bins = self._number_of_bins(records, of_histograms)
         starts = _starts(consistent(levels), bins)
-        fine = classes.reshape(2, len(leaves), -1).sum(axis=2)
         counts = np.add.reduceat(fine, starts, axis=1).ravel()
         return counts + of_histograms * draw(len(counts))
 
@@ -597,24 +623,43 @@ class _AUC(Metric):
             least: Floats = np.maximum(whole, by.variance**2 * halves)
             return least
 
+        p = max(many, 1.0)
+        q = max(few, 1.0)
+
         def drawn(area: Floats) -> Floats:
-            p = max(many, 1.0)
-            q = max(few, 1.0)
-            # Hanley and McNeil 1982, equation 1, with their Q1 and Q2.
+            # Hanley and McNeil 1982, equation 1, with their Q1 and Q2: of exponential laws.
             both = area / (2.0 - area)
             alone = 2.0 * area * area / (1.0 + area)
-            spread = (
+            usual = (
                 area * (1.0 - area) + (p - 1.0) * (both - area**2) + (q - 1.0) * (alone - area**2)
             )
+            # DeLong, DeLong and Clarke-Pearson 1988: of the counts there are, where these say more; no law
+            # has more than area (1 - area) / min(p, q) (Birnbaum and Klose 1957).
+            counted = of_positive(area) * q / p + of_negative(area) * p / q
+            most = area * (1.0 - area) * max(p, q)
+            spread = np.maximum(usual, np.minimum(counted, most))
             return p * q * np.maximum(spread, 0.0)
 
-        low, high = invert(statistic, drawn, noised, noise=by, span=(0.0, 1.0), level=level)
-        known = many > 0.0 and few > 0.0
-        value = pairs / (many * few) if known else 0.5
-        if noise.scale and known:
+        def of_positive(area: Floats) -> Floats:
+            """Return the sum over positives of their squared distance from the area."""
+            ranks = below / q
+            total = float(positive @ ranks**2)
+            return total - 2.0 * area * float(positive @ ranks) + area**2 * many
+
+        def of_negative(area: Floats) -> Floats:
+            ranks = above / p
+            total = float(negative @ ranks**2)
+            return total - 2.0 * area * float(negative @ ranks) + area**2 * few
+
+        unsure = math.sqrt(size) * by.deviation
+        if min(many, few) <= _SURE * unsure:
+            return 0.5, 0.0, 1.0
+        values = grid(0.0, 1.0)
+        low, high = invert(statistic, drawn, noised, noise=by, values=values, level=level)
+        if noise.scale:
             tied = min(max(float(positive @ negative) / (2.0 * many * few), 0.0), 0.5)
             low, high = low - tied, high + tied
-        return value, low, high
+        return pairs / (many * few), low, high
 
 
 def _starts(leaves: Floats, bins: int) -> npt.NDArray[np.int64]:
@@ -689,9 +734,11 @@ class _OfNumbers(Metric):
 
     def __post_init__(self) -> None:
         low, high = self.target_range
-        if not (math.isfinite(high - low) and low < high):
+        if not (low < high and -_BOUNDS[1] <= low and high <= _BOUNDS[1]):
             raise InvalidInputError(
-                "target_range", self.target_range, "must be [low, high], finite, low < high"
+                "target_range",
+                self.target_range,
+                f"must be [low, high], low < high, within {-_BOUNDS[1]:g} and {_BOUNDS[1]:g}",
             )
 
     @property
@@ -739,6 +786,9 @@ class _MSE(_MAE):
 
     name = "mse"
     power = 2
+
+
+_WORST = 1e6  # 1 - R² of a model so bad that its R² is as good as -∞
 
 
 class _R2(_OfNumbers):
@@ -797,9 +847,16 @@ class _R2(_OfNumbers):
             of_targets = math.sqrt(in_targets * (most - in_targets))
             return count * (of_errors + (1.0 - r) * of_targets) ** 2
 
-        low, high = invert(statistic, drawn, noised, noise=noise, span=(-1.0, 1.0), level=level)
-        value = 1.0 - 4.0 * max(error, 0.0) / spread if spread > 0.0 else -1.0
-        return value, low, high
+        # Far below -1, where a model is that bad: else a spread that noise made small would fit nothing.
+        far = 1.0 - np.geomspace(_WORST, 2.0, 256)
+        values = np.concatenate([far, np.linspace(-1.0, 1.0, 513)[1:]])
+        low, high = invert(statistic, drawn, noised, noise=noise, values=values, level=level)
+        return self.choice(sums, noise), low, high
+
+    def choice(self, sums: Floats, noise: SumNoise) -> float:
+        error, total, square, count = (float(part) for part in sums)
+        spread = square - total * total / max(count, 1.0)
+        return 1.0 - 4.0 * error / max(spread, noise.deviation, 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -905,8 +962,9 @@ def make_metric(
             raise InvalidInputError(
                 f"scoring.{option}", value, f"must be a whole number from {least} to 1000"
             )
-    if not 0.0 < given.get("bound", 1.0) < math.inf:
-        raise InvalidInputError("scoring.bound", given["bound"], "must be finite and above 0")
+    if not _BOUNDS[0] <= given.get("bound", 1.0) <= _BOUNDS[1]:
+        allowed = f"must be from {_BOUNDS[0]:g} to {_BOUNDS[1]:g}"
+        raise InvalidInputError("scoring.bound", given["bound"], allowed)
     if cls is OwnScore:
         given["function"] = metric
     return cls(mechanism=mechanism, adjacency=adjacency, **given)

@@ -142,7 +142,7 @@ def _sums(
         else:
             there = (targets >= 0) & (targets < outputs.shape[1])
         parts = metric.parts(outputs, targets, loss_of)
-        return _counted(parts, there) if metric.cells else _added(metric, parts, there)
+        return _tallied(parts, there) if metric.is_tally else _added(metric, parts, there)
 
     domain = records.find_domain(lambda x, y: one(x[0], y[0]), data, device=device)
     drawn = domain.draw(*data.like, (1, 2), device)
@@ -159,7 +159,7 @@ def _sums(
     together = _vmapped(one, *made_up)
     with Largest() as seen:
         of_one = torch.zeros_like(one(x[0], y[0]))
-    total = np.zeros(metric.cells or len(of_one))
+    collected: list[torch.Tensor] = []
     check = _memory_check(metric, model, loss, (outputs_of, one), made_up)
     with remembering_nothing(check):
         for index in torch.split(torch.arange(len(data), device=device), seen.at_once(_CHUNK)):
@@ -167,8 +167,11 @@ def _sums(
             parts = _one_by_one(one, x, y, of_one) if together is None else together(x, y)
             if unusable is not None:
                 parts = parts.masked_fill(unusable.unsqueeze(1), 0.0)
-            total += _total(parts.cpu(), metric.cells)
-    return total
+            collected.append(parts.cpu() if metric.is_tally else parts.sum(dim=0).cpu())
+    if metric.is_tally:
+        return _tally(torch.cat(collected) if collected else of_one.cpu().unsqueeze(0)[:0])
+    sums: Floats = torch.stack([of_one.cpu(), *collected]).sum(dim=0).numpy()
+    return sums
 
 
 def _added(metric: Metric, parts: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
@@ -181,21 +184,26 @@ def _added(metric: Metric, parts: torch.Tensor, there: torch.Tensor) -> torch.Te
     return total / there.sum().clamp(min=1)
 
 
-def _counted(parts: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Return the cell of each row, then its weight: together they weigh at most 1. Shape ``[2 rows]``."""
+def _tallied(parts: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """Return the number and the class of each row, then its weight, shape ``[3 rows]``.
+
+    The weights of a record add up to 1 at most, whatever the metric says of itself.
+    """
     weights = there.double() / there.sum().clamp(min=1)
-    return torch.cat([parts[:, 0].double().where(there, 0.0), weights])
+    numbers = parts[:, 0].double().where(there, 0.0)
+    return torch.cat([numbers, parts[:, 1].double(), weights])
 
 
-def _total(parts: torch.Tensor, cells: int) -> Floats:
-    """Return the sums of what records add, shape ``[N, d]``, or of the weights in each cell."""
-    if not cells:
-        sums: Floats = parts.sum(dim=0).numpy()
-        return sums
-    numbers, weights = parts.double().chunk(2, dim=1)
-    places = numbers.flatten().long().numpy()
-    counts = np.bincount(places, weights.flatten().numpy(), minlength=cells)[:cells]
-    return counts.astype(np.float64)
+def _tally(parts: torch.Tensor) -> Floats:
+    """Return the different numbers of rows, and the weights of each class that have them, ``[3, M]``."""
+    numbers, classes, weights = (part.flatten().numpy() for part in parts.double().chunk(3, dim=1))
+    counted = weights > 0.0
+    different, places = np.unique(numbers[counted], return_inverse=True)
+    rows = [different]
+    for number in (1.0, 0.0):
+        of_class = weights[counted] * (classes[counted] == number)
+        rows.append(np.bincount(places, of_class, minlength=len(different)))
+    return np.stack(rows)
 
 
 def _memory_check(

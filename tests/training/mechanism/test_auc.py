@@ -15,6 +15,7 @@ from privtune.accounting import Adjacency, Gaussian, calibrate
 from privtune.training.mechanism import metrics
 from privtune.training.mechanism.estimates import SumNoise, consistent
 from privtune.training.mechanism.metrics import make_metric
+from privtune.training.mechanism.scoring import _tally
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -27,8 +28,8 @@ def noise_of(epsilon: float, metric: Any) -> SumNoise:
 
 def counts(metric: Any, margins: Floats, targets: Any) -> Floats:
     outputs = torch.tensor(np.stack([np.zeros_like(margins), margins], axis=1))
-    cells = metric.parts(outputs, torch.tensor(targets), None)
-    return np.bincount(cells[:, 0].long().numpy(), minlength=metric.cells).astype(float)
+    parts = metric.parts(outputs, torch.tensor(targets), None)
+    return _tally(torch.cat([parts, torch.ones_like(parts[:, :1])], dim=1))
 
 
 def hospital(rng: np.random.Generator, apart: float, records: int = 1000) -> tuple[Floats, Any]:
@@ -120,7 +121,7 @@ def test_the_tree_and_the_histograms_cost_the_charge_together(mechanism: str) ->
 
     with_it = metric.release(more, noise, draw, records=200)
     without = metric.release(fewer, noise, draw, records=200)
-    assert drawn[: metrics._HEIGHT] == [4**height for height in range(1, 7)]
+    assert drawn[: metrics._HEIGHT] == [4**height for height in range(1, 9)]
     # A record is in one count of each level, and in one bin of one class.
     assert with_it.sum() - without.sum() == 1.0
     of_tree = metrics._HEIGHT if mechanism == "laplace" else math.sqrt(metrics._HEIGHT)
@@ -172,8 +173,9 @@ def test_a_consistent_tree_is_the_least_squares_fit() -> None:
 
 def test_margins_that_are_no_numbers_help_nobody() -> None:
     metric = make_metric("auc")
-    for value, place in ((math.inf, -1), (-math.inf, 0)):
-        sums = counts(metric, np.array([value, value]), np.array([1, 0])).reshape(2, -1)
-        assert sums[0][place] == sums[1][place] == 1.0
-    lost = counts(metric, np.array([math.nan, math.nan]), np.array([1, 0])).reshape(2, -1)
-    assert lost[0][0] == lost[1][-1] == 1.0
+    for value in (math.inf, -math.inf):
+        margins, positive, negative = counts(metric, np.array([value, value]), np.array([1, 0]))
+        assert margins.tolist() == [math.copysign(metrics._FARTHEST_MARGIN, value)]
+        assert positive.tolist() == negative.tolist() == [1.0]
+    margins, positive, _ = counts(metric, np.array([math.nan, math.nan]), np.array([1, 0]))
+    assert positive.tolist() == [1.0, 0.0], "the positive stands lowest"

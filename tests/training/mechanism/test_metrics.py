@@ -88,14 +88,13 @@ def plan_of(name: str, records: int, mechanism: str = "gaussian") -> ScorePlan:
 
 
 def parts_of(name: str, metric: Any) -> torch.Tensor:
-    """What every kind of record adds: of a metric of cells, 1 to one of those that occur."""
+    """What every kind of record adds: of a tally, 1 to the count of its class and number."""
     data = data_of(name, universe(name))
     parts = metric.parts(data.x, data.y, loss_of(name))
-    if not metric.cells:
+    if not metric.is_tally:
         return parts
-    assert bool(((parts >= 0) & (parts < metric.cells) & (parts == parts.floor())).all())
-    known = parts.unique()
-    return (parts == known).double()
+    known = parts.unique(dim=0)
+    return (parts.unsqueeze(1) == known).all(dim=2).double()
 
 
 def order_of(mechanism: str) -> int:
@@ -274,7 +273,7 @@ def test_whatever_the_noise_a_score_and_its_interval_keep_to_the_metric_s_range(
     """Noise of any size: the value lies in its interval, and this in what the metric can be."""
     metric = make_metric(name, mechanism=mechanism, **OPTIONS.get(name, {}))
     least, most = metric.range
-    length = 16 if metric.cells else parts_of(name, metric).shape[1]
+    length = 16 if metric.is_tally else parts_of(name, metric).shape[1]
     rng = np.random.default_rng(1)
     for scale in (1e-3, 1.0, 30.0, 1e4):
         for _ in range(20):
