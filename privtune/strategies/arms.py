@@ -297,9 +297,19 @@ def with_report(
     return found if found.beyond_reach <= within else None
 
 
+_INDEPENDENT = ("random", "qmc", "grid")
+"""Samplers of ``everything`` that look at no score."""
+
+
 def _with_candidates(plan: Plan) -> Plan:
-    """Note how many candidates the scored one is chosen from: its interval holds for the chosen one."""
-    if plan.score is None:
+    """Note how many candidates the scored one is chosen from: its interval holds for the chosen one.
+
+    That needs candidates that are independent of earlier scores, and all draws of the arm: of an adaptive
+    search, and of a release that is seen only if its score reached a threshold, nothing is claimed.
+    """
+    if plan.score is None or plan.details.get("threshold") is not None:
+        return plan
+    if plan.details.get("sampler") not in (None, *_INDEPENDENT):
         return plan
     trials = plan.search.trials if plan.search is not None else None
     candidates = plan.runs.expected_runs if plan.runs is not None else float(trials or 1)

@@ -186,8 +186,8 @@ class Repetition:
 
     @property
     def values(self) -> dict[str, float]:
-        """The value of every score of its model that says something, by name."""
-        return informative({**self.choice, **self.estimates})
+        """The value of every score of its model by name: a mean of those alone that seem sure is biased."""
+        return {name: score.value for name, score in {**self.choice, **self.estimates}.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,7 @@ class Scoring:
         bound: The most that one record adds: the clip of a loss or of a function of one's own (1
             unless given), or of an error (the width of the range, or its square, unless given).
         k: How many classes count for ``top_k``; 5 unless given.
-        bins: Bins of each class's histogram for ``auc``; 20 unless given.
+        bins: Bins of each class's histogram for ``auc``; by the noise unless given.
         target_range: ``[low, high]`` of the targets; the task's own unless given.
 
     Raises:
@@ -385,7 +385,7 @@ class Reporting(Scoring):
             spec, ``metric: [auc, accuracy]``.
         bound: The most that one record adds, for ``loss``, ``mae``, ``mse`` and one's own.
         k: How many classes count for ``top_k``; 5 unless given.
-        bins: Bins of each class's histogram for ``auc``; 20 unless given.
+        bins: Bins of each class's histogram for ``auc``; by the noise unless given.
         target_range: ``[low, high]`` of the targets; the task's own unless given.
         epsilon_share: What the score may cost, as a share of the arm's ε, above 0 and at most 1. Unless
             given, the largest of a grid with which the study stays within its ε while its trainings

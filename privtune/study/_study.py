@@ -519,7 +519,7 @@ class Study:
                 "params": json_ready(release.params),
                 "score": release.score if finite else None,
                 "estimates": {
-                    name: score.to_dict()
+                    name: score.to_shown()
                     for name, score in {**release.choice, **release.estimates}.items()
                 },
                 "repetitions": json_ready([asdict(run) for run in release.repetitions]),

@@ -208,9 +208,14 @@ def _choice(plan: Plan, estimate: ScoreEstimate | None) -> dict[str, ScoreEstima
 
 
 def _shown_score(plan: Plan, score: float | None, estimate: ScoreEstimate | None) -> float | None:
-    """Return a score as it is shown: within what its metric can be, and higher for better ones."""
+    """Return a score as it is shown: within what its metric can be, and higher for better ones.
+
+    None where its interval is all that the metric can be: whatever number it has says nothing.
+    """
     if plan.score is None or estimate is None:
         return score
+    if not estimate.is_informative:
+        return None
     return 0.0 - estimate.value if lower_is_better(plan.score.metric) else estimate.value
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.numbers import json_ready, show_epsilon, show_seconds
 from privtune.plots._study import ranked
 from privtune.strategies.spread import Spread, probability_above, values_of
-from privtune.training.mechanism.estimates import NO_INFORMATION, ScoreEstimate
+from privtune.training.mechanism.estimates import NO_INFORMATION
 from privtune.training.mechanism.metrics import lower_is_better
 from privtune.views.text import (
     draws_of,
@@ -93,7 +93,7 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
             "trials": [finite(json_ready(trial)) for trial in trials],
             "utility": dict(release.utility),
             "estimates": {
-                name: score.to_dict()
+                name: score.to_shown()
                 for name, score in {**release.choice, **release.estimates}.items()
             },
             "draws": len(release.repetitions) or 1,
@@ -111,7 +111,7 @@ def _trial_document(trial: TrialResult) -> dict[str, Any]:
         "number": trial.index,
         "params": trial.params,
         "score": trial.score,
-        "estimate": None if trial.estimate is None else trial.estimate.to_dict(),
+        "estimate": None if trial.estimate is None else trial.estimate.to_shown(),
     }
 
 
@@ -180,8 +180,7 @@ def to_csv(document: Mapping[str, Any]) -> str:
     for arm in document["arms"]:
         row = {name: arm[name] for name in _COLUMNS}
         for name, score in (arm["estimates"] or {}).items():
-            informative = ScoreEstimate.from_dict(score).is_informative
-            row[name] = score["value"] if informative else NO_INFORMATION
+            row[name] = score["value"] if score["informative"] else NO_INFORMATION
             row |= {f"{name}_low": score["low"], f"{name}_high": score["high"]}
         for name, spread in (arm["spread"] or {}).items():
             row |= {f"{name}_{part}": value for part, value in spread.items()}

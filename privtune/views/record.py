@@ -175,7 +175,7 @@ def _points(
         "eps/one_run": ceil_to(known["eps/one_run"], 4),
         "eps/left": floor_to(known["eps/left"], 4),
         **_scores(release.estimates),
-        **({} if "val_accuracy" in release.curves else _scores(release.choice)),
+        **_scores(release.choice, curves=release.curves),
         "cost/gradients": round(cost.gradient_evaluations, 0),
         # Three digits: a tenth of a second would be 0.0 for a small study.
         "cost/seconds": None if cost.wall_seconds is None else float(f"{cost.wall_seconds:.3g}"),
@@ -280,19 +280,28 @@ def _child(plan: Plan, trial: TrialResult, colour: Mapping[str, str]) -> ArmReco
 
 
 def _trial_points(plan: Plan, trial: TrialResult) -> list[Point]:
-    """Return a trial's score, unless there is a curve of it: it would stand at the curve's first step."""
-    if plan.score is None or trial.estimate is None or "val_accuracy" in trial.curves:
+    """Return a trial's score with the ends of its interval."""
+    if plan.score is None or trial.estimate is None:
         return []
     name = f"{plan.scored}_{label(plan.score.metric)}"
-    return [(short, value, 0) for short, value in _scores({name: trial.estimate}).items()]
+    return [
+        (short, value, 0)
+        for short, value in _scores({name: trial.estimate}, curves=trial.curves).items()
+    ]
 
 
-def _scores(scores: Mapping[str, ScoreEstimate]) -> dict[str, float]:
-    """Return scores by short name with the ends of their intervals; of no information the ends alone."""
+def _scores(
+    scores: Mapping[str, ScoreEstimate], *, curves: Mapping[str, object] | None = None
+) -> dict[str, float]:
+    """Return scores by short name with the ends of their intervals; of no information the ends alone.
+
+    A value whose curve is logged is left out: it would stand at the curve's first step.
+    """
+    drawn = {CURVE_NAMES.get(name, name) for name in curves or ()}
     values = {}
     for name, score in scores.items():
         short = short_name(name)
-        if score.is_informative:
+        if score.is_informative and short not in drawn:
             values[short] = round(score.value, 4)
         values[f"{short}_low"] = round(score.low, 4)
         values[f"{short}_high"] = round(score.high, 4)

@@ -216,7 +216,8 @@ def explain_utility(arms: Sequence[ArmStatus]) -> str:
         missing = f" Arms that choose nothing have none. {how}"
         return (
             f"{title} is the score that the arm was chosen by: noised and charged, unless the "
-            f"validation split is public.{missing if NOT_MEASURED in shown.values() else ''}"
+            f"validation split is public{_covered(arms)}"
+            f"{missing if NOT_MEASURED in shown.values() else ''}"
         )
     if set(shown.values()) <= {NOT_MEASURED}:
         why = "the task's test split is private" if shown else "nothing is released yet"
@@ -237,7 +238,7 @@ def _covered(arms: Sequence[ArmStatus]) -> str:
         score
         for arm in arms
         if arm.release is not None and not arm.release.repetitions
-        for score in arm.release.estimates.values()
+        for score in (arm.release.estimates or arm.release.choice).values()
     ]
     if not scores:
         return "."

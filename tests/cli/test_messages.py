@@ -173,7 +173,7 @@ FORMULAS = ("=1+1", "+1", "-1+cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", " =
 def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
     arm: dict[str, Any] = dict.fromkeys([*_COLUMNS, "spread"])
     arm |= {"params": {"choice": text, text: 1, "rate": -0.5}, "arm": text}
-    arm |= {"estimates": {text: exact_score(0.5).to_dict()}}
+    arm |= {"estimates": {text: exact_score(0.5).to_shown()}}
     document = {"arms": [arm]}
     (head, row) = csv.reader(io.StringIO(to_csv(document), newline=""))
     for cell in (*head, *row):

@@ -19,7 +19,7 @@ from privtune.training.mechanism import noise
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import NoiseOptions
-from privtune.training.mechanism.scoring import score
+from privtune.training.mechanism.scoring import released_sums
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from privtune.training.methods import FixedDPSGD
@@ -87,7 +87,7 @@ def test_the_metric_loss_is_the_tasks_own_clipped(
         task=task,
         data=DATA,
         records=DATA.train,
-        score=ScorePlan(60, None, metric="loss", bound=bound),
+        score=ScorePlan(60, None, metric="loss", options={"bound": bound}),
         trials={0: PARAMS},
         secrets={0: bytes(32)},
         compute=ON_CPU,
@@ -134,11 +134,11 @@ def test_a_score_is_that_of_the_trial_s_own_stream() -> None:
     for result in results:
         model = TASK.model()
         load_params(model, result.weights)
-        exact = score(ScorePlan(60, None), model, DATA.validation, rng=Streams(bytes(32)).numpy(""))
-        unit = noise.exact_gaussian(
-            Streams(bytes([result.index]) * 32).numpy("score", 0).random, 1
-        )[0]
-        assert result.score == pytest.approx(exact + unit / 60)
+        rng = Streams(bytes(32)).numpy("")
+        (sums,) = released_sums(ScorePlan(60, None), model, DATA.validation, rng) or []
+        own = Streams(bytes([result.index]) * 32).numpy("score", 0)
+        hits, misses = sums + noise.exact_gaussian(own.random, 2)
+        assert result.score == pytest.approx(hits / (hits + misses))
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])

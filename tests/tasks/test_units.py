@@ -21,7 +21,7 @@ from privtune.training.engine.train import Made, Training
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.scoring import score
+from privtune.training.mechanism.scoring import released_sums, score
 from privtune.training.methods import FixedDPSGD
 from privtune.views.report import render_study
 from studies.harness import train
@@ -178,11 +178,17 @@ def test_a_score_is_the_mean_of_units_and_a_unit_moves_it_by_one_record(kind):
     task = numbers() if kind == "mse" else of_units()
     data, model = task.load().validation, task.model()
     options = {"target_range": (0.0, 1.0)} if kind == "mse" else {}
-    bound = 0.5 if kind == "loss" else 1.0
-    plan = ScorePlan(15, None, metric=kind, bound=bound, options=options)
+    if kind == "loss":
+        options = {"bound": 0.5}
+    plan = ScorePlan(15, None, metric=kind, options=options)
+    (metric,) = plan.make_metrics()
 
     def asked(records):
-        return score(plan, model, records, rng=np.random.default_rng(0), loss=task.loss)
+        return score(plan, model, records, rng=np.random.default_rng(0), loss=task.loss).score
+
+    def sums(records):
+        (released,) = released_sums(plan, model, records, np.random.default_rng(0), task.loss)
+        return released
 
     there = data.y.isfinite() if kind == "mse" else data.y >= 0
     outputs = model(data.x).detach()
@@ -196,7 +202,7 @@ def test_a_score_is_the_mean_of_units_and_a_unit_moves_it_by_one_record(kind):
     for left in range(len(data)):
         keep = torch.arange(len(data)) != left
         less = replace(data, x=data.x[keep], y=data.y[keep], groups=None)
-        assert abs(asked(data) - asked(less)) <= bound / 15 + 1e-12
+        assert np.linalg.norm(sums(data) - sums(less)) <= metric.sensitivity + 1e-12
 
 
 def test_a_unit_is_in_one_split_and_gives_way_to_public_ones():

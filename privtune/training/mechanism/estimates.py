@@ -124,6 +124,14 @@ class ScoreEstimate:
             "share": self.share,
         }
 
+    def to_shown(self) -> dict[str, Any]:
+        """Return the estimate as it may be shown: without a value where there is no information."""
+        return {
+            **self.to_dict(),
+            "value": self.value if self.is_informative else None,
+            "informative": self.is_informative,
+        }
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the estimate that :meth:`to_dict` wrote."""

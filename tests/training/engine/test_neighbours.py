@@ -26,7 +26,7 @@ from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import OfOutputs, fresh
-from privtune.training.mechanism.scoring import score
+from privtune.training.mechanism.scoring import released_sums, score
 from tests.training.simple import cross_entropy, rows_of
 from tests.training.simple import summed as sums_of
 
@@ -328,7 +328,7 @@ def test_a_pass_that_writes_to_what_records_share_is_refused(
     with refused:
         kernel.accumulate(params, rows, Flat(BOUND), out=out)
     assert not out.any()
-    terms = ScorePlan(9, None, metric="loss", bound=2.0, mechanism="gaussian")
+    terms = ScorePlan(9, None, metric="loss", options={"bound": 2.0})
     with refused:
         score(terms, made, TensorData(x, y), rng=np.random.default_rng(0))
     if model is not compiled:
@@ -345,13 +345,15 @@ def test_a_pass_that_writes_to_what_records_share_is_refused(
 def test_one_other_record_changes_a_score_by_one_record(model: Callable[[], nn.Module]) -> None:
     x, made = torch.randn(40, 8), model()
     y = made(x).argmax(dim=1)
-    terms = ScorePlan(40, None, metric="loss", bound=2.0, mechanism="gaussian")
-    scores = []
+    terms = ScorePlan(40, None, metric="loss", options={"bound": 2.0})
+    (metric,) = terms.make_metrics()
+    released = []
     for value in (1.0, 1e9):
         other = torch.cat([x[:1] * value, x[1:]])
         rng = np.random.default_rng(0)
-        scores.append(40 * score(terms, made, TensorData(other, y), rng=rng))
-    assert abs(scores[0] - scores[1]) <= 2.0 + 1e-4
+        released += released_sums(terms, made, TensorData(other, y), rng) or []
+    # One record less, and another one more.
+    assert np.linalg.norm(released[0] - released[1]) <= 2.0 * metric.sensitivity + 1e-4
 
 
 @pytest.mark.parametrize(
