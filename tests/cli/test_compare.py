@@ -106,4 +106,4 @@ def test_every_option_of_every_method_and_strategy_is_described() -> None:
 
 def test_create_study_takes_every_field_of_a_spec_by_name() -> None:
     given = set(inspect.signature(privtune.create_study).parameters)
-    assert given - {"storage", "load_if_exists"} == set(StudySpec.model_fields)
+    assert given - {"storage", "load_if_exists", "anyway"} == set(StudySpec.model_fields)

@@ -57,6 +57,10 @@ class Watching:
     def device(self) -> str:
         return self.trainer.device
 
+    @property
+    def shows_output(self) -> bool:
+        return self.trainer.shows_output
+
 
 def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life) -> None:
     task = life.spec.load_task()

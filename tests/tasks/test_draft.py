@@ -47,7 +47,7 @@ def filled(text: str) -> dict[str, Any]:
     if spec["task"]["columns"]["smokes"] == "TODO":
         spec["task"]["columns"]["smokes"] = {"categories": [False, True]}
     spec["budget"] |= {"epsilon": 4.0, "delta": 1e-5, "unit": "record"}
-    return {**spec, "epochs": 1, "arms": spec["arms"][:1], "expected_batch_size": 32}
+    return {**spec, "epochs": 1, "arms": spec["arms"][:1], "space": {}, "expected_batch_size": 32}
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
