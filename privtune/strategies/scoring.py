@@ -115,7 +115,7 @@ class ScorePlan:
             >>> import numpy as np
             >>> score = ScorePlan(records=1000, noise_multiplier=4.0)
             >>> {name: found.text for name, found in score.estimates([np.array([870.0, 130.0])]).items()}
-            {'accuracy': '87.0% [84.6%, 89.1%]'}
+            {'accuracy': '87.0% [84.6, 89.1]'}
         """
         scores = {}
         for name, metric, noise, released in zip(

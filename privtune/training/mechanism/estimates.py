@@ -66,7 +66,7 @@ class ScoreEstimate:
     Example:
         >>> score = ScoreEstimate(0.874, 0.855, 0.893, 0.0, 1.0, ("noise",), share=True)
         >>> score.text, score.is_informative, round(score.width, 3)
-        ('87.4% [85.5%, 89.3%]', True, 0.038)
+        ('87.4% [85.5, 89.3]', True, 0.038)
         >>> ScoreEstimate(0.5, 0.0, 1.0, 0.0, 1.0).text
         'no information'
         >>> ScoreEstimate.from_dict(score.to_dict()) == score
@@ -90,7 +90,7 @@ class ScoreEstimate:
             show_value(end, share=self.share, width=self.width)
             for end in (self.value, self.low, self.high)
         )
-        return f"{value} [{low}, {high}]"
+        return f"{value} [{low.removesuffix('%')}, {high.removesuffix('%')}]"
 
     @property
     def width(self) -> float:
