@@ -23,7 +23,7 @@ from tests.toy import LOADS
 WRONG = {
     "name": "never",
     "strategy": "fixed",
-    "parameters": {"learning_rate": 1e-9, "max_grad_norm": 1.0},
+    "parameters": {"learning_rate": 1e-4, "max_grad_norm": 1.0},
 }
 WILD = {
     "name": "wild",

@@ -52,7 +52,7 @@ def test_the_score_of_a_tuning_is_not_that_of_the_released_model(tmp_path: Path)
         ("hyper", "acc/tuning", "tuning_accuracy"),
     ):
         shown = {n for n in runs[arm] if n.startswith("acc/")}
-        assert shown == {name}
+        assert shown == {name, f"{name}_low", f"{name}_high"}
         score = study.release(arm).score
         assert runs[arm][name] == round(score, 4)
         assert frame.loc[arm, column] == score
@@ -100,7 +100,10 @@ def test_without_a_public_test_split_arms_are_compared_by_the_loss(tmp_path: Pat
     assert state["compareRunCharts"][0]["metricKey"] == "loss/val"
     title, values = utility_column(study.status())
     assert title == "validation loss"
-    assert values == {r.arm: f"{-r.score:.4f}" for r in study.releases()}
+    assert values == {r.arm: r.choice["validation_loss"].text for r in study.releases()}
+    assert all(
+        text.startswith(f"{-r.score:.4f} [") for r in study.releases() for text in [values[r.arm]]
+    )
     page = render_study(study)
     assert "validation loss" in page
     assert all(value in page for value in values.values())
