@@ -39,6 +39,9 @@ _POINTS = 3  # random weights at which a gradient that is 0 at the first ones is
 _NAMED = 3  # weights that a message names
 _SPREAD = 0.3  # of random weights
 _ROUNDING = 1e-5  # of the clipping norm: gradients below are rounding errors, or drown in the noise
+_OFFSET = (
+    "Let labels begin at 0 in the data where the loss subtracts an offset: torch ignores -100. "
+)
 _STANDS = 1e-7  # of the size of weights: a training that moves none by more leaves them as they are
 
 
@@ -89,11 +92,12 @@ def check_trained(
     largest = _largest_gradients(kernel, first, reach, enough=_ROUNDING * (norm or 0.0))
     idle = not any(largest.values())
     if idle and _has_finite_losses(model, loss_of, data):
+        offset = "" if data.y.is_floating_point() else _OFFSET
         raise NothingTrainedError(
             "What is trained of the model does not reach its loss, so no training changes what it says: "
             "the gradient of every made-up record is 0, or no number. Leave out what has no slope: round, "
             "sign, argmax, a comparison, a softmax over the axis of records, and losses that compare records "
-            "(Cox, ranking, contrastive), since each record is alone. Nothing was charged."
+            f"(Cox, ranking, contrastive), since each record is alone. {offset}Nothing was charged."
         )
     if not idle:
         _check_sizes(largest, norm)

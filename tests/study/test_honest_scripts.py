@@ -994,6 +994,10 @@ NOT_ACCEPTED: dict[str, tuple[Make, Loss, Callable[[], Any], str]] = {
         lambda: candidate(words()), lambda m, x, y: ce(m, (x - 18).long(), y),
         lambda: (18.0 + whole(WORDS, LENGTH), whole(CLASSES)), r"begin at 0 in the data",
     ),
+    "labels from 100, of which torch ignores what becomes -100": (
+        an_mlp, lambda m, x, y: ce(m, x, y - 100), lambda: (normal(FEATURES), 100 + whole(CLASSES)),
+        r"Let labels begin at 0 in the data",
+    ),
     "labels from 500": (
         an_mlp, lambda m, x, y: ce(m, x, y - 500), lambda: (normal(FEATURES), 500 + whole(CLASSES)),
         r"declare target_range=\(low, high\) and write y\.long\(\)",
