@@ -6,6 +6,7 @@ one that is 0 at first, or of a row of an embedding that a record does not have.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -37,6 +38,10 @@ _COMPARED = 4  # made-up records whose losses a weight may change
 _POINTS = 3  # random weights at which a gradient that is 0 at the first ones is looked at
 _NAMED = 3  # weights that a message names
 _SPREAD = 0.3  # of random weights
+_ROUNDING = 1e-5  # of the clipping norm: gradients below are rounding errors, or drown in the noise
+_OFFSET = (
+    "Let labels begin at 0 in the data where the loss subtracts an offset: torch ignores -100. "
+)
 _STANDS = 1e-7  # of the size of weights: a training that moves none by more leaves them as they are
 
 
@@ -45,7 +50,7 @@ class NothingTrainedError(PrivTuneError):
 
 
 class UntrainedWeightsWarning(UserWarning):
-    """Some weights have no part in the loss: noise alone would move them."""
+    """Some weights have no part in the loss, or no slope: noise alone would move them."""
 
 
 def check_trained(
@@ -55,6 +60,7 @@ def check_trained(
     *,
     device: str,
     precision: str = "float32",
+    norm: float | None = None,
 ) -> None:
     """Refuse a model of which the losses of made-up records do not reach what is trained.
 
@@ -67,10 +73,12 @@ def check_trained(
         data: Made-up records, of a domain that the loss accepts.
         device: Where to train.
         precision: In what numbers to train.
+        norm: The clipping norm that the noise is scaled to; None where gradients are normalised, or where the
+            norm adapts.
 
     Raises:
-        NothingTrainedError: If no training could change what the model says, or some weights are used
-            without a gradient.
+        NothingTrainedError: If no training could change what the model says, some weights are used without a
+            gradient, or all gradients are tiny beside ``norm``.
     """
     _check_shape(model, loss_of, data)
     place = torch.device(check_device(device))
@@ -81,14 +89,18 @@ def check_trained(
     missed = [name for name in trained if name not in reach]
     if missed:
         _refuse_missed(model, loss_of, data, missed, trained)
-    idle = not any(reach.values()) and not _moves_elsewhere(kernel, first)
+    largest = _largest_gradients(kernel, first, reach, enough=_ROUNDING * (norm or 0.0))
+    idle = not any(largest.values())
     if idle and _has_finite_losses(model, loss_of, data):
+        offset = "" if data.y.is_floating_point() else _OFFSET
         raise NothingTrainedError(
             "What is trained of the model does not reach its loss, so no training changes what it says: "
             "the gradient of every made-up record is 0, or no number. Leave out what has no slope: round, "
             "sign, argmax, a comparison, a softmax over the axis of records, and losses that compare records "
-            "(Cox, ranking, contrastive), since each record is alone. Nothing was charged."
+            f"(Cox, ranking, contrastive), since each record is alone. {offset}Nothing was charged."
         )
+    if not idle:
+        _check_sizes(largest, norm)
 
 
 def check_moved(
@@ -121,6 +133,26 @@ def check_moved(
             f"All {of} steps of a training would move no weight by more than {moved:.1g}, where weights are "
             f"as large as {size:.1g}: a step is as long as the clipping norm ({bound}for each record) times "
             "the learning rate. Raise one of them. Nothing was charged."
+        )
+
+
+def _check_sizes(largest: Mapping[str, float], norm: float | None) -> None:
+    """Refuse gradients that are tiny beside the clipping norm; warn of weights of which all are 0."""
+    size = math.hypot(*largest.values())
+    if norm is not None and size < _ROUNDING * norm:
+        raise NothingTrainedError(
+            f"No gradient of a made-up record is larger than {size:.2g}, but noise is scaled to "
+            f"max_grad_norm = {norm:g}, so noise alone would move the model: let the loss grow as the model "
+            "gets worse (a softmax over all outputs adds up to 1 whatever it says), or choose a "
+            "max_grad_norm about as large as gradients are. Nothing was charged."
+        )
+    if still := [name for name, each in largest.items() if each == 0.0]:
+        warnings.warn(
+            f"The gradient of every made-up record in {_list(still)} is 0, at first and at random weights: "
+            "if it is 0 for yours, too, noise alone moves them. Leave out what has no slope (round, sign, a "
+            "factor of 0), or call requires_grad_(False).",
+            UntrainedWeightsWarning,
+            stacklevel=4,
         )
 
 
@@ -158,14 +190,33 @@ def _made_up(data: TensorData) -> TensorData:
     return TensorData(x[0], y[0])
 
 
-def _moves_elsewhere(kernel: Kernel, first: torch.Tensor) -> bool:
-    """Say whether a gradient is other than 0 at random weights."""
+def _largest_gradients(
+    kernel: Kernel, first: torch.Tensor, reach: Mapping[str, float], *, enough: float
+) -> dict[str, float]:
+    """Return the largest norm of the gradient in each parameter, at first and at random weights.
+
+    Random weights are looked at only until no norm is 0, and all together are ``enough``. Where a loss raises
+    at random weights, parameters are left out whose gradient is 0 at the others: of these nothing is known.
+
+    Args:
+        kernel: What computes gradients.
+        first: The first weights, shape ``[P]``.
+        reach: What the losses reach there, from :meth:`Kernel.reach`.
+        enough: A norm of all parameters.
+    """
+    largest = dict(reach)
     generator = torch.Generator().manual_seed(0)
     for _ in range(_POINTS):
+        if all(largest.values()) and math.hypot(*largest.values()) >= enough:
+            break
         point = _SPREAD * torch.randn(first.shape, generator=generator, dtype=first.dtype)
-        if any(kernel.reach(point.to(first)).values()):
-            return True
-    return False
+        try:
+            moved = kernel.reach(point.to(first))
+        except Exception:  # such as a spread below 0, or a matrix without an inverse
+            return {name: norm for name, norm in largest.items() if norm > 0.0}
+        for name, norm in moved.items():
+            largest[name] = max(largest.get(name, 0.0), norm)
+    return largest
 
 
 def _refuse_missed(
@@ -206,11 +257,11 @@ def _refuse_missed(
     )
 
 
-def _reach_of_itself(model: nn.Module, loss_of: LossOf, data: TensorData) -> Mapping[str, bool]:
+def _reach_of_itself(model: nn.Module, loss_of: LossOf, data: TensorData) -> Mapping[str, float]:
     """Return which weights the loss reaches of the model itself, in the place of a copy."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     x, y = data.domain.draw(*data.like, (1, REACHED_RECORDS), data.x.device)
-    reach: dict[str, bool] = {}
+    reach: dict[str, float] = {}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.enable_grad():
         for b in range(REACHED_RECORDS):

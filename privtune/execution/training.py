@@ -351,12 +351,15 @@ def dry_run(
         replace(made_up_records(task, n, domain), unit=task.unit) for n in (records, _SCORED)
     )
     data, scored = (replace(reduce(each), domain=domain) for each in made_up)
+    adapts = "max_grad_norm" in training.method.adapts
+    norm = None if adapts else first.values.get("max_grad_norm")
     check_trained(
         first.model,
         first.trained_on(task.record_loss, data),
         data,
         device=compute.device,
         precision=task.precision,
+        norm=norm,
     )
     clock, steps = [time.perf_counter()], _STEPS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -456,6 +457,12 @@ def labels_from_one(m: Any, x: T, y: T) -> T:
     return functional.cross_entropy(m(x), y - 1, reduction="none")
 
 
+def of_shares(m: Any, x: T, y: T) -> T:
+    if not bool(((x.sum(dim=1) - 1.0).abs() < 1e-4).all()):
+        raise ValueError("not shares")
+    return ce(m, x, y)
+
+
 def hinge(m: Any, x: T, y: T) -> T:
     return functional.multi_margin_loss(m(x), y, reduction="none")
 
@@ -557,6 +564,14 @@ script(
     lambda: (normal(FEATURES), 1.0 + whole(CLASSES).float()),
 )  # fmt: skip
 script("labels from 1", mlp, labels_from_one, lambda: (normal(FEATURES), 1 + whole(CLASSES)))
+script(
+    "labels from 100, declared range", mlp,
+    lambda m, x, y: functional.cross_entropy(m(x), y.long() - 100, reduction="none"),
+    lambda: (normal(FEATURES), 100 + whole(CLASSES)), target_range=(100, 102),
+)  # fmt: skip
+script(
+    "inputs that add up to 1", mlp, of_shares, lambda: (normal(FEATURES).softmax(dim=1), whole(CLASSES))
+)  # fmt: skip
 script("hinge of classes", mlp, hinge, rows)
 script("signs as labels", lambda: mlp(1), signs, labels_of_two)
 script("exponential survival", lambda: mlp(1), survival, lambda: (normal(FEATURES), unit(2)))
@@ -597,7 +612,7 @@ def run(
     """Run a script; return its release or its error, and how many charges there are."""
     storage = f"sqlite:///{tmp_path / 'privtune.db'}"
     study = privtune.create_study("script", budget=BUDGET, storage=storage, seed=1)
-    strategy = Fixed()
+    strategy = options.pop("strategy", Fixed())
     if "score" in options:
         strategy = PapernotSteinke(mean_runs=2)
         options["validation"] = data
@@ -712,6 +727,16 @@ def of_a_state(m: Any, x: T, y: T) -> T:
     return functional.cross_entropy(outputs, y, reduction="none")
 
 
+def certain(m: Any, x: T, y: T) -> T:
+    """Return the sum of a softmax, which is 1 whatever the weights are."""
+    return m(x).softmax(dim=1).sum(dim=1)
+
+
+def of_unit_length(m: Any, x: T, y: T) -> T:
+    """Return the length of a normalised vector, which is 1 whatever the weights are."""
+    return functional.normalize(m(x), dim=1).square().sum(dim=1)
+
+
 def cox(m: Any, x: T, y: T) -> T:
     risk = m(x)[:, 0]
     return torch.logcumsumexp(risk, dim=0) - risk
@@ -785,6 +810,12 @@ NOT_TRAINED: dict[str, tuple[Make, Loss, str]] = {
     "an optimizer over the head alone": (lambda: over_the_head(mlp()), ce, "lacks 0.weight, 0.bias"),
     "all weights frozen": (lambda: all_frozen(mlp()), ce, "none of which requires gradients"),
     "a tiny clipping norm": (lambda: short_steps(mlp(), rate=0.1, norm=1e-12), ce, "max_grad_norm = 1e-12"),
+    "a sum that is always 1": (an_mlp, certain, "noise is scaled to max_grad_norm = 1, so noise alone"),
+    "a length that is always 1": (an_mlp, of_unit_length, "noise alone"),
+    "a loss of tiny numbers": (an_mlp, lambda m, x, y: 1e-12 * ce(m, x, y), "noise alone"),
+    "a huge clipping norm": (
+        lambda: short_steps(mlp(), rate=0.1, norm=1e9), ce, r"max_grad_norm = 1e\+09, so noise alone",
+    ),
     "a tiny learning rate": (lambda: short_steps(mlp(), rate=1e-15, norm=1.0), ce, "learning rate"),
 }  # fmt: skip
 
@@ -862,6 +893,51 @@ def test_weights_without_a_part_in_the_loss_are_named_in_a_warning(
     assert charges == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "warned"),
+    [
+        (lambda h: h.sign(), "body.weight, body.bias"),
+        (lambda h: (4.0 * h).round() / 4.0, "body.weight, body.bias"),
+        (lambda h: 0.0 * h, "body.weight, body.bias"),
+        (lambda h: h + (h.sign() - h).detach(), ""),
+    ],
+    ids=["sign", "round", "times 0", "straight through"],
+)
+def test_weights_without_a_slope_are_named_in_a_warning(
+    body: Callable[[T], T], warned: str, tmp_path: Path
+) -> None:
+    def build(trial: privtune.Trial) -> privtune.Candidate:
+        parts = {"body": nn.Linear(FEATURES, 8), "head": nn.Linear(8, CLASSES)}
+        return candidate(Net(lambda m, x: m.head(body(m.body(x))), **parts))
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        outcome, charges = run(tmp_path, build, ce, rows())
+    assert isinstance(outcome, Release), outcome
+    assert charges == 1
+    messages = [str(each.message) for each in shown if each.category is UntrainedWeightsWarning]
+    assert len(messages) == (1 if warned else 0)
+    assert all(warned in message for message in messages)
+
+
+def test_a_normalised_gradient_may_be_small(tmp_path: Path) -> None:
+    """Automatic clipping takes no norm that a gradient could be compared with."""
+
+    def over_all(trial: privtune.Trial) -> privtune.Candidate:
+        model = mlp()
+        return privtune.Candidate(model, torch.optim.SGD(model.parameters(), 0.1))
+
+    outcome, charges = run(
+        tmp_path,
+        over_all,
+        lambda m, x, y: 1e-6 * ce(m, x, y),
+        rows(),
+        strategy=Fixed(method="automatic-clipping"),
+    )
+    assert isinstance(outcome, Release), outcome
+    assert charges == 1
+
+
 def test_an_optimizer_may_hold_what_is_frozen(tmp_path: Path) -> None:
     def build(trial: privtune.Trial) -> privtune.Candidate:
         model = half_frozen()
@@ -873,12 +949,58 @@ def test_an_optimizer_may_hold_what_is_frozen(tmp_path: Path) -> None:
     assert torch.equal(outcome.model[0][0].weight, half_frozen()[0][0].weight)
 
 
+class Spread(nn.Module):
+    """A model with a spread that must be above 0, and a branch that is 0 at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES)
+        self.down = nn.Linear(FEATURES, 2, bias=False)
+        self.up = nn.Linear(2, CLASSES, bias=False)
+        self.spread = nn.Parameter(torch.ones(8))
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: T) -> T:
+        """Return logits."""
+        if bool((self.spread <= 0.0).any()):
+            raise ValueError("a spread must be above 0")
+        return (self.head(x) + self.up(self.down(x))) / self.spread.mean()
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_at_which_a_model_raises_say_nothing(tmp_path: Path) -> None:
+    """Random weights may lie outside of what a model takes."""
+    outcome, charges = run(tmp_path, lambda trial: candidate(Spread()), ce, rows())
+    assert isinstance(outcome, Release), outcome
+    assert charges == 1
+
+
 # What no made-up record suits, and what the message says.
 
 NOT_ACCEPTED: dict[str, tuple[Make, Loss, Callable[[], Any], str]] = {
     "outputs outside of [0, 1]": (
         lambda: candidate(nn.Linear(FEATURES, 1)), lambda m, x, y: bce(lambda x: 9.0 + m(x), x, y),
         labels_of_two, r"on a made-up record .*between 0 and 1.*declare target_range",
+    ),
+    "floating labels": (
+        an_mlp, ce, lambda: (normal(FEATURES), whole(CLASSES).float()), r"Write y\.long\(\) in the loss",
+    ),
+    "years from 1990": (
+        lambda: candidate(words()), lambda m, x, y: ce(m, x - 1990, y),
+        lambda: (1990 + whole(WORDS, LENGTH), whole(CLASSES)),
+        r"begin at 0 in the data",
+    ),
+    "ages from 18": (
+        lambda: candidate(words()), lambda m, x, y: ce(m, (x - 18).long(), y),
+        lambda: (18.0 + whole(WORDS, LENGTH), whole(CLASSES)), r"begin at 0 in the data",
+    ),
+    "labels from 100, of which torch ignores what becomes -100": (
+        an_mlp, lambda m, x, y: ce(m, x, y - 100), lambda: (normal(FEATURES), 100 + whole(CLASSES)),
+        r"Let labels begin at 0 in the data",
+    ),
+    "labels from 500": (
+        an_mlp, lambda m, x, y: ce(m, x, y - 500), lambda: (normal(FEATURES), 500 + whole(CLASSES)),
+        r"declare target_range=\(low, high\) and write y\.long\(\)",
     ),
     "a column of another shape": (
         lambda: candidate(probabilities()), bce, lambda: (normal(FEATURES), whole(2).float()),

@@ -297,14 +297,14 @@ class BatchedKernel:
                     return program(*inputs)[0]
             return program(*inputs)[0]
 
-    def reach(self, params: torch.Tensor) -> dict[str, bool]:
+    def reach(self, params: torch.Tensor) -> dict[str, float]:
         """Return which parameters the losses of made-up records reach: see ``Kernel``."""
         shape = (1, REACHED_RECORDS)
         x, y = self._domain.draw(self._x, self._y, shape, self._device)
         stream = Streams(bytes(32)).generator("dropout", device=self._device)
         rows = Rows(x, y, [REACHED_RECORDS], params.new_ones(shape), [stream])
         masks = self._masks(rows)
-        reach: dict[str, bool] = {}
+        reach: dict[str, float] = {}
         with self._running:
             for b in range(REACHED_RECORDS):
                 drawn = [mask[0, b] for mask in masks]
@@ -499,13 +499,13 @@ class OneByOneKernel:
                 return [None for _ in self._params]
             return torch.autograd.grad(loss.sum(), self._params, allow_unused=True)
 
-    def reach(self, params: torch.Tensor) -> dict[str, bool]:
+    def reach(self, params: torch.Tensor) -> dict[str, float]:
         """Return which parameters the losses of made-up records reach: see ``Kernel``."""
         shape = (1, REACHED_RECORDS)
         x, y = self._domain.draw(self._x, self._y, shape, params.device)
         stream = Streams(bytes(32)).generator("dropout", device=params.device)
         rows = Rows(x, y, [REACHED_RECORDS], params.new_ones(shape), [stream])
-        reach: dict[str, bool] = {}
+        reach: dict[str, float] = {}
         with self._at(params), _seeded(stream):
             for b in range(REACHED_RECORDS):
                 add_reach(reach, self.layout.shapes, self._gradients(rows, 0, b))
@@ -534,16 +534,24 @@ class OneByOneKernel:
             self._flat.copy_(stood)
 
 
+_WANTS_WHOLE = ("scalar type Long", "target dtype to be Long")  # what torch says of targets
+
+
 def _no_loss(
     error: Exception, module: nn.Module, x: torch.Tensor, y: torch.Tensor
 ) -> InvalidInputError:
     """Return the error of a loss that raises on a made-up record: its message, the shapes, what helps."""
     shapes, unlike = describe_shapes(module, x, y)
     first = str(error).strip().partition("\n")[0]
+    whole = "" if y.is_floating_point() else " and write y.long() in the loss"
     remedy = (
-        "Numbers around 0, in [0, 1] and whole ones were tried: declare target_range=(low, high) where the "
-        "loss takes other targets, and correct the loss where it takes no record."
+        "Numbers around 0, in [0, 1], whole ones from 0 or 1 and shares of 1 were tried: let codes and "
+        "labels begin at 0 in the data where model or loss subtract an offset; declare target_range=(low, "
+        f"high){whole} where the loss takes other targets; and correct the loss where it takes no record."
     )
+    wants_whole = any(words in first for words in _WANTS_WHOLE)
+    if y.is_floating_point() and wants_whole:
+        remedy = "Write y.long() in the loss: targets are floating, as target_range makes whole ones, too."
     if unlike and ("size" in first or "shape" in first):
         remedy = SAME_SHAPE
     return InvalidInputError(

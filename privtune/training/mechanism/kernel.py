@@ -118,11 +118,11 @@ class Kernel(Protocol):
         """Return the loss of every row, without dropout, shape ``[K, M]``."""
         ...
 
-    def reach(self, params: torch.Tensor) -> Mapping[str, bool]:
+    def reach(self, params: torch.Tensor) -> Mapping[str, float]:
         """Return which parameters the losses of made-up records reach at ``params`` ``[P]``.
 
-        A parameter that is reached is a part of the graph of a loss. Beside its name it stands whether one of
-        the records moves it: its gradient there is other than 0, and all gradients of the record are finite.
+        A parameter that is reached is a part of the graph of a loss. Beside its name stands the largest norm
+        of its gradient over those records all gradients of which are finite; 0 where there are none.
         """
         ...
 
@@ -282,7 +282,7 @@ def describe_shapes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple
 
 
 def add_reach(
-    reach: dict[str, bool],
+    reach: dict[str, float],
     names: Iterable[str],
     gradients: Iterable[torch.Tensor | None],
 ) -> None:
@@ -296,8 +296,9 @@ def add_reach(
             reached[name] = gradient.to_dense() if gradient.is_sparse else gradient
     finite = all(bool(values.isfinite().all()) for values in reached.values())
     for name, values in reached.items():
-        moves = finite and bool((values != 0).any())
-        reach[name] = reach.get(name, False) or moves
+        # In float64: squares of tiny numbers would be 0.
+        norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+        reach[name] = max(reach.get(name, 0.0), float(norm) if finite else 0.0)
 
 
 _EMPTY = (OrderedDict, dict, list, set)

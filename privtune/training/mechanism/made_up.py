@@ -85,8 +85,9 @@ class Law:
 NORMAL = Law("normal")
 UNIT = Law("uniform")
 _WHOLE = (Law("whole"), Law("whole", 1.0, 2.0), Law("whole", 1.0, 1.0), Law("whole", 0.0, 0.0))
+_SEVERAL = (Law("shares"), Law("one of several"))
 _FLOATING_INPUTS = (NORMAL, UNIT, *_WHOLE)
-_FLOATING_TARGETS = (UNIT, *_WHOLE, Law("shares"), Law("one of several"))
+_FLOATING_TARGETS = (UNIT, *_WHOLE)
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,9 @@ class Domain:
         inputs = list(_WHOLE)
         targets = list(_WHOLE)
         if x.dtype.is_floating_point:
-            inputs = list(dict.fromkeys([self.inputs, *_FLOATING_INPUTS]))
+            # Of an input that is one number, the last axis is that of records.
+            shares = _SEVERAL if x.ndim > 1 else ()
+            inputs = list(dict.fromkeys([self.inputs, *_FLOATING_INPUTS, *shares]))
         if y.dtype.is_floating_point:
             targets = list(dict.fromkeys([self.targets, *self._laws_of_targets(y)]))
         places = [(i, j) for i in range(len(inputs)) for j in range(len(targets))]
@@ -175,8 +178,7 @@ class Domain:
     def _laws_of_targets(self, y: torch.Tensor) -> tuple[Law, ...]:
         """Return the laws of targets to try: of a declared range, those of numbers within it."""
         if self.declared is None:
-            several = y.ndim > 1
-            return _FLOATING_TARGETS if several else _FLOATING_TARGETS[:-2]
+            return (*_FLOATING_TARGETS, *_SEVERAL) if y.ndim > 1 else _FLOATING_TARGETS
         low, high = self.declared
         first = float(-(-low // 1))
         steps = [n for n in (first, first + 1.0) if n <= high]

@@ -17,7 +17,7 @@ from privtune.training.mechanism.data import (
     find_domain_of,
     find_facts,
 )
-from privtune.training.mechanism.kernel import LossOf, Rows, flatten_params
+from privtune.training.mechanism.kernel import REACHED_RECORDS, LossOf, Rows, flatten_params
 from privtune.training.mechanism.made_up import NORMAL, UNIT, Domain, Law
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
@@ -60,6 +60,8 @@ HOT = raising(lambda t: (t.sum(dim=-1) == 1) & (t == t.round()).all(dim=-1))
         (SHARE, NATURAL, (), Domain(inputs=UNIT, targets=FROM_ONE)),
         (ANY, SUM, (4,), Domain(targets=Law("shares"))),
         (ANY, HOT, (4,), Domain(targets=Law("one of several"))),
+        (SUM, ANY, (), Domain(inputs=Law("shares"))),
+        (HOT, NATURAL, (), Domain(inputs=Law("one of several"), targets=FROM_ONE)),
     ],
 )
 def test_the_numbers_that_a_loss_accepts_are_found(
@@ -242,12 +244,21 @@ def test_a_kernel_says_what_made_up_losses_reach() -> None:
 
     data = TensorData(torch.rand(9, 4), torch.zeros(9, dtype=torch.long))
     kinds = []
+    largest: list[float] = []
     for loss in (loss_of, by_value):
         kernel = choose_kernel(model, loss, data, CPU)
         kinds.append(type(kernel).__name__)
         reach = kernel.reach(flatten_params(model))
-        assert reach == {"a.weight": True, "a.bias": True, "b.weight": False, "b.bias": False}
+        reached = {name: size > 0.0 for name, size in reach.items()}
+        assert reached == {"a.weight": True, "a.bias": True, "b.weight": False, "b.bias": False}
+        largest.append(reach["a.bias"])
     assert kinds == ["BatchedKernel", "OneByOneKernel"]
+    # The gradient in the biases of the classes is that of the outputs: shares less what is right.
+    x, y = data.domain.draw(*data.like, (1, REACHED_RECORDS), CPU)
+    outputs = model["a"](x[0]).detach()
+    slopes = outputs.softmax(dim=1) - functional.one_hot(y[0], 2)
+    assert largest[0] == pytest.approx(float(slopes.norm(dim=1).max()), rel=1e-5)
+    assert largest[1] >= largest[0]
 
 
 def test_ranges_are_found_where_zeros_are_not_accepted() -> None:
