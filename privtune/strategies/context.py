@@ -46,8 +46,8 @@ class PlanningContext:
         (90, 1e-05, ['learning_rate'])
         >>> round(context.plan_score(epsilon=1.0).noise_multiplier, 2)
         3.73
-        >>> context.plan_report(2.0) is None, context.exact_score().standard_deviation
-        (True, 0.0)
+        >>> context.plan_report(2.0) is None, context.exact_score().noise_multiplier is None
+        (True, True)
     """
 
     task: Task

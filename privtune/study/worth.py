@@ -38,9 +38,9 @@ class ExpectedScore:
         estimate: The interval around a value of 0.8, or in the middle of what the metric can be.
 
     Example:
-        >>> (score,) = expected_scores(study.plans, study.spec.load_task())
-        >>> score.split, score.metric, score.records, score.is_wide
-        ('validation', 'accuracy', 30, False)
+        >>> scores = expected_scores(study.plans, study.spec.load_task())
+        >>> [(score.split, score.metric, score.records, score.is_wide) for score in scores]
+        [('test', 'accuracy', 30, False), ('validation', 'accuracy', 30, False)]
     """
 
     split: str
