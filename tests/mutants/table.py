@@ -362,7 +362,7 @@ what no file can hold is suggested
 == training/mechanism/memory.py
 memory that no name leads to is taken
 | training/test_late_memory.py::test_a_running_mean_of_losses_ends_no_training
--            if not _agree(self._values, self.evaluate()):
+-            if not _agree(self._values, list(self.evaluate())):
 +            if not _agree(self._values, self._values):
 a cache that begins late is taken
 | training/test_late_memory.py::test_a_score_with_a_cache_that_begins_late_is_seen_the_second_time
@@ -370,8 +370,8 @@ a cache that begins late is taken
 +        for _ in range(1):
 a counter is taken until it acts
 | training/test_late_memory.py::test_memory_is_seen_before_it_is_used
--            if not _differs(name, self._state, state):
-+            if not _differs(name, state, state):
+-if _differs(name, before, state)]
++if _differs(name, state, state)]
 a refusal is cured by running again
 | training/test_late_memory.py::test_the_same_loss_is_refused_again_after_it_kept_records
 -        self._refuse_filled()

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import privtune
 from privtune.strategies import Everything, Fixed, PapernotSteinke, SubsampledTuning
-from privtune.study.failures import ArmStoppedError, UnreadableRecordsError
+from privtune.study.failures import ArmStoppedError
 from privtune.training.mechanism.memory import RecordMemoryError
 from tests.study.elsewhere import OWN, TRAIN
 from tests.study.test_seal import make
@@ -126,7 +126,7 @@ def test_memory_of_a_real_record_stops_the_arm_before_its_release(
         return value * (2.0 if kept.exists() else 1.0)
 
     study = make(tmp_path)
-    with pytest.raises(ArmStoppedError if record == 100 else UnreadableRecordsError):
+    with pytest.raises(ArmStoppedError if record == 100 else RecordMemoryError):
         study.optimize(simple, strategy=Fixed(), **{**ARM, "loss": loss, "epochs": 8})
     assert not study.releases()
     assert (study.spent().epsilon > 0.0) == (record == 100)

@@ -765,7 +765,7 @@ def test_the_same_loss_is_refused_again_after_it_kept_records() -> None:
 def test_a_store_that_is_made_anew_may_be_filled_and_refused_again() -> None:
     for _ in range(2):
         loss, _ = first_of_each_class()
-        with pytest.raises(RecordMemoryError, match="outlives the call|kept between calls"):
+        with pytest.raises(RecordMemoryError, match=r"outlives the call|kept between calls"):
             train(loss)
 
 
