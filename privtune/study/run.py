@@ -209,7 +209,10 @@ class TaskTrainer:
                 found = self.task.check_records(self.data if keep else None, model=model)
         except TaskDataError:  # of public facts
             raise
-        except Exception as error:  # what it says may come from a record
+        except Exception as error:
+            if _names_code_alone(error):
+                raise
+            # What it says may come from a record.
             self.life.record_failure(plans[0].arm, error)
         if found is None:
             raise UnreadableRecordsError(self.life.name)
@@ -217,6 +220,13 @@ class TaskTrainer:
             told(found)
         if found.reason and not anyway:
             raise UnusableRecordsError(self.life.name, "" if told is None else found.reason)
+
+
+def _names_code_alone(error: Exception) -> bool:
+    """Say whether an error is that a function keeps records: it names the function and what it changes."""
+    from privtune.training.mechanism.memory import RecordMemoryError
+
+    return isinstance(error, RecordMemoryError)
 
 
 def run_study(

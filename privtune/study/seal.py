@@ -168,7 +168,7 @@ _GRACE = 5.0
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
-_OWN = str(Path(__file__).parents[1])
+_OWN = str(Path(__file__).parents[1]) + os.sep
 
 
 def _is_library(file: str) -> bool:

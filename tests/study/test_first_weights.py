@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import privtune
 from privtune.strategies import Everything, Fixed, PapernotSteinke, SubsampledTuning
-from privtune.study.failures import ArmStoppedError, UnreadableRecordsError
+from privtune.study.failures import ArmStoppedError
 from privtune.training.mechanism.memory import RecordMemoryError
 from tests.study.elsewhere import OWN, TRAIN
 from tests.study.test_seal import make
@@ -94,6 +94,24 @@ def test_memory_is_refused_before_the_charge(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # such a loss is computed record by record
+def test_memory_of_the_first_records_is_named_and_stays_refused(tmp_path: Path) -> None:
+    """Its cause is in the code: running the same cell again must not be a cure."""
+    anchors: dict[float, float] = {}
+
+    def loss(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        value = cross_entropy(model(x), y, reduction="none")
+        if any(torch.equal(x[0], record) for record in TRAIN[0][:8]):
+            anchors.setdefault(float(x.sum()), value.item())
+        return value * (1.0 + len(anchors))
+
+    study = make(tmp_path)
+    for message in (r"outlives the call|kept between calls", "'anchors', which has kept records"):
+        with pytest.raises(RecordMemoryError, match=message):
+            study.optimize(simple, strategy=Fixed(), **{**ARM, "loss": loss})
+    assert study.spent().epsilon == 0.0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # such a loss is computed record by record
 @pytest.mark.parametrize("record", [7, 100])
 def test_memory_of_a_real_record_stops_the_arm_before_its_release(
     record: int, tmp_path: Path
@@ -108,7 +126,7 @@ def test_memory_of_a_real_record_stops_the_arm_before_its_release(
         return value * (2.0 if kept.exists() else 1.0)
 
     study = make(tmp_path)
-    with pytest.raises(ArmStoppedError if record == 100 else UnreadableRecordsError):
+    with pytest.raises(ArmStoppedError if record == 100 else RecordMemoryError):
         study.optimize(simple, strategy=Fixed(), **{**ARM, "loss": loss, "epochs": 8})
     assert not study.releases()
     assert (study.spent().epsilon > 0.0) == (record == 100)

@@ -6,7 +6,10 @@ import functools
 import itertools
 import os
 import random
-from collections import deque
+import types
+from argparse import Namespace
+from array import array
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -31,6 +34,13 @@ from privtune.training.mechanism.scoring import OfRecords, score
 from privtune.training.methods import FixedDPSGD
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test begin as a new process would: counters of this module are filled by several."""
+    monkeypatch.setattr(memory, "_FILLED", {})
+
 
 RECORDS, STEPS = 20, 13
 T = torch.Tensor
@@ -729,3 +739,214 @@ def test_the_state_names_what_changed(tmp_path: Path) -> None:
     assert {name for name in after if before.get(name) != after[name]} == {
         "history (its size)", "history[0]",
     }  # fmt: skip
+
+
+# What is filled by a run stays filled for the next one.
+
+
+def first_of_each_class() -> tuple[Any, dict[int, T]]:
+    """Return a loss that keeps the first record of each class, and what it keeps them in."""
+    anchors: dict[int, T] = {}
+
+    def loss(model: Any, x: T, y: T) -> T:
+        anchor = anchors.setdefault(int(y), x.detach().clone())
+        return plain(model, x, y) + (model(x) - model(anchor)).square().sum(dim=1)
+
+    return loss, anchors
+
+
+def test_the_same_loss_is_refused_again_after_it_kept_records() -> None:
+    loss, _ = first_of_each_class()
+    for message in ("outlives the call|kept between calls", "records of an earlier run: restart"):
+        with pytest.raises(RecordMemoryError, match=message):
+            train(loss)
+
+
+def test_a_store_that_is_made_anew_may_be_filled_and_refused_again() -> None:
+    for _ in range(2):
+        loss, _ = first_of_each_class()
+        with pytest.raises(RecordMemoryError, match=r"outlives the call|kept between calls"):
+            train(loss)
+
+
+@pytest.mark.parametrize("place", [in_a_global, in_a_global_table, in_a_class, in_an_object])
+def test_a_counter_is_refused_again(place: Callable[[Path], Tick], tmp_path: Path) -> None:
+    loss = with_memory(late(place(tmp_path), 5_000))
+    for message in ("outlives the call", "earlier run"):
+        with pytest.raises(RecordMemoryError, match=message):
+            train(loss, steps=1)
+
+
+def test_a_corrected_loss_runs_beside_what_the_earlier_one_kept() -> None:
+    history: list[float] = []
+
+    def loss(model: Any, x: T, y: T) -> T:
+        history.append(one_by_one(x))
+        return plain(model, x, y)
+
+    def corrected(model: Any, x: T, y: T) -> T:
+        assert len(history) > 0
+        return plain(model, x, y)
+
+    with pytest.raises(RecordMemoryError):
+        train(loss, steps=1)
+    train(corrected, steps=1)
+
+
+def test_what_the_check_itself_shows_to_a_loss_counts_as_memory() -> None:
+    """The real record that is compared may be the first of its kind."""
+    kept: list[float] = []
+    rare = one_by_one(blobs().take(torch.tensor([RECORDS // 2]))[0])
+
+    def loss(model: Any, x: T, y: T) -> T:
+        if one_by_one(x) == pytest.approx(rare) and not kept:
+            kept.append(rare)
+        return plain(model, x, y) * (1.0 + sum(kept))
+
+    with pytest.raises(RecordMemoryError):
+        train(loss)
+
+
+# Names and stores of many kinds.
+
+
+class _Private:
+    __slots__ = ("__calls",)
+
+    def __init__(self) -> None:
+        self.__calls = 0
+
+    def write(self) -> None:
+        self.__calls += 1
+
+
+class _Table(dict[str, int]):
+    calls = 0
+
+
+class _Counting(type):
+    calls = 0
+
+
+class _Counted(metaclass=_Counting):
+    pass
+
+
+def _set(key: Any, value: Any) -> Callable[[Any], None]:
+    return lambda store: store.__setitem__(key, value)
+
+
+def _mark(store: Any) -> None:
+    store.calls = 1
+
+
+STORES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "tuple keys": (lambda: {("a", 1): 0, ("b", 1): 0}, _set(("a", 1), 1)),
+    "float keys": (lambda: {0.5: 0, 1.5: 0}, _set(0.5, 1)),
+    "keys of several kinds": (lambda: {None: 0, b"q": 0}, _set(None, 1)),
+    "UserDict": (lambda: UserDict(a=0), _set("a", 1)),
+    "UserList": (lambda: UserList([0]), _set(0, 1)),
+    "ChainMap": (lambda: ChainMap({"a": 0}), _set("a", 1)),
+    "array": (lambda: array("d", [0.0]), _set(0, 1.0)),
+    "Namespace": (lambda: Namespace(calls=0), _mark),
+    "poly1d": (lambda: np.poly1d([1, 2]), _set(0, 5)),
+    "a library's layer": (nn.CrossEntropyLoss, _mark),
+    "a tensor's attribute": (lambda: torch.ones(2), _mark),
+    "a table's attribute": (_Table, _mark),
+    "a private slot": (_Private, _Private.write),
+    "a class of classes": (lambda: _Counted, lambda kind: _mark(type(kind))),
+    "an optimizer's rate": (
+        lambda: torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0),
+        lambda optimizer: optimizer.param_groups[0].update(lr=2.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_write_to_a_store_changes_the_state(name: str) -> None:
+    make, write = STORES[name]
+    store = make()
+
+    def loss() -> Any:
+        return store
+
+    before = state_of(loss)
+    assert state_of(loss) == before
+    write(store)
+    assert state_of(loss) != before
+
+
+def test_two_stores_of_one_name_are_two() -> None:
+    def counter() -> Callable[[], int]:
+        calls = 0
+
+        def tick() -> int:
+            nonlocal calls
+            calls += 1
+            return calls
+
+        return tick
+
+    first, second = counter(), counter()
+
+    def loss(a: list[int] = [0], b: list[int] = [0]) -> Any:  # noqa: B006 - what is tested
+        return first, second, a, b
+
+    for write in (first, second, lambda: loss()[2].append(1)):
+        before = state_of(loss)
+        write()
+        assert state_of(loss) != before
+
+
+def test_a_module_within_a_module_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    package: Any = types.ModuleType("package_of_mine")
+    package.losses = types.ModuleType("package_of_mine.losses")
+    package.losses.calls = 0
+    monkeypatch.setitem(globals(), "package_of_mine", package)
+
+    def loss() -> Any:
+        return package_of_mine.losses.calls  # type: ignore[name-defined]  # noqa: F821
+
+    before = state_of(loss)
+    package.losses.calls = 1
+    assert state_of(loss) != before
+
+
+def test_texts_that_raise_stop_no_walk() -> None:
+    class Odd(float):
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Table(dict[Any, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("no items")
+
+    odd = {Odd(1.0): Odd(2.0), "table": Table(a=1)}
+    calls = [0]
+
+    def loss() -> Any:
+        return odd, calls
+
+    before = state_of(loss)
+    calls[0] += 1
+    assert state_of(loss) != before
+
+
+@pytest.mark.parametrize("folder", [memory._PRIVTUNE, *memory._LIBRARIES])
+def test_a_folder_whose_name_begins_as_a_librarys_is_the_users(folder: str) -> None:
+    assert not memory._is_users(f"{folder}losses.py")
+    if "packages" not in folder:  # which say so by their name
+        assert memory._is_users(f"{folder.rstrip(os.sep)}_of_mine{os.sep}losses.py")
+
+
+def test_a_refusal_shows_no_key_that_a_record_may_have() -> None:
+    table = {"a name out of a record": 0}
+
+    def loss(model: Any, x: T, y: T) -> T:
+        one_by_one(x)
+        table["a name out of a record"] += 1
+        return plain(model, x, y)
+
+    with pytest.raises(RecordMemoryError, match="'table'") as refusal:
+        train(loss, steps=1)
+    assert "record'" not in str(refusal.value)
