@@ -932,11 +932,11 @@ def test_texts_that_raise_stop_no_walk() -> None:
     assert state_of(loss) != before
 
 
-@pytest.mark.parametrize("folder", [memory._PRIVTUNE, *memory._LIBRARIES])
-def test_a_folder_whose_name_begins_as_a_librarys_is_the_users(folder: str) -> None:
-    assert not memory._is_users(f"{folder}losses.py")
-    if "packages" not in folder:  # which say so by their name
-        assert memory._is_users(f"{folder.rstrip(os.sep)}_of_mine{os.sep}losses.py")
+def test_a_folder_whose_name_begins_as_a_librarys_is_the_users() -> None:
+    for folder in (memory._PRIVTUNE, *memory._LIBRARIES):
+        assert not memory._is_users(f"{folder}losses.py")
+        if "packages" not in folder:  # which say so by their name
+            assert memory._is_users(f"{folder.rstrip(os.sep)}_of_mine{os.sep}losses.py")
 
 
 def test_a_refusal_shows_no_key_that_a_record_may_have() -> None:
