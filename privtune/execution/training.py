@@ -385,10 +385,8 @@ def dry_run(
     anew = copy_model(make(bytes([255]) * 32).model)
     check_loaded(task, copy_model(first.model), anew, result, data)
     trained(training.method, others, 2, plan.score)
-    stack, threads = (
-        max(1, min(_TIMED, round(plan.expected_runs * plan.repeats))),
-        torch.get_num_threads(),
-    )
+    threads = torch.get_num_threads()
+    stack = max(1, min(_TIMED, round(plan.expected_runs * plan.repeats)))
     timed = {} if known is None else known
     key = (key, schedule, training.noise, stack, steps)
     if key not in timed:

@@ -44,11 +44,9 @@ _HIGHEST_PRICE = 1e12
 _HALVINGS = 50
 _TINY = 1e-30  # variance where there is none: at an end of a share without noise
 _FAR, _NEAR = 6.0, 241  # deviations around a root that are tested closely, and values there
-_BEYOND = (
-    0.45  # of shares that noise moves out of [0, 1]: three deviations of a class that is not weak
-)
-_WEAK = 6.0
+_WEAK = 4.0
 """Deviations of its noise that the events of a class need, so that their ratio says something."""
+_MANY, _WEAK_IN_THE_MEAN = 10, 9.0
 
 
 @dataclass(frozen=True)
@@ -296,6 +294,7 @@ def mean_of_shares(
     noise: SumNoise,
     level: float,
     weight_of_misses: float = 1.0,
+    beyond: float = 0.45,
 ) -> tuple[float, float]:
     """Return the interval of a mean over classes of a function of each class's share of hits.
 
@@ -317,6 +316,7 @@ def mean_of_shares(
         noise: The noise on each count.
         level: How often the interval holds the truth.
         weight_of_misses: Factor on what misses add to the variance; 2 where a miss counts in two classes.
+        beyond: How far beyond 0 and 1 noise may move a share, and its value be told.
 
     Returns:
         Least and largest mean that is not rejected.
@@ -324,7 +324,7 @@ def mean_of_shares(
     References:
         Venzon, Moolgavkar 1988, "A method for computing profile-likelihood-based confidence intervals".
     """
-    least, most = (-_BEYOND, 1.0 + _BEYOND) if noise.scale else (0.0, 1.0)
+    least, most = (-beyond, 1.0 + beyond) if noise.scale else (0.0, 1.0)
     events = np.maximum(hits + misses, 1.0)
     weak = are_weak(hits + misses, noise)
     roots = np.clip(np.where(weak, 0.5, hits / events), least, most)
@@ -350,13 +350,13 @@ def mean_of_shares(
 def are_weak(events: Floats, noise: SumNoise) -> npt.NDArray[np.bool_]:
     """Return which classes have too few noised events to say anything of their share of hits.
 
-    Where the mean of all is not far above the limit, all are weak: those that noise lifts over it have hits
-    that noise lifts, too, and so would their mean.
+    Where there are many classes, and the mean of all is not far above the limit, all are weak: those that
+    noise lifts over it have hits that noise lifts, too, and a mean of many is sure enough to show it.
     """
     # Two noises are in a number of events.
-    limit = _WEAK * math.sqrt(2.0) * noise.deviation
-    few_in_the_mean = noise.scale > 0.0 and float(events.mean()) <= 1.5 * limit
-    weak: npt.NDArray[np.bool_] = (events <= limit) | few_in_the_mean
+    unsure = math.sqrt(2.0) * noise.deviation
+    few_in_the_mean = len(events) >= _MANY and float(events.mean()) <= _WEAK_IN_THE_MEAN * unsure
+    weak: npt.NDArray[np.bool_] = (events <= _WEAK * unsure) | (few_in_the_mean and unsure > 0.0)
     return weak
 
 
