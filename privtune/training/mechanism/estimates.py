@@ -47,6 +47,8 @@ _FAR, _NEAR = 6.0, 241  # deviations around a root that are tested closely, and 
 _WEAK = 4.0
 """Deviations of its noise that the events of a class need, so that their ratio says something."""
 _MANY, _WEAK_IN_THE_MEAN = 10, 9.0
+"""Classes from which on the mean of their events needs so many deviations."""
+_BEYOND = 0.45  # how far noise may move a share out of [0, 1]
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,6 @@ def mean_of_shares(
     noise: SumNoise,
     level: float,
     weight_of_misses: float = 1.0,
-    beyond: float = 0.45,
 ) -> tuple[float, float]:
     """Return the interval of a mean over classes of a function of each class's share of hits.
 
@@ -316,7 +317,6 @@ def mean_of_shares(
         noise: The noise on each count.
         level: How often the interval holds the truth.
         weight_of_misses: Factor on what misses add to the variance; 2 where a miss counts in two classes.
-        beyond: How far beyond 0 and 1 noise may move a share, and its value be told.
 
     Returns:
         Least and largest mean that is not rejected.
@@ -324,7 +324,7 @@ def mean_of_shares(
     References:
         Venzon, Moolgavkar 1988, "A method for computing profile-likelihood-based confidence intervals".
     """
-    least, most = (-beyond, 1.0 + beyond) if noise.scale else (0.0, 1.0)
+    least, most = (-_BEYOND, 1.0 + _BEYOND) if noise.scale else (0.0, 1.0)
     events = np.maximum(hits + misses, 1.0)
     weak = are_weak(hits + misses, noise)
     roots = np.clip(np.where(weak, 0.5, hits / events), least, most)
