@@ -119,8 +119,7 @@ def _label(status: ArmStatus, value: float | None, metric: str) -> str:
     arm = status.plan.arm
     name = arm if len(arm) <= _LONGEST else f"{arm[: _LONGEST - 1]}…"
     if value is None and status.release is not None:
-        known = {**status.release.choice, **status.release.estimates}
-        return f"{name} ({NO_INFORMATION if metric in known else 'not measured'})"
+        return f"{name} ({NO_INFORMATION if metric in status.release.scores else 'not measured'})"
     if value is None:
         return f"{name} ({status.state})"
     return f"{name} <b>{value:{_digits(metric)}}</b>"
@@ -210,7 +209,7 @@ def _interval(status: ArmStatus, metric: str, value: float) -> tuple[float, floa
         spread = Spread.of(values_of(release)[metric])
         error = 0.0 if spread is None else spread.error or 0.0
         return value - error, value + error
-    score = {**release.choice, **release.estimates}[metric]
+    score = release.scores[metric]
     return score.low, score.high
 
 

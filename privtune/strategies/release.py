@@ -180,6 +180,11 @@ class Repetition:
     diverged: bool = False
 
     @property
+    def scores(self) -> dict[str, ScoreEstimate]:
+        """Every score of its model by name: what it was chosen by, then its test metrics."""
+        return {**self.choice, **self.estimates}
+
+    @property
     def utility(self) -> dict[str, float]:
         """The values of :attr:`estimates` by name; none of one that holds no information."""
         return informative(self.estimates)
@@ -187,7 +192,7 @@ class Repetition:
     @property
     def values(self) -> dict[str, float]:
         """The value of every score of its model by name: a mean of those alone that seem sure is biased."""
-        return {name: score.value for name, score in {**self.choice, **self.estimates}.items()}
+        return {name: score.value for name, score in self.scores.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +266,11 @@ class Release:
         )
 
     @property
+    def scores(self) -> dict[str, ScoreEstimate]:
+        """Every score of the released model by name: what it was chosen by, then its test metrics."""
+        return {**self.choice, **self.estimates}
+
+    @property
     def utility(self) -> dict[str, float]:
         """The values of :attr:`estimates` by name; none of one that holds no information."""
         return informative(self.estimates)
@@ -268,7 +278,7 @@ class Release:
     @property
     def values(self) -> dict[str, float]:
         """What it was chosen by and its test metrics by name; none that holds no information."""
-        return informative({**self.choice, **self.estimates})
+        return informative(self.scores)
 
     @property
     def model(self) -> torch.nn.Module:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from privtune.accounting import Adjacency, Event, Gaussian, Laplace, calibrate
@@ -77,11 +78,15 @@ class ScorePlan:
 
     def make_metrics(self) -> list[metrics.Metric]:
         """Return its metrics, the first one first."""
+        return list(self._metrics)
+
+    @cached_property
+    def _metrics(self) -> list[metrics.Metric]:
         terms: dict[str, Any] = {"mechanism": self.mechanism, "adjacency": self.adjacency}
         first = {"metric": self.metric, **self.options}
         return [metrics.make_metric(**each, **terms) for each in (first, *self.beside)]
 
-    @property
+    @cached_property
     def noises(self) -> list[SumNoise]:
         """The noise on each sum of each metric.
 

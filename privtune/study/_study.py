@@ -482,7 +482,7 @@ class Study:
             }
             if release is not None:
                 row |= release.values
-                for name, score in {**release.choice, **release.estimates}.items():
+                for name, score in release.scores.items():
                     row |= {f"{name}_low": score.low, f"{name}_high": score.high}
                 row["draws"] = len(release.repetitions) or 1
                 for name, values in values_of(release).items() if release.repetitions else ():
@@ -518,10 +518,7 @@ class Study:
             exported = {
                 "params": json_ready(release.params),
                 "score": release.score if finite else None,
-                "estimates": {
-                    name: score.to_shown()
-                    for name, score in {**release.choice, **release.estimates}.items()
-                },
+                "estimates": {name: score.to_shown() for name, score in release.scores.items()},
                 "repetitions": json_ready([asdict(run) for run in release.repetitions]),
                 "note": release.note,
                 "model": model,

@@ -71,9 +71,8 @@ class ExpectedScore:
         if not score.is_informative:
             what = f"{NO_INFORMATION}: its interval would be all that it can be"
         else:
-            ends = [show_value(end, share=score.share) for end in (score.low, score.high)]
             middle = show_value(score.value, share=score.share)
-            what = f"an interval of about [{ends[0]}, {ends[1]}] around {middle}"
+            what = f"an interval of about {score.ends} around {middle}"
         sentence = f"Arms {', '.join(self.arms)}: on {records} {self.metric} will have {what}."
         return f"{sentence} {self.remedy}" if self.is_wide else sentence
 
@@ -116,15 +115,15 @@ def expected_scores(plans: Sequence[Plan], task: Task) -> tuple[ExpectedScore, .
         Those of the test split first; arms that are scored alike stand together.
     """
     scores: dict[tuple[str, str], ExpectedScore] = {}
+    rarest = _rarest(task)
     for split, arm, terms in _scored(plans, task):
-        known = scores.get((split, repr(terms)))
-        if known is not None:
-            scores[split, repr(terms)] = replace(known, arms=(*known.arms, arm))
+        key = (split, repr(terms))
+        if key in scores:
+            scores[key] = replace(scores[key], arms=(*scores[key].arms, arm))
             continue
-        rarest = _rarest(task)
         of_classes = any(metric.takes in ("classes", "two") for metric in terms.make_metrics())
         alike = terms.metric in ("accuracy", "top_k")
-        scores[split, repr(terms)] = ExpectedScore(
+        scores[key] = ExpectedScore(
             split=split,
             metric=label(terms.metric),
             arms=(arm,),

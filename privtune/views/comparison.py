@@ -92,10 +92,7 @@ def _arm_document(status: ArmStatus) -> dict[str, Any]:
             "note": release.note,
             "trials": [finite(json_ready(trial)) for trial in trials],
             "utility": dict(release.utility),
-            "estimates": {
-                name: score.to_shown()
-                for name, score in {**release.choice, **release.estimates}.items()
-            },
+            "estimates": {name: score.to_shown() for name, score in release.scores.items()},
             "draws": len(release.repetitions) or 1,
             "spread": spreads(status),
             "repetitions": [finite(json_ready(asdict(run))) for run in release.repetitions],

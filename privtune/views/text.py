@@ -126,8 +126,7 @@ def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
         release = arm.release
         if release is None:
             continue
-        of_release = {**release.choice, **release.estimates}
-        first = next((name for name in names if name in of_release), None)
+        first = next((name for name in names if name in release.scores), None)
         cells = [NOT_MEASURED if first is None else _shown(first, release)]
         for name in release.estimates:
             if name not in names:
@@ -139,7 +138,7 @@ def utility_column(arms: Sequence[ArmStatus]) -> tuple[str, dict[str, str]]:
 def _shown(name: str, release: Release) -> str:
     """Return a metric of one draw with its interval, or its mean over repetitions with the standard error."""
     if not release.repetitions:
-        return {**release.choice, **release.estimates}[name].text
+        return release.scores[name].text
     values = values_of(release).get(name, [None] * len(release.repetitions))
     spread = Spread.of(values)
     if spread is None:

@@ -20,6 +20,7 @@ from privtune.errors import PrivTuneError
 from privtune.execution.trained_weights import UntrainedWeightsWarning
 from privtune.ledger import Ledger
 from privtune.strategies import Fixed, PapernotSteinke, Release
+from tests.zoo.trap import Net
 
 RECORDS = 48
 FEATURES = 6
@@ -101,20 +102,6 @@ def codes_and_numbers() -> tuple[T, T]:
 
 
 # Models.
-
-
-class Net(nn.Module):
-    """A model of parts, by their names, and of what is done with them."""
-
-    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: T) -> Any:
-        """Run it."""
-        return self.run(self, x)
 
 
 def mlp(outputs: int = CLASSES, *, inputs: int = FEATURES) -> nn.Module:

@@ -442,12 +442,10 @@ def test_a_running_mean_of_losses_ends_no_training(
         train(loss)
 
 
-@pytest.mark.parametrize("delay", DELAYS)
-def test_a_cache_of_records_that_begins_late_ends_no_training(
-    delay: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "state_of", lambda *_: {})
-    calls, before = [0], set[float]()
+def with_late_cache(delay: int) -> Any:
+    """Return a loss, or a score, that halves what it has met before, once so many calls are over."""
+    calls = [0]
+    before = set[float]()
 
     def loss(model: Any, x: T, y: T) -> T:
         key = one_by_one(x)
@@ -456,6 +454,16 @@ def test_a_cache_of_records_that_begins_late_ends_no_training(
         if calls[0] > delay:
             before.add(key)
         return plain(model, x, y) * weight
+
+    return loss
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+def test_a_cache_of_records_that_begins_late_ends_no_training(
+    delay: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "state_of", lambda *_: {})
+    loss = with_late_cache(delay)
 
     with pytest.raises(RecordMemoryError, match="kept between calls"):
         train(loss)
@@ -547,15 +555,7 @@ def test_a_score_with_a_cache_that_begins_late_is_seen_the_second_time(
     delay: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "state_of", lambda *_: {})
-    calls, before = [0], set[float]()
-
-    def function(model: Any, x: T, y: T) -> T:
-        key = one_by_one(x)
-        calls[0] += 1
-        weight = 0.5 if key in before else 1.0
-        if calls[0] > delay + 10:  # after the first look at made-up records
-            before.add(key)
-        return plain(model, x, y) * weight
+    function = with_late_cache(delay + 10)  # after the first look at made-up records
 
     with pytest.raises(RecordMemoryError, match="kept between calls"):
         scored(function)

@@ -86,11 +86,17 @@ class ScoreEstimate:
         """The value and its interval as people read them."""
         if not self.is_informative:
             return NO_INFORMATION
-        value, low, high = (
-            show_value(end, share=self.share, width=self.width)
-            for end in (self.value, self.low, self.high)
-        )
-        return f"{value} [{low.removesuffix('%')}, {high.removesuffix('%')}]"
+        return f"{self._shown(self.value)} {self.ends}"
+
+    @property
+    def ends(self) -> str:
+        """The interval as people read it; the ends of a share are in percent, without the sign."""
+        low = self._shown(self.low).removesuffix("%")
+        high = self._shown(self.high).removesuffix("%")
+        return f"[{low}, {high}]"
+
+    def _shown(self, value: float) -> str:
+        return show_value(value, share=self.share, width=self.width)
 
     @property
     def width(self) -> float:
