@@ -57,7 +57,7 @@ def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[
 def study_plan_document(
     spec: StudySpec, planned: StudyPlan, examples: Mapping[str, Any] | Sequence[Any]
 ) -> dict[str, Any]:
-    """Return what ``study plan --json`` prints of a study."""
+    """Return a planned study as JSON-ready data, for ``study plan --json``."""
     from privtune.study.worth import expected_scores
 
     space = spec.search_space()

@@ -62,7 +62,7 @@ def check_trained(
     precision: str = "float32",
     norm: float | None = None,
 ) -> None:
-    """Refuse a model of which the losses of made-up records do not reach what is trained.
+    """Refuse a model whose trained weights have no effect on the losses of made-up records.
 
     What is asked is the kernel that trains the model, since it runs a copy: what reaches the weights of the
     model itself may miss those of the copy.

@@ -227,7 +227,7 @@ def domain_of(
     made: Made,
     reduce: Callable[[TensorData], TensorData] = lambda records: records,
 ) -> Domain:
-    """Return the numbers that a candidate and its loss accept, of what records are reduced to."""
+    """Return the domain of made-up records that a candidate and its loss accept."""
     from privtune.training.mechanism.data import find_domain_of
 
     records = reduce(made_up_records(task, 2))

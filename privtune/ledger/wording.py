@@ -12,7 +12,7 @@ from privtune.numbers import ceil_to
 
 @dataclass(frozen=True)
 class PromiseWording:
-    """The promise of a budget in words. Of records nothing is said that is true of persons only.
+    """Words what a budget promises by its unit: a promise about records does not speak of persons.
 
     Args:
         unit: What the budget protects, in a word: ``"record"``, ``"patient"``.
@@ -28,21 +28,21 @@ class PromiseWording:
 
     @property
     def is_of_records(self) -> bool:
-        """Whether single records are protected, whoever has several."""
+        """Whether the budget protects single records, also where one person has several."""
         return self.unit == RECORD
 
     def state_adjacency(self, adjacency: str) -> str:
-        """Return an adjacency: of records where nothing else is said."""
+        """Return the adjacency, with the unit where that is not the record."""
         return str(adjacency) if self.is_of_records else f"{adjacency} of one {self.unit}"
 
     def state_change(self, adjacency: Adjacency) -> str:
-        """Return what happens to any single unit between neighbouring datasets, as the end of a clause."""
+        """Return in what one unit differs between neighbouring datasets, as the end of a clause."""
         if adjacency is Adjacency.ADD_REMOVE:
             return "is in the data or not"
         return "is what it is or is replaced by any other"
 
     def define_neighbours(self, adjacency: Adjacency) -> str:
-        """Return what neighbouring datasets are."""
+        """Return a clause that defines neighbouring datasets."""
         if adjacency is Adjacency.ADD_REMOVE:
             difference = f"one has one {self.unit} more than the other (add or remove)"
         else:

@@ -39,7 +39,6 @@ NOT_COVERED = (
 _SAFETY = 0.85
 """Part of the allowed misses that is aimed at: variances are estimated, and few records are not normal."""
 _GRID = 512  # values that are tested between the ends of a metric
-_NO_PARTS: tuple[str, ...] = ()
 _HIGHEST_PRICE = 1e12
 _HALVINGS = 50
 _TINY = 1e-30  # variance where there is none: at an end of a share without noise
@@ -78,7 +77,7 @@ class ScoreEstimate:
     high: float
     least: float
     most: float
-    covers: tuple[str, ...] = _NO_PARTS
+    covers: tuple[str, ...] = ()
     share: bool = False
 
     @property

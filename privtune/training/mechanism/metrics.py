@@ -30,6 +30,7 @@ from privtune.errors import InvalidInputError
 from privtune.imports import find_function
 from privtune.training.mechanism.estimates import (
     DRAWING,
+    LEVEL,
     NOISE,
     TIES,
     ScoreEstimate,
@@ -136,7 +137,7 @@ class Metric:
         """
         return self.estimate(sums, noise).value
 
-    def estimate(self, sums: Floats, noise: SumNoise, *, level: float = 0.95) -> ScoreEstimate:
+    def estimate(self, sums: Floats, noise: SumNoise, *, level: float = LEVEL) -> ScoreEstimate:
         """Return the value of the metric and its interval, from noised sums."""
         value, low, high = self._ends(sums, noise, level)
         least, most = self.range
@@ -164,7 +165,6 @@ class Metric:
         raise NotImplementedError
 
 
-_HALF = 0.5
 _ROOT = math.sqrt(3.0) / 2.0
 _WIDE = math.sqrt(11.0) / 4.0
 _GAUSSIAN = "gaussian"
@@ -174,21 +174,21 @@ _LAPLACE = "laplace"
 # sensitivity. A share has x² = 1/4 always, so two sums say all.
 _SHARES: Mapping[tuple[str, Adjacency], tuple[tuple[tuple[float, ...], ...], float]] = {
     # Hits and misses: (1, 0) or (0, 1).
-    (_GAUSSIAN, Adjacency.ADD_REMOVE): (((_HALF, 1.0), (_HALF, -1.0)), 1.0),
-    (_LAPLACE, Adjacency.ADD_REMOVE): (((_HALF, 1.0), (_HALF, -1.0)), 1.0),
+    (_GAUSSIAN, Adjacency.ADD_REMOVE): (((0.5, 1.0), (0.5, -1.0)), 1.0),
+    (_LAPLACE, Adjacency.ADD_REMOVE): (((0.5, 1.0), (0.5, -1.0)), 1.0),
     # Replaced, x moves by at most 1 and the count stays; a record that comes or goes adds 1/4 + 3/4 = 1.
     (_GAUSSIAN, Adjacency.REPLACE_ONE): (((0.0, 1.0), (_ROOT, 0.0)), 1.0),
-    (_LAPLACE, Adjacency.REPLACE_ONE): (((0.0, 1.0), (_HALF, 0.0)), 1.0),
+    (_LAPLACE, Adjacency.REPLACE_ONE): (((0.0, 1.0), (0.5, 0.0)), 1.0),
 }
 _NUMBERS: Mapping[tuple[str, Adjacency], tuple[tuple[tuple[float, ...], ...], float]] = {
     # x² + 1/4 + 4 (x² - 1/8)² = 5/16 + 4 x⁴ is at most 9/16.
     (_GAUSSIAN, Adjacency.ADD_REMOVE): (
-        ((0.0, 1.0, 0.0), (_HALF, 0.0, 0.0), (-0.25, 0.0, 2.0)),
+        ((0.0, 1.0, 0.0), (0.5, 0.0, 0.0), (-0.25, 0.0, 2.0)),
         0.75,
     ),
     # u², 2u(1 - u), (1 - u)² with u = x + 1/2: none is negative, and they add up to 1.
     (_LAPLACE, Adjacency.ADD_REMOVE): (
-        ((0.25, 1.0, 1.0), (_HALF, 0.0, -2.0), (0.25, -1.0, 1.0)),
+        ((0.25, 1.0, 1.0), (0.5, 0.0, -2.0), (0.25, -1.0, 1.0)),
         1.0,
     ),
     # From t to s it moves by (s - t)² (1 + 4 (s + t)²), at most 1 (from end to end); a record that comes or
@@ -635,21 +635,12 @@ class _AUC(Metric):
             )
             # DeLong, DeLong and Clarke-Pearson 1988: of the counts there are, where these say more; no law
             # has more than area (1 - area) / min(p, q) (Birnbaum and Klose 1957).
-            counted = of_positive(area) * q / p + of_negative(area) * p / q
+            of_positive = _squared_distances(positive, below / q, area)
+            of_negative = _squared_distances(negative, above / p, area)
+            counted = of_positive * q / p + of_negative * p / q
             most = area * (1.0 - area) * max(p, q)
             spread = np.maximum(usual, np.minimum(counted, most))
             return p * q * np.maximum(spread, 0.0)
-
-        def of_positive(area: Floats) -> Floats:
-            """Return the sum over positives of their squared distance from the area."""
-            ranks = below / q
-            total = float(positive @ ranks**2)
-            return total - 2.0 * area * float(positive @ ranks) + area**2 * many
-
-        def of_negative(area: Floats) -> Floats:
-            ranks = above / p
-            total = float(negative @ ranks**2)
-            return total - 2.0 * area * float(negative @ ranks) + area**2 * few
 
         unsure = math.sqrt(size) * by.deviation
         if min(many, few) <= _SURE * unsure:
@@ -660,6 +651,12 @@ class _AUC(Metric):
             tied = min(max(float(positive @ negative) / (2.0 * many * few), 0.0), 0.5)
             low, high = low - tied, high + tied
         return pairs / (many * few), low, high
+
+
+def _squared_distances(counts: Floats, ranks: Floats, area: Floats) -> Floats:
+    """Return the sum over counted records of the squared distance of their rank from each area."""
+    squares = float(counts @ ranks**2)
+    return squares - 2.0 * area * float(counts @ ranks) + area**2 * float(counts.sum())
 
 
 def _starts(leaves: Floats, bins: int) -> npt.NDArray[np.int64]:
