@@ -35,6 +35,7 @@ from privtune.study.declared_data import holds_validation
 from privtune.study.engine_log import CHECKED, ChargedTraining, EngineLog, is_close
 from privtune.study.lifecycle import Life
 from privtune.study.rehearsal import refuse_unasked
+from privtune.study.replacement import replace_attribute
 from privtune.study.rounds import Batch, Files, StudyRound, own_sampler
 from privtune.study.score_rehearsal import models_of, rehearse_score
 from privtune.study.trial import Suggestions
@@ -483,8 +484,7 @@ def own_generators(streams: Streams) -> Iterator[None]:
         undo.callback(random.setstate, random.getstate())
         _set_generators(streams, setting)
         for owner, name in ((torch, "manual_seed"), (np.random, "seed"), (random, "seed")):
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, seed)
+            replace_attribute(undo, owner, name, seed)
         yield
 
 

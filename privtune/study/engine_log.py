@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import Any
 
 from privtune.study.declared_data import is_same_data
+from privtune.study.replacement import replace_attribute
 
 _ENGINE = "opacus.privacy_engine"
 _SAMPLER = "opacus.utils.uniform_sampler"
@@ -280,7 +281,8 @@ class EngineLog:
             undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
             undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
             for name in ("backward", "grad"):
-                _replace(torch.autograd, name, self._with_backward, undo)
+                wrapper = self._with_backward(getattr(torch.autograd, name))
+                replace_attribute(undo, torch.autograd, name, wrapper)
             replace_all = functools.partial(self._replace_methods, undo)
             if _ENGINE in sys.modules:
                 replace_all(sys.modules[_ENGINE])
@@ -332,9 +334,10 @@ class EngineLog:
 
     def _replace_methods(self, undo: ExitStack, engine_module: ModuleType) -> None:
         """Replace the two methods of Opacus that are noted."""
-        _replace(engine_module.PrivacyEngine, "make_private", self._with_training, undo)
+        engine = engine_module.PrivacyEngine
+        replace_attribute(undo, engine, "make_private", self._with_training(engine.make_private))
         sampler = sys.modules[_SAMPLER].UniformWithReplacementSampler
-        _replace(sampler, "__iter__", self._with_draws, undo)
+        replace_attribute(undo, sampler, "__iter__", self._with_draws(sampler.__iter__))
 
     def _with_training(self, make_private: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make_private)
@@ -470,13 +473,6 @@ class _LateImport(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
-
-
-def _replace(owner: Any, name: str, wrap: Callable[[Any], Any], undo: ExitStack) -> None:
-    """Replace a function of a class or module until ``undo`` is closed."""
-    original = getattr(owner, name)
-    undo.callback(setattr, owner, name, original)
-    setattr(owner, name, wrap(original))
 
 
 def _poisson_sampler() -> Any:

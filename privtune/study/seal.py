@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from privtune.errors import PrivTuneError
+from privtune.study.replacement import replace_attribute
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -81,7 +82,7 @@ def kept_for_curator(log: Path) -> Iterator[None]:
                 failed.callback(_undo_output.close)
                 _close_notebook()
                 _redirect(log)
-                _replace(_undo_output, logging.Logger, "callHandlers", _log)
+                replace_attribute(_undo_output, logging.Logger, "callHandlers", _log)
                 failed.pop_all()
         _output_depth += 1
     try:
@@ -233,10 +234,10 @@ class _Started:
             if self._is_inside() and _by_user():
                 self._finalisers.append((it, function))
 
-        _replace(_undo, threading.Thread, "start", started)
-        _replace(_undo, atexit, "register", registered)
-        _replace(_undo, atexit, "unregister", unregistered)
-        _replace(_undo, weakref.finalize, "__init__", finalised)
+        replace_attribute(_undo, threading.Thread, "start", started)
+        replace_attribute(_undo, atexit, "register", registered)
+        replace_attribute(_undo, atexit, "unregister", unregistered)
+        replace_attribute(_undo, weakref.finalize, "__init__", finalised)
 
     def end(self) -> list[str]:
         """Wait for threads that are about to end; name what is left, and unregister handlers."""
@@ -304,12 +305,7 @@ def _close_mlflow() -> None:
 
 def _close(module: ModuleType) -> None:
     owner, method = _MLFLOW[module.__name__]
-    _replace(_undo, getattr(module, owner), method, _refuse)
-
-
-def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
+    replace_attribute(_undo, getattr(module, owner), method, _refuse)
 
 
 def _refuse(*_args: Any, **_kwargs: Any) -> Any:
@@ -359,7 +355,7 @@ def _close_notebook() -> None:
             if _voice.is_loud and _depth == 0:
                 publish(*args, **kwargs)
 
-        _replace(_undo_output, publisher, "publish", publish_aloud)
+        replace_attribute(_undo_output, publisher, "publish", publish_aloud)
 
 
 # Whatever handlers there are: they may write to a file, a server, or a stream of before.
@@ -430,7 +426,7 @@ def _redirect(log: Path) -> None:
     # streams are put back.
     _undo_output.callback(_flush)
     for name, stream in outside.items():
-        _replace(_undo_output, sys, name, _Output(file, stream))
+        replace_attribute(_undo_output, sys, name, _Output(file, stream))
     _undo_output.callback(_flush)
 
 

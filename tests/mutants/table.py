@@ -1267,14 +1267,16 @@ ghost clipping without clipping is not seen
 | study/test_opacus_scripts.py::test_a_wrong_script_is_never_checked[ghost_clipping_without_its_criterion]
 -if self.is_ghost and not self._is_clipped:
 +if self.is_ghost and self._is_clipped is None:
-what is replaced for a trial stays
-| study/test_opacus_scripts.py::test_methods_are_put_back_whatever_a_trial_does
--undo.callback(setattr, owner, name, original)
-+undo.callback(getattr, owner, name, original)
 a script that imports Opacus late is not watched
 | study/test_opacus_scripts.py::test_a_script_that_imports_opacus_late_is_watched
 -self._call(module)
 +self._call
+
+== study/replacement.py
+what is replaced for a trial stays
+| study/test_opacus_scripts.py::test_methods_are_put_back_whatever_a_trial_does
+-undo.callback(setattr, owner, name,
++undo.callback(getattr, owner, name,
 
 == study/declared_data.py
 records of few categories count as copies
