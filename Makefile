@@ -60,13 +60,15 @@ release-check:
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
 
-# Races of 64 processes, hundreds of kills, a thousand odd inputs, at full length: some 40 minutes of CPU.
+# Races of 64 processes, hundreds of kills, thousands of damages and odd inputs, at full length: hours of CPU.
 # On PostgreSQL too where PRIVTUNE_TEST_POSTGRES_URL says where; what was counted stands in campaigns.log.
 campaigns: $(STAMP)
 	PRIVTUNE_CAMPAIGN=full $(BIN)/python -m pytest --timeout 0 --log-file campaigns.log --log-file-level INFO \
 		tests/ledger/test_campaigns.py tests/ledger/test_model.py tests/study/test_lifecycle.py tests/cli/test_fuzz.py \
 		tests/accounting tests/training/mechanism/test_tails.py tests/audit tests/study/test_struck.py \
-		tests/tracking/test_servers.py tests/tracking/test_times.py tests/execution/test_processes.py
+		tests/tracking/test_servers.py tests/tracking/test_times.py tests/execution/test_processes.py \
+		tests/ledger/test_damages.py tests/cli/test_struck_commands.py tests/cli/test_planted.py \
+		tests/cli/test_environment.py tests/cli/test_working_folder.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Hints of earlier plans are shared by the workers of a run and by its commands, and end with it.
 run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or tempfile.mkdtemp(prefix="privtune-cache-")
 os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / run)
+# Files of studies on PostgreSQL, of a run of the suite alone.
+os.environ["XDG_DATA_HOME"] = str(Path(tempfile.mkdtemp(prefix="privtune-data-")))
 
 SHOWN_ON_A_STUDY = ("privtune.plots.", "privtune.study.", "privtune.strategies.", "privtune.audit.")
 
@@ -64,6 +66,12 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
     study.run()
     return study
+
+
+@pytest.fixture(autouse=True)
+def _same_path() -> None:
+    """Forget what a command that was called in this process said to the processes it would start."""
+    os.environ.pop("PYTHONSAFEPATH", None)
 
 
 @pytest.fixture(autouse=True)

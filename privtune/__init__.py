@@ -3,19 +3,20 @@
 Names are imported when they are first used: ``import privtune`` alone loads no heavy library.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.imports import lazily
+# No line of this file imports anything when it is run, not even `from __future__`: `python -m privtune` runs
+# it while the working folder is the first place where modules are looked for, and `__main__` ends that.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from privtune import accounting, strategies
-    from privtune.api import create_study, delete_study, load_study
-    from privtune.ledger import Budget, Ledger
+    from privtune.api import answer, create_study, delete_study, load_study, make_task
+    from privtune.errors import InvalidInputError, PrivTuneError
+    from privtune.ledger import Budget, Dataset, Ledger
+    from privtune.rehearsal import rehearse_study
     from privtune.spaces import LogNormal, Mixture
-    from privtune.study import Mechanism, Study, StudySpec, Trial, rehearse_study
+    from privtune.study import Mechanism, Study, StudySpec, Trial
     from privtune.tasks import Candidate, Score, Task
     from privtune.training.engine.watch import norms_of
     from privtune.training.mechanism.schedule import NoiseOptions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "Candidate",
+    "Dataset",
     "InvalidInputError",
     "Ledger",
     "LogNormal",
@@ -36,22 +38,24 @@ __all__ = [
     "Task",
     "Trial",
     "accounting",
+    "answer",
     "create_study",
     "delete_study",
     "load_study",
+    "make_task",
     "norms_of",
     "rehearse_study",
     "strategies",
 ]
 __version__ = "0.1.0"
 
-_import = lazily(__name__, __file__)
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in __all__:
-        return _import(name)
-    from privtune.study._familiar import unknown
+        from privtune.imports import lazily
+
+        return lazily(__name__, __file__)(name)
+    from privtune.study.familiar_names import unknown
 
     raise unknown(f"module {__name__!r}", name)
 

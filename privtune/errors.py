@@ -6,11 +6,14 @@ It never depends on private data.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["InvalidInputError", "PrivTuneError"]
+__all__ = ["InvalidInputError", "PrivTuneError", "UnreachableFileError", "interruptible"]
 
 _LONGEST = 200  # characters of a value
-_RUN, _WHOLE = 300, 4000  # characters of a quotation or a word, and of a message
+_RUN = 300  # characters of a quotation or a word
+_LONGEST_MESSAGE = 4000  # characters
 _LONG = re.compile(rf"'[^']{{{_RUN},}}'|\"[^\"]{{{_RUN},}}\"|\S{{{_RUN},}}")
 
 
@@ -30,7 +33,87 @@ class PrivTuneError(Exception):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_shortened(arg) if isinstance(arg, str) else arg for arg in args))
+        texts = [shorten(arg) if isinstance(arg, str) else arg for arg in args]
+        super().__init__(*texts)
+
+
+class UnreachableFileError(PrivTuneError):
+    """A file or object that was stored cannot be reached from this machine, now or at all.
+
+    Args:
+        args: The message.
+
+    Example:
+        >>> issubclass(UnreachableFileError, PrivTuneError)
+        True
+    """
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise ``KeyboardInterrupt`` for any error of a block that an interruption (Ctrl-C, SIGTERM) caused.
+
+    It may come while a library is between two states, whose way out then fails with an error of its own.
+    Taken for the program's error, it would stop an arm that was only to be stopped.
+
+    Raises:
+        KeyboardInterrupt: If an interruption is behind the error that leaves the block. The error itself
+            may show records, so it is not its cause.
+
+    Example:
+        >>> try:
+        ...     with interruptible():
+        ...         try:
+        ...             raise KeyboardInterrupt
+        ...         finally:
+        ...             raise RuntimeError("between two states")
+        ... except KeyboardInterrupt:
+        ...     "an interruption, and no error of the program"
+        'an interruption, and no error of the program'
+    """
+    is_interrupted = False
+    try:
+        yield
+    except Exception as error:
+        is_interrupted = was_interrupted(error)
+        if not is_interrupted:
+            raise
+    if is_interrupted:
+        raise KeyboardInterrupt
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Return whether an interruption is behind an error, or behind the exit that Typer makes of it."""
+    return any(isinstance(cause, KeyboardInterrupt) for cause in errors_behind(error))
+
+
+def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and all errors behind it, each once: its causes and contexts, recursively.
+
+    An error that is raised again from another may stand behind itself: a walk that follows its causes
+    alone would never end.
+
+    Args:
+        error: The error to begin with, which comes first; nothing is yielded of None.
+
+    Example:
+        >>> first = ValueError("first")
+        >>> second = RuntimeError("second")
+        >>> second.__cause__ = first
+        >>> first.__context__ = second
+        >>> [str(error) for error in errors_behind(second)]
+        ['second', 'first']
+    """
+    visits: set[int] = set()
+    errors = [error]
+    while errors:
+        current = errors.pop()
+        if current is None or id(current) in visits:
+            continue
+        visits.add(id(current))
+        yield current
+        errors.append(current.__context__)
+        errors.append(current.__cause__)
 
 
 class InvalidInputError(PrivTuneError, ValueError):
@@ -54,16 +137,29 @@ class InvalidInputError(PrivTuneError, ValueError):
         self.value = value
         self.allowed = allowed
         self.remedy = remedy
-        super().__init__(f"{name} = {_shown(value)}: {allowed}." + (f" {remedy}" if remedy else ""))
+        message = f"{name} = {show_value(value)}: {allowed}."
+        if remedy:
+            message = f"{message} {remedy}"
+        super().__init__(message)
 
 
-def _shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a message with its long quotations and words cut."""
-    text = _LONG.sub(lambda found: f"{found[0][: _RUN - 1]}...", text)
-    return text if len(text) <= _WHOLE else f"{text[: _WHOLE // 2]} ... {text[-_WHOLE // 4 :]}"
+    text = _LONG.sub(_cut, text)
+    if len(text) <= _LONGEST_MESSAGE:
+        return text
+    # The end is kept, too: there is the remedy.
+    beginning = text[: _LONGEST_MESSAGE // 2]
+    end = text[-_LONGEST_MESSAGE // 4 :]
+    return f"{beginning} ... {end}"
 
 
-def _shown(value: object) -> str:
+def _cut(match: re.Match[str]) -> str:
+    beginning = match[0][: _RUN - 1]
+    return f"{beginning}..."
+
+
+def show_value(value: object) -> str:
     """Return a value for a message, in one line of bounded length."""
     try:
         text = repr(value)
@@ -72,4 +168,6 @@ def _shown(value: object) -> str:
     if "://" in text and "***" not in text:  # a database URL may hold a password
         text = re.sub(r"://[^\s'\"]*@", "://***@", text)
         text = re.sub(r"\?[^\s'\"]+", "?***", text)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}..."

@@ -1,10 +1,16 @@
-"""The rule for names of studies, arms and budgets, which become folders and arguments; texts to store."""
+"""Rules for names and stored texts, suggestions for mistyped names, and the usual storage's name."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import NoReturn
 
 from privtune.errors import InvalidInputError
+
+DEFAULT_STORAGE = "sqlite:///privtune.db"
+"""The database of studies and budgets where none is named: a file of the working folder."""
 
 NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
 
@@ -13,6 +19,247 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RESERVED = {"mlflow", "mlflow.db", "mlflow.lock", "sealed", "trials", "con", "prn", "aux", "nul"}
 _RESERVED |= {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
 
+# What other tools call a thing, and what it is called here. A suggestion is made only where the second
+# name is among those that are allowed.
+_FAMILIAR: Mapping[str, tuple[str, ...]] = {
+    # metrics
+    "acc": ("accuracy",),
+    "auroc": ("auc",),
+    "cross_entropy": ("loss",),
+    "f1_macro": ("macro_f1",),
+    "f1_score": ("f1",),
+    "log_loss": ("loss",),
+    "mean_absolute_error": ("mae",),
+    "mean_squared_error": ("mse",),
+    "neg_log_loss": ("loss",),
+    "neg_mean_absolute_error": ("mae",),
+    "neg_mean_squared_error": ("mse",),
+    "precision": ("f1",),
+    "r2_score": ("r2",),
+    "recall": ("balanced_accuracy",),
+    "rmse": ("mse",),
+    "roc_auc": ("auc",),
+    "roc_auc_score": ("auc",),
+    "sensitivity": ("balanced_accuracy",),
+    # hyperparameters and fields
+    "batch": ("expected_batch_size", "batch_size"),
+    "batch_size": ("expected_batch_size",),
+    "clip": ("max_grad_norm",),
+    "clip_norm": ("max_grad_norm",),
+    "clipping": ("max_grad_norm",),
+    "clipping_norm": ("max_grad_norm",),
+    "eps": ("epsilon",),
+    "eta": ("learning_rate",),
+    "l2_norm_clip": ("max_grad_norm",),
+    "lr": ("learning_rate",),
+    "max_norm": ("max_grad_norm",),
+    "metric": ("scoring",),
+    "n_trials": ("mean_runs", "trials"),
+    "noise": ("noise_multiplier",),
+    "num_epochs": ("epochs",),
+    "num_trials": ("mean_runs", "trials"),
+    "params": ("parameters",),
+    "sampling_probability": ("rate",),
+    "search_space": ("space",),
+    "sigma": ("noise_multiplier",),
+    "step_size": ("learning_rate",),
+    "trials": ("arms", "mean_runs"),
+    # distributions
+    "categoricaldistribution": ("categorical",),
+    "choice": ("categorical",),
+    "floatdistribution": ("float",),
+    "intdistribution": ("int",),
+    "integer": ("int",),
+    "lognormal": ("log_normal",),
+    "logreal": ("{type: float, log: true}",),
+    "loguniform": ("{type: float, log: true}",),
+    "log_uniform": ("{type: float, log: true}",),
+    "quniform": ("{type: float, step: ...}",),
+    "randint": ("int",),
+    "real": ("float",),
+    "suggest_categorical": ("categorical",),
+    "suggest_discrete_uniform": ("{type: float, step: ...}",),
+    "suggest_float": ("float",),
+    "suggest_int": ("int",),
+    "suggest_loguniform": ("{type: float, log: true}",),
+    "suggest_uniform": ("float",),
+    "uniform": ("float",),
+    # their arguments
+    "lower": ("low",),
+    "max": ("high",),
+    "maximum": ("high",),
+    "min": ("low",),
+    "minimum": ("low",),
+    "options": ("choices",),
+    "scale": ("log",),
+    "upper": ("high",),
+    "values": ("choices",),
+    # strategies, methods and samplers
+    "bayesian": ("everything",),
+    "bayesian_optimization": ("everything",),
+    "best_of_k": ("papernot-steinke",),
+    "cmaessampler": ("cmaes", "everything"),
+    "default": ("fixed",),
+    "dp_sgd": ("dpsgd", "fixed"),
+    "dpsgd": ("fixed",),
+    "grid": ("everything", "non-private-grid"),
+    "grid_search": ("everything", "non-private-grid"),
+    "gp": ("everything",),
+    "gpsampler": ("gp", "everything"),
+    "gridsampler": ("grid", "everything"),
+    "hyperband": ("everything",),
+    "optuna": ("everything",),
+    "random": ("papernot-steinke",),
+    "qmcsampler": ("qmc", "everything"),
+    "random_search": ("papernot-steinke",),
+    "randomsampler": ("random", "papernot-steinke"),
+    "selection": ("papernot-steinke",),
+    "tpe": ("everything",),
+    "tpesampler": ("tpe", "everything"),
+    # adjacencies
+    "bounded": ("replace-one",),
+    "change_one": ("replace-one",),
+    "replace": ("replace-one",),
+    "substitute": ("replace-one",),
+    "substitution": ("replace-one",),
+    "swap": ("replace-one",),
+    "unbounded": ("add-remove",),
+    # devices
+    "gpu": ("cuda",),
+    # tasks
+    "csv": ("tabular",),
+    "custom": ("own",),
+    "image": ("images",),
+    "table": ("tabular",),
+    # events and laws
+    "choose": ("private_selection",),
+    "composition": ("composed",),
+    "eps_delta": ("approximate_dp",),
+    "negative_binomial": ("truncated_negative_binomial",),
+    "pure_dp": ("approximate_dp",),
+    "self_composed": ("repeated",),
+    "subsampled": ("poisson_sampled",),
+}
+_SURE = 0.85  # difflib's ratio of a slip of a finger
+_CLOSE = 0.6  # and that of what may be meant
+_SHORT = 3  # letters of a beginning that is taken for a whole name: fix, fixed
+
+
+def did_you_mean(
+    names: object,
+    allowed: Iterable[str],
+    *,
+    free: Collection[str] = (),
+) -> str:
+    """Return a question that suggests allowed names for mistyped ones; empty if none is similar.
+
+    Args:
+        names: The name that was refused, or a list of such.
+        allowed: The names that are allowed.
+        free: Suggestions in words, which are no names themselves.
+    """
+    candidates = [*map(str, allowed)]
+    mistakes = names if isinstance(names, list | tuple | set | frozenset) else [names]
+    suggestions: dict[str, str] = {}
+    for name in mistakes:
+        suggestion = _nearest(name, candidates, free)
+        if suggestion is not None:
+            suggestions[str(name)] = suggestion
+    if not suggestions:
+        return ""
+    if len(mistakes) == 1:
+        (suggestion,) = suggestions.values()
+        return f"Did you mean {suggestion}?"
+    pairs = [f"{suggestion} for {name}" for name, suggestion in suggestions.items()]
+    return f"Did you mean {', '.join(pairs)}?"
+
+
+def _nearest(
+    name: object,
+    allowed: list[str],
+    free: Collection[str],
+) -> str | None:
+    """Return the allowed name that is nearest to a mistyped one, or None if none is near."""
+    if not isinstance(name, str) or not name:
+        return None
+    plain = _plain(name)
+    for candidate in allowed:
+        if _plain(candidate) == plain:
+            return candidate
+    for candidate in _FAMILIAR.get(plain, ()):
+        if candidate in allowed or candidate in free:
+            return candidate
+    by_plain = {_plain(word): word for word in allowed}
+    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=_SURE)
+    if close:
+        return by_plain[close[0]]
+    if len(plain) >= _SHORT:
+        longer = [word for word in by_plain if word.startswith(plain)]
+        if len(longer) == 1:
+            return by_plain[longer[0]]
+    close = difflib.get_close_matches(plain, by_plain, n=1, cutoff=_CLOSE)
+    if not close:
+        return None
+    return by_plain[close[0]]
+
+
+def _plain(name: str) -> str:
+    """Return a name in one spelling: ``LogUniform``, ``log-uniform`` and ``log_uniform`` are the same."""
+    words = re.sub(r"[\s._-]+", "_", name.strip())
+    return words.lower()
+
+
+def refuse_name(
+    what: str,
+    name: object,
+    allowed: Iterable[str],
+    *,
+    also: str = "",
+    free: Collection[str] = (),
+    remedy: str = "",
+) -> NoReturn:
+    """Raise the error for a name outside a closed list, with the allowed names and the likely one.
+
+    Args:
+        what: What the name was given as.
+        name: The name.
+        allowed: The names that are allowed.
+        also: What is allowed beside them, in words.
+        free: Suggestions in words; see :func:`did_you_mean`.
+        remedy: What to do where no name is near.
+    """
+    candidates = [*map(str, allowed)]
+    words = ", ".join(candidates) or "nothing"
+    if also:
+        words = f"{words}, {also}"
+    question = did_you_mean(name, candidates, free=free)
+    raise InvalidInputError(what, name, f"must be one of {words}", question or remedy)
+
+
+def refuse_fields(
+    what: str,
+    unknown: Collection[object],
+    allowed: Iterable[str],
+    owner: str,
+    *,
+    remedy: str = "",
+) -> NoReturn:
+    """Raise the error for fields or options that their owner lacks, with those that it takes.
+
+    Args:
+        what: What they were given as.
+        unknown: The names that the owner lacks, one at least.
+        allowed: The names that it has.
+        owner: Whose fields they are, as the subject of a sentence.
+        remedy: What to do where no name is near.
+    """
+    candidates = [*map(str, allowed)]
+    names = sorted(map(str, unknown))
+    value = names[0] if len(names) == 1 else names
+    options = ", ".join(candidates) or "no options"
+    question = did_you_mean(names, candidates)
+    raise InvalidInputError(what, value, f"{owner} takes {options}", question or remedy)
+
 
 def is_name(name: object) -> bool:
     """Return whether a text has the form of a name: one harmless component of a path."""
@@ -20,7 +267,10 @@ def is_name(name: object) -> bool:
 
 
 def check_name(name: object, what: str = "name") -> str:
-    """Return a name for a new study, arm or budget; ``what`` says which in the message."""
+    """Return the name of a new study, arm or budget if it is allowed; ``what`` says which in the error.
+
+    It becomes the name of a folder, on systems that take ``CON`` for a device, too.
+    """
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInputError(what, name, NAME_RULE)
     if name.lower() in _RESERVED:
@@ -29,7 +279,7 @@ def check_name(name: object, what: str = "name") -> str:
 
 
 def check_text(value: object, what: str) -> str:
-    """Return a text that every database stores and every terminal prints."""
+    """Return a text if every database can store it: without NUL, without half of a surrogate pair."""
     if not isinstance(value, str):
         raise InvalidInputError(what, value, "must be a text")
     try:

@@ -1,4 +1,4 @@
-"""What counts as a number in what people and files say, and how a cost is shown: never as less than it is."""
+"""Checks of numbers, and their texts: a cost is rounded up, so that it never reads as less than it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, TypeGuard
 
 _LARGE = 1e9  # from here on six digits are shown
-_WHOLE = 1000  # digits: more than a float has before and after its point
+_DIGITS = 1000  # digits: more than a float has before and after its point
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -25,7 +25,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def json_ready(value: Any) -> Any:
-    """Return data with words for ∞ and NaN, which JSON does not have.
+    """Return data ready for JSON, with the texts ``inf`` and ``nan`` for ∞ and NaN.
 
     Example:
         >>> json_ready({"bound": math.inf, "widths": (64, 32)})
@@ -35,7 +35,27 @@ def json_ready(value: Any) -> Any:
         return {name: json_ready(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [json_ready(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def finite(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with null in the place of ∞ and NaN, which JSON lacks.
+
+    Example:
+        >>> finite({"epsilon": math.inf, "alone": {"epsilon": 1.5}})
+        {'epsilon': None, 'alone': {'epsilon': 1.5}}
+    """
+    return {name: _finite_or_none(value) for name, value in document.items()}
+
+
+def _finite_or_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return finite(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def ceil_to(value: float, places: int) -> float:
@@ -45,12 +65,12 @@ def ceil_to(value: float, places: int) -> float:
         >>> ceil_to(4.22541, 4), ceil_to(0.3, 4)
         (4.2255, 0.3)
     """
-    return _rounded(value, places, ROUND_CEILING)
+    return _round_to_places(value, places, ROUND_CEILING)
 
 
 def floor_to(value: float, places: int) -> float:
     """Round down to decimal places; ∞ and NaN stay as they are."""
-    return _rounded(value, places, ROUND_FLOOR)
+    return _round_to_places(value, places, ROUND_FLOOR)
 
 
 def ceil_digits(value: float, digits: int) -> float:
@@ -60,31 +80,31 @@ def ceil_digits(value: float, digits: int) -> float:
         >>> ceil_digits(4.37718032, 6), ceil_digits(-4.37718032, 6), ceil_digits(1e-5, 4)
         (4.37719, -4.37718, 1e-05)
     """
-    return _to_digits(value, digits, ROUND_CEILING)
+    return _round_to_digits(value, digits, ROUND_CEILING)
 
 
 def show_epsilon(value: float, places: int = 3) -> str:
-    """Show a cost: rounded up, with two digits at least, six of what is large; infinity as its sign.
+    """Return a cost as text, rounded up to decimal places; small ones to two digits, large ones to six.
 
     Example:
         >>> show_epsilon(4.22541), show_epsilon(2.4e-6, 4), show_epsilon(3e99), show_epsilon(math.inf)
         ('4.226', '2.4e-06', '3e+99', '∞')
     """
-    return _shown(value, places, ROUND_CEILING)
+    return _show_amount(value, places, ROUND_CEILING)
 
 
 def show_left(value: float, places: int = 3) -> str:
-    """Show what is left, or what something costs at least: rounded down, with two digits at least.
+    """Return what is left of a budget, or a least cost, as text rounded down to decimal places.
 
     Example:
         >>> show_left(2.99999), show_left(1.19e-7), show_left(0.0)
         ('2.999', '1.1e-07', '0.000')
     """
-    return _shown(value, places, ROUND_FLOOR)
+    return _show_amount(value, places, ROUND_FLOOR)
 
 
 def show_seconds(value: float | None) -> str:
-    """Show a time: to a tenth of a second, to two digits below one; a dash where it is not known.
+    """Return a time in seconds as text: one decimal, or two digits below one second; a dash if unknown.
 
     Example:
         >>> show_seconds(83.26), show_seconds(0.04002), show_seconds(1e-5), show_seconds(None)
@@ -94,26 +114,38 @@ def show_seconds(value: float | None) -> str:
         return "—"
     if value < 0.001:
         return "<0.001"
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+    if value >= 1:
+        return f"{value:.1f}"
+    return f"{value:.2g}"
 
 
-def _shown(value: float, places: int, rounding: str) -> str:
+def _show_amount(value: float, places: int, rounding: str) -> str:
+    """Return an amount as text, rounded up or down: to decimal places, or to significant digits."""
     if not math.isfinite(value):
         return "∞" if value > 0 else str(value)
-    if 0.0 < abs(value) < 10.0 ** (1 - places):
-        return f"{_to_digits(value, 2, rounding):g}"
-    if abs(value) >= _LARGE:
-        return f"{_to_digits(value, 6, rounding):g}"
-    return f"{_rounded(value, places, rounding):.{places}f}"
+    size = abs(value)
+    least_of_two_digits = 10.0 ** (1 - places)
+    if 0.0 < size < least_of_two_digits:
+        number = _round_to_digits(value, 2, rounding)
+        return f"{number:g}"
+    if size >= _LARGE:
+        number = _round_to_digits(value, 6, rounding)
+        return f"{number:g}"
+    number = _round_to_places(value, places, rounding)
+    return f"{number:.{places}f}"
 
 
 # Both read a float as the shortest decimal that is it: 0.1 rounded up to one place stays 0.1.
-def _rounded(value: float, places: int, rounding: str) -> float:
+def _round_to_places(value: float, places: int, rounding: str) -> float:
     if not math.isfinite(value):
         return value
+    decimal = Decimal(repr(float(value)))
     step = Decimal(1).scaleb(-places)
-    return float(Decimal(repr(float(value))).quantize(step, rounding, Context(prec=_WHOLE)))
+    context = Context(prec=_DIGITS)
+    return float(decimal.quantize(step, rounding, context))
 
 
-def _to_digits(value: float, digits: int, rounding: str) -> float:
-    return float(Context(prec=digits, rounding=rounding).create_decimal(repr(float(value))))
+def _round_to_digits(value: float, digits: int, rounding: str) -> float:
+    context = Context(prec=digits, rounding=rounding)
+    decimal = context.create_decimal(repr(float(value)))
+    return float(decimal)

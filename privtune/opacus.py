@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
-from privtune.accounting._checks import check_integer
+from privtune.accounting.checks import check_integer
 from privtune.api import create_study
 from privtune.errors import InvalidInputError
 from privtune.ledger import Budget
+from privtune.names import DEFAULT_STORAGE
 from privtune.strategies import PapernotSteinke
-from privtune.study.declared import Mechanism
+from privtune.study.declared_arms import Mechanism
+from privtune.study.familiar_names import unknown
 
 if TYPE_CHECKING:
     from opacus import PrivacyEngine
@@ -20,9 +22,14 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from privtune.strategies import Release, Strategy
-    from privtune.study.declared import DeclaredResult, DeclaredTrial
+    from privtune.study.declared_arms import DeclaredResult, DeclaredTrial
 
 __all__ = ["make_private", "mechanism", "result", "select"]
+
+if not TYPE_CHECKING:  # a type checker goes on refusing what is not there
+
+    def __getattr__(name: str) -> Any:
+        raise unknown(f"module {__name__!r}", name)
 
 
 def mechanism(data_loader: DataLoader[Any], *, epochs: int, declared_by: str) -> Mechanism:
@@ -38,7 +45,7 @@ def mechanism(data_loader: DataLoader[Any], *, epochs: int, declared_by: str) ->
         declared_by: Who declares it, as certificates name them.
 
     Returns:
-        The mechanism, for ``study.optimize(objective, mechanism=...)``.
+        The mechanism, for ``study.optimize_declared(objective, mechanism=...)``.
 
     Raises:
         InvalidInputError: If the loader has a generator of its own: its seed is the same in every trial, and
@@ -61,7 +68,8 @@ def mechanism(data_loader: DataLoader[Any], *, epochs: int, declared_by: str) ->
         )
     # Opacus' sampler has int(1 / rate) batches, one less than a loader's 93: 1 / (1 / 93) < 93.
     batches = int(1.0 / (1.0 / len(data_loader)))
-    event = Repeated(passes * batches, PoissonSampled(1.0 / batches, Gaussian(1.0)))
+    batch = PoissonSampled(1.0 / batches, Gaussian(1.0))
+    event = Repeated(passes * batches, batch)
     data = data_loader.dataset
     return Mechanism(event, declared_by, records=len(data), data=data)  # type: ignore[arg-type]
 
@@ -95,14 +103,14 @@ def make_private(
     from opacus import PrivacyEngine
 
     engine = PrivacyEngine()
-    made = engine.make_private(
+    private_parts = engine.make_private(
         module=model,
         optimizer=optimizer,
         data_loader=data_loader,
         noise_multiplier=trial.plan.noise_multiplier,
         max_grad_norm=max_grad_norm,
     )
-    return (engine, *made)
+    return (engine, *private_parts)
 
 
 def result(trial: DeclaredTrial, engine: PrivacyEngine, model: nn.Module) -> DeclaredResult:
@@ -141,7 +149,7 @@ def select(
     declared_by: str,
     name: str = "opacus",
     strategy: Strategy | None = None,
-    storage: str = "sqlite:///privtune.db",
+    storage: str = DEFAULT_STORAGE,
     **options: Any,
 ) -> Release:
     """Choose the hyperparameters of an Opacus script by private selection, and release the best model alone.
@@ -160,7 +168,7 @@ def select(
         name: Name of the study and of its budget.
         strategy: How to choose; ``PapernotSteinke(mean_runs=10)`` unless given.
         storage: URL of the database.
-        **options: Others of ``study.optimize``, as ``score``.
+        **options: Others of ``study.optimize_declared``, as ``score``.
 
     Returns:
         The release: ``release.params``, ``release.state_dict()``, ``release.guarantee``.
@@ -172,7 +180,7 @@ def select(
     budget = Budget(epsilon, delta, name=name)
     study = create_study(name, budget=budget, load_if_exists=True, storage=storage)
     declared = mechanism(data_loader, epochs=epochs, declared_by=declared_by)
-    return study.optimize(
+    return study.optimize_declared(
         train,
         mechanism=declared,
         strategy=strategy or PapernotSteinke(mean_runs=10),

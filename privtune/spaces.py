@@ -1,4 +1,4 @@
-"""Laws of hyperparameters: Optuna's distributions, public priors beside them, and samplers of them.
+"""Probability laws of hyperparameters: Optuna's distributions, public priors, and samplers.
 
 A law is fixed in advance: it looks at no score and at no data.
 """
@@ -24,7 +24,7 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.names import check_text
+from privtune.names import check_text, refuse_fields, refuse_name
 from privtune.numbers import is_number
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ __all__ = [
 
 _LONGEST_NAME = 500  # characters: what Optuna's storage holds, and a prefix
 
+_Fields = Mapping[str, Any]  # of a law, as a spec has them
+
 
 @runtime_checkable
 class Prior(Protocol):
-    """A law of one hyperparameter that is fixed in advance.
+    """A probability law of one hyperparameter, fixed in advance.
 
     Example:
         >>> class Halves:
@@ -62,7 +64,7 @@ class Prior(Protocol):
         ...
 
     def draw(self, rng: np.random.Generator) -> Any:
-        """Draw one value.
+        """Draw one value of the hyperparameter.
 
         Args:
             rng: Source of randomness; the round's, so that a value can be drawn again.
@@ -93,7 +95,7 @@ class IndependentSampler(Protocol):
     independent: bool
 
     def draw(self, rng: np.random.Generator) -> Mapping[str, Any]:
-        """Draw one candidate.
+        """Draw one candidate: a value for each hyperparameter.
 
         Args:
             rng: Source of randomness, of this candidate alone.
@@ -136,37 +138,49 @@ class LogNormal:
         low, high = self._ends
         if not 0 < low < high < math.inf:
             raise InvalidInputError("low", low, f"must lie between 0 and high, {high}")
-        z_low, z_high = (math.log(end / self.median) / self.sigma for end in (low, high))
-        kept = 0.5 * (math.erfc(-z_high / math.sqrt(2)) - math.erfc(-z_low / math.sqrt(2)))
-        if kept < 1e-3:  # else a draw would take thousands of tries
+        below_high = self._share_below(high)
+        share = below_high - self._share_below(low)
+        if share < 1e-3:  # else a draw would take thousands of tries
             raise InvalidInputError(
                 "low and high",
                 (low, high),
-                f"must hold at least a thousandth of the law; they hold {kept:.2g}",
+                f"must hold at least a thousandth of the law; they hold {share:.2g}",
             )
+
+    def _share_below(self, value: float) -> float:
+        """Return the probability that the law, before it is cut, is at most a value above 0."""
+        z = math.log(value / self.median) / self.sigma
+        return 0.5 * math.erfc(-z / math.sqrt(2))
 
     @property
     def _ends(self) -> tuple[float, float]:
-        low = self.median * math.exp(-6 * self.sigma) if self.low is None else self.low
-        return low, self.median * math.exp(6 * self.sigma) if self.high is None else self.high
+        """The ends of the interval; an end that is not given lies six standard deviations from the median."""
+        low = self.low
+        high = self.high
+        if low is None:
+            low = self.median * math.exp(-6 * self.sigma)
+        if high is None:
+            high = self.median * math.exp(6 * self.sigma)
+        return low, high
 
     @property
     def distribution(self) -> FloatDistribution:
-        """The support."""
+        """The support, as Optuna's float distribution on a log scale."""
         return FloatDistribution(*self._ends, log=True)
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Draw one value."""
+        """Draw one value between the ends, again and again until it lies inside."""
         low, high = self._ends
         while True:
-            value = self.median * math.exp(self.sigma * float(rng.standard_normal()))
+            deviations = float(rng.standard_normal())
+            value = self.median * math.exp(self.sigma * deviations)
             if low <= value <= high:
                 return value
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """One of several laws, drawn with public weights.
+    """A mixture of laws: each draw chooses one of them by public weights.
 
     Args:
         components: At least one prior, all of numbers or all of choices.
@@ -188,50 +202,69 @@ class Mixture:
     def __post_init__(self) -> None:
         if not self.components:
             raise InvalidInputError("components", (), "must hold at least one law")
-        if self.weights is not None and (
-            len(self.weights) != len(self.components) or not all(w > 0 for w in self.weights)
-        ):
-            raise InvalidInputError(
-                "weights", self.weights, "must be one number above 0 for each component"
-            )
+        if self.weights is None:
+            return
+        is_complete = len(self.weights) == len(self.components)
+        is_positive = all(weight > 0 for weight in self.weights)
+        if not is_complete or not is_positive:
+            allowed = "must be one number above 0 for each component"
+            raise InvalidInputError("weights", self.weights, allowed)
 
     @property
     def distribution(self) -> BaseDistribution:
-        """The support: the hull of the components'."""
+        """The support: the union of the components' choices, or the hull of their intervals."""
         parts = [component.distribution for component in self.components]
         if all(isinstance(part, CategoricalDistribution) for part in parts):
-            choices = [c for part in parts for c in getattr(part, "choices", ())]
-            return CategoricalDistribution(list(dict.fromkeys(choices)))
-        lows = [float(getattr(part, "low", math.nan)) for part in parts]
-        highs = [float(getattr(part, "high", math.nan)) for part in parts]
+            choices: dict[Any, None] = {}  # each once, in the order of the components
+            for part in parts:
+                choices |= dict.fromkeys(getattr(part, "choices", ()))
+            return CategoricalDistribution(list(choices))
+        lows: list[float] = []
+        highs: list[float] = []
+        for part in parts:
+            # Choices have no ends.
+            lows.append(float(getattr(part, "low", math.nan)))
+            highs.append(float(getattr(part, "high", math.nan)))
         if any(map(math.isnan, lows)):
-            raise InvalidInputError("components", parts, "must be all numbers or all choices")
-        return FloatDistribution(min(lows), max(highs), log=min(lows) > 0)
+            allowed = "must be all numbers or all choices"
+            raise InvalidInputError("components", parts, allowed)
+        low = min(lows)
+        high = max(highs)
+        return FloatDistribution(low, high, log=low > 0)
 
     def draw(self, rng: np.random.Generator) -> Any:
-        """Draw the component, then the value."""
-        weights: Sequence[float] = self.weights or (1.0,) * len(self.components)
+        """Draw a component by its weight, then a value from it."""
+        count = len(self.components)
+        weights: Sequence[float] = self.weights or (1.0,) * count
         shares = np.asarray(weights, dtype=float) / sum(weights)
-        index = int(np.searchsorted(np.cumsum(shares), rng.random(), side="right"))
-        return self.components[min(index, len(self.components) - 1)].draw(rng)
+        ends = np.cumsum(shares)
+        point = rng.random()
+        index = int(np.searchsorted(ends, point, side="right"))
+        index = min(index, count - 1)  # rounding may leave the last end below 1
+        component = self.components[index]
+        return component.draw(rng)
 
 
-def with_public_priors(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return a space of a spec with the shipped laws for ``{prior: public}``: see studies/priors."""
-    found = dict(space)
-    asked = {n: f for n, f in space.items() if isinstance(f, Mapping) and "prior" in f}
-    if asked:
-        file = importlib.resources.files("privtune") / "public-priors.json"
-        known = json.loads(file.read_text("utf-8"))
-        for name, fields in asked.items():
-            if name not in known or dict(fields) != {"prior": "public"}:
-                raise InvalidInputError(
-                    f"space.{name}",
-                    dict(fields),
-                    "may be {prior: public}, and nothing beside it, for " + ", ".join(known),
-                )
-            found[name] = known[name]["law"]
-    return found
+def with_public_priors(space: Mapping[str, _Fields]) -> dict[str, _Fields]:
+    """Return a spec's space with the shipped law (studies/priors) for each ``{prior: public}``."""
+    laws = dict(space)
+    for name, fields in space.items():
+        if isinstance(fields, Mapping) and "prior" in fields:
+            laws[name] = _public_prior(name, dict(fields))
+    return laws
+
+
+def _public_prior(name: str, fields: dict[str, Any]) -> _Fields:
+    """Return the shipped prior of a hyperparameter, in the fields of a spec's law."""
+    folder = importlib.resources.files("privtune")
+    text = (folder / "public-priors.json").read_text("utf-8")
+    priors = json.loads(text)
+    if name not in priors or fields != {"prior": "public"}:
+        names = ", ".join(priors)
+        allowed = f"may be {{prior: public}}, and nothing beside it, for {names}"
+        raise InvalidInputError(f"space.{name}", fields, allowed)
+    law: _Fields = priors[name]["law"]
+    return law
 
 
 def plain(name: str, value: object) -> Any:
@@ -248,45 +281,53 @@ def plain(name: str, value: object) -> Any:
         return tuple(plain(name, part) for part in value)
     if type(value) is str:
         return check_text(value, name)
-    if value is None or type(value) in (bool, float) or (type(value) is int and is_number(value)):
+    if value is None or type(value) in (bool, float):
         return value
     if type(value) is int:
+        if is_number(value):
+            return value
         allowed = "must be a number that a float can hold, up to 1.8e308"
         raise InvalidInputError(name, value, allowed)
-    kind = str(getattr(value, "__qualname__", None) or type(value).__qualname__)
+    kind = getattr(value, "__qualname__", None) or type(value).__qualname__
     remedy = (
         "Suggest its name and look it up: trial.suggest_categorical('act', ['relu', 'tanh']), then "
         "{'relu': nn.ReLU, 'tanh': nn.Tanh}[act]."
     )
     if isinstance(value, list):
         remedy = "Write a tuple, such as (64, 32): it comes back as one."
-    raise InvalidInputError(
-        name, kind, "must be None, a boolean, a number, a text or a tuple of these", remedy
-    )
+    allowed = "must be None, a boolean, a number, a text or a tuple of these"
+    raise InvalidInputError(name, str(kind), allowed, remedy)
 
 
-def without_numpy(data: Any, done: dict[int, Any] | None = None) -> Any:
-    """Return data of a spec with Python's numbers and lists for NumPy's."""
+def without_numpy(data: Any, copies: dict[int, Any] | None = None) -> Any:
+    """Return a copy of a spec's data, with Python's numbers and lists in the place of NumPy's.
+
+    Args:
+        data: What a spec holds; it is left as it is.
+        copies: The copies of mappings and lists that were met before, by the id of the original.
+    """
     # An object that stands in several places stays one: nested aliases of YAML would fill the memory.
-    done = {} if done is None else done
-    if id(data) in done:
-        return done[id(data)]
-    each = partial(without_numpy, done=done)
+    copies = {} if copies is None else copies
+    key = id(data)
+    if key in copies:
+        return copies[key]
+    convert = partial(without_numpy, copies=copies)
     if isinstance(data, np.generic):
         return data.item()
     if isinstance(data, np.ndarray):
-        return [each(value) for value in data]
+        return [convert(value) for value in data]
     if isinstance(data, Mapping):
-        done[id(data)] = found = {each(name): each(value) for name, value in data.items()}
-        return found
-    if type(data) in (list, tuple):
-        done[id(data)] = listed = type(data)(map(each, data))
-        return listed
+        copies[key] = {convert(name): convert(value) for name, value in data.items()}
+        return copies[key]
+    kind = type(data)
+    if kind in (list, tuple):
+        copies[key] = kind(map(convert, data))
+        return copies[key]
     return data
 
 
 def check_hyperparameter(name: object) -> str:
-    """Return the name of a hyperparameter, which can be kept, released and shown."""
+    """Return the name of a hyperparameter if it is a text that can be stored, and not too long."""
     text = check_text(name, "name of a hyperparameter")
     if not 0 < len(text) <= _LONGEST_NAME:
         allowed = f"must be a text of 1 to {_LONGEST_NAME} characters"
@@ -295,10 +336,12 @@ def check_hyperparameter(name: object) -> str:
 
 
 def categorical(name: str, choices: object) -> CategoricalDistribution:
-    """Return the uniform law on a list, tuple, range or array of choices, each as :func:`plain` has it."""
-    if isinstance(choices, str | bytes) or not isinstance(choices, Sequence | np.ndarray):
+    """Return the uniform law on choices (a list, tuple, range or array), each converted by :func:`plain`."""
+    is_text = isinstance(choices, str | bytes)
+    if is_text or not isinstance(choices, Sequence | np.ndarray):
         kind = type(choices).__qualname__
-        raise InvalidInputError(name, kind, "must be a list, a tuple or an array of choices")
+        allowed = "must be a list, a tuple or an array of choices"
+        raise InvalidInputError(name, kind, allowed)
     if len(choices) == 0:
         raise InvalidInputError(name, [], "must hold at least one choice")
     law = CategoricalDistribution([None])
@@ -308,8 +351,10 @@ def categorical(name: str, choices: object) -> CategoricalDistribution:
 
 
 def with_tuples(value: Any) -> Any:
-    """Return the value of a hyperparameter, which is no list, from JSON, which has no tuples."""
-    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
+    """Return the value of a hyperparameter from JSON, with tuples in the place of lists."""
+    if not isinstance(value, list):
+        return value
+    return tuple(map(with_tuples, value))
 
 
 class DependentSamplerError(PrivTuneError):
@@ -323,7 +368,8 @@ class _Uniform:
     distribution: BaseDistribution
 
     def draw(self, rng: np.random.Generator) -> Any:
-        sampler = RandomSampler(seed=int(rng.integers(2**32)))
+        seed = int(rng.integers(2**32))
+        sampler = RandomSampler(seed=seed)
         # Optuna's random sampler looks at neither the study nor the trial.
         return sampler.sample_independent(None, None, "value", self.distribution)  # type: ignore[arg-type]
 
@@ -359,7 +405,7 @@ class SearchSpace(Mapping[str, BaseDistribution]):
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Mapping[str, Any]]) -> SearchSpace:
-        """Read a space as it stands in a study spec.
+        """Return the space that a study spec describes.
 
         Args:
             spec: For each name, ``type`` (float, int, categorical, log_normal or mixture) and the
@@ -373,12 +419,18 @@ class SearchSpace(Mapping[str, BaseDistribution]):
         Raises:
             InvalidInputError: If a type or an argument is unknown, or Optuna refuses the values.
         """
-        laws = with_public_priors(without_numpy(spec))
-        return cls({name: _law(f"space.{name}", fields) for name, fields in laws.items()})
+        laws: dict[str, BaseDistribution | Prior] = {}
+        plain_spec = without_numpy(spec)
+        all_fields = with_public_priors(plain_spec)
+        for name, fields in all_fields.items():
+            laws[name] = _law(f"space.{name}", fields)
+        return cls(laws)
 
     def __getitem__(self, name: str) -> BaseDistribution:
         law = self.distributions[name]
-        return law if isinstance(law, BaseDistribution) else law.distribution
+        if isinstance(law, BaseDistribution):
+            return law
+        return law.distribution
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.distributions)
@@ -401,14 +453,23 @@ class SearchSpace(Mapping[str, BaseDistribution]):
         """
         rng = streams.numpy("search", candidate)
         if self.sampler is None:
-            drawn = {name: _prior(law).draw(rng) for name, law in self.distributions.items()}
+            values: dict[str, Any] = {}
+            for name, law in self.distributions.items():
+                prior = _prior(law)
+                values[name] = prior.draw(rng)
         else:
-            drawn = dict(self.sampler.draw(rng))
-            for name, distribution in self.items():
-                if name not in drawn or not inside(distribution, drawn[name]):
-                    allowed = f"must draw {name} from {distribution}"
-                    raise InvalidInputError("sampler", type(self.sampler).__name__, allowed)
-        return {name: plain(name, drawn[name]) for name in self}
+            values = dict(self.sampler.draw(rng))
+            self._check_values(values)
+        return {name: plain(name, values[name]) for name in self}
+
+    def _check_values(self, values: Mapping[str, Any]) -> None:
+        """Refuse a draw of the user's sampler that lies outside the declared distributions."""
+        for name, distribution in self.items():
+            if name in values and inside(distribution, values[name]):
+                continue
+            allowed = f"must draw {name} from {distribution}"
+            sampler = type(self.sampler).__name__
+            raise InvalidInputError("sampler", sampler, allowed)
 
 
 _LAWS: Mapping[str, type[Any]] = {
@@ -419,42 +480,134 @@ _LAWS: Mapping[str, type[Any]] = {
     "mixture": Mixture,
 }
 
+_IN_WORDS = ("{type: float, log: true}", "{type: float, step: ...}")
+"""Laws of Optuna's and other tools that are options of a type here."""
 
-def _law(where: str, fields: Mapping[str, Any]) -> BaseDistribution | Prior:
-    """Read a law; Optuna's constructors alone would take texts and booleans for numbers."""
+
+def _law(where: str, fields: _Fields) -> BaseDistribution | Prior:
+    """Return the law that a spec's fields describe; check types, which Optuna's constructors do not."""
     if not isinstance(fields, Mapping):
-        raise InvalidInputError(where, fields, "must be a mapping of names to values")
+        allowed = "must be a mapping of names to values"
+        raise InvalidInputError(where, fields, allowed, f"{_EXAMPLE} is one.")
     arguments = dict(fields)
     kind = str(arguments.pop("type", "float"))
     if kind not in _LAWS:
-        raise InvalidInputError(f"{where}.type", kind, f"must be one of {', '.join(_LAWS)}")
-    takes = inspect.signature(_LAWS[kind]).parameters
-    if unknown := sorted(map(str, set(arguments) - set(takes))):
-        raise InvalidInputError(where, unknown, f"a {kind} takes {', '.join(sorted(takes))}")
-    needs = [name for name, each in takes.items() if each.default is each.empty]
-    if missing := [name for name in needs if name not in arguments]:
-        raise InvalidInputError(where, dict(fields), f"a {kind} also needs {', '.join(missing)}")
-    for name, value in arguments.items():
-        if (value is None and takes[name].default is None) or _is_right(kind, name, value):
-            continue
-        says = _MUST.get(name, "a whole number" if kind == "int" else "a number")
-        raise InvalidInputError(f"{where}.{name}", value, f"must be {says}")
-    if kind == "mixture":
-        parts = tuple(_prior(_law(where, part)) for part in arguments["components"])
-        weights = arguments.get("weights")
-        arguments = {"components": parts, "weights": weights and tuple(weights)}
-    if kind == "categorical":
-        choices = categorical(f"{where}.choices", arguments["choices"])
-        if any(isinstance(c, float) and not math.isfinite(c) for c in choices.choices):
-            raise InvalidInputError(f"{where}.choices", arguments["choices"], "must be finite")
-        return choices
+        refuse_name(f"{where}.type", kind, _LAWS, free=_IN_WORDS)
+    _check_arguments(where, kind, fields, arguments)
+    match kind:
+        case "float":
+            _check_range(where, fields)
+        case "int":
+            _check_range(where, fields, is_integer=True)
+        case "mixture":
+            arguments = _mixture_arguments(where, arguments)
+        case "categorical":
+            return _finite_choices(f"{where}.choices", arguments["choices"])
     try:
-        made: BaseDistribution | Prior = _LAWS[kind](**arguments)
+        law: BaseDistribution | Prior = _LAWS[kind](**arguments)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(where, dict(fields), str(error).rstrip(".")) from error
-    if isinstance(made, FloatDistribution) and not math.isfinite(made.high - made.low):
+        reason = str(error).rstrip(".")
+        raise InvalidInputError(where, dict(fields), reason) from error
+    if not isinstance(law, FloatDistribution):
+        return law
+    width = law.high - law.low
+    if not math.isfinite(width):
         raise InvalidInputError(where, dict(fields), "must have a finite range")
-    return made
+    return law
+
+
+def _mixture_arguments(where: str, arguments: _Fields) -> dict[str, Any]:
+    """Return the arguments of :class:`Mixture` from a spec's fields, with components as priors."""
+    components: list[Prior] = []
+    for fields in arguments["components"]:
+        law = _law(where, fields)
+        components.append(_prior(law))
+    weights = arguments.get("weights")
+    return {
+        "components": tuple(components),
+        "weights": weights and tuple(weights),
+    }
+
+
+def _check_arguments(
+    where: str,
+    kind: str,
+    fields: _Fields,
+    arguments: _Fields,
+) -> None:
+    """Refuse a law's arguments that are unknown, missing, or of a wrong type.
+
+    Args:
+        where: What the law was given as.
+        kind: Its kind, one of ``_LAWS``.
+        fields: The law as it was given, for messages.
+        arguments: Its fields without the type.
+    """
+    law = _LAWS[kind]
+    parameters = inspect.signature(law).parameters
+    unknown = set(arguments) - set(parameters)
+    if unknown:
+        remedy = f"{_EXAMPLE} is one." if kind == "float" else ""
+        refuse_fields(where, unknown, sorted(parameters), f"type {kind}", remedy=remedy)
+    missing: list[str] = []
+    for name, parameter in parameters.items():
+        is_needed = parameter.default is parameter.empty
+        if is_needed and name not in arguments:
+            missing.append(name)
+    if missing:
+        names = ", ".join(missing)
+        raise InvalidInputError(where, dict(fields), f"a {kind} also needs {names}")
+    for name, value in arguments.items():
+        parameter = parameters[name]
+        is_default = value is None and parameter.default is None
+        if not is_default:
+            _check_argument(where, kind, name, value)
+
+
+def _check_argument(where: str, kind: str, name: str, value: object) -> None:
+    """Refuse an argument of a law that has a wrong type, such as a text for a number."""
+    if _is_right(kind, name, value):
+        return
+    number = "a whole number" if kind == "int" else "a number"
+    type_in_words = _MUST.get(name, number)
+    remedy = ""
+    if type_in_words.startswith("a list"):
+        remedy = "In YAML a list stands in brackets: [0.1, 0.5]."
+    raise InvalidInputError(f"{where}.{name}", value, f"must be {type_in_words}", remedy)
+
+
+def _finite_choices(name: str, choices: Any) -> CategoricalDistribution:
+    """Return the law on a spec's choices; refuse ∞ and NaN, which JSON lacks."""
+    law = categorical(name, choices)
+    for choice in law.choices:
+        if isinstance(choice, float) and not math.isfinite(choice):
+            raise InvalidInputError(name, choices, "must be finite")
+    return law
+
+
+_EXAMPLE = "{type: float, low: 0.05, high: 5.0, log: true}"
+
+
+def _check_range(
+    where: str,
+    fields: _Fields,
+    *,
+    is_integer: bool = False,
+) -> None:
+    """Refuse a range with exchanged ends, or with a step on a log scale."""
+    low = fields["low"]
+    high = fields["high"]
+    step = fields.get("step")
+    if low > high:
+        problem = f"low, {low}, must be at most high, {high}"
+        raise InvalidInputError(where, dict(fields), problem, "Exchange the two.")
+    if step is None or not fields.get("log"):
+        return
+    is_usual_step = is_integer and step == 1
+    if not is_usual_step:
+        problem = "a log scale goes without a step"
+        remedy = "Leave one of the two out."
+        raise InvalidInputError(where, dict(fields), problem, remedy)
 
 
 _MUST: Mapping[str, str] = {
@@ -466,25 +619,31 @@ _MUST: Mapping[str, str] = {
 
 
 def _is_right(kind: str, name: str, value: object) -> bool:
-    """Return whether an argument of a law has its kind: one of ``_MUST``, else a number."""
+    """Return whether an argument of a law has the right type: that of ``_MUST``, else a number."""
     if name == "log" or isinstance(value, bool):
         return name == "log" and isinstance(value, bool)
     if name == "components":
         return isinstance(value, list | tuple)
     if name in _MUST:
         kinds = bool | int | float | str | None
-        return isinstance(value, list | tuple) and all(isinstance(v, kinds) for v in value)
-    return isinstance(value, int if kind == "int" else int | float)
+        if not isinstance(value, list | tuple):
+            return False
+        return all(isinstance(entry, kinds) for entry in value)
+    if kind == "int":
+        return isinstance(value, int)
+    return isinstance(value, int | float)
 
 
 def _prior(law: BaseDistribution | Prior) -> Prior:
+    """Return a law as a prior: one of Optuna's distributions gets a ``draw``."""
     return _Uniform(law) if isinstance(law, BaseDistribution) else law
 
 
 def inside(distribution: BaseDistribution, value: Any) -> bool:
-    """Return whether one of Optuna's distributions can draw a value of any type."""
+    """Return whether a value, of any type, is in the support of one of Optuna's distributions."""
     try:
-        return bool(distribution._contains(distribution.to_internal_repr(value)))
+        representation = distribution.to_internal_repr(value)
+        return bool(distribution._contains(representation))
     except (TypeError, ValueError):
         return False
 

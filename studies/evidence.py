@@ -48,10 +48,13 @@ DECIDES = (
     "accounting",  # how much noise an ε is
     "spaces.py",  # what a search draws
     "strategies",
+    "tables",
     "tasks",
+    "stages",
+    "facts.py",
     "training",  # methods, mechanism with its random streams, engine
-    "execution/training.py",
-    "study/rounds.py",
+    "execution/trial_training.py",
+    "study/arm_rounds.py",
 )
 """What decides a result, in the package: modules, and folders of them."""
 BESIDE = ("strategies/auto.py",)  # no study trains by its rule: ``auto`` asks what it would take

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from privtune.training.engine.train import Made, Training, initialisation
+from privtune.training.engine.train import TrainableCandidate, Training, initialisation
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs, load_params
+from privtune.training.mechanism.kernel import LossOfOutputs, load_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import Transcript
@@ -80,7 +80,7 @@ def secrets_for(study: str, seed: int, count: int) -> list[bytes]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
-    """What became of candidates of one model, side by side: see the engine's ``Outcome``.
+    """What became of candidates of one model, side by side: see the engine's ``TrainedCandidate``.
 
     Args:
         params: Shape ``[K, P]``.
@@ -112,13 +112,13 @@ def train(
 ) -> TrainingResult:
     """Train candidates whose models one function makes; options are those of the engine's ``Training``."""
 
-    def made() -> Iterator[Made]:
+    def made() -> Iterator[TrainableCandidate]:
         for values, secret in zip(candidates, secrets, strict=True):
             with initialisation(Streams(secret)):
                 own = model()
-            yield Made(own, secret, values)
+            yield TrainableCandidate(own, secret, values)
 
-    found = Training(method, schedule, OfOutputs(loss), data, **options).alike(made())
+    found = Training(method, schedule, LossOfOutputs(loss), data, **options).alike(made())
     params = torch.stack([outcome.params for outcome in found])
     return TrainingResult(
         params=params,

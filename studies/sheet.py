@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import privtune
 from privtune.accounting import epsilon as account
+from privtune.errors import interruptible
 from studies.evidence import code_of, environment, stamp
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ class Sheet:
             # A program in the background begins without a handler of SIGINT.
             signal.signal(number, signal.default_int_handler)
         try:
-            return self._main(argv)
+            with interruptible():
+                return self._main(argv)
         except KeyboardInterrupt:
             print("Stopped. What is done stays; the same command goes on.", file=sys.stderr)
             return 130
@@ -298,7 +300,9 @@ def releases_of(
         arm: The arm as a spec has it, without its name.
         epsilon: The whole budget, which the arm may spend; on public records, each repetition.
         delta: Its delta.
-        repeats: How often the arm runs, each time on random numbers of its own, in one stack.
+        repeats: How often the arm runs, each time on random numbers of its own, in one stack. Public
+            records have selections draw their numbers of candidates by strata of the law, which
+            several studies of one repetition do not.
         seed: The study's seed.
         **terms: The rest of the spec: ``task``, ``epochs``, ``expected_batch_size``, ``space``, ...
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import re
 import sys
 import tomllib
 from contextlib import closing
@@ -15,6 +17,9 @@ from privtune.errors import PrivTuneError
 from privtune.imports import ByName, find_extra
 from privtune.ledger import Ledger, export_certificate, verify_certificate
 from privtune.tasks import TASKS
+from tests.cli.conftest import Cli, cli
+
+__all__ = ["cli"]
 
 GIVEN = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
@@ -38,19 +43,52 @@ def planned(task: str, folder: Path) -> privtune.Study:
     )
 
 
-@pytest.mark.parametrize(
-    "task", ["digits-mlp", "iris-logistic", "breast-cancer-logistic", "mnist-mlp"]
-)
-def test_a_task_whose_data_is_an_extra_is_refused_before_the_charge(
+LACKS = r"needs sklearn, which is not installed: pip install 'privtune\[demo\]'"
+
+
+@pytest.mark.parametrize("task", ["digits-mlp", "iris-logistic", "breast-cancer-logistic"])
+def test_a_task_whose_data_is_an_extra_is_refused_while_planning(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert task in TASKS
+    hide(monkeypatch, "sklearn")
+    with pytest.raises(PrivTuneError, match=f"Task {task} {LACKS}"):
+        planned(task, tmp_path)
+    with closing(Ledger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+        assert ledger.budgets() == ()
+
+
+def test_a_task_whose_data_may_be_a_file_is_planned_and_refused_before_the_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PRIVTUNE_DATA", raising=False)
     hide(monkeypatch, "sklearn")
-    study = planned(task, tmp_path)
-    with pytest.raises(PrivTuneError, match=r"needs sklearn.*pip install 'privtune\[demo\]'"):
+    study = planned("mnist-mlp", tmp_path)
+    assert "privtune[demo]" in study.spec.load_task().check_header()
+    with pytest.raises(PrivTuneError, match=LACKS):
         study.run()
     assert study.status()[0].state == "planned"
+
+
+def test_commands_name_the_extra_that_a_task_lacks(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PRIVTUNE_DATA", raising=False)
+    hide(monkeypatch, "sklearn")
+    Path("spec.yaml").write_text(
+        "name: digits\ntask: digits-mlp\nbudget: {name: digits, epsilon: 4, delta: 1.0e-5}\n"
+        "arms: [{name: one, strategy: fixed, parameters: {learning_rate: 1, max_grad_norm: 1}}]\n"
+        "epochs: 1\nexpected_batch_size: 64\n"
+    )
+    for command in ("plan", "create", "run"):
+        done = cli("study", command, "spec.yaml")
+        assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+        assert re.search(LACKS, done.err)
+    assert re.search(f"Task iris-logistic {LACKS}", cli("tasks").out)
+    lacks = {task["name"]: task["lacks"] for task in json.loads(cli("tasks", "--json").out)}
+    assert lacks["synthetic-logistic"] is None
+    assert re.search(LACKS, lacks["digits-cnn"])
 
 
 @pytest.mark.parametrize("content", [None, b"no archive", b"", b"PK\x03\x04 cut"])

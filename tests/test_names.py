@@ -15,7 +15,7 @@ from privtune.names import check_name, check_text
 from privtune.study import SpecError, Study, StudySpec
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import OWN, simple
+from tests.study.elsewhere import OWN, TERMS, simple
 
 pytestmark = pytest.mark.quick
 
@@ -78,7 +78,12 @@ def test_no_door_lets_a_bad_name_in(name: str, storage: str) -> None:
 def test_an_arm_of_a_build_has_a_name_by_the_rule(storage: str) -> None:
     study = privtune.create_study("open", budget=Budget(6.0, 1e-5, name="b"), storage=storage)
     with pytest.raises(InvalidInputError, match=r"arm = '\.\./x'"):
-        study.optimize(simple, strategy=privtune.strategies.Fixed(), arm="../x", **OWN)
+        study.optimize(
+            privtune.make_task(simple, **OWN),
+            strategy=privtune.strategies.Fixed(),
+            arm="../x",
+            **TERMS,
+        )
     assert study.arms == ()
     study.close()
 

@@ -80,7 +80,7 @@ def test_the_spec_of_the_first_page_can_be_planned(
     (tmp_path / "people.csv").write_text("age,visits,plan,left\n41,3,basic,no\n29,0,family,yes\n")
     monkeypatch.chdir(tmp_path)
     plans = plan_study(StudySpec.parse(yaml.safe_load(spec))).plans
-    assert [plan.arm for plan in plans] == ["defaults", "selection"]
+    assert [plan.arm for plan in plans] == ["auto", "hyfree", "selection"]
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:

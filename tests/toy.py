@@ -56,6 +56,18 @@ def blobs() -> Task:
     )
 
 
+def linear_blobs() -> Task:
+    """The same, by a linear model whose weights begin at 0."""
+
+    def model() -> nn.Module:
+        layer = nn.Linear(6, 3)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer
+
+    return replace(blobs(), name="linear-blobs", model=model)
+
+
 def wrong_size() -> Task:
     task = blobs()
     return Task(

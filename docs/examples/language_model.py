@@ -43,12 +43,19 @@ def main(storage: str = "sqlite:///privtune.db", epochs: float = 8) -> privtune.
     study = privtune.create_study(
         "gpt2", budget=privtune.Budget(8.0, 1e-4, name="texts"), storage=storage
     )
+    task = privtune.make_task(
+        build,
+        loss=loss,
+        score=privtune.Score("loss", bound=4.0),
+        data=walks(1, 2000),
+        split={"train": 1500, "validation": 500},
+    )
     release = study.optimize(
-        build, loss=loss, score=privtune.Score("loss", bound=4.0),
-        data=walks(1, 2000), split={"train": 1500, "validation": 500},
+        task,
         strategy=privtune.strategies.PapernotSteinke(mean_runs=3),
-        epochs=epochs, expected_batch_size=150,
-    )  # fmt: skip
+        epochs=epochs,
+        expected_batch_size=150,
+    )
     print(f"{release.params}: {-release.score:.2f} nats a token at {release.guarantee}")
     return study
 

@@ -28,7 +28,7 @@ study = privtune.create_study("descent", budget=privtune.Budget(2.0, 1e-5, name=
 mechanism = privtune.Mechanism.dpsgd(
     records=RECORDS, epochs=10, expected_batch_size=50, declared_by="the author"
 )
-release = study.optimize(
+release = study.optimize_declared(
     objective,
     mechanism=mechanism,
     strategy=privtune.strategies.PapernotSteinke(mean_runs=5),

@@ -27,7 +27,7 @@ def objective(trial):
 
 study = privtune.create_study("centroids", budget=privtune.Budget(1.0, 1e-5, name="digits"))
 event = privtune.accounting.Gaussian(1.0)  # its noise is what ε = 1 asks for
-release = study.optimize(
+release = study.optimize_declared(
     objective,
     mechanism=privtune.Mechanism(event, declared_by="the author", records=1400),
     strategy=privtune.strategies.PapernotSteinke(mean_runs=5),

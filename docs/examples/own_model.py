@@ -31,12 +31,14 @@ def main(storage: str = "sqlite:///privtune.db", epochs: float = 10) -> privtune
     study = privtune.create_study(
         "example", budget=privtune.Budget(4.0, 1e-5, name="digits"), storage=storage
     )
+    split = {"train": 1077, "validation": 360, "test": 360}
+    task = privtune.make_task(build, loss=loss, score="accuracy", data=(x, y), split=split)
     release = study.optimize(
-        build, loss=loss, score="accuracy",
-        data=(x, y), split={"train": 1077, "validation": 360, "test": 360},
+        task,
         strategy=privtune.strategies.PapernotSteinke(mean_runs=5),
-        epochs=epochs, expected_batch_size=64,
-    )  # fmt: skip
+        epochs=epochs,
+        expected_batch_size=64,
+    )
     print(release.params)
     print(f"noised validation accuracy {release.score:.1%} at {release.guarantee}")
     return study

@@ -14,7 +14,7 @@ from privtune import accounting, sklearn
 from privtune.accounting import events
 from privtune.cli._app import mount
 from privtune.strategies import STRATEGIES, Reporting, Scoring
-from privtune.strategies.options import arguments
+from privtune.strategies.options import argument_texts
 from privtune.study.spec import ArmSpec, BudgetSpec, StudySpec
 from privtune.tasks import TASKS
 from privtune.training.methods import METHODS
@@ -67,7 +67,7 @@ def _spec() -> str:
         (BudgetSpec, "`budget:`"),
         (ArmSpec, "Each of `arms:`"),
     ):
-        said = arguments(model)
+        said = argument_texts(model)
         rows = [
             (
                 f"`{name}`",
@@ -80,7 +80,7 @@ def _spec() -> str:
         ]
         parts.append(f"## {where}\n\n{_table(('field', 'what it is', 'default'), rows)}")
     for terms, where in ((Scoring, "`scoring:`"), (Reporting, "`report:`")):
-        said = arguments(terms)
+        said = argument_texts(terms)
         own = [field for field in dataclasses.fields(terms) if field.name != "folds"]
         rows = [(f"`{field.name}`", said.get(field.name, ""), _default(field)) for field in own]
         parts.append(f"## {where}\n\n{_table(('field', 'what it is', 'default'), rows)}")
@@ -97,7 +97,7 @@ def _strategies() -> str:
     for kind, known in (("Strategies", STRATEGIES), ("In-run methods", METHODS)):
         parts.append(f"## {kind}\n")
         for name, found in known.items():
-            said = arguments(found)
+            said = argument_texts(found)
             rows = [
                 (f"`{field.name}`", said.get(field.name, ""), _default(field))
                 for field in dataclasses.fields(found)

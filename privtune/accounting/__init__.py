@@ -1,4 +1,4 @@
-"""Numbers in, numbers out: events, laws of the number of runs, guarantees, calibration.
+"""Account for differential privacy: events, laws of the number of runs, guarantees, and calibration.
 
 No I/O, no torch, no clock. Every epsilon is an upper bound, rounded pessimistically; where several
 bounds apply the smallest is reported and named.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         share_budget,
     )
     from privtune.accounting.costs import Explanation, explain
+    from privtune.accounting.dpsgd_event import dpsgd_event
     from privtune.accounting.events import (
         ZCDP,
         Adjacency,
@@ -38,12 +39,6 @@ if TYPE_CHECKING:
         WorstOf,
         event_from_dict,
         event_from_json,
-    )
-    from privtune.accounting.hyfreedp import (
-        HyFreeNoise,
-        hyfreedp_event,
-        hyfreedp_loss_steps,
-        hyfreedp_noise,
     )
     from privtune.accounting.runs import (
         Binomial,
@@ -68,7 +63,6 @@ __all__ = [
     "Gaussian",
     "Geometric",
     "Guarantee",
-    "HyFreeNoise",
     "Joint",
     "Laplace",
     "Logarithmic",
@@ -86,14 +80,12 @@ __all__ = [
     "WorstOf",
     "calibrate",
     "delta",
+    "dpsgd_event",
     "epsilon",
     "event_from_dict",
     "event_from_json",
     "explain",
     "group_privacy",
-    "hyfreedp_event",
-    "hyfreedp_loss_steps",
-    "hyfreedp_noise",
     "lower_bound",
     "run_law_from_dict",
     "scale_noise",

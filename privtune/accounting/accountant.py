@@ -1,4 +1,4 @@
-"""Epsilon and delta of an event: every bound that applies is computed, the smallest wins and is named."""
+"""Compute ε or δ of an event by every bound that applies, and report the smallest with its name."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from privtune.accounting._checks import check_delta, check_epsilon, json_number
+from privtune.accounting.best_of_k import Tuner, profile_shift
+from privtune.accounting.checks import check_delta, check_epsilon, json_number
 from privtune.accounting.curves import rdp_delta, rdp_epsilon
 from privtune.accounting.events import Adjacency, Event, PrivateSelection, Repeated, flatten
 from privtune.accounting.instances import instance_epsilon
-from privtune.accounting.pairs import Gains
+from privtune.accounting.pairs import Gains, Pair
 from privtune.accounting.pld import default_step, event_pair, fine_pair, no_pair, tuners
 from privtune.accounting.pmf import GridError
 from privtune.accounting.rdp import (
@@ -28,24 +29,70 @@ from privtune.accounting.rdp import (
 from privtune.accounting.rearrangement import Rearranged
 from privtune.accounting.registry import Choice, entry, under
 from privtune.accounting.runs import NegativeBinomial
-from privtune.accounting.selection import Tuner, profile_shift
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.names import refuse_name
 from privtune.numbers import ceil_digits
 
 _TOLERANCE = {"epsilon": 1e-3, "delta": 1e-2}
 _MANY = 64  # different sampled Gaussians
-_FEW_RUNS, _MOST_RUNS, _MOST_STEPS = 64, 10_000, 10**9  # of the composition of all runs
+# The composition of all runs is computed up to so many runs, if there is another bound, and if there is none.
+_FEW_RUNS = 64
+_MOST_RUNS = 10_000
+_MOST_STEPS = 10**9  # of one kind in such a composition
 _MAX_FINENESS = 16.0
 _FINE = 2.0  # fineness of the lattice of one bound among several
 _ATOMS = 2048  # of the lattice on which the rearrangement is computed
 # No smaller and no larger δ is asked for, but by the filter's tables, hundreds of times.
-_SMALL_DELTA, _LARGE_DELTA = 1e-15, 1e-3
+_SMALL_DELTA = 1e-15
+_LARGE_DELTA = 1e-3
 _MARGIN = 1e-9  # relative: sums of masses and of Rényi divergences are known to about 1e-12
 _ENVELOPE = Gains(learns=False)
 
 
+class HasBounds(Protocol):
+    """An object that bounds δ at an ε, and ε at a δ, in one direction of a pair."""
+
+    def epsilon(self, delta: float, /) -> float:
+        """Return an ε at which the bound on δ is at most `delta`."""
+
+    def delta(self, epsilon: float, /) -> Any:
+        """Return an upper bound on δ at `epsilon`."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """The quantity asked of the accountant: ε at a given δ, or δ at a given ε.
+
+    Args:
+        quantity: "epsilon" or "delta".
+        target: The other one of the two numbers.
+    """
+
+    quantity: str
+    target: float
+
+    @property
+    def is_epsilon(self) -> bool:
+        """Whether the question is for ε at a given δ."""
+        return self.quantity == "epsilon"
+
+    def ask(self, bound: HasBounds) -> float:
+        """Return the ε or δ that one bound gives at the target."""
+        if self.is_epsilon:
+            return float(bound.epsilon(self.target))
+        return float(bound.delta(self.target))
+
+    def ask_worse(self, directions: tuple[HasBounds, HasBounds]) -> float:
+        """Return the larger of the ε or δ that the two directions give at the target."""
+        return max(self.ask(direction) for direction in directions)
+
+    def ask_pair(self, pair: Pair) -> float:
+        """Return the ε or δ of a dominating pair at the target, in its worse direction."""
+        return self.ask_worse((pair.remove, pair.add))
+
+
 def choice_of(parts: dict[Event, int]) -> Choice | None:
-    """Return the choice that an event consists of, a best of K say; None for anything composed."""
+    """Return the choice, such as a best of K, if the parts are that one event; else None."""
     if list(parts.values()) != [1]:
         return None
     single = next(iter(parts))
@@ -53,14 +100,14 @@ def choice_of(parts: dict[Event, int]) -> Choice | None:
 
 
 class Bounds:
-    """The bounds on ε or δ that could be computed, by name, and why the others could not."""
+    """The computed bounds on ε or δ by name, and by name the reasons why others failed."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
         self.reasons: dict[str, str] = {}
 
     def add(self, name: str, compute: Callable[[], float | None]) -> float:
-        """Compute a bound and return it; infinity and a reason for what cannot be computed."""
+        """Compute a bound, store it under its name, and return it; return infinity if that fails."""
         try:
             value = compute()
         except GridError as error:
@@ -77,183 +124,272 @@ class Bounds:
         return value
 
 
-def add_basic(bounds: Bounds, parts: dict[Event, int], wanted: str, target: float) -> None:
-    """Add the bound Σ ε at Σ δ, where every part is (ε, δ)-DP (Dwork and Roth 2014, Theorem 3.16)."""
-    spent, failing = 0.0, 0.0
+def add_basic(
+    bounds: Bounds,
+    parts: dict[Event, int],
+    question: Question,
+) -> None:
+    """Add the bound Σ ε at Σ δ if every part is (ε, δ)-DP (Dwork and Roth 2014, Theorem 3.16)."""
+    epsilon = 0.0
+    delta = 0.0
     for part, count in parts.items():
         pure = entry(part).pure(part)
         if pure is None:
             return
-        spent += count * pure[0]
-        failing += count * pure[1]
-    spent, failing = spent * (1.0 + 1e-12), failing * (1.0 + 1e-12)
+        part_epsilon, part_delta = pure
+        epsilon += count * part_epsilon
+        delta += count * part_delta
+    epsilon *= 1.0 + 1e-12
+    delta *= 1.0 + 1e-12
     # Of a sum of ε no other δ is known, so it answers only where Σ δ, or Σ ε, is within what was asked.
-    if wanted == "epsilon" and failing <= target:
-        bounds.values["basic"] = spent
-    elif wanted == "delta" and spent <= target:
-        bounds.values["basic"] = min(failing, 1.0)
+    if question.is_epsilon and delta <= question.target:
+        bounds.values["basic"] = epsilon
+    elif not question.is_epsilon and epsilon <= question.target:
+        bounds.values["basic"] = min(delta, 1.0)
 
 
-def add_numerical(bounds: Bounds, parts: dict[Event, int], wanted: str, target: float) -> None:
-    """Add the bounds that are computed from dominating pairs: of compositions, of best of K."""
+def add_numerical(
+    bounds: Bounds,
+    parts: dict[Event, int],
+    question: Question,
+) -> None:
+    """Add the bounds computed from dominating pairs, by the kind of event: composition or best of K."""
     reason = no_pair(parts)
     choice = choice_of(parts)
     if reason:
         bounds.reasons["pld"] = reason
     elif choice is None:
-        bounds.add("pld", lambda: _composed(parts, wanted, target))
+        bounds.add("pld", lambda: _composed(parts, question))
     elif choice.threshold:
-        tuned = next(iter(parts))
-        bounds.add("threshold", lambda: _stable(lambda f: _worse(tuners(tuned, f), wanted, target)))
-        bounds.add("envelope", lambda: _envelope(choice.selection, wanted, target))
+        event = next(iter(parts))
+        bounds.add("threshold", lambda: _threshold(event, question))
+        bounds.add("envelope", lambda: _envelope(choice.selection, question))
     else:
-        _add_selection(bounds, choice.selection, wanted, target)
+        _add_selection(bounds, choice.selection, question)
+
+
+def _threshold(event: Event, question: Question) -> float:
+    """Return ε or δ of an event that runs until a known threshold is passed."""
+    return _stable(lambda fineness: question.ask_worse(tuners(event, fineness)))
 
 
 def _composed(
-    parts: dict[Event, int], wanted: str, target: float, gains: Gains | None = None
+    parts: dict[Event, int],
+    question: Question,
+    gains: Gains | None = None,
 ) -> float:
-    level = target if wanted == "epsilon" else 1e-6
+    """Return ε or δ of a composition from its dominating pair; with `gains`, only an estimate.
+
+    Args:
+        parts: What is composed, by its count.
+        question: What is asked for.
+        gains: For searches, what the rearrangement gained at another noise.
+    """
+    level = question.target if question.is_epsilon else 1e-6
 
     def composed(fineness: float) -> float:
-        pair = event_pair(parts, default_step(parts, level, fineness, gains=gains), gains=gains)
-        return _worse((pair.remove, pair.add), wanted, target)
+        step = default_step(parts, level, fineness, gains=gains)
+        return question.ask_pair(event_pair(parts, step, gains=gains))
 
-    if sum(entry(part).sampled_gaussian(part) is not None for part in parts) > _MANY:
+    sampled = [part for part in parts if entry(part).sampled_gaussian(part) is not None]
+    if len(sampled) > _MANY:
         # One lattice is enough for what takes seconds.
         return composed(1.0) * (1.0 + _MARGIN)
-    return _stable(composed, _TOLERANCE[wanted])
+    return _stable(composed, _TOLERANCE[question.quantity])
 
 
-def _add_selection(bounds: Bounds, event: PrivateSelection, wanted: str, target: float) -> None:
+def _add_selection(
+    bounds: Bounds,
+    event: PrivateSelection,
+    question: Question,
+) -> None:
+    """Add the bounds on a best of K, such as envelope, rearrangement and profile shift."""
     runs = event.runs
-    envelope = bounds.add("envelope", lambda: _envelope(event, wanted, target))
+    envelope = bounds.add("envelope", lambda: _envelope(event, question))
     if envelope == 0.0:
         return
-    level = target if wanted == "epsilon" else envelope
+    level = question.target if question.is_epsilon else envelope
 
     def rearranged() -> float | None:
         if not _SMALL_DELTA < level <= _LARGE_DELTA:
             return None
-        depth = _rearranged(event, wanted, target)
-        return depth if depth is not None and depth < envelope else None  # a coarser lattice
+        value = _rearranged(event, question)
+        if value is None or value >= envelope:  # on a coarser lattice
+            return None
+        return value
 
     bounds.add("rearrangement", rearranged)
     if isinstance(runs, NegativeBinomial) and runs.cap is None and not runs.sure_runs:
-        bounds.add("profile", lambda: _profile(event, runs, wanted, target))
-        if runs.shape_parameter == 1.0 and wanted == "epsilon":
-            bounds.add("liu-talwar", lambda: _liu_talwar(event.event, runs.gamma, target))
-    most = runs.most
-    found = any(math.isfinite(value) for value in bounds.values.values())
-    if most is None or most > (_FEW_RUNS if found else _MOST_RUNS):
+        bounds.add("profile", lambda: _profile(event, runs, question))
+        if runs.shape_parameter == 1.0 and question.is_epsilon:
+            bounds.add("liu-talwar", lambda: _liu_talwar(event.event, runs.gamma, question.target))
+    _add_all_runs(bounds, event, question)
+
+
+def _add_all_runs(
+    bounds: Bounds,
+    event: PrivateSelection,
+    question: Question,
+) -> None:
+    """Add the bound for releasing all runs of a selection, if their largest number is small."""
+    most = event.runs.most
+    has_bound = any(math.isfinite(value) for value in bounds.values.values())
+    limit = _FEW_RUNS if has_bound else _MOST_RUNS
+    if most is None or most > limit:
         return
-    # Releasing every run is a larger release.
     parts = flatten(Repeated(most, event.event))
     few = max(parts.values(), default=1) <= _MOST_STEPS
     if few and choice_of(parts) is None and not no_pair(parts):
-        bounds.add("composition", lambda: _composed(parts, wanted, target))
+        bounds.add("composition", lambda: _composed(parts, question))
 
 
-def _profile(event: PrivateSelection, runs: NegativeBinomial, wanted: str, target: float) -> float:
+def _profile(
+    event: PrivateSelection,
+    runs: NegativeBinomial,
+    question: Question,
+) -> float:
+    """Return the bound by a shift of the base's profile (Koskela, Redberg, Wang, arXiv:2402.06701)."""
     pair = fine_pair(event.event)
     mean = runs.expected_runs
+    target = question.target
     values = []
     for forward, backward in ((pair.remove, pair.add), (pair.add, pair.remove)):
         shift = profile_shift(backward, runs)
-        if wanted == "epsilon":
+        if question.is_epsilon:
             values.append(forward.epsilon(target / mean) + shift)
         else:
-            values.append(min(mean * float(forward.delta(target - shift)), 1.0))
+            delta = float(forward.delta(target - shift))
+            values.append(min(mean * delta, 1.0))
     return max(values)
 
 
-def _envelope(event: PrivateSelection, wanted: str, target: float) -> float:
-    return _stable(
-        lambda fineness: _worse(tuners(event, fineness), wanted, target), _TOLERANCE[wanted]
-    )
+def _envelope(event: PrivateSelection, question: Question) -> float:
+    """Return ε or δ of a best of K by the envelope bound (README, 5)."""
+
+    def envelope(fineness: float) -> float:
+        return question.ask_worse(tuners(event, fineness))
+
+    return _stable(envelope, _TOLERANCE[question.quantity])
 
 
-def _rearranged(event: PrivateSelection, wanted: str, target: float) -> float | None:
-    """Return the rearrangement bound on a best of K, worse direction; None where the envelope is as good."""
-    found = [
-        (bound.tuner.epsilon(target) if wanted == "epsilon" else bound.tuner.delta(target), bound)
-        for bound in _rearranged_bounds(event)
-    ]
-    worst, helped = 0.0, False
+def _rearranged(event: PrivateSelection, question: Question) -> float | None:
+    """Return the rearrangement bound on a best of K; None where it cannot improve on the envelope."""
+    target = question.target
+    directions = []
+    for bound in _rearranged_bounds(event):
+        directions.append((question.ask(bound.tuner), bound))
     # The dearer direction first: of the other one it is often enough to know that it is cheaper.
-    for start, bound in sorted(found, key=lambda one: one[0], reverse=True):
-        matters = math.isfinite(start) and bound.matters(start if wanted == "epsilon" else target)
-        helped = helped or matters
-        if start <= worst or not matters:
-            worst = max(worst, start)
-        elif wanted == "epsilon":
-            worst = max(worst, bound.epsilon(target, start, worst))
+    directions.sort(key=lambda direction: direction[0], reverse=True)
+    worst = 0.0
+    helps = False
+    for envelope, bound in directions:
+        epsilon = envelope if question.is_epsilon else target
+        matters = math.isfinite(envelope) and bound.matters(epsilon)
+        helps = helps or matters
+        if envelope <= worst or not matters:
+            worst = max(worst, envelope)
+        elif question.is_epsilon:
+            worst = max(worst, bound.epsilon(target, envelope, worst))
         else:
             worst = max(worst, bound.delta(target, worst))
-    return worst * (1.0 + _MARGIN) if helped else None
+    return worst * (1.0 + _MARGIN) if helps else None
 
 
 @lru_cache(maxsize=16)
 def _rearranged_bounds(event: PrivateSelection) -> tuple[Rearranged, ...]:
-    """Return a best of K's rearrangement bounds, one a direction, on a lattice of 2,048 atoms at most."""
+    """Return the rearrangement bound of each direction of a best of K, on about 2,048 atoms."""
     remove, add = cast("tuple[Tuner, Tuner]", tuners(event, _FINE))
+    directions = (remove,) if add is remove else (remove, add)
     bounds = []
-    for fine in (remove,) if add is remove else (remove, add):
-        base = fine.base.coarsen(math.ceil(fine.base.masses.size / _ATOMS))
-        bounds.append(Rearranged(fine if base is fine.base else Tuner(base, event.runs)))
+    for fine in directions:
+        factor = math.ceil(fine.base.masses.size / _ATOMS)
+        coarse = fine.base.coarsen(factor)
+        tuner = fine if coarse is fine.base else Tuner(coarse, event.runs)
+        bounds.append(Rearranged(tuner))
     return tuple(bounds)
 
 
-def _liu_talwar(base: Event, gamma: float, delta: float) -> float:
-    """Return Liu and Talwar's ε for random stopping over an (ε₁, δ₁)-DP run, a baseline that never wins."""
+def _liu_talwar(
+    base: Event,
+    gamma: float,
+    delta: float,
+) -> float:
+    """Return Liu and Talwar's ε of random stopping over an (ε₁, δ₁)-DP run, as a baseline.
+
+    Args:
+        base: One run.
+        gamma: γ, the probability to stop after a run.
+        delta: The δ of the question.
+    """
     # Liu, Talwar, arXiv:1811.07971, Section 3: `(3 ε₁ + 3 sqrt(2 δ₁), sqrt(2 δ₁) T + δ₂)`, T = log(1/δ₂)/γ.
     # With s = sqrt(2 δ₁)/γ the best δ₂ is s, and δ is s (1 + log(1/s)).
-    good, bad = -300.0, -1.0  # log s; at the end δ is 2/e
+    good = -300.0  # log s
+    bad = -1.0  # where δ is 2/e
     for _ in range(50):
         middle = 0.5 * (good + bad)
-        fits = math.exp(middle) * (1.0 - middle) <= delta
-        good, bad = (middle, bad) if fits else (good, middle)
+        if math.exp(middle) * (1.0 - middle) <= delta:
+            good = middle
+        else:
+            bad = middle
     root = gamma * math.exp(good)
-    return 3.0 * rdp_epsilon(rdp_curve(base), 0.5 * root * root) + 3.0 * root
+    base_delta = 0.5 * root * root
+    base_epsilon = rdp_epsilon(rdp_curve(base), base_delta)
+    return 3.0 * base_epsilon + 3.0 * root
 
 
 def quick_epsilon(
-    event: Event, delta: float, near: float, fineness: float, gains: Gains | None = None
+    event: Event,
+    delta: float,
+    near: float,
+    fineness: float,
+    gains: Gains | None = None,
 ) -> float | None:
-    """Estimate ε, about `near`, on one lattice, for searches; None where no lattice gives the answer."""
-    # It bounds nothing: a smooth multiple of the reported ε, in a fraction of the time.
+    """Estimate ε on one lattice, for searches; return None where no lattice gives it.
+
+    It bounds nothing: a smooth multiple of the reported ε, in a fraction of the time.
+
+    Args:
+        event: What touched the data.
+        delta: The δ of the question.
+        near: A guess of ε.
+        fineness: Of the lattice.
+        gains: What the rearrangement gained at another noise.
+    """
     parts = flatten(event)
     if not parts or gaussian_mu(parts) is not None or no_pair(parts):
         return None
+    question = Question("epsilon", delta)
     try:
         if choice_of(parts) is not None:
-            return _worse(tuners(next(iter(parts)), fineness, gains=_ENVELOPE), "epsilon", delta)
+            choice = next(iter(parts))
+            return question.ask_worse(tuners(choice, fineness, gains=_ENVELOPE))
         if gains is not None and any(entry(part).own_lattice for part in parts):
-            return _composed(parts, "epsilon", delta, gains)
-        step = default_step(parts, delta, fineness, near=near, gains=_ENVELOPE)
-        pair = event_pair(parts, step, gains=_ENVELOPE)
-        return _worse((pair.remove, pair.add), "epsilon", delta)
+            return _composed(parts, question, gains)
+        step = default_step(
+            parts,
+            delta,
+            fineness,
+            near=near,
+            gains=_ENVELOPE,
+        )
+        return question.ask_pair(event_pair(parts, step, gains=_ENVELOPE))
     except GridError:
         return None
 
 
-def _worse(directions: tuple[Any, Any], wanted: str, target: float) -> float:
-    """Return ε or δ in the worse of the two directions."""
-    if wanted == "epsilon":
-        return max(float(direction.epsilon(target)) for direction in directions)
-    return max(float(direction.delta(target)) for direction in directions)
-
-
 def _stable(compute: Callable[[float], float], tolerance: float = 1e-3) -> float:
-    """Return a bound on a lattice so fine that halving its step moves it by less than a tolerance."""
-    fineness, value, moved = 1.0, compute(1.0), True
+    """Return a bound from ever finer lattices, until refinement moves it by less than a tolerance."""
+    fineness = 1.0
+    value = compute(fineness)
+    moved = True
     while moved and fineness < _MAX_FINENESS:
         fineness *= 2.0
         try:
             finer = compute(fineness)
         except GridError:
             break
-        moved = math.isfinite(finer) and abs(finer - value) > tolerance * finer
+        change = abs(finer - value)
+        moved = math.isfinite(finer) and change > tolerance * finer
         value = min(value, finer)  # each lattice gives a bound: the smaller one holds
     return value * (1.0 + _MARGIN)
 
@@ -263,7 +399,7 @@ _METHODS = ("best", "rdp", "pld")
 
 @dataclass(frozen=True)
 class Guarantee:
-    """An answer: `(epsilon, delta)`, which bound gave it, under which adjacency.
+    """An (ε, δ) guarantee with the name of the bound that gave it and the adjacency.
 
     Args:
         epsilon: At least 0; infinite when nothing is guaranteed.
@@ -291,6 +427,7 @@ class Guarantee:
     reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        """Refuse an ε or δ that is NaN or negative, and copy the mappings."""
         for name in ("epsilon", "delta"):
             value = getattr(self, name)
             if math.isnan(value) or value < 0.0:
@@ -299,7 +436,7 @@ class Guarantee:
             object.__setattr__(self, name, dict(getattr(self, name)))
 
     def __str__(self) -> str:
-        """One line for people; both numbers are rounded up."""
+        """Return the guarantee as one line of text, with ε and δ rounded up to four digits."""
         return (
             f"(ε = {ceil_digits(self.epsilon, 4):g}, δ = {ceil_digits(self.delta, 4):g}) "
             f"under {self.adjacency}, by {self.method}"
@@ -316,17 +453,22 @@ class Guarantee:
 
         A bound that was not computed stands among the bounds with its reason.
         """
+        values = {name: json_number(value) for name, value in self.bounds.items()}
         return {
             "epsilon": json_number(self.epsilon),
             "delta": json_number(self.delta),
             "method": self.method,
             "adjacency": self.adjacency.value,
-            "bounds": {**{k: json_number(v) for k, v in self.bounds.items()}, **self.reasons},
+            "bounds": {**values, **self.reasons},
         }
 
 
 def epsilon(
-    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE, method: str = "best"
+    event: Event,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    method: str = "best",
 ) -> Guarantee:
     """Return the smallest ε for which the event is known to be `(ε, delta)`-DP.
 
@@ -355,7 +497,13 @@ def epsilon(
         True
     """
     target = check_delta(delta)
-    return _answer(event, "epsilon", target, _adjacency(adjacency), _method(method))
+    return _answer(
+        event,
+        "epsilon",
+        target,
+        _adjacency(adjacency),
+        _method(method),
+    )
 
 
 def delta(
@@ -388,10 +536,17 @@ def delta(
         '2.92e-06'
     """
     target = check_epsilon(epsilon)
-    return _answer(event, "delta", target, _adjacency(adjacency), _method(method))
+    return _answer(
+        event,
+        "delta",
+        target,
+        _adjacency(adjacency),
+        _method(method),
+    )
 
 
 def _adjacency(value: str) -> Adjacency:
+    """Return the adjacency with this name, or refuse an unknown name."""
     try:
         return Adjacency(value)
     except ValueError:
@@ -400,19 +555,35 @@ def _adjacency(value: str) -> Adjacency:
 
 
 def _method(value: object) -> str:
+    """Return the name of an accounting method, or refuse an unknown one."""
     if value not in _METHODS:
-        raise InvalidInputError("method", value, f"must be one of {', '.join(_METHODS)}")
+        refuse_name("method", value, _METHODS)
     return str(value)
 
 
 @lru_cache(maxsize=4096)
 def _answer(
-    event: Event, wanted: str, target: float, adjacency: Adjacency, method: str
+    event: Event,
+    quantity: str,
+    target: float,
+    adjacency: Adjacency,
+    method: str,
 ) -> Guarantee:
+    """Return the guarantee by the smallest bound; the last 4,096 answers are cached.
+
+    Args:
+        event: What touched the data.
+        quantity: "epsilon" or "delta".
+        target: The other of the two numbers.
+        adjacency: The relation of neighbouring datasets.
+        method: "best", "rdp" or "pld".
+    """
     # Python allows a thousand calls inside each other, and a level of nesting takes some twenty.
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1_000 + 50 * event.depth))
+    deep_enough = 1_000 + 50 * event.depth
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), deep_enough))
     parts = flatten(under(event, adjacency))
-    nothing = math.inf if wanted == "epsilon" else 1.0
+    question = Question(quantity, target)
+    nothing = math.inf if question.is_epsilon else 1.0
     bounds = Bounds()
     if not parts:
         bounds.values["exact"] = 0.0
@@ -420,42 +591,56 @@ def _answer(
         bounds.values["non_private"] = nothing
     else:
         with np.errstate(all="ignore"):  # what leaves its range is no bound, and no warning
-            _add_bounds(bounds, parts, wanted, target, method)
-        if wanted == "delta":
+            _add_bounds(bounds, parts, question, method)
+        if not question.is_epsilon:
             # Exponentials underflow: a δ of zero is a claim that sums of ε alone can make.
             for name in bounds.values.keys() - {"basic"}:
                 bounds.values[name] = max(bounds.values[name], sys.float_info.min)
     winner = min(bounds.values, key=lambda name: bounds.values[name], default="none")
     value = bounds.values.get(winner, nothing)
-    eps, dlt = (value, target) if wanted == "epsilon" else (target, min(value, 1.0))
-    return Guarantee(eps, dlt, winner, adjacency, bounds.values, bounds.reasons)
+    return Guarantee(
+        epsilon=value if question.is_epsilon else target,
+        delta=target if question.is_epsilon else min(value, 1.0),
+        method=winner,
+        adjacency=adjacency,
+        bounds=bounds.values,
+        reasons=bounds.reasons,
+    )
 
 
 def _add_bounds(
-    bounds: Bounds, parts: dict[Event, int], wanted: str, target: float, method: str
+    bounds: Bounds,
+    parts: dict[Event, int],
+    question: Question,
+    method: str,
 ) -> None:
+    """Add every bound of the method that applies; stop if the Rényi bound is 0."""
+    target = question.target
     if method in ("best", "rdp"):
         curve = composed_curve(parts) * (1.0 + _MARGIN)
-        convert = rdp_epsilon if wanted == "epsilon" else rdp_delta
+        convert = rdp_epsilon if question.is_epsilon else rdp_delta
         rdp = bounds.add("rdp", lambda: convert(curve, target) * (1.0 + _MARGIN))
         if rdp == 0.0 or method == "rdp":
-            if method == "best" and wanted == "delta":
-                add_basic(bounds, parts, wanted, target)
+            if method == "best" and not question.is_epsilon:
+                add_basic(bounds, parts, question)
             return
     mu = gaussian_mu(parts)
     if mu is not None:
-        answer = gaussian_epsilon if wanted == "epsilon" else gaussian_delta
+        answer = gaussian_epsilon if question.is_epsilon else gaussian_delta
         bounds.add("gdp", lambda: answer(mu, target))
         return
     if method == "best":
-        add_basic(bounds, parts, wanted, target)
-    add_numerical(bounds, parts, wanted, target)
+        add_basic(bounds, parts, question)
+    add_numerical(bounds, parts, question)
 
 
 def lower_bound(
-    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE
+    event: Event,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> float:
-    """Return an ε that no valid bound for this event can fall below.
+    """Return a lower bound on ε: no valid guarantee for this event at `delta` has a smaller ε.
 
     It is the cost of an explicit instance: mechanisms that fit the event, with finitely many
     outcomes of known masses, composed without transforms and rounded down.
@@ -481,8 +666,13 @@ def lower_bound(
     return instance_epsilon(accounted, level)
 
 
-def group_privacy(event: Event, delta: float, *, method: str = "best") -> Guarantee:
-    """Convert an add-remove guarantee to replace-one: a replacement is a removal and an addition.
+def group_privacy(
+    event: Event,
+    delta: float,
+    *,
+    method: str = "best",
+) -> Guarantee:
+    """Return a replace-one guarantee derived from the add-remove guarantee of an event.
 
     An event that is `(ε, δ)`-DP under add-remove is `(2ε, (1 + e^ε) δ)`-DP under replace-one. The
     split of ε and δ is chosen so that the result meets `delta`.
@@ -503,28 +693,52 @@ def group_privacy(event: Event, delta: float, *, method: str = "best") -> Guaran
         True
     """
     level = check_delta(delta)
-    kind = _method(method)
+    best = _best_inner(event, level, _method(method))
+    if best is None:
+        return Guarantee(
+            math.inf,
+            level,
+            "none",
+            Adjacency.REPLACE_ONE,
+            {},
+        )
+    value = 2.0 * best.epsilon
+    name = f"group privacy of {best.method}"
+    return Guarantee(
+        value,
+        level,
+        name,
+        Adjacency.REPLACE_ONE,
+        {name: value},
+    )
+
+
+def _best_inner(
+    event: Event,
+    level: float,
+    method: str,
+) -> Guarantee | None:
+    """Return the add-remove guarantee at the largest δ' with (1 + e^ε) δ' <= `level`, or None."""
     # P(S) <= e^ε Q(S) + δ' and Q(S) <= e^ε R(S) + δ' give P(S) <= e^2ε R(S) + (1 + e^ε) δ'. The largest δ'
     # with (1 + e^ε(δ')) δ' <= level gives the smallest ε; it is searched on a logarithmic scale.
-    low, high = math.log(level) - 700.0, math.log(level / 2.0)
+    log_level = math.log(level)
+    low = log_level - 700.0
+    high = math.log(level / 2.0)
     best: Guarantee | None = None
     for _ in range(24):
         # The first try is the fixed point of ε -> ε(δ/(1 + e^ε)); then bisection.
         middle = 0.5 * (low + high)
-        if best is None and low < math.log(level) - 600.0:
-            guess = epsilon(event, level / 2.0, method=kind).epsilon
+        if best is None and low < log_level - 600.0:
+            guess = epsilon(event, level / 2.0, method=method).epsilon
             if not math.isfinite(guess) or guess > 300.0:
                 break
-            middle = math.log(level) - float(np.logaddexp(0.0, guess * 1.2 + 0.1))
-        answer = epsilon(event, math.exp(middle), method=kind)
-        if middle + float(np.logaddexp(0.0, answer.epsilon)) <= math.log(level):
-            best, low = answer, middle
+            middle = log_level - float(np.logaddexp(0.0, guess * 1.2 + 0.1))
+        answer = epsilon(event, math.exp(middle), method=method)
+        if middle + float(np.logaddexp(0.0, answer.epsilon)) <= log_level:
+            best = answer
+            low = middle
         else:
             high = middle
         if best is not None and high - low < 1e-3:
             break
-    if best is None:
-        return Guarantee(math.inf, level, "none", Adjacency.REPLACE_ONE, {})
-    value = 2.0 * best.epsilon
-    name = f"group privacy of {best.method}"
-    return Guarantee(value, level, name, Adjacency.REPLACE_ONE, {name: value})
+    return best

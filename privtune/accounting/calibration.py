@@ -1,4 +1,4 @@
-"""The noise that meets a target ε, found by the same function that reports ε.
+"""Find the noise that meets a target ε, by the same function that reports ε.
 
 The search ends on a point at which the accountant itself was asked, on the safe side. Before, quicker
 functions that bound nothing say where to look (`Gains`, `sketch`).
@@ -12,10 +12,11 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import NamedTuple
 
-from privtune.accounting._checks import check_delta, check_number
 from privtune.accounting.accountant import Guarantee, quick_epsilon
 from privtune.accounting.accountant import epsilon as report
+from privtune.accounting.checks import check_delta, check_number
 from privtune.accounting.events import Adjacency, Composed, Event, Gaussian, flatten
 from privtune.accounting.pairs import Gains, shape
 from privtune.accounting.registry import entry, scaled
@@ -28,7 +29,7 @@ _ROUNDS = 60
 
 
 def rounded_up(x: float, tolerance: float) -> float:
-    """Return the next number of few digits, above x by less than a tenth of a relative tolerance."""
+    """Round x up to a number of few digits, by less than a tenth of a relative tolerance."""
     # The last digits of exp and log differ between platforms, and a training's noise derives from all of
     # its plan: with 2e-13 more of it, every released bit would be another.
     return ceil_digits(x, 2 - math.floor(math.log10(tolerance)))
@@ -44,97 +45,227 @@ def solve_decreasing(
     steep: float = 1.2,
     enough: float = 1.0,
 ) -> float:
-    """Return x of few digits, near the least at which a falling function meets a target."""
-    # Secants of the logarithms: the function takes long. It was evaluated at the x that is returned, and
-    # found above the target at an x within the tolerance. `steep`: how much faster x changes than it.
-    aim = 0.5 * (1.0 + enough) * target
-    seen: list[tuple[float, float]] = []  # the points on the side that is left
+    """Return x of few digits, near the least at which a falling function meets a target.
 
-    def outward(x: float, value: float) -> float:
-        """Return how far to go from a point, as a factor; further each time it was not enough."""
-        seen.append((x, value))
-        ratio = max(value / aim, aim / value) if 0.0 < value < math.inf else 4.0
-        power, stride, least = steep, 3.0 ** (len(seen) - 1), 1.0 + 2.0 * tolerance
-        if enough < 1.0 and len(seen) <= 3:  # a band is met by a secant, where an edge is not
-            power, stride, least = _slope(*seen[-2:], usual=steep), 1.0, 1.0
-        return _power(max(min(ratio, 1e6) ** power, least), stride)
+    The function was evaluated at the x that is returned, and found above the target at an x within the
+    tolerance.
 
-    rounded = partial(rounded_up, tolerance=tolerance)
-    low = high = rounded(start)
-    low_value = high_value = function(high)
-    if enough * target <= high_value <= target:
-        return high
-    if high_value > target:
-        while high_value > target:
-            if high >= LARGEST:
-                raise impossible()
-            low, low_value = high, high_value
-            high = rounded(min(high * outward(high, high_value), LARGEST))
-            high_value = function(high)
-    else:
-        while low_value <= target:
-            high, high_value = low, low_value
-            if enough < 1.0 and enough * target <= high_value:
-                return high
-            low = rounded(low / outward(low, low_value))
-            if low < SMALLEST:
-                return high
-            low_value = function(low)
-    widths = [math.inf, math.inf]
-    for _ in range(_ROUNDS):
-        width = math.log(high / low)
-        if width <= tolerance or (enough < 1.0 and enough * target <= high_value):
-            break
-        above, below = low_value / aim, high_value / aim
+    Args:
+        function: Falls in x; each call takes long.
+        target: The value that it may not exceed.
+        tolerance: Relative accuracy of x.
+        impossible: Makes the error to raise where no x up to 10^6 meets the target.
+        start: The first x.
+        steep: How much faster x changes than the function's value, in logarithms.
+        enough: A share of the target: any value between it and the target ends the search.
+    """
+    search = _SecantSearch(
+        function,
+        target,
+        tolerance,
+        impossible,
+        steep,
+        enough,
+    )
+    high = search.evaluate(rounded_up(start, tolerance))
+    if search.is_met_by(high):
+        return high.x
+    bracket = search.bracket(high)
+    if bracket.low is None:
+        return bracket.high.x
+    return search.narrow(bracket.low, bracket.high)
+
+
+class _Point(NamedTuple):
+    """A value x and the searched function's value there."""
+
+    x: float
+    value: float
+
+
+class _Bracket(NamedTuple):
+    """Two points around the root: `low`, below it or None, and `high`, at or above it."""
+
+    low: _Point | None
+    high: _Point
+
+
+@dataclass
+class _SecantSearch:
+    """A search for the root of a falling function by secants of the logarithms.
+
+    Attributes:
+        passed: Points of the search outward, on the side that it leaves.
+    """
+
+    function: Callable[[float], float]
+    target: float
+    tolerance: float
+    impossible: Callable[[], PrivTuneError]
+    steep: float
+    enough: float
+    passed: list[_Point] = field(default_factory=list)
+
+    @property
+    def _aim(self) -> float:
+        """The function value that secants aim at: the middle of the accepted band."""
+        return 0.5 * (1.0 + self.enough) * self.target
+
+    def evaluate(self, x: float) -> _Point:
+        """Return the point (x, function value) at x."""
+        return _Point(x, self.function(x))
+
+    def is_met_by(self, point: _Point) -> bool:
+        """Return whether a point's value is between `enough` times the target and the target."""
+        return self.enough * self.target <= point.value <= self.target
+
+    def bracket(self, first: _Point) -> _Bracket:
+        """Return a bracket of the root, searched outward from a first point."""
+        if first.value > self.target:
+            return self._bracket_upwards(first)
+        return self._bracket_downwards(first)
+
+    def _bracket_upwards(self, high: _Point) -> _Bracket:
+        """Return a bracket found by raising x until the function's value meets the target."""
+        low = high
+        while high.value > self.target:
+            if high.x >= LARGEST:
+                raise self.impossible()
+            low = high
+            x = min(high.x * self._outward(high), LARGEST)
+            high = self.evaluate(rounded_up(x, self.tolerance))
+        return _Bracket(low, high)
+
+    def _bracket_downwards(self, low: _Point) -> _Bracket:
+        """Return a bracket found by lowering x until the target is exceeded or nearly met."""
+        high = low
+        while low.value <= self.target:
+            high = low
+            if self.enough < 1.0 and self.enough * self.target <= high.value:
+                return _Bracket(None, high)
+            x = rounded_up(low.x / self._outward(low), self.tolerance)
+            if x < SMALLEST:
+                return _Bracket(None, high)
+            low = self.evaluate(x)
+        return _Bracket(low, high)
+
+    def _outward(self, point: _Point) -> float:
+        """Return the factor, 16 at most, by which x moves next; it grows with every failed step."""
+        self.passed.append(point)
+        value = point.value
+        ratio = 4.0
+        if 0.0 < value < math.inf:
+            ratio = max(value / self._aim, self._aim / value)
+        ratio = min(ratio, 1e6)
+        if self.enough < 1.0 and len(self.passed) <= 3:
+            # A band is met by a secant, where an edge is not.
+            power = _slope(*self.passed[-2:], usual=self.steep)
+            return _power(max(ratio**power, 1.0), 1.0)
+        stride = 3.0 ** (len(self.passed) - 1)
+        least = 1.0 + 2.0 * self.tolerance
+        return _power(max(ratio**self.steep, least), stride)
+
+    def narrow(self, low: _Point, high: _Point) -> float:
+        """Return an x above the root, within the tolerance of it or with a value in the band."""
+        widths = [math.inf, math.inf]
+        for _ in range(_ROUNDS):
+            width = math.log(high.x / low.x)
+            is_enough = self.enough < 1.0 and self.enough * self.target <= high.value
+            if width <= self.tolerance or is_enough:
+                break
+            root = self._root(low, high, width, widths[-2])
+            widths.append(width)
+            x = low.x * math.exp(root)
+            middle = self.evaluate(rounded_up(x, self.tolerance))
+            if middle.value > self.target:
+                low = middle
+            else:
+                high = middle
+        return high.x
+
+    def _root(
+        self,
+        low: _Point,
+        high: _Point,
+        width: float,
+        last_width: float,
+    ) -> float:
+        """Return the distance of the next point from `low`, in log x.
+
+        Args:
+            low: Below the root: its value exceeds the target.
+            high: Above the root.
+            width: Between them, in log x.
+            last_width: The same two steps before.
+        """
+        above = low.value / self._aim
+        below = high.value / self._aim
         # A secant that did not halve the interval in two steps is no guide.
-        straight = math.isfinite(above) and below > 0.0 and width < 0.5 * widths[-2]
-        root = width * math.log(above) / math.log(above / below) if straight else 0.5 * width
-        widths.append(width)
+        is_line = math.isfinite(above) and below > 0.0 and width < 0.5 * last_width
+        if not is_line:
+            return 0.5 * width
+        root = width * math.log(above) / math.log(above / below)
+        if self.enough < 1.0:
+            return root
         # Near an end, so that the other side of the root is found within the tolerance.
-        if straight and enough == 1.0:
-            near = width - 0.9 * tolerance
-            root = near if root > near else max(root + 0.2 * tolerance, 0.9 * tolerance)
-        middle = rounded(low * math.exp(root))
-        value = function(middle)
-        if value > target:
-            low, low_value = middle, value
-        else:
-            high, high_value = middle, value
-    return high
+        margin = 0.9 * self.tolerance
+        if root > width - margin:
+            return width - margin
+        return max(root + 0.2 * self.tolerance, margin)
 
 
-def _slope(*seen: tuple[float, float], usual: float) -> float:
-    """Return Δ log x over -Δ log f(x) between two points of a falling function, or the usual value."""
-    (x, value), (other, beyond) = seen[0], seen[-1]
-    if not 0.0 < beyond < math.inf or not 0.0 < value < math.inf or value == beyond:
+def _slope(*points: _Point, usual: float) -> float:
+    """Return -Δ log x / Δ log f(x) between two points, or `usual` where that is implausible."""
+    first = points[0]
+    last = points[-1]
+    for point in (first, last):
+        if not 0.0 < point.value < math.inf:
+            return usual
+    if first.value == last.value:
         return usual
-    found = math.log(other / x) / math.log(value / beyond)
-    return found if 0.25 * usual < found < 4.0 * usual else usual
+    fall = math.log(first.value / last.value)
+    slope = math.log(last.x / first.x) / fall
+    return slope if 0.25 * usual < slope < 4.0 * usual else usual
 
 
 def _power(base: float, stride: float) -> float:
-    """Return ``base ** stride``, 16 at most; floats do not hold what strides grow to."""
-    return 16.0 if stride * math.log(base) > 3.0 else min(base**stride, 16.0)
+    """Return ``base ** stride``, limited to 16."""
+    if stride * math.log(base) > 3.0:
+        return 16.0
+    return min(float(base**stride), 16.0)
 
 
-_FIRST, _SECOND = 0.5, 2.0  # fineness of the lattices of a search
+# Fineness of the lattices of a search.
+_FIRST = 0.5
+_SECOND = 2.0
 _NEAR = 1e-2  # how close, in log ε, the first lattice must come
-_GUESSES, _FINER = 12, 3  # on the first lattice, and on the second
+_GUESSES = 12  # on the first lattice
+_FINER = 3  # guesses on the second
 _ANSWERS = 8  # of the accountant, until one counts
 _APART = 1e-2  # two places that tell a slope
-_STEEPEST, _FLATTEST = -20.0, -0.05
-_NOWHERE = (0.0, -1.2)  # the factor 1, and how ε usually falls
+_STEEPEST = -20.0
+_FLATTEST = -0.05
 _LESS = 4e-4
 _STRIDE = math.log(16.0)
 
 
+class _Guess(NamedTuple):
+    """The point from which a search goes on: log of the noise factor, and the slope of log ε there."""
+
+    place: float
+    slope: float
+
+
+_NOWHERE = _Guess(0.0, -1.2)  # the factor 1, and how ε usually falls
+
+
 class CalibrationError(PrivTuneError):
-    """No noise meets the target; the message says why."""
+    """The error that no noise meets the target, with the reason in its message."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The event whose noise meets the target.
+    """The event scaled so that its noise meets the target, with the factor and the guarantee.
 
     Args:
         event: The event, every noise multiplier multiplied by `scale`.
@@ -143,8 +274,8 @@ class Calibration:
 
     Example:
         >>> from privtune.accounting import Gaussian
-        >>> found = calibrate(Gaussian(1.0), epsilon=1.0, delta=1e-5)
-        >>> round(found.scale, 2), found.event.noise_multiplier == found.scale
+        >>> answer = calibrate(Gaussian(1.0), epsilon=1.0, delta=1e-5)
+        >>> round(answer.scale, 2), answer.event.noise_multiplier == answer.scale
         (3.73, True)
     """
 
@@ -155,7 +286,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class SharedBudget:
-    """Arms that share one budget.
+    """The events of arms that share one budget, with each arm's target ε and the guarantees.
 
     Args:
         events: One event for each arm.
@@ -229,8 +360,8 @@ def calibrate(
     Example:
         >>> from privtune.accounting import Gaussian, PoissonSampled, Repeated
         >>> training = Repeated(1000, PoissonSampled(0.01, Gaussian(1.0)))
-        >>> found = calibrate(training, epsilon=1.0, delta=1e-5)
-        >>> round(found.event.event.event.noise_multiplier, 2), 0.99 < found.guarantee.epsilon <= 1.0
+        >>> answer = calibrate(training, epsilon=1.0, delta=1e-5)
+        >>> round(answer.event.event.event.noise_multiplier, 2), 0.99 < answer.guarantee.epsilon <= 1.0
         (1.41, True)
     """
     target = check_number("epsilon", epsilon, above=0.0)
@@ -238,23 +369,29 @@ def calibrate(
     accuracy = check_number("tolerance", tolerance, above=0.0, below=0.5)
     if scaled(event, 2.0) == event:
         raise InvalidInputError("event", event.type, "has no noise multiplier to scale")
-    memory = _memory.get() or _Memory()
-    asked = (event, target, level, adjacency, accuracy)
-    if asked in memory.found:
-        return memory.found[asked]
+    memory = _memory.get() or _SearchMemory()
+    question = (event, target, level, adjacency, accuracy)
+    if question in memory.answers:
+        return memory.answers[question]
 
     def reported(scale: float) -> float:
         return report(scaled(event, scale), level, adjacency=adjacency).epsilon
 
-    def impossible() -> CalibrationError:
-        return _impossible(event, target, level)
-
-    scale = _near(memory, event, target, delta=level, accuracy=accuracy, reported=reported)
+    scale = _search_noise(
+        memory,
+        event,
+        target,
+        delta=level,
+        accuracy=accuracy,
+        reported=reported,
+    )
     if scale is None:
+        impossible = partial(_impossible_error, event, target, level)
         scale = solve_decreasing(reported, target, accuracy, impossible)
-    found = scaled(event, scale)
-    answer = Calibration(found, scale, report(found, level, adjacency=adjacency))
-    memory.found[asked] = answer
+    calibrated = scaled(event, scale)
+    guarantee = report(calibrated, level, adjacency=adjacency)
+    answer = Calibration(calibrated, scale, guarantee)
+    memory.answers[question] = answer
     return answer
 
 
@@ -266,82 +403,145 @@ def sketch(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     tolerance: float = 1e-4,
 ) -> float:
-    """Estimate the factor that `calibrate` finds, for searches that end in a calibration."""
+    """Estimate the factor that `calibrate` finds, for searches that end in a calibration.
+
+    Args:
+        event: The event.
+        epsilon: Target, above 0.
+        delta: Target, in (0, 1).
+        adjacency: The relation of neighbouring datasets.
+        tolerance: Relative accuracy of the factor.
+    """
     # Where selections stand inside other events the accountant, which takes long, is not asked.
-    if _nests(event) and adjacency is Adjacency.ADD_REMOVE:
-        memory = _memory.get() or _Memory()
-        guess = _guessed(memory, event, epsilon, delta, tolerance)
-        if guess is not None and SMALLEST <= math.exp(guess[0]) <= LARGEST:
-            end = _End(guess[0] + math.log(shape(event)[1]), math.log(epsilon), guess[1])
-            memory.ends.setdefault((shape(event)[0], delta), []).append(end)
-            return rounded_up(math.exp(guess[0]), tolerance)
-    found = calibrate(event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=tolerance)
-    return found.scale
+    if _has_nested_choices(event) and adjacency is Adjacency.ADD_REMOVE:
+        memory = _memory.get() or _SearchMemory()
+        guess = _guess_noise(
+            memory,
+            event,
+            epsilon,
+            delta,
+            tolerance,
+        )
+        if guess is not None and SMALLEST <= math.exp(guess.place) <= LARGEST:
+            memory.remember(event, delta, guess, math.log(epsilon))
+            return rounded_up(math.exp(guess.place), tolerance)
+    answer = calibrate(
+        event,
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=adjacency,
+        tolerance=tolerance,
+    )
+    return answer.scale
 
 
 @dataclass(frozen=True)
 class _End:
-    """Where a search ended: the logarithms of the noise and of ε, and the slope of one in the other."""
+    """The end of a search: log of the noise, log of ε, and the slope of log ε in log noise."""
 
     noise: float
     value: float
     slope: float
 
     def noise_for(self, target: float) -> float:
-        """Return the logarithm of the noise for another ε, on a line."""
-        return self.noise + _bounded((math.log(target) - self.value) / self.slope)
+        """Return the logarithm of the noise for another target ε, extrapolated on a line."""
+        step = (math.log(target) - self.value) / self.slope
+        return self.noise + _limit_step(step)
 
 
 @dataclass(frozen=True)
-class _Memory:
-    """Earlier searches of one planning: confirmed answers, and places where the next search begins."""
+class _SearchMemory:
+    """The earlier searches of one planning: their answers, where they ended, and rearrangement gains.
 
-    found: dict[object, Calibration] = field(default_factory=dict)
+    Attributes:
+        answers: Confirmed answers, by question.
+        ends: Places where the next search begins, by the event's shape and δ.
+        gains: What the rearrangement gained.
+    """
+
+    answers: dict[object, Calibration] = field(default_factory=dict)
     ends: dict[object, list[_End]] = field(default_factory=dict)
     gains: Gains = field(default_factory=Gains)
 
+    def remember(
+        self,
+        event: Event,
+        delta: float,
+        guess: _Guess,
+        log_epsilon: float,
+    ) -> None:
+        """Store where a search ended, for later searches of events of the same shape."""
+        kind, noise = shape(event)
+        end = _End(guess.place + math.log(noise), log_epsilon, guess.slope)
+        self.ends.setdefault((kind, delta), []).append(end)
 
-_memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)
+
+_memory: ContextVar[_SearchMemory | None] = ContextVar("memory", default=None)
 
 
 @contextmanager
 def searches_learn() -> Iterator[None]:
-    """Let every calibration in this block start from the noise that earlier, similar ones found."""
-    token = _memory.set(_memory.get() or _Memory())
+    """Let every calibration in this block start from the ends of earlier, similar searches."""
+    token = _memory.set(_memory.get() or _SearchMemory())
     try:
         yield
     finally:
         _memory.reset(token)
 
 
-def _guessed(
-    memory: _Memory, event: Event, target: float, delta: float, accuracy: float
-) -> tuple[float, float] | None:
-    """Estimate the log of the noise factor that meets a target, and the slope of log ε there; or None."""
+def _guess_noise(
+    memory: _SearchMemory,
+    event: Event,
+    target: float,
+    delta: float,
+    accuracy: float,
+) -> _Guess | None:
+    """Estimate the noise factor that meets a target, by lattices alone; None if none answers.
 
-    def height(scale: float, fineness: float, gains: Gains | None = None) -> float:
-        """Return log(ε / target) on one lattice; NaN where that does not answer."""
-        value = quick_epsilon(scaled(event, scale), delta, target, fineness, gains)
+    Args:
+        memory: Earlier searches: the nearest end among events of the same shape is where this one begins.
+        event: The event.
+        target: ε.
+        delta: δ.
+        accuracy: Relative accuracy of the factor.
+    """
+
+    def height(
+        scale: float,
+        fineness: float,
+        gains: Gains | None = None,
+    ) -> float:
+        """Return log(ε / target) on one lattice; NaN where the lattice gives no ε."""
+        value = quick_epsilon(
+            scaled(event, scale),
+            delta,
+            target,
+            fineness,
+            gains,
+        )
         if value is None or not math.isfinite(value):
             return math.nan
-        return math.log(value / target) if value > 0.0 else -math.inf
+        if value <= 0.0:
+            return -math.inf
+        return math.log(value / target)
 
     kind, noise = shape(event)
-    if ends := memory.ends.get((kind, delta)):
-        end = min(ends, key=lambda end: abs(end.value - math.log(target)))
-        guess = end.noise_for(target) - math.log(noise), end.slope
+    ends = memory.ends.get((kind, delta))
+    if ends:
+        nearest = min(ends, key=lambda end: abs(end.value - math.log(target)))
+        guess = _Guess(nearest.noise_for(target) - math.log(noise), nearest.slope)
         if not any(map(_is_slow, flatten(event))):
             return guess  # the accountant answers as fast as a lattice
     else:
-        coarse = _coarsely(lambda scale: height(scale, _FIRST))
+        coarse = _guess_coarsely(lambda scale: height(scale, _FIRST))
         if coarse is None:
             return None
         guess = coarse
-    return _finely(lambda scale: height(scale, _SECOND, memory.gains), *guess, accuracy)
+    return _refine_guess(lambda scale: height(scale, _SECOND, memory.gains), guess, accuracy)
 
 
-def _near(
-    memory: _Memory,
+def _search_noise(
+    memory: _SearchMemory,
     event: Event,
     target: float,
     *,
@@ -349,11 +549,30 @@ def _near(
     accuracy: float,
     reported: Callable[[float], float],
 ) -> float | None:
-    """Search a noise factor at which the accountant itself reports at most the target, or return None."""
-    kind, noise = shape(event)
-    place, slope = _guessed(memory, event, target, delta, accuracy) or _NOWHERE
+    """Return a noise factor at which the accountant reports at most the target, or None.
+
+    Args:
+        memory: Earlier searches; the end of this one is added.
+        event: The event.
+        target: ε.
+        delta: δ.
+        accuracy: Relative accuracy of the factor.
+        reported: ε of the accountant at a factor.
+    """
+    guess = (
+        _guess_noise(
+            memory,
+            event,
+            target,
+            delta,
+            accuracy,
+        )
+        or _NOWHERE
+    )
+    place = guess.place
+    slope = guess.slope
     below = 0.5 * accuracy * -slope
-    last = None
+    last: tuple[float, float] | None = None
     for _ in range(_ANSWERS):
         scale = math.exp(place)
         if not SMALLEST <= scale <= LARGEST:
@@ -362,66 +581,89 @@ def _near(
         value = reported(scale)
         if not math.isfinite(value) or value <= 0.0:
             return None
-        now = math.log(value / target)
-        if -2.0 * below <= now and value <= target:
-            end = _End(place + math.log(noise), math.log(value), slope)
-            memory.ends.setdefault((kind, delta), []).append(end)
+        height = math.log(value / target)
+        if -2.0 * below <= height and value <= target:
+            memory.remember(event, delta, _Guess(place, slope), math.log(value))
             return scale
-        if last is not None and abs(place - last[0]) > _APART:
-            slope = (now - last[1]) / (place - last[0])
+        slope = _secant(last, place, height, slope)
         if not _STEEPEST < slope < _FLATTEST:
             return None
-        last = place, now
+        last = (place, height)
         # Aim half the accuracy below the target, in units of the factor.
         below = 0.5 * accuracy * -slope
-        place += _bounded(-(now + below) / slope)
+        place += _limit_step(-(height + below) / slope)
     return None
 
 
-def _coarsely(height: Callable[[float], float]) -> tuple[float, float] | None:
-    """Estimate the same on the coarsest lattice, where each answer is quick; None where it gives none."""
+def _secant(
+    last: tuple[float, float] | None,
+    place: float,
+    height: float,
+    slope: float,
+) -> float:
+    """Return the slope between the last point and this one, or `slope` if they are too close."""
+    if last is None or abs(place - last[0]) <= _APART:
+        return slope
+    return (height - last[1]) / (place - last[0])
+
+
+def _guess_coarsely(height: Callable[[float], float]) -> _Guess | None:
+    """Estimate the noise factor on a coarse, quick lattice; return None where that fails."""
     place, slope = _NOWHERE
-    last = None
+    last: tuple[float, float] | None = None
     for _ in range(_GUESSES):
-        now = height(math.exp(place))
-        if now == -math.inf:  # far too much noise: there is no line to follow yet
+        here = height(math.exp(place))
+        if here == -math.inf:  # far too much noise: there is no line to follow yet
             place -= math.log(2.0)
             continue
-        if last is not None and abs(place - last[0]) > _APART:
-            slope = (now - last[1]) / (place - last[0])
-        if math.isnan(now) or not _STEEPEST < slope < _FLATTEST:
+        slope = _secant(last, place, here, slope)
+        if math.isnan(here) or not _STEEPEST < slope < _FLATTEST:
             return None
-        if abs(now) < _NEAR and last is not None:
-            return place - now / slope, slope
+        away = -here / slope
+        if abs(here) < _NEAR and last is not None:
+            return _Guess(place - here / slope, slope)
         # Two places tell the slope, also where the first is right.
-        away = -now / slope
-        last = place, now
-        place += _bounded(away) if abs(away) > _APART else 3.0 * _APART
+        last = (place, here)
+        place += _limit_step(away) if abs(away) > _APART else 3.0 * _APART
     return None
 
 
-def _finely(
-    height: Callable[[float], float], place: float, slope: float, accuracy: float
-) -> tuple[float, float] | None:
-    """Improve that estimate on a finer lattice, on which each answer takes longer."""
-    last = None
+def _refine_guess(
+    height: Callable[[float], float],
+    guess: _Guess,
+    accuracy: float,
+) -> _Guess | None:
+    """Improve an estimate of the noise factor on a finer, slower lattice; None where that fails."""
+    place = guess.place
+    slope = guess.slope
+    last: tuple[float, float] | None = None
     for _ in range(_FINER):
-        now = height(math.exp(place))
-        if not math.isfinite(now):
+        here = height(math.exp(place))
+        if not math.isfinite(here):
             return None
-        if last is not None and abs(place - last[0]) > _APART:
-            steeper = (now - last[1]) / (place - last[0])
-            slope = steeper if _STEEPEST < steeper < _FLATTEST else slope
-        last = place, now
+        steeper = _secant(last, place, here, slope)
+        if _STEEPEST < steeper < _FLATTEST:
+            slope = steeper
+        last = (place, here)
         below = 0.5 * accuracy * -slope
-        if abs(now + below) < 0.5 * below:
+        if abs(here + below) < 0.5 * below:
             break
-        place += _bounded(-(now + below) / slope)
-    return place, slope
+        place += _limit_step(-(here + below) / slope)
+    return _Guess(place, slope)
 
 
-def _as_gaussians(target: float, delta: float, shares: Sequence[float]) -> float:
-    """Estimate the budget's ε over the arms' common ε, as if each arm were one Gaussian release."""
+def _as_gaussians(
+    target: float,
+    delta: float,
+    shares: Sequence[float],
+) -> float:
+    """Estimate the ratio of the budget's ε to the arms' common ε, as if arms were Gaussian.
+
+    Args:
+        target: The budget's ε.
+        delta: Its δ.
+        shares: Proportions of the arms' targets.
+    """
 
     @cache
     def precision(epsilon: float) -> float:
@@ -434,32 +676,44 @@ def _as_gaussians(target: float, delta: float, shares: Sequence[float]) -> float
     most = math.sqrt(len(shares)) * max(shares)
     try:
         return solve_decreasing(
-            total, precision(target), 1e-2, PrivTuneError, start=most, steep=0.6, enough=0.98
+            total,
+            precision(target),
+            1e-2,
+            PrivTuneError,
+            start=most,
+            steep=0.6,
+            enough=0.98,
         )
     except PrivTuneError:  # no noise is so large, or so small
         return most
 
 
 def _is_slow(part: Event) -> bool:
+    """Return whether the part needs a lattice of its own, so that its account takes long."""
     return entry(part).own_lattice
 
 
-def _nests(event: Event) -> bool:
-    """Return whether a composition has selections beside other events, which takes long to account."""
-    return any(_is_slow(part) and entry(part).choice(part) is None for part in flatten(event))
+def _has_nested_choices(event: Event) -> bool:
+    """Return whether a composition has selections beside other events, which are slow to account."""
+    slow = filter(_is_slow, flatten(event))
+    return any(entry(part).choice(part) is None for part in slow)
 
 
-def _bounded(step: float) -> float:
+def _limit_step(step: float) -> float:
+    """Return a step in log noise, limited to log 16 in either direction."""
     return min(max(step, -_STRIDE), _STRIDE)
 
 
-def _impossible(event: Event, target: float, delta: float) -> CalibrationError:
+def _impossible_error(
+    event: Event,
+    target: float,
+    delta: float,
+) -> CalibrationError:
+    """Return the error for an unreachable target, which names the ε that remains without the noise."""
     floor = report(scaled(event, LARGEST), delta).epsilon
-    reason = (
-        "the parts without noise multipliers alone give"
-        if math.isfinite(floor)
-        else "some part has no finite guarantee at this delta: epsilon is"
-    )
+    reason = "the parts without noise multipliers alone give"
+    if not math.isfinite(floor):
+        reason = "some part has no finite guarantee at this delta: epsilon is"
     return CalibrationError(
         f"epsilon = {target:g} at delta = {delta:g} cannot be reached by any noise: "
         f"{reason} {floor:.4g}."
@@ -467,12 +721,13 @@ def _impossible(event: Event, target: float, delta: float) -> CalibrationError:
 
 
 def _shares(count: int, weights: Sequence[float] | None) -> list[float]:
-    """Return the proportions of the arms' targets, checked."""
+    """Return the checked weights of the arms, all 1 by default."""
     if not count:
         raise InvalidInputError("arms", (), "must hold at least one arm")
     if weights is not None and len(weights) != count:
         raise InvalidInputError("weights", tuple(weights), "must hold one number for each arm")
-    return [check_number("weights", share, above=0.0) for share in weights or [1.0] * count]
+    shares = weights or [1.0] * count
+    return [check_number("weights", share, above=0.0) for share in shares]
 
 
 def share_budget(
@@ -484,7 +739,7 @@ def share_budget(
     weights: Sequence[float] | None = None,
     sketches: Sequence[Callable[[float], Event]] = (),
 ) -> SharedBudget:
-    """Give every arm of a study its share of one budget, by the account of all arms together.
+    """Split one budget among the arms of a study, by the account of all arms together.
 
     Args:
         arms: Each maps its target ε (at the same delta) to an event that meets it.
@@ -515,21 +770,37 @@ def share_budget(
     target = check_number("epsilon", epsilon, above=0.0)
     level = check_delta(delta)
     shares = _shares(len(arms), weights)
-    made: dict[float, tuple[Event, ...]] = {}
+    plans: dict[float, tuple[Event, ...]] = {}
 
     def planned(inverse: float, by: Sequence[Callable[[float], Event]]) -> tuple[Event, ...]:
         common = target / inverse
-        return tuple(arm(common * share) for arm, share in zip(by, shares, strict=True))
+        events = []
+        for arm, share in zip(by, shares, strict=True):
+            events.append(arm(common * share))
+        return tuple(events)
+
+    def reported(event: Event) -> Guarantee:
+        return report(event, level, adjacency=adjacency)
 
     def total(inverse: float) -> float:
-        made[inverse] = planned(inverse, arms)
-        return report(Composed(made[inverse]), level, adjacency=adjacency).epsilon
+        plans[inverse] = planned(inverse, arms)
+        return reported(Composed(plans[inverse])).epsilon
 
     def about(inverse: float) -> float:
-        whole, gains = Composed(planned(inverse, sketches)), (_memory.get() or _Memory()).gains
-        slow = adjacency is Adjacency.ADD_REMOVE and _nests(whole)
-        found = quick_epsilon(whole, level, target, _SECOND, gains) if slow else None
-        return report(whole, level, adjacency=adjacency).epsilon if found is None else found
+        """Estimate the total ε of the sketches, by a lattice or, where that is quick, the accountant."""
+        event = Composed(planned(inverse, sketches))
+        if adjacency is Adjacency.ADD_REMOVE and _has_nested_choices(event):
+            gains = (_memory.get() or _SearchMemory()).gains
+            estimate = quick_epsilon(
+                event,
+                level,
+                target,
+                _SECOND,
+                gains,
+            )
+            if estimate is not None:
+                return estimate
+        return reported(event).epsilon
 
     def impossible() -> PrivTuneError:
         return CalibrationError(
@@ -538,7 +809,11 @@ def share_budget(
         )
 
     search = partial(
-        solve_decreasing, tolerance=1e-3, impossible=impossible, steep=1.0, enough=1.0 - 1e-3
+        solve_decreasing,
+        tolerance=1e-3,
+        impossible=impossible,
+        steep=1.0,
+        enough=1.0 - 1e-3,
     )
     with searches_learn():
         start = _as_gaussians(target, level, shares)
@@ -546,11 +821,11 @@ def share_budget(
             with suppress(CalibrationError):
                 start = search(about, (1.0 + _LESS) * target, start=start)
         inverse = search(total, target, start=start)
-    events = made[inverse]
+    events = plans[inverse]
     common = target / inverse
     return SharedBudget(
-        events,
-        tuple(common * share for share in shares),
-        tuple(report(event, level, adjacency=adjacency) for event in events),
-        report(Composed(events), level, adjacency=adjacency),
+        events=events,
+        arm_epsilons=tuple(common * share for share in shares),
+        guarantees=tuple(reported(event) for event in events),
+        total=reported(Composed(events)),
     )

@@ -1,4 +1,4 @@
-"""What other accountants say of an event, beside ours, and the witnesses of a certificate.
+"""Compare ε of an event with other accountants, and with the witnesses that a certificate names.
 
 Ours decides. Upper bounds of others are recorded: a looser one proves nothing, and a tighter one
 contradicts nothing. Only a lower bound can object: where the true ε is proved to be above ours, nothing
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from privtune.accounting._checks import json_number
 from privtune.accounting.accountant import Guarantee, epsilon, lower_bound
+from privtune.accounting.checks import json_number
 from privtune.accounting.curves import rdp_epsilon
 from privtune.accounting.events import Adjacency, Event, NonPrivate, flatten
 from privtune.accounting.rdp import composed_by_autodp
@@ -33,11 +33,11 @@ _ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))  # those o
 
 
 class _CannotError(Exception):
-    """A tool has no word for the event; the message says for what."""
+    """The error that a tool cannot express the event; its message names the unknown part."""
 
 
-class _Release(NamedTuple):
-    """One kind of release of an event, and how often it is made."""
+class _ReleaseCount(NamedTuple):
+    """One kind of release in an event, with its sampling rate, noise and number of times."""
 
     kind: str
     rate: float
@@ -45,8 +45,8 @@ class _Release(NamedTuple):
     times: int
 
 
-class _Choice(NamedTuple):
-    """A best of K, and how often it is made."""
+class _BestOfK(NamedTuple):
+    """A selection of the best of K runs in an event, with the number of times it is made."""
 
     event: Event
     runs: RunLaw
@@ -55,28 +55,28 @@ class _Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one tool says: an ε, or why it has none."""
+    """The answer of one tool: its ε, or None, and a sentence that explains it."""
 
     tool: str
     epsilon: float | None
     why: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
-        known = None if self.epsilon is None else json_number(self.epsilon)
-        return {"tool": self.tool, "epsilon": known, "why": self.why}
+        """Return the answer as JSON-ready data."""
+        epsilon = None if self.epsilon is None else json_number(self.epsilon)
+        return {"tool": self.tool, "epsilon": epsilon, "why": self.why}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our guarantee and lower bound, and the answers of other tools."""
+    """Our guarantee and lower bound of an event, and the answers of other tools."""
 
     ours: Guarantee
     lower: float
     others: tuple[Answer, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
+        """Return the comparison as JSON-ready data."""
         return {
             "ours": self.ours.to_dict(),
             "lower": json_number(self.lower),
@@ -84,106 +84,151 @@ class Comparison:
         }
 
 
-def compare(event: Event, delta: float, *, tools: Sequence[str] = ()) -> Comparison:
-    """Ask tools for ε of one event at one δ, under add-remove."""
+def compare(
+    event: Event,
+    delta: float,
+    *,
+    tools: Sequence[str] = (),
+) -> Comparison:
+    """Compare our ε of one event at one δ with that of other tools, under add-remove.
+
+    Args:
+        event: What touched the data.
+        delta: In (0, 1).
+        tools: Names among `TOOLS`; all by default.
+
+    Returns:
+        Our guarantee and lower bound, and an answer of each tool, in this order.
+    """
     ours = epsilon(event, delta)
     lower = lower_bound(event, delta)
-    answers = []
-    for name in tools or TOOLS:
-        ask = TOOLS[name]
-        try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")
-                found = float(ask(_parts(event), delta))
-        except PrivTuneError as error:
-            answers.append(Answer(name, None, str(error)))
-        except _CannotError as error:
-            answers.append(Answer(name, None, f"It has no word for {error}."))
-        except Exception as error:  # whatever another library does with an odd event
-            answers.append(Answer(name, None, f"It fails ({type(error).__name__})."))
-        else:
-            if math.isnan(found):
-                answers.append(Answer(name, None, "It fails (its number is none)."))
-            else:
-                answers.append(Answer(name, found, _why(name, found, ours, lower)))
+    answers = [_ask(name, event, ours, lower) for name in tools or TOOLS]
     return Comparison(ours, lower, tuple(answers))
 
 
-def _why(tool: str, found: float, ours: Guarantee, lower: float) -> str:
+def _ask(
+    name: str,
+    event: Event,
+    ours: Guarantee,
+    lower: float,
+) -> Answer:
+    """Return one tool's answer at our δ; an exception in the tool becomes an answer without ε."""
+    ask = TOOLS[name]
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            theirs = float(ask(_parts(event), ours.delta))
+    except PrivTuneError as error:
+        return Answer(name, None, str(error))
+    except _CannotError as error:
+        return Answer(name, None, f"It has no word for {error}.")
+    except Exception as error:  # whatever another library does with an odd event
+        return Answer(name, None, f"It fails ({type(error).__name__}).")
+    if math.isnan(theirs):
+        return Answer(name, None, "It fails (its number is none).")
+    return Answer(name, theirs, _why(name, theirs, ours, lower))
+
+
+def _why(
+    tool: str,
+    theirs: float,
+    ours: Guarantee,
+    lower: float,
+) -> str:
     """Return one sentence on why this package's ε differs from that of another tool."""
-    if found < lower * (1.0 - 1e-6):
-        return "Its number is no upper bound: some mechanism with this event costs more."
-    if math.isinf(found):
-        same = "as is ours" if math.isinf(ours.epsilon) else "ours has a bound that is finite"
+    if theirs < lower * (1.0 - 1e-6):
+        return "Not an upper bound: some mechanism with this event costs more."
+    if math.isinf(theirs):
+        same = "so is PrivTune's" if math.isinf(ours.epsilon) else "PrivTune's is finite"
         return f"Its bound is infinite; {same}."
-    if abs(found - ours.epsilon) <= _ALIKE * ours.epsilon:
+    if abs(theirs - ours.epsilon) <= _ALIKE * ours.epsilon:
         return "They agree."
-    if found < ours.epsilon:
-        return f"Ours is larger: both are bounds, and ours, by {ours.method}, is the looser here."
+    if theirs < ours.epsilon:
+        return f"Both are upper bounds; PrivTune's ({ours.method}) is the looser one here."
     if tool == "Opacus PRV":
-        return "It allows itself an error of 0.01 in ε and reports the upper end; ours refines until 1e-3."
+        return "It allows an error of 0.01 in ε and reports the upper end; PrivTune allows 1e-3."
     if "RDP" not in tool:
-        return "Its lattice is the same for every event; ours is chosen for this one."
+        return "It rounds losses to a fixed grid; PrivTune chooses the grid for each event."
     if ours.method == "rdp":
-        return "Both compose Rényi divergences; ours has more orders and a tighter divergence."
-    return (
-        f"Converting Rényi divergences to (ε, δ) loses; ours, by {ours.method}, does not convert."
-    )
+        return "Both use RDP; PrivTune tries more orders and has tighter divergences."
+    return f"RDP is looser: its conversion to (ε, δ) loses. PrivTune's {ours.method} needs no conversion."
 
 
-def _parts(event: Event) -> list[_Release | _Choice]:
-    """Return what every tool may know about an event."""
-    parts: list[_Release | _Choice] = []
+def _parts(event: Event) -> list[_ReleaseCount | _BestOfK]:
+    """Return the selections, zCDP releases and noisy releases of an event, with their counts."""
+    parts: list[_ReleaseCount | _BestOfK] = []
     for part, count in flatten(event).items():
-        known = entry(part)
-        choice, rho = known.choice(part), known.rho(part)
+        choice = entry(part).choice(part)
+        rho = entry(part).rho(part)
         if choice is not None and not choice.threshold:
-            parts.append(_Choice(choice.selection.event, choice.selection.runs, count))
-            continue
-        if rho is not None:
-            parts.append(_Release("zcdp", 1.0, rho, count))
-            continue
-        try:
-            found = looks(part)
-        except UnknownEventError:
-            raise _CannotError(f"events of type {part.type}") from None
-        for (rate, atoms), times in found.items():
-            sigma = known.sampled_gaussian(part)
-            if len(atoms) > 1 and sigma is None:
-                raise _CannotError("Gaussian and Laplace releases about one sample")
-            kind, noise = atoms[0] if sigma is None else ("gaussian", sigma[1])
-            parts.append(_Release(kind, rate, noise, count * times))
+            selection = choice.selection
+            parts.append(_BestOfK(selection.event, selection.runs, count))
+        elif rho is not None:
+            parts.append(_ReleaseCount("zcdp", 1.0, rho, count))
+        else:
+            parts += _releases(part, count)
     return parts
 
 
-def _plain(parts: list[_Release | _Choice], *kinds: str) -> list[_Release]:
-    """Return the releases, if they are of kinds that a tool knows."""
+def _releases(part: Event, count: int) -> list[_ReleaseCount]:
+    """Return the Gaussian and Laplace releases of one part, by sampling rate."""
+    try:
+        looks_at_data = looks(part)
+    except UnknownEventError:
+        raise _CannotError(f"events of type {part.type}") from None
+    sampled = entry(part).sampled_gaussian(part)
+    releases = []
+    for (rate, atoms), times in looks_at_data.items():
+        kind, noise = atoms[0]
+        if sampled is not None:
+            # Several Gaussians about one sample are one.
+            kind = "gaussian"
+            _, noise = sampled
+        elif len(atoms) > 1:
+            raise _CannotError("Gaussian and Laplace releases about one sample")
+        releases.append(_ReleaseCount(kind, rate, noise, count * times))
+    return releases
+
+
+def _plain(parts: list[_ReleaseCount | _BestOfK], *kinds: str) -> list[_ReleaseCount]:
+    """Return the releases if all parts are releases of the given kinds; else raise.
+
+    Raises:
+        _CannotError: Some part is of another kind, which the message names.
+    """
     for part in parts:
-        if isinstance(part, _Choice):
+        if isinstance(part, _BestOfK):
             raise _CannotError("the best of several runs")
         if part.kind not in kinds:
             raise _CannotError("zero-concentrated DP" if part.kind == "zcdp" else "Laplace noise")
-    return [part for part in parts if isinstance(part, _Release)]
+    return [part for part in parts if isinstance(part, _ReleaseCount)]
 
 
 def need_dp_accounting() -> None:
-    """Refuse in one sentence where dp-accounting, an extra, is not installed."""
+    """Refuse if dp-accounting, an optional dependency, is not installed."""
     find_extra("dp_accounting", extra="check", what=f"{NOT_MADE}: this independent check")
 
 
-def _as_dp_event(parts: list[_Release | _Choice]) -> Any:
+def _shape_of(runs: RunLaw) -> float:
+    """Return dp-accounting's shape number for a law of the number of runs, or raise if it has none."""
+    fields = runs.to_dict()
+    shape = fields.get("shape", _SHAPES.get(runs.law))
+    if shape is None or "maximum" in fields or "minimum" in fields:
+        raise _CannotError("a fixed, binomial or bounded number of runs")
+    return float(shape)
+
+
+def _as_dp_event(parts: list[_ReleaseCount | _BestOfK]) -> Any:
+    """Return the parts as one composed event of dp-accounting."""
     import dp_accounting as dp
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
     events = []
     for part in parts:
-        if isinstance(part, _Choice):
-            law = part.runs.to_dict()
-            shape = law.get("shape", _SHAPES.get(part.runs.law))
-            if shape is None or "maximum" in law or "minimum" in law:
-                raise _CannotError("a fixed, binomial or bounded number of runs")
+        if isinstance(part, _BestOfK):
+            shape = _shape_of(part.runs)
             base = _as_dp_event(_parts(part.event))
-            one = RepeatAndSelectDpEvent(base, float(law["mean"]), float(shape))
+            one = RepeatAndSelectDpEvent(base, float(part.runs.mean), shape)
         elif part.kind == "zcdp":
             one = dp.ZCDpEvent(part.noise)
         else:
@@ -195,21 +240,33 @@ def _as_dp_event(parts: list[_Release | _Choice]) -> Any:
     return dp.ComposedDpEvent(events)
 
 
-def _by_dp_accounting(parts: list[_Release | _Choice], delta: float, *, pld: bool) -> float:
+def _by_dp_accounting(
+    parts: list[_ReleaseCount | _BestOfK],
+    delta: float,
+    *,
+    pld: bool,
+) -> float:
+    """Return ε by dp-accounting, from privacy loss distributions if `pld`, else from Rényi DP.
+
+    Raises:
+        PrivTuneError: It is not installed.
+        _CannotError: It has no account for one of the parts.
+    """
     need_dp_accounting()
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    accountant, event = PLDAccountant() if pld else RdpAccountant(), _as_dp_event(parts)
+    accountant = PLDAccountant() if pld else RdpAccountant()
+    event = _as_dp_event(parts)
     if not accountant.supports(event):
-        choices = any(isinstance(part, _Choice) for part in parts)
+        choices = any(isinstance(part, _BestOfK) for part in parts)
         missing = "the best of several runs" if choices else "one of these releases"
         raise _CannotError(missing)
     return float(accountant.compose(event).get_epsilon(delta))
 
 
 def proved_by_dp_accounting(event: Event, delta: float) -> float:
-    """Return an ε that the event exceeds at this δ, by dp-accounting; 0 where it cannot tell."""
+    """Return a lower bound on ε at this δ by dp-accounting; 0 where it has none."""
     # Its buckets round every loss down: the profile of their sum is at most the true one. What its
     # transforms round, and the masses of 1e-15 that it cuts off, are paid by a larger δ.
     try:
@@ -217,8 +274,9 @@ def proved_by_dp_accounting(event: Event, delta: float) -> float:
 
         total = buckets.identity(pessimistic_estimate=False)
         for part in _plain(_parts(event), "gaussian", "laplace"):
-            gaussian = part.kind == "gaussian"
-            make = buckets.from_gaussian_mechanism if gaussian else buckets.from_laplace_mechanism
+            make = buckets.from_laplace_mechanism
+            if part.kind == "gaussian":
+                make = buckets.from_gaussian_mechanism
             one = make(
                 part.noise,
                 pessimistic_estimate=False,
@@ -226,17 +284,20 @@ def proved_by_dp_accounting(event: Event, delta: float) -> float:
                 use_connect_dots=False,
             )
             total = total.compose(one.self_compose(part.times))
-        found = float(total.get_epsilon_for_delta(delta * (1.0 + 1e-3) + 1e-10))
+        larger = delta * (1.0 + 1e-3) + 1e-10
+        proved = float(total.get_epsilon_for_delta(larger))
     except Exception:  # not installed, or whatever another library does with an odd event
         return 0.0
-    return found if math.isfinite(found) else 0.0
+    return proved if math.isfinite(proved) else 0.0
 
 
-def _autodp_rdp(parts: list[_Release | _Choice], delta: float) -> float:
+def _autodp_rdp(parts: list[_ReleaseCount | _BestOfK], delta: float) -> float:
+    """Return ε of the parts by autodp's own mechanisms, sampling and composition."""
     from autodp.mechanism_zoo import ExactGaussianMechanism, LaplaceMechanism, zCDP_Mechanism
     from autodp.transformer_zoo import AmplificationBySampling, Composition
 
-    mechanisms, counts = [], []
+    mechanisms = []
+    counts = []
     for number, part in enumerate(_plain(parts, "gaussian", "laplace", "zcdp")):
         name = f"part{number}"
         if part.kind == "zcdp":
@@ -255,7 +316,8 @@ def _autodp_rdp(parts: list[_Release | _Choice], delta: float) -> float:
     return float(Composition()(mechanisms, counts).get_approxDP(delta))
 
 
-def _opacus_rdp(parts: list[_Release | _Choice], delta: float) -> float:
+def _opacus_rdp(parts: list[_ReleaseCount | _BestOfK], delta: float) -> float:
+    """Return ε by Opacus' Rényi accountant, at Opacus' own orders."""
     from opacus.accountants.analysis import rdp
 
     total = 0.0
@@ -266,15 +328,17 @@ def _opacus_rdp(parts: list[_Release | _Choice], delta: float) -> float:
     return float(rdp.get_privacy_spent(orders=_ORDERS, rdp=total, delta=delta)[0])
 
 
-def _opacus_prv(parts: list[_Release | _Choice], delta: float) -> float:
+def _opacus_prv(parts: list[_ReleaseCount | _BestOfK], delta: float) -> float:
+    """Return ε by Opacus' PRV accountant, the upper end of its interval."""
     from opacus.accountants import PRVAccountant
 
     accountant = PRVAccountant()
-    accountant.history = [(p.noise, p.rate, p.times) for p in _plain(parts, "gaussian")]
+    releases = _plain(parts, "gaussian")
+    accountant.history = [(part.noise, part.rate, part.times) for part in releases]
     return float(accountant.get_epsilon(delta))
 
 
-TOOLS: dict[str, Callable[[list[_Release | _Choice], float], float]] = {
+TOOLS: dict[str, Callable[[list[_ReleaseCount | _BestOfK], float], float]] = {
     "dp-accounting PLD": partial(_by_dp_accounting, pld=True),
     "dp-accounting RDP": partial(_by_dp_accounting, pld=False),
     "autodp RDP": _autodp_rdp,
@@ -288,12 +352,12 @@ _WITNESSES = (AUTODP, "dp-accounting PLD", "dp-accounting RDP")
 
 
 class DisputedAccountError(PrivTuneError):
-    """What was charged is proved to cost more than our account says."""
+    """The error that a witness disputes our ε of a charged event, or cannot answer."""
 
 
 @dataclass(frozen=True)
-class Witnessed:
-    """What our account and its witnesses say of one event; an objection if ours is below what is proved."""
+class Testimony:
+    """Our ε of an event, the answers of witnesses, and an objection if ours is below a lower bound."""
 
     ours: float
     composed: float
@@ -302,7 +366,7 @@ class Witnessed:
     objection: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
+        """Return the testimony as JSON-ready data."""
         return {
             "ours": json_number(self.ours),
             "composed_by_autodp": json_number(self.composed),
@@ -312,29 +376,63 @@ class Witnessed:
 
 
 def ask_witnesses(
-    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_REMOVE
-) -> Witnessed:
-    """Ask autodp and dp-accounting for ε of an event, and hold what is proved against ours."""
+    event: Event,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+) -> Testimony:
+    """Ask autodp and dp-accounting for ε of an event, and compare ours with proved lower bounds.
+
+    Args:
+        event: What was charged.
+        delta: In (0, 1).
+        adjacency: The relation of neighbouring datasets.
+
+    Returns:
+        What was said, with an objection where our ε is below what is proved.
+    """
     if isinstance(event, NonPrivate):
-        return Witnessed(math.inf, math.inf, math.inf, (), "")
+        return Testimony(
+            math.inf,
+            math.inf,
+            math.inf,
+            (),
+            "",
+        )
     event = under(event, adjacency)
-    found = compare(event, delta, tools=_WITNESSES)
+    comparison = compare(event, delta, tools=_WITNESSES)
     composed = rdp_epsilon(composed_by_autodp(flatten(event)), delta)
     lower, by = max(
-        (found.lower, "an explicit mechanism"),
+        (comparison.lower, "an explicit mechanism"),
         (proved_by_dp_accounting(event, delta), "dp-accounting, every loss rounded down"),
     )
+    ours = min(comparison.ours.epsilon, composed)
     objection = ""
-    if (ours := min(found.ours.epsilon, composed)) < lower:
+    if ours < lower:
         objection = (
             f"our account says epsilon = {ours:.6g}, but at least {lower:.6g} is proved by {by}. "
             "Nothing is certified; please report it (SECURITY.md)."
         )
-    return Witnessed(found.ours.epsilon, composed, lower, found.others, objection)
+    return Testimony(
+        ours=comparison.ours.epsilon,
+        composed=composed,
+        lower=lower,
+        witnesses=comparison.others,
+        objection=objection,
+    )
 
 
-def autodp_epsilon(event: Event, delta: float, *, adjacency: Adjacency) -> float:
-    """Return ε by autodp's own mechanisms, sampling and composition."""
+def autodp_epsilon(
+    event: Event,
+    delta: float,
+    *,
+    adjacency: Adjacency,
+) -> float:
+    """Return ε of an event by autodp, under one adjacency.
+
+    Raises:
+        DisputedAccountError: autodp has no answer for the event.
+    """
     [answer] = compare(under(event, adjacency), delta, tools=(AUTODP,)).others
     if answer.epsilon is None:
         raise DisputedAccountError(

@@ -1,4 +1,4 @@
-"""What touched the data: events, their JSON, and `flatten`, the only place where counts are multiplied."""
+"""Events that describe how data was used, their JSON, and `flatten`, which multiplies out counts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn, Self
 
-from privtune.accounting._checks import LARGEST, check_integer, check_noise, check_number
+from privtune.accounting.checks import LARGEST, check_integer, check_noise, check_number
 from privtune.accounting.runs import RunLaw, run_law_from_dict
 from privtune.errors import InvalidInputError
+from privtune.names import did_you_mean, refuse_fields, refuse_name
 
 SCHEMA_VERSION = 1
 _MAX_TOTAL = 10**18  # of one part, multiplied out
@@ -22,7 +23,7 @@ _DEEPEST = MAX_DEPTH + 8  # with what is put around an event that was read
 
 
 class Adjacency(StrEnum):
-    """Which datasets are neighbours. A guarantee without its adjacency says nothing.
+    """The relation that says which datasets are neighbours; each guarantee names one.
 
     `ADD_REMOVE`: one record is present or absent. `REPLACE_ONE`: one record is exchanged for
     another one; the number of records is public.
@@ -34,7 +35,7 @@ class Adjacency(StrEnum):
 
 @dataclass(frozen=True)
 class Event(ABC):
-    """Base of all events: frozen, hashable, JSON both ways.
+    """Base class of all events, which are frozen, hashable, and convertible to and from JSON.
 
     Fields hold numbers, laws of runs, events, or tuples of them; None stands for what is left out.
 
@@ -55,15 +56,18 @@ class Event(ABC):
 
     @cached_property
     def depth(self) -> int:
-        """How many events stand inside each other below this one."""
+        """The number of levels of events nested below this one."""
         return max((1 + child.depth for child in self.children()), default=0)
 
     def children(self) -> tuple[Event, ...]:
         """Return the events that this one is made of, in the order of its fields."""
-        return tuple(child for _, value in self._values() for child in _events_in(value))
+        children: list[Event] = []
+        for _, value in self._values():
+            children += _events_in(value)
+        return tuple(children)
 
     def rebuild(self, children: Sequence[Event]) -> Self:
-        """Return the same event with other children.
+        """Return the same event with its children replaced.
 
         Args:
             children: As many as `children()` returns, in the same order.
@@ -86,7 +90,7 @@ class Event(ABC):
         return type(self)(**values)
 
     def parts(self) -> tuple[tuple[Event, int], ...] | None:
-        """Return what this event is the composition of, with counts; None if of itself alone."""
+        """Return the events that this one composes, with counts; None if it composes none."""
         return None
 
     def _values(self) -> Iterator[tuple[str, Any]]:
@@ -94,37 +98,56 @@ class Event(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as JSON-ready data, in the public format."""
-        return {
-            "type": self.type,
-            **{name: _json(value) for name, value in self._values() if value is not None},
-        }
+        data: dict[str, Any] = {"type": self.type}
+        for name, value in self._values():
+            if value is not None:
+                data[name] = _json(value)
+        return data
 
     def to_json(self) -> str:
-        """Return the canonical text: sorted keys, no spaces, exact floats, the schema version."""
+        """Return canonical JSON text: sorted keys, no spaces, exact floats, the schema version."""
         document = {"schema": SCHEMA_VERSION, **self.to_dict()}
-        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return json.dumps(
+            document,
+            sort_keys=True,
+            separators=(",", ":"),
+            allow_nan=False,
+        )
 
 
 def _events_in(value: object) -> tuple[Event, ...]:
-    """Return the events that one field holds."""
+    """Return the events in one field's value: the value itself, or those of a tuple."""
     if isinstance(value, Event):
         return (value,)
-    return tuple(v for v in value if isinstance(v, Event)) if isinstance(value, tuple) else ()
+    if not isinstance(value, tuple):
+        return ()
+    return tuple(part for part in value if isinstance(part, Event))
 
 
 def _json(value: object) -> object:
     if isinstance(value, Event | RunLaw):
         return value.to_dict()
-    return [_json(part) for part in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_json(part) for part in value]
+    return value
 
 
-def set_field(event: Event, name: str, value: object) -> None:
-    """Set a field of a frozen event, in its constructor."""
+def set_field(
+    event: Event,
+    name: str,
+    value: object,
+) -> None:
+    """Set a field of a frozen event from inside its constructor."""
     object.__setattr__(event, name, value)
 
 
-def check_events(name: str, value: object, *, allow_empty: bool = False) -> tuple[Event, ...]:
-    """Return a field that holds events, checked."""
+def check_events(
+    name: str,
+    value: object,
+    *,
+    allow_empty: bool = False,
+) -> tuple[Event, ...]:
+    """Return a sequence of events as a tuple, or refuse any other value."""
     if isinstance(value, Event | str | bytes | Mapping) or not isinstance(value, Iterable):
         raise InvalidInputError(name, value, "must be a sequence of events")
     events = tuple(value)
@@ -136,7 +159,7 @@ def check_events(name: str, value: object, *, allow_empty: bool = False) -> tupl
 
 
 def check_event(name: str, value: object) -> Event:
-    """Return a field that holds an event, checked."""
+    """Return the value if it is an event that is not nested too deep, or refuse it."""
     if not isinstance(value, Event):
         raise InvalidInputError(name, value, "must be an event")
     if value.depth >= _DEEPEST:
@@ -162,7 +185,8 @@ def flatten(event: Event) -> dict[Event, int]:
     return parts
 
 
-_MAX_COUNT = 10**9
+MAX_COUNT = 10**9
+"""How often an event is repeated at most."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +206,8 @@ class Gaussian(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        set_field(self, "noise_multiplier", check_noise("noise_multiplier", self.noise_multiplier))
+        noise_multiplier = check_noise("noise_multiplier", self.noise_multiplier)
+        set_field(self, "noise_multiplier", noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -202,7 +227,8 @@ class Laplace(Event):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        set_field(self, "noise_multiplier", check_noise("noise_multiplier", self.noise_multiplier))
+        noise_multiplier = check_noise("noise_multiplier", self.noise_multiplier)
+        set_field(self, "noise_multiplier", noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -228,7 +254,8 @@ class Joint(Event):
     events: tuple[Event, ...]
 
     def __init__(self, events: Sequence[Event]) -> None:
-        set_field(self, "events", check_events("events", events))
+        events = check_events("events", events)
+        set_field(self, "events", events)
         for event in self.events:
             if not isinstance(event, Gaussian | Laplace):
                 raise InvalidInputError(
@@ -237,27 +264,35 @@ class Joint(Event):
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier of the one Gaussian that the Gaussian releases equal; inf if none."""
-        noises = [e.noise_multiplier for e in self.events if isinstance(e, Gaussian)]
-        if len(noises) < 2:  # a single one is returned as it is, not rounded
-            return noises[0] if noises else math.inf
-        return 1.0 / math.sqrt(math.fsum((1.0 / noise) ** 2 for noise in noises))
+        """The noise multiplier of the one Gaussian equal to all Gaussian releases; inf if none."""
+        noises = [event.noise_multiplier for event in self.events if isinstance(event, Gaussian)]
+        if not noises:
+            return math.inf
+        if len(noises) == 1:  # returned as it is, not rounded
+            return noises[0]
+        precision = math.fsum((1.0 / noise) ** 2 for noise in noises)
+        return 1.0 / math.sqrt(precision)
 
     @property
     def laplace_multipliers(self) -> tuple[float, ...]:
         """The noise multipliers of the Laplace releases, ascending."""
-        return tuple(sorted(e.noise_multiplier for e in self.events if isinstance(e, Laplace)))
+        scales = [event.noise_multiplier for event in self.events if isinstance(event, Laplace)]
+        return tuple(sorted(scales))
 
     def parts(self) -> tuple[tuple[Event, int], ...]:
-        """Return the one Gaussian that the Gaussians equal, and each Laplace release."""
+        """Return one Gaussian equal to all Gaussian releases, and each Laplace release, with counts."""
         sigma = self.noise_multiplier
-        gaussian = ((Gaussian(sigma), 1),) if math.isfinite(sigma) else ()
-        return (*gaussian, *((Laplace(scale), 1) for scale in self.laplace_multipliers))
+        parts: list[tuple[Event, int]] = []
+        if math.isfinite(sigma):
+            parts.append((Gaussian(sigma), 1))
+        for scale in self.laplace_multipliers:
+            parts.append((Laplace(scale), 1))
+        return tuple(parts)
 
 
 @dataclass(frozen=True)
 class PoissonSampled(Event):
-    """One release about a Poisson sample: each record is in it independently with a public rate.
+    """One release about a Poisson sample: each record is in it independently at a public rate.
 
     Args:
         rate: Sampling probability of each record, in (0, 1].
@@ -277,7 +312,13 @@ class PoissonSampled(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        set_field(self, "rate", check_number("rate", self.rate, above=0.0, at_most=1.0))
+        rate = check_number(
+            "rate",
+            self.rate,
+            above=0.0,
+            at_most=1.0,
+        )
+        set_field(self, "rate", rate)
         if not isinstance(check_event("event", self.event), Gaussian | Laplace | Joint):
             raise InvalidInputError(
                 "event",
@@ -287,12 +328,15 @@ class PoissonSampled(Event):
             )
 
     def parts(self) -> tuple[tuple[Event, int], ...] | None:
-        """Return the same with its releases merged; all records are no sample."""
+        """Return the event with merged Gaussians, or unsampled parts at rate 1; None if unchanged."""
         inner = self.event.parts() or ((self.event, 1),)
         if self.rate == 1.0:
             return inner
-        event = inner[0][0] if len(inner) == 1 else Joint([part for part, _ in inner])
-        return None if event == self.event else ((PoissonSampled(self.rate, event), 1),)
+        releases = [part for part, _ in inner]
+        event = releases[0] if len(releases) == 1 else Joint(releases)
+        if event == self.event:
+            return None
+        return ((PoissonSampled(self.rate, event), 1),)
 
 
 @dataclass(frozen=True)
@@ -313,17 +357,23 @@ class Repeated(Event):
     event: Event
 
     def __post_init__(self) -> None:
-        set_field(self, "count", check_integer("count", self.count, at_least=1, at_most=_MAX_COUNT))
+        count = check_integer(
+            "count",
+            self.count,
+            at_least=1,
+            at_most=MAX_COUNT,
+        )
+        set_field(self, "count", count)
         check_event("event", self.event)
 
     def parts(self) -> tuple[tuple[Event, int], ...]:
-        """Return the event, as often as it happens."""
+        """Return the repeated event with its count."""
         return ((self.event, self.count),)
 
 
 @dataclass(frozen=True)
 class Composed(Event):
-    """Several events about the same data, all released. No event at all releases nothing.
+    """Several events about the same data, all released; without events, nothing is released.
 
     Args:
         events: The events, in any order; may be empty.
@@ -339,16 +389,17 @@ class Composed(Event):
     events: tuple[Event, ...]
 
     def __init__(self, events: Sequence[Event]) -> None:
-        set_field(self, "events", check_events("events", events, allow_empty=True))
+        events = check_events("events", events, allow_empty=True)
+        set_field(self, "events", events)
 
     def parts(self) -> tuple[tuple[Event, int], ...]:
-        """Return each event, once."""
+        """Return each event of the composition with the count 1."""
         return tuple((event, 1) for event in self.events)
 
 
 @dataclass(frozen=True)
 class WorstOf(Event):
-    """One of these events runs. Which one does not depend on the data.
+    """One of several events, chosen independently of the data.
 
     Args:
         events: The alternatives, at least one.
@@ -373,13 +424,22 @@ class WorstOf(Event):
     weights: tuple[float, ...] | None = None
 
     def __init__(self, events: Sequence[Event], weights: Sequence[float] | None = None) -> None:
-        set_field(self, "events", check_events("events", events))
+        events = check_events("events", events)
+        set_field(self, "events", events)
         set_field(self, "weights", None)
         if weights is None:
             return
         if isinstance(weights, str | bytes) or not isinstance(weights, Iterable):
             raise InvalidInputError("weights", weights, "must be a sequence of numbers")
-        values = tuple(check_number("weights", w, above=0.0, at_most=1.0) for w in weights)
+        values = tuple(
+            check_number(
+                "weights",
+                w,
+                above=0.0,
+                at_most=1.0,
+            )
+            for w in weights
+        )
         if len(values) != len(self.events):
             raise InvalidInputError("weights", values, "must hold one number for each event")
         if abs(math.fsum(values) - 1.0) > 1e-9:
@@ -410,12 +470,13 @@ class Parallel(Event):
     events: tuple[Event, ...]
 
     def __init__(self, events: Sequence[Event]) -> None:
-        set_field(self, "events", check_events("events", events))
+        events = check_events("events", events)
+        set_field(self, "events", events)
 
 
 @dataclass(frozen=True)
 class ZCDP(Event):
-    """A release of which only zero-concentrated DP is known: Rényi divergence `rho·α`.
+    """A release known only to be zero-concentrated DP: its Rényi divergence is at most `rho·α`.
 
     Args:
         rho: From 0 to 1e100.
@@ -431,12 +492,18 @@ class ZCDP(Event):
     rho: float
 
     def __post_init__(self) -> None:
-        set_field(self, "rho", check_number("rho", self.rho, at_least=0.0, at_most=LARGEST))
+        rho = check_number(
+            "rho",
+            self.rho,
+            at_least=0.0,
+            at_most=LARGEST,
+        )
+        set_field(self, "rho", rho)
 
 
 @dataclass(frozen=True)
 class ApproximateDP(Event):
-    """A release of which only `(epsilon, delta)`-DP is known.
+    """A release known only to be `(epsilon, delta)`-DP.
 
     Args:
         epsilon: From 0 to 1e100.
@@ -454,15 +521,25 @@ class ApproximateDP(Event):
     delta: float
 
     def __post_init__(self) -> None:
-        set_field(
-            self, "epsilon", check_number("epsilon", self.epsilon, at_least=0.0, at_most=LARGEST)
+        epsilon = check_number(
+            "epsilon",
+            self.epsilon,
+            at_least=0.0,
+            at_most=LARGEST,
         )
-        set_field(self, "delta", check_number("delta", self.delta, at_least=0.0, below=1.0))
+        set_field(self, "epsilon", epsilon)
+        delta = check_number(
+            "delta",
+            self.delta,
+            at_least=0.0,
+            below=1.0,
+        )
+        set_field(self, "delta", delta)
 
 
 @dataclass(frozen=True)
 class NonPrivate(Event):
-    """Data left without protection: epsilon is infinite, alone and in every composition.
+    """A release without any protection: ε is infinite, alone and in every composition.
 
     Example:
         >>> from privtune.accounting import epsilon
@@ -475,7 +552,7 @@ class NonPrivate(Event):
 
 @dataclass(frozen=True)
 class PrivateSelection(Event):
-    """The best of K independent runs of one mechanism, K drawn from a public law and kept secret.
+    """The best of K independent runs of one mechanism, with a secret K from a public law.
 
     Args:
         event: One run, its score included.
@@ -505,7 +582,7 @@ class PrivateSelection(Event):
 
 @dataclass(frozen=True)
 class ThresholdSelection(Event):
-    """Run one mechanism until a score reaches a known threshold; give up at random.
+    """Runs of one mechanism until a score reaches a known threshold or chance ends the search.
 
     After each run below the threshold the procedure stops with a public probability and releases a
     fixed symbol. Only the run that passed is released; how many runs there were stays secret.
@@ -529,7 +606,13 @@ class ThresholdSelection(Event):
 
     def __post_init__(self) -> None:
         check_event("event", self.event)
-        set_field(self, "stop", check_number("stop", self.stop, at_least=1e-6, at_most=1.0))
+        stop = check_number(
+            "stop",
+            self.stop,
+            at_least=1e-6,
+            at_most=1.0,
+        )
+        set_field(self, "stop", stop)
 
 
 @dataclass(frozen=True)
@@ -557,8 +640,20 @@ class SubsampledTuning(Event):
     training: Event
 
     def __post_init__(self) -> None:
-        set_field(self, "variant", check_integer("variant", self.variant, at_least=1, at_most=2))
-        set_field(self, "rate", check_number("rate", self.rate, above=0.0, below=1.0))
+        variant = check_integer(
+            "variant",
+            self.variant,
+            at_least=1,
+            at_most=2,
+        )
+        set_field(self, "variant", variant)
+        rate = check_number(
+            "rate",
+            self.rate,
+            above=0.0,
+            below=1.0,
+        )
+        set_field(self, "rate", rate)
         check_event("tuning", self.tuning)
         check_event("training", self.training)
 
@@ -584,11 +679,31 @@ _TYPES: dict[str, type[Event]] = {
 }
 
 
+DP_ACCOUNTING: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "ComposedDpEvent": ("composed", {"events": "events"}),
+    "GaussianDpEvent": ("gaussian", {"noise_multiplier": "noise_multiplier"}),
+    "LaplaceDpEvent": ("laplace", {"noise_multiplier": "noise_multiplier"}),
+    "NonPrivateDpEvent": ("non_private", {}),
+    "PoissonSampledDpEvent": (
+        "poisson_sampled",
+        {"sampling_probability": "rate", "event": "event"},
+    ),
+    "RepeatAndSelectDpEvent": (
+        "private_selection",
+        {"event": "event", "mean": "mean", "shape": "shape"},
+    ),
+    "SelfComposedDpEvent": ("repeated", {"event": "event", "count": "count"}),
+    "ZCDpEvent": ("zcdp", {"rho": "rho"}),
+}
+"""dp-accounting's events that are read under their own names: the type that each is here, and its fields."""
+
+
 def event_from_dict(data: Mapping[str, Any]) -> Event:
     """Return the event that `data` describes in the public format.
 
     Args:
-        data: JSON data, as `Event.to_dict` writes it; `schema`, if present, must be 1.
+        data: JSON data, as `Event.to_dict` writes it, or with dp-accounting's names of events and
+            fields; `schema`, if present, must be 1.
 
     Returns:
         The event, checked.
@@ -602,53 +717,146 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
         >>> event_from_dict({"type": "gaussian", "sigma": 1.1})
         Traceback (most recent call last):
             ...
-        privtune.errors.InvalidInputError: field = 'sigma': gaussian knows noise_multiplier.
+        privtune.errors.InvalidInputError: field = 'sigma': gaussian takes noise_multiplier. Did you ...
+
+        The names of dp-accounting's events are read, too, with the fields that they have there:
+
+        >>> event_from_dict({"type": "GaussianDpEvent", "noise_multiplier": 1.1})
+        Gaussian(noise_multiplier=1.1)
     """
     if isinstance(data, Mapping) and "schema" in data:
         if data["schema"] != SCHEMA_VERSION or isinstance(data["schema"], bool):
-            raise InvalidInputError(
-                "schema", data["schema"], f"this version reads schema {SCHEMA_VERSION}"
-            )
+            version = data["schema"]
+            value = version if isinstance(version, int) else type(version).__name__
+            allowed = f"this version reads schema {SCHEMA_VERSION}"
+            raise InvalidInputError("schema", value, allowed)
         data = {key: value for key, value in data.items() if key != "schema"}
     return _read(data, 0)
 
 
 def _read(data: object, depth: int) -> Event:
+    """Return the event that JSON data describes, or refuse data nested too deep."""
     if depth > MAX_DEPTH:
         raise InvalidInputError("event", "...", f"must be nested at most {MAX_DEPTH} deep")
     if not isinstance(data, Mapping):
-        raise InvalidInputError("event", data, "must be a JSON object with a type")
-    kind = data.get("type")
+        # What it is instead is not shown: it may be a record of a data file.
+        raise InvalidInputError("event", type(data).__name__, "must be a JSON object with a type")
+    if "type" not in data:
+        raise InvalidInputError(
+            "type",
+            None,
+            "must be given by every event",
+            _ABOUT,
+        )
+    kind = data["type"]
+    if isinstance(kind, str) and kind.endswith("DpEvent"):
+        data = _translated(kind, data)
+        kind = data["type"]
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise InvalidInputError("type", kind, f"must be one of {', '.join(_TYPES)}")
+        # A type that is near none is not shown: it may be a cell of a record.
+        word = kind if did_you_mean(kind, _TYPES) else type(kind).__name__
+        refuse_name(
+            "type",
+            word,
+            _TYPES,
+            also="or an event of dp-accounting",
+            remedy=_ABOUT,
+        )
     cls = _TYPES[kind]
     names = [field.name for field in fields(cls)]
-    for name in data:
-        if name != "type" and name not in names:
-            known = ", ".join(names) if names else "no fields"
-            raise InvalidInputError("field", name, f"{kind} knows {known}")
+    unknown = set(data) - {"type", *names}
+    if unknown:
+        refuse_fields(
+            "field",
+            unknown,
+            names,
+            kind,
+        )
     values: dict[str, Any] = {}
     for field in fields(cls):
         if field.name in data:
-            values[field.name] = _field(field.name, field.type, data[field.name], depth + 1)
+            values[field.name] = _field(
+                field.name,
+                field.type,
+                data[field.name],
+                depth + 1,
+            )
         elif field.default is MISSING:
             raise InvalidInputError("field", field.name, f"is required by {kind}")
     return cls(**values)
 
 
-def _field(name: str, kind: object, value: Any, depth: int) -> object:
-    """Return the value of a field, by what the field is declared to hold."""
+_ABOUT = "The documentation's page on EVENT.json has an example of each."
+
+
+def _translated(kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an event of dp-accounting, given as JSON data, in this package's format."""
+    if kind == "NoOpDpEvent":
+        return {"type": "composed", "events": []}
+    if kind not in DP_ACCOUNTING:
+        read = ", ".join([*DP_ACCOUNTING, "NoOpDpEvent"])
+        allowed = f"has no exact counterpart here; of dp-accounting's events these are read: {read}"
+        short = [name.removesuffix("DpEvent") for name in DP_ACCOUNTING]
+        remedy = did_you_mean(kind.removesuffix("DpEvent"), short).replace("?", "DpEvent?")
+        raise InvalidInputError(
+            "type",
+            kind,
+            allowed,
+            remedy,
+        )
+    name, theirs = DP_ACCOUNTING[kind]
+    values = {field: value for field, value in data.items() if field != "type"}
+    if kind == "ZCDpEvent" and values.pop("xi", 0) != 0:
+        raise InvalidInputError("xi", data["xi"], "must be 0: zcdp has a rho alone")
+    unknown = set(values) - set(theirs)
+    if unknown:
+        refuse_fields(
+            "field",
+            unknown,
+            theirs,
+            kind,
+        )
+    for field in theirs:
+        if field not in values:
+            raise InvalidInputError("field", field, f"is required by {kind}")
+    if name == "private_selection":
+        runs = _law_of_shape(values["mean"], values["shape"])
+        return {"type": name, "event": values["event"], "runs": runs}
+    return {"type": name, **{theirs[field]: value for field, value in values.items()}}
+
+
+def _law_of_shape(mean: object, shape: object) -> dict[str, object]:
+    """Return JSON data of the law of the number of runs that has dp-accounting's shape and mean."""
+    # JSON has no infinity: the shape of a Poisson law is written as a text.
+    if shape in ("inf", "infinity"):
+        return {"law": "poisson", "mean": mean}
+    if shape == 0:
+        return {"law": "logarithmic", "mean": mean}
+    if shape == 1:
+        return {"law": "geometric", "mean": mean}
+    return {"law": "truncated_negative_binomial", "shape": shape, "mean": mean}
+
+
+def _field(
+    name: str,
+    kind: object,
+    value: Any,
+    depth: int,
+) -> object:
+    """Return a field's value read from JSON data by the field's declared type."""
     if kind == "Event":
         return _read(value, depth)
     if kind == "tuple[Event, ...]":
         if not isinstance(value, list | tuple):
             raise InvalidInputError(name, value, "must be a list of events")
         return tuple(_read(child, depth) for child in value)
-    return run_law_from_dict(value) if kind == "RunLaw" else value
+    if kind == "RunLaw":
+        return run_law_from_dict(value)
+    return value
 
 
 def event_from_json(text: str) -> Event:
-    """Return the event that a JSON text describes; NaN, infinities and doubled keys are refused.
+    """Return the event that a JSON text describes; refuse NaN, infinities and doubled keys.
 
     Args:
         text: JSON, as `Event.to_json` writes it.
@@ -679,5 +887,5 @@ def _no_constant(text: str) -> NoReturn:
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) != len(pairs):
-        raise InvalidInputError("event", sorted(k for k, _ in pairs), "a key appears twice")
+        raise InvalidInputError("event", "JSON", "a key appears twice in one object")
     return data

@@ -1,7 +1,8 @@
-"""The explicit instance of an event, part by part: no valid bound falls below what it costs."""
+"""Explicit instances of an event, mechanisms whose cost is a lower bound on any valid ε."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,148 +23,220 @@ _ROUNDS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class _Placed:
-    """Outcomes of a release by their rounded losses; `shown`: the P-mass that shows the record for sure."""
+class _Lattice:
+    """The outcomes of a release, summed by losses rounded to a lattice.
+
+    Attributes:
+        lowest: Number of the first lattice point.
+        p: P-masses of consecutive points.
+        q: Their Q-masses.
+        certain: The P-mass that shows the record for sure.
+    """
 
     lowest: int
     p: Floats
     q: Floats
-    shown: float
+    certain: float
 
     @classmethod
-    def of(cls, outcomes: Outcomes, step: float) -> _Placed:
-        """Round the losses of outcomes to the lattice; outcomes that only Q has add nothing to δ."""
+    def of(cls, outcomes: Outcomes, step: float) -> _Lattice:
+        """Return outcomes on a lattice of losses; those of loss -∞, which add nothing to δ, are left out."""
         finite = np.isfinite(outcomes.losses)
-        losses = np.clip(outcomes.losses[finite], *_range(outcomes))
-        places = np.round(losses / step).astype(np.int64)
+        low, high = _range(outcomes)
+        losses = np.clip(outcomes.losses[finite], low, high)
+        multiples = np.round(losses / step)
+        places = multiples.astype(np.int64)
         lowest = int(places.min(initial=0))
-        masses = [
-            np.bincount(places - lowest, of[finite], 1 - lowest).astype(np.float64)
-            for of in (outcomes.p, outcomes.q)
-        ]
-        shown = float(outcomes.p[outcomes.losses == np.inf].sum())
-        return cls(lowest, masses[0], masses[1], shown)
+        places = places - lowest
+        size = 1 - lowest  # at least up to no loss
+        p = np.bincount(places, outcomes.p[finite], size)
+        q = np.bincount(places, outcomes.q[finite], size)
+        shows = outcomes.losses == np.inf
+        certain = float(outcomes.p[shows].sum())
+        return cls(lowest, p.astype(np.float64), q.astype(np.float64), certain)
 
     @property
     def highest(self) -> int:
+        """The number of the last lattice point."""
         return self.lowest + self.p.size - 1
 
 
 def _range(outcomes: Outcomes) -> tuple[float, float]:
-    """Return the lowest and the highest loss that happen with any noticeable probability."""
+    """Return the lowest and highest finite loss with a mass above 1e-16."""
     losses = outcomes.losses
-    counts = np.isfinite(losses) & (np.maximum(outcomes.p, outcomes.q) > _COUNTS)
-    ends = losses[counts] if counts.any() else np.zeros(1)
+    happens = np.maximum(outcomes.p, outcomes.q) > _COUNTS
+    counts = np.isfinite(losses) & happens
+    if not counts.any():
+        return 0.0, 0.0
+    ends = losses[counts]
     return float(ends.min()), float(ends.max())
 
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """Releases one after another: the first are fixed, each further one is one of several instances."""
+    """A sequence of fixed releases, then of stages that each run one of several instances.
+
+    Which instance runs is decided by the sum of the losses so far (README, 7, *Choices in company*).
+    """
 
     fixed: Outcomes
     choices: Sequence[Sequence[Outcomes]]
 
     def epsilon(self, delta: float, start: float) -> float:
-        """Return the largest ε found at which the best decisions have a δ above the target.
+        """Return the largest ε found at which the best decisions have a δ above `delta`.
 
         Args:
             delta: The target.
             start: An ε to decide for at first.
         """
-        found, point = 0.0, start
+        best = 0.0
+        point = start
         for _ in range(_ROUNDS):
             cost = self.decided(point).epsilon(delta)
-            settled = cost <= found * (1.0 + 1e-4)
-            found, point = max(found, cost), cost
+            settled = cost <= best * (1.0 + 1e-4)
+            best = max(best, cost)
+            point = cost
             if settled:
                 break
-        return found
+        return best
 
     def decided(self, epsilon: float) -> Outcomes:
-        """Return the outcomes of all stages under the decisions that are best at this ε, rounding aside."""
-        p, q, shown = self._first.p, self._first.q, self._first.shown
+        """Return the outcomes of all stages under the decisions that maximise δ at this ε."""
+        p = self._first.p
+        q = self._first.q
+        certain = self._first.certain
         for stage, decision in enumerate(self._decisions(epsilon)):
-            p, q, more = self._after(stage, decision, p, q)
-            shown += more
-        error = self.fixed.error + sum(max(o.error for o in stage) for stage in self.choices)
-        return Outcomes(np.append(p, shown), np.append(q, 0.0), error)
+            certain += self._certain_after(stage, decision, p)
+            p, q = self._after(stage, decision, p, q)
+        errors = []
+        for stage_of_outcomes in self.choices:
+            errors.append(max(outcomes.error for outcomes in stage_of_outcomes))
+        error = self.fixed.error + sum(errors)
+        return Outcomes(np.append(p, certain), np.append(q, 0.0), error)
 
     @cached_property
     def _step(self) -> float:
-        """The step of the lattice of losses, so that all of them together have so many places."""
+        """The step of the lattice of losses: all stages together span about 1,500 points."""
         spans = {}
         for stage in self._different.values():
             ends = [_range(outcomes) for outcomes in stage]
-            spans[id(stage)] = max(high for _, high in ends) - min(low for low, _ in ends)
+            highest = max(high for _, high in ends)
+            lowest = min(low for low, _ in ends)
+            spans[id(stage)] = highest - lowest
         low, high = _range(self.fixed)
-        return max((high - low + sum(spans[id(each)] for each in self.choices)) / _POINTS, 1e-9)
+        total = high - low
+        total += sum(spans[id(stage)] for stage in self.choices)
+        return max(total / _POINTS, 1e-9)
 
     @cached_property
     def _different(self) -> dict[int, Sequence[Outcomes]]:
-        """The lists of instances, each once: stages of equal events share one."""
+        """The distinct lists of instances by their `id`; stages of equal events share a list."""
         return {id(stage): stage for stage in self.choices}
 
     @cached_property
-    def _first(self) -> _Placed:
-        return _Placed.of(self.fixed, self._step)
+    def _first(self) -> _Lattice:
+        """The outcomes of the fixed releases on the lattice."""
+        return _Lattice.of(self.fixed, self._step)
 
     @cached_property
-    def _placed(self) -> list[list[_Placed]]:
-        placed = {key: [_Placed.of(o, self._step) for o in s] for key, s in self._different.items()}
-        return [placed[id(stage)] for stage in self.choices]
+    def _instances(self) -> list[list[_Lattice]]:
+        """The instances of each stage, as outcomes on the lattice."""
+        lattices = {}
+        for key, stage in self._different.items():
+            lattices[key] = [_Lattice.of(outcomes, self._step) for outcomes in stage]
+        return [lattices[id(stage)] for stage in self.choices]
 
     @cached_property
     def _ends(self) -> list[tuple[int, int]]:
-        """The lowest and the highest place before each stage, and after the last."""
-        ends = [(self._first.lowest, self._first.highest)]
-        for stage in self._placed:
-            low, high = min(one.lowest for one in stage), max(one.highest for one in stage)
-            ends.append((ends[-1][0] + low, ends[-1][1] + high))
+        """The lowest and highest lattice place of the summed loss before each stage and after the last."""
+        low = self._first.lowest
+        high = self._first.highest
+        ends = [(low, high)]
+        for stage in self._instances:
+            low += min(one.lowest for one in stage)
+            high += max(one.highest for one in stage)
+            ends.append((low, high))
         return ends
 
     def _decisions(self, epsilon: float) -> list[Indices]:
-        """Return which instance is best at each place before each stage."""
+        """Return the index of the best instance at each place before each stage."""
         low, high = self._ends[-1]
         # Of an outcome of P-mass 1 and loss ℓ, δ(ε) is (1 - e^(ε-ℓ))₊.
-        left = epsilon - np.arange(low, high + 1) * self._step
-        value = -np.expm1(np.minimum(left, 0.0))
-        found = []
+        losses = np.arange(low, high + 1) * self._step
+        missing = epsilon - losses
+        value = -np.expm1(np.minimum(missing, 0.0))
+        decisions = []
         for stage in reversed(range(len(self.choices))):
-            low, high = self._ends[stage]
-            values = [
-                np.convolve(self._window(stage, one, value), one.p[::-1], "valid") + one.shown
-                for one in self._placed[stage]
-            ]
-            found.append(np.argmax(values, axis=0))
+            values = []
+            for one in self._instances[stage]:
+                ahead = self._window(stage, one, value)
+                expected = np.convolve(ahead, one.p[::-1], "valid")
+                values.append(expected + one.certain)
+            decisions.append(np.argmax(values, axis=0))
             value = np.max(values, axis=0)
-        return found[::-1]
+        return decisions[::-1]
 
-    def _window(self, stage: int, one: _Placed, value: Floats) -> Floats:
-        """Return the values at the lattice places that an instance's outcomes lead to."""
+    def _window(
+        self,
+        stage: int,
+        one: _Lattice,
+        value: Floats,
+    ) -> Floats:
+        """Return the values at the lattice places that an instance's outcomes can lead to."""
         low, high = self._ends[stage]
-        start = low + one.lowest - self._ends[stage + 1][0]
-        return value[start : start + high - low + one.p.size]
+        next_low, _ = self._ends[stage + 1]
+        start = low + one.lowest - next_low
+        end = start + high - low + one.p.size
+        return value[start:end]
+
+    def _certain_after(
+        self,
+        stage: int,
+        decision: Indices,
+        p: Floats,
+    ) -> float:
+        """Return the P-mass that one more stage moves to an infinite loss."""
+        certain = 0.0
+        for number in np.unique(decision):
+            one = self._instances[stage][number]
+            certain += one.certain * float(p[decision == number].sum())
+        return certain
 
     def _after(
-        self, stage: int, decision: Indices, p: Floats, q: Floats
-    ) -> tuple[Floats, Floats, float]:
-        """Return the masses after one more stage, and the P-mass on which it shows the record for sure."""
-        low, high = self._ends[stage + 1]
-        shown = 0.0
-        after = np.zeros(high - low + 1), np.zeros(high - low + 1)
+        self,
+        stage: int,
+        decision: Indices,
+        p: Floats,
+        q: Floats,
+    ) -> tuple[Floats, Floats]:
+        """Return the P- and Q-masses by lattice place of the finite losses after one more stage.
+
+        Args:
+            stage: Number of the stage.
+            decision: Which instance runs at each place before it.
+            p: P-masses at these places.
+            q: Q-masses at these places.
+        """
+        low, _ = self._ends[stage]
+        next_low, next_high = self._ends[stage + 1]
+        after_p = np.zeros(next_high - next_low + 1)
+        after_q = np.zeros(next_high - next_low + 1)
         for number in np.unique(decision):
-            one, here = self._placed[stage][number], decision == number
-            shown += one.shown * float(p[here].sum())
+            one = self._instances[stage][number]
+            here = decision == number
             first, last = np.flatnonzero(here)[[0, -1]]
-            start = self._ends[stage][0] + int(first) + one.lowest - low
-            for total, masses, more in ((after[0], p, one.p), (after[1], q, one.q)):
-                led = np.convolve(np.where(here, masses, 0.0)[first : last + 1], more)
-                total[start : start + led.size] += led
-        return *after, shown
+            span = slice(first, last + 1)
+            start = low + int(first) + one.lowest - next_low
+            for after, masses, more in ((after_p, p, one.p), (after_q, q, one.q)):
+                masses_here = np.where(here, masses, 0.0)
+                moved = np.convolve(masses_here[span], more)
+                end = start + moved.size
+                after[start:end] += moved
+        return after_p, after_q
 
 
-_COARSE, _FINER = 6, 3  # δ tried in proportion, and how often the gaps around the best are halved
+_COARSE = 6  # δ tried in proportion
+_FINER = 3  # how often the gaps around the best are halved
 _FAR = 0.9  # of the other direction's ε: below that a direction is not looked at more closely
 _NESTED = np.geomspace(0.97, 1e-5, 10)
 _SPREAD = np.geomspace(0.97, 1e-5, 18)  # δ at which runs are scored where decisions come later
@@ -172,105 +245,186 @@ _STAGES = 12  # choices at most that hang on what was released before
 
 @dataclass(frozen=True)
 class _Instances:
-    """Candidate instances of one choice: each costs much in one direction at one δ."""
+    """A way to build explicit instances of events: the δ, the direction and the scores to aim at.
 
-    asked: float
+    Attributes:
+        target: The δ of the question.
+        delta: The δ at which runs are scored.
+        flip: Whether the record is added.
+        scores: How runs are scored.
+    """
+
+    target: float
     delta: float
     flip: bool
     scores: Scores = Scores.SHUFFLED
 
     def of(self, event: Event) -> Outcomes:
-        return outcomes_of(event, self.asked) if _is_fixed(event) else self.composed(event)
+        """Return the outcomes of an event's instance, from a cache if the event has no choices."""
+        if _is_fixed(event):
+            return outcomes_of(event, self.target)
+        return self.composed(event)
 
     def composed(self, event: Event) -> Outcomes:
-        parts = flatten(event).items()
-        return composition(
-            [(entry(part).instance(part, self), count) for part, count in parts], self.asked
-        )
+        """Return the outcomes of the composed instances of an event's parts."""
+        parts = []
+        for part, count in flatten(event).items():
+            outcomes = entry(part).instance(part, self)
+            parts.append((outcomes, count))
+        return composition(parts, self.target)
 
     def cost(self, event: Event) -> float:
-        return self._turned(self.of(event)).epsilon(self.asked)
+        """Return ε at the target δ of the event's instance in this direction."""
+        return self._in_direction(self.of(event)).epsilon(self.target)
 
-    def _turned(self, outcomes: Outcomes) -> Outcomes:
+    def _in_direction(self, outcomes: Outcomes) -> Outcomes:
+        """Return the outcomes, with P and Q swapped if the record is added."""
         return outcomes.flipped() if self.flip else outcomes
 
     def dearest(self, events: Sequence[Event]) -> Outcomes:
-        found = (self.of(event) for event in dict.fromkeys(events))
-        return max(found, key=lambda one: self._turned(one).epsilon(self.delta))
+        """Return the outcomes of the event, among several, whose instance has the largest ε."""
 
-    def chosen(self, event: Event, choose: Callable[[Outcomes], Outcomes]) -> Outcomes:
-        base = self.of(event)
-        return choose(base.flipped()).flipped() if self.flip else choose(base)
+        def cost(outcomes: Outcomes) -> float:
+            return self._in_direction(outcomes).epsilon(self.delta)
+
+        candidates = [self.of(event) for event in dict.fromkeys(events)]
+        return max(candidates, key=cost)
+
+    def selected(self, event: Event, select: Callable[[Outcomes], Outcomes]) -> Outcomes:
+        """Return `select` of an event's outcomes, applied in this direction and then turned back."""
+        base = self._in_direction(self.of(event))
+        return self._in_direction(select(base))
 
 
 def _is_fixed(event: Event) -> bool:
+    """Return whether an event has no choices, so that one instance serves every question."""
     return entry(event).one_instance and all(map(_is_fixed, event.children()))
 
 
 @lru_cache(maxsize=64)
 def outcomes_of(event: Event, delta: float) -> Outcomes:
-    """Return the explicit instance of an event without choices: it is the same in both directions."""
+    """Return the outcomes of the instance of an event without choices, from a cache of 64."""
     return _Instances(delta, delta, flip=False).composed(event)
 
 
 @lru_cache(maxsize=1024)
 def instance_epsilon(event: Event, delta: float) -> float:
-    """Return ε of an explicit instance at δ, the worse direction, at most 700; rounded down."""
+    """Return ε at δ of an explicit instance, in the worse direction, rounded down."""
     with np.errstate(all="ignore"):
         try:
             if _is_fixed(event):
-                return max(_Instances(delta, delta, flip).cost(event) for flip in (False, True))
-            found = _best_aim(event, delta, False, 0.0)
-            found = max(found, _best_aim(event, delta, True, found))
-            return max(found, _adaptive_epsilon(event, delta, found))
+                remove = _Instances(delta, delta, flip=False).cost(event)
+                add = _Instances(delta, delta, flip=True).cost(event)
+                return max(remove, add)
+            best = _best_aim(event, delta, False, 0.0)
+            best = max(best, _best_aim(event, delta, True, best))
+            return max(best, _adaptive_epsilon(event, delta, best))
         except ArithmeticError:
             return 0.0  # numbers that leave their range say nothing
 
 
-def _best_aim(event: Event, delta: float, flip: bool, other: float) -> float:
-    """Return the largest ε found over the δ for which runs are scored and parts compared."""
-    # Which δ is best depends on what follows the choice: a few are tried, then those around the best.
-    found = 0.0
+def _best_aim(
+    event: Event,
+    delta: float,
+    flip: bool,
+    other: float,
+) -> float:
+    """Return the largest ε found by varying the δ at which runs are scored, in one direction.
+
+    Args:
+        event: The event.
+        delta: The δ of the question.
+        flip: Whether the record is added.
+        other: ε of the other direction; where this one stays far below, it is left.
+    """
+    best = 0.0
     for scores in (Scores.RANKED, Scores.SPREAD):
-        aims = list(np.geomspace(0.97, min(delta, 0.9), _COARSE))
-        costs = {aim: _Instances(delta, aim, flip, scores).cost(event) for aim in aims}
-        if max(costs.values()) < _FAR * other:
-            return found
-        for _ in range(_FINER):
-            place = aims.index(max(aims, key=lambda aim: costs[aim]))
-            for first, second in ((place, place + 1), (place - 1, place)):
-                if first >= 0 and second < len(aims):
-                    middle = math.sqrt(aims[first] * aims[second])
-                    costs[middle] = _Instances(delta, middle, flip, scores).cost(event)
-            aims = sorted(costs, reverse=True)
-        found = max(found, *costs.values())
+        costs = _costs_by_aim(
+            event,
+            delta,
+            flip,
+            scores,
+            _FAR * other,
+        )
+        if not costs:
+            return best
+        best = max(best, *costs.values())
         if scores is Scores.RANKED:
-            best = {*sorted(aims, key=lambda aim: costs[aim])[-2:], delta}
-            found = max(found, *(_Instances(delta, aim, flip).cost(event) for aim in best))
-    return found
+            by_cost = sorted(sorted(costs, reverse=True), key=lambda aim: costs[aim])
+            for aim in {*by_cost[-2:], delta}:
+                best = max(best, _Instances(delta, aim, flip).cost(event))
+    return best
 
 
-def _adaptive_epsilon(event: Event, delta: float, start: float) -> float:
-    """Return ε of an instance whose choices depend on earlier outcomes; 0 where nothing is chosen."""
+def _costs_by_aim(
+    event: Event,
+    delta: float,
+    flip: bool,
+    scores: Scores,
+    least: float,
+) -> dict[float, float]:
+    """Return ε by the δ at which runs are scored; empty if all first tries are below `least`.
+
+    Args:
+        event: The event.
+        delta: The δ of the question.
+        flip: Whether the record is added.
+        scores: How runs are scored.
+        least: An ε below which nothing is worth more time.
+    """
+    # Which δ is best depends on what follows the choice: a few are tried, then those around the best.
+    aims = list(np.geomspace(0.97, min(delta, 0.9), _COARSE))
+    costs = {}
+    for aim in aims:
+        costs[aim] = _Instances(delta, aim, flip, scores).cost(event)
+    if max(costs.values()) < least:
+        return {}
+    for _ in range(_FINER):
+        dearest = max(aims, key=lambda aim: costs[aim])
+        place = aims.index(dearest)
+        for first in (place, place - 1):
+            if 0 <= first < len(aims) - 1:
+                middle = math.sqrt(aims[first] * aims[first + 1])
+                costs[middle] = _Instances(delta, middle, flip, scores).cost(event)
+        aims = sorted(costs, reverse=True)
+    return costs
+
+
+def _adaptive_epsilon(
+    event: Event,
+    delta: float,
+    start: float,
+) -> float:
+    """Return ε of an instance that chooses by earlier outcomes; 0 for one part or too many choices."""
     parts = flatten(event)
-    chosen = {part: count for part, count in parts.items() if not _is_fixed(part)}
-    if not chosen or sum(parts.values()) < 2 or sum(chosen.values()) > _STAGES:
+    choosing = {part: count for part, count in parts.items() if not _is_fixed(part)}
+    is_lone = sum(parts.values()) < 2
+    if not choosing or is_lone or sum(choosing.values()) > _STAGES:
         return 0.0
-    others = [(outcomes_of(part, delta), parts[part]) for part in parts if part not in chosen]
+    others = []
+    choices = []
+    flipped = []
+    for part, count in parts.items():
+        if part not in choosing:
+            others.append((outcomes_of(part, delta), count))
+            continue
+        # Copies of one event share one list, on which the stages tell that they are alike.
+        stage = _instances_of(part, delta)
+        choices += [stage] * count
+        flipped += [[outcomes.flipped() for outcomes in stage]] * count
     fixed = composition(others, delta)
-    choices = [stage for part in chosen for stage in [_instances_of(part, delta)] * chosen[part]]
-    flipped = {id(stage): [outcomes.flipped() for outcomes in stage] for stage in choices}
-    back = Stages(fixed.flipped(), [flipped[id(stage)] for stage in choices])
-    return max(Stages(fixed, choices).epsilon(delta, start), back.epsilon(delta, start))
+    remove = Stages(fixed, choices).epsilon(delta, start)
+    add = Stages(fixed.flipped(), flipped).epsilon(delta, start)
+    return max(remove, add)
 
 
 def _instances_of(part: Event, delta: float) -> list[Outcomes]:
-    """Return instances of a choice for many aims, in both directions."""
+    """Return the outcomes of a choice's instances for many δ and scores, in both directions."""
     simple = all(map(_is_fixed, part.children()))
     aims = _SPREAD if simple else _NESTED  # what is nested is scored anew for each
-    return [
-        entry(part).instance(part, _Instances(delta, float(aim), flip, scores))
-        for aim in aims
-        for flip in (False, True)
-        for scores in (Scores if simple else (Scores.RANKED, Scores.SPREAD))
-    ]
+    ways = list(Scores) if simple else [Scores.RANKED, Scores.SPREAD]
+    instances = []
+    for aim, flip, scores in itertools.product(aims, (False, True), ways):
+        question = _Instances(delta, float(aim), flip, scores)
+        instances.append(entry(part).instance(part, question))
+    return instances

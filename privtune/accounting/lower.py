@@ -1,4 +1,4 @@
-"""Explicit instances: no valid bound may fall below what they cost.
+"""Outcomes of explicit instances, from which lower bounds on ε are computed.
 
 An instance is a mechanism that fits its event, with finitely many outcomes whose masses with the
 record (P) and without it (Q) are known. Whatever merges or forgets outcomes only weakens it. So
@@ -18,16 +18,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting.pmf import LossPmf, normal_masses
+from privtune.accounting.best_of_k import Tuner
+from privtune.accounting.pmf import LossPmf, exp_capped, normal_masses, scale_of
 from privtune.accounting.runs import RunLaw
-from privtune.accounting.selection import Tuner
 
 Floats = NDArray[np.float64]
 Kinds = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 ROUNDING = 1e-6  # of tuned masses, relative
 _LARGE = 4e-10  # mass, for each run, from which a difference of φ is right to that
 _SCORES = 512  # that an outcome which always happens would have
@@ -36,156 +38,274 @@ _CUTS = 128  # of what pays and of what does not, twice
 _STARTS = (0.5, 0.2, 0.05)  # P-mass of what is to pay
 _TURNS = 5
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
-_HALVINGS, _NARROW = 60, 1e-12
+_HALVINGS = 60
+_NARROW = 1e-12  # relative width below which a piece is not halved
 _SUMMED = 200  # runs of a capped law whose φ, a sum over all of them, is asked for at every cut
 
 
+class _OutcomeOrder(NamedTuple):
+    """An order of the outcomes from worst to best score, its δ, and which outcomes add to δ."""
+
+    delta: float
+    order: Indices
+    pays: Kinds
+
+
 class Instance:
-    """Attainable δ of a private selection over one direction of a base pair."""
+    """Attainable δ of a private selection over one direction of a base pair.
+
+    Args:
+        base: P-masses of the base's outcomes by their loss.
+        runs: The law of the number of runs.
+        q: Their Q-masses, where these do not follow from the losses.
+        cut: Whether outcomes that happen often are cut into several, with scores of their own.
+
+    Attributes:
+        losses: Losses of the atoms, falling.
+        p: Their P-masses.
+        q: Their Q-masses.
+        levels: The Q-mass of what ranks higher by loss, to the middle of each atom.
+    """
 
     def __init__(
-        self, base: LossPmf, runs: RunLaw, q: Floats | None = None, *, cut: bool = True
+        self,
+        base: LossPmf,
+        runs: RunLaw,
+        q: Floats | None = None,
+        *,
+        cut: bool = True,
     ) -> None:
         self.runs = runs
-        keep = base.masses > 0.0
-        self.losses = base.losses[keep][::-1]
-        self.p = base.masses[keep][::-1]
-        with np.errstate(over="ignore"):
-            self.q = np.exp(np.log(self.p) - self.losses) if q is None else q[keep][::-1]
+        happens = base.masses > 0.0
+        self.losses = base.losses[happens][::-1]
+        self.p = base.masses[happens][::-1]
+        if q is None:
+            with np.errstate(over="ignore"):
+                self.q = np.exp(np.log(self.p) - self.losses)
+        else:
+            self.q = q[happens][::-1]
         if cut:
-            # What has no mass without the record pays wherever it stands; its loss is no lattice point.
-            self.losses = np.where(self.q > 0.0, self.losses, np.inf)
-            often = np.maximum(np.maximum(self.p, self.q) * _SCORES, 1.0)
-            pieces = np.ceil(often).astype(np.int64)
-            self.losses = np.repeat(self.losses, pieces)
-            self.p, self.q = (np.repeat(m / pieces, pieces) for m in (self.p, self.q))
+            self._cut_atoms()
         self.infinite = base.infinite
         self.tuner = Tuner(base, runs)
         # What rounding took away or added is given to an atom at the end: a legal pair again.
         self.levels = np.cumsum(self.q) - 0.5 * self.q
 
-    def order(self, epsilon: float, threshold: float) -> NDArray[np.int64]:
-        """Return the atoms from worst to best score; losses above `threshold` are moved."""
+    def _cut_atoms(self) -> None:
+        """Cut atoms of large mass into equal pieces, so that their scores may be random."""
+        # What has no mass without the record pays wherever it stands; its loss is no lattice point.
+        self.losses = np.where(self.q > 0.0, self.losses, np.inf)
+        larger = np.maximum(self.p, self.q)
+        often = np.maximum(larger * _SCORES, 1.0)
+        pieces = np.ceil(often).astype(np.int64)
+        self.losses = np.repeat(self.losses, pieces)
+        self.p = np.repeat(self.p / pieces, pieces)
+        self.q = np.repeat(self.q / pieces, pieces)
+
+    def order(self, epsilon: float, threshold: float) -> Indices:
+        """Return the atoms from worst to best score: by loss, but by best level at ε above `threshold`."""
         key = np.minimum(self.levels, 1.0)
         moved = self.losses > threshold
-        z = np.exp(np.minimum(epsilon - self.losses[moved], 700.0))
+        z = exp_capped(epsilon - self.losses[moved])
         key[moved] = self.tuner.best_level(z)
         return np.argsort(key, kind="stable")
 
-    def spread(self, epsilon: float) -> NDArray[np.int64]:
-        """Return the atoms from worst to best score, those of larger loss for a larger ε."""
-        z = np.exp(np.minimum(_SPREAD * (epsilon - self.losses), 700.0))
+    def spread(self, epsilon: float) -> Indices:
+        """Return the atoms from worst to best score if larger losses are scored for larger ε."""
+        z = exp_capped(_SPREAD * (epsilon - self.losses))
         pays = self.tuner.support(z) > 0.0
-        key = np.where(pays, self.tuner.best_level(z), np.minimum(self.levels, 1.0))
+        by_loss = np.minimum(self.levels, 1.0)
+        key = np.where(pays, self.tuner.best_level(z), by_loss)
         return np.argsort(key, kind="stable")
 
-    def shuffled(self, epsilon: float, pays: Kinds) -> NDArray[np.int64]:
-        """Return the best order, from worst to best score, if these atoms are to pay."""
+    def shuffled(self, epsilon: float, pays: Kinds) -> Indices:
+        """Return the best order of atoms, from worst to best score, if the atoms `pays` add to δ.
+
+        Args:
+            epsilon: ε at which δ is to be large.
+            pays: Which atoms are to pay.
+        """
         # What pays is ranked by rising loss, the rest by falling loss (README, 5).
-        up, down = np.flatnonzero(pays)[::-1], np.flatnonzero(~pays)
-        (up_ends, up_p, up_q), (down_ends, down_p, down_q) = self._pieces(up), self._pieces(down)
+        up = np.flatnonzero(pays)[::-1]
+        down = np.flatnonzero(~pays)
+        up_ends, up_p, up_q = self._pieces(up)
+        down_ends, down_p, down_q = self._pieces(down)
         # What has been paid depends on how much of either kind is below, not on its order.
         below_p = np.minimum(down_p[:, None] + up_p, 1.0)
         below_q = np.minimum(down_q[:, None] + up_q, 1.0)
-        paid = self.runs.pgf(below_p) - math.exp(min(epsilon, 700.0)) * self.runs.pgf(below_q)
-        value, before = np.zeros(down_p.size), []
-        for gain in np.diff(paid, axis=1).T:
-            best = np.maximum.accumulate(value)
-            places = np.where(value >= best, np.arange(value.size), 0)
-            before.append(np.maximum.accumulate(places))
-            value = best + gain
-        place, key = int(np.argmax(value)), np.empty(self.p.size)
+        scale = scale_of(epsilon)
+        of_p = self.runs.pgf(below_p)
+        of_q = self.runs.pgf(below_q)
+        paid = of_p - scale * of_q
+        choices, place = _best_path(np.diff(paid, axis=1))
+        key = np.empty(self.p.size)
         key[down] = np.arange(down.size)
-        for piece in reversed(range(len(before))):
-            key[up[up_ends[piece] : up_ends[piece + 1]]] = down_ends[place] - 0.5
-            place = int(before[piece][place])
+        for piece in reversed(range(len(choices))):
+            start = up_ends[piece]
+            end = up_ends[piece + 1]
+            atoms = up[start:end]
+            key[atoms] = down_ends[place] - 0.5
+            place = int(choices[piece][place])
         return np.lexsort((self.losses, key))
 
-    def _pieces(self, atoms: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Return where atoms are cut into pieces, and the masses up to each cut."""
-        p = np.append(0.0, np.cumsum(self.p[atoms])) / (self.p.sum() + self.infinite)
-        q = np.append(0.0, np.cumsum(self.q[atoms])) / self.q.sum()
+    def _pieces(self, atoms: Indices) -> tuple[Indices, Floats, Floats]:
+        """Return where a list of atoms is cut into pieces, and the P- and Q-mass up to each cut."""
+        total_p = self.p.sum() + self.infinite
+        total_q = self.q.sum()
+        p = np.append(0.0, np.cumsum(self.p[atoms])) / total_p
+        q = np.append(0.0, np.cumsum(self.q[atoms])) / total_q
         # Fine near the end, too: the best scores are those that φ' tells apart.
-        whole = p + q
-        marks = whole[-1] * np.append(
-            np.linspace(0.0, 1.0, _CUTS), 1.0 - np.geomspace(1e-9, 1.0, _CUTS)
-        )
-        ends = np.unique(np.clip(np.searchsorted(whole, marks), 0, atoms.size))
-        ends = np.unique(np.append(ends, [0, atoms.size]))
+        even = np.linspace(0.0, 1.0, _CUTS)
+        near_end = 1.0 - np.geomspace(1e-9, 1.0, _CUTS)
+        both = p + q
+        marks = both[-1] * np.append(even, near_end)
+        places = np.searchsorted(both, marks)
+        places = np.clip(places, 0, atoms.size)
+        ends = np.unique(np.append(places, [0, atoms.size]))
         return ends, p[ends], q[ends]
 
-    def tuned(self, order: NDArray[np.int64], *, rough: bool = False) -> tuple[Floats, Floats]:
-        """Return the masses of the tuned pair for one order of the atoms, on the safe side."""
+    def tuned(self, order: Indices, *, rough: bool = False) -> tuple[Floats, Floats]:
+        """Return P- and Q-masses of the selection's outcomes for one order of the atoms, safely rounded.
+
+        Args:
+            order: The atoms from worst to best score.
+            rough: Of a capped law take no differences of φ, each of which is a long sum.
+
+        Returns:
+            P-masses, rounded down, and Q-masses, rounded up, in this order.
+        """
         # Differences of φ are exact for atoms of some size. Else φ' is convex: its mean over an atom is
         # at least its value at the middle, and at most the mean of those at both ends.
-        p = self.p[order] / (self.p.sum() + self.infinite)
-        q = self.q[order] / self.q.sum()
-        below_p = np.minimum(np.concatenate([[0.0], np.cumsum(p)]), 1.0)
-        below_q = np.minimum(np.concatenate([[0.0], np.cumsum(q)]), 1.0)
+        total_p = self.p.sum() + self.infinite
+        total_q = self.q.sum()
+        p = self.p[order] / total_p
+        q = self.q[order] / total_q
+        below_p = np.concatenate([[0.0], np.cumsum(p)])
+        below_q = np.concatenate([[0.0], np.cumsum(q)])
+        below_p = np.minimum(below_p, 1.0)
+        below_q = np.minimum(below_q, 1.0)
         slope = self.runs.pgf_derivative(below_q)
-        gain_p = p * self.runs.pgf_derivative(0.5 * (below_p[1:] + below_p[:-1]))
+        middle = 0.5 * (below_p[1:] + below_p[:-1])
+        gain_p = p * self.runs.pgf_derivative(middle)
         gain_q = q * 0.5 * (slope[1:] + slope[:-1])
         if self.runs.cap is None or not rough:
             enough = _LARGE * (1.0 + self.runs.expected_runs)
-            exact_p, exact_q = self._gains(below_p), self._gains(below_q)
+            exact_p = self._gains(below_p)
+            exact_q = self._gains(below_q)
             gain_p = np.where(exact_p > enough, exact_p, gain_p)
             gain_q = np.where(exact_q > enough, exact_q, gain_q)
         return gain_p * (1.0 - ROUNDING), gain_q * (1.0 + ROUNDING)
 
     def _gains(self, ends: Floats) -> Floats:
-        """Return how much φ rises from each end to the next."""
+        """Return the rise of φ from each point of `ends` to the next."""
         if self.runs.cap is None:
             return np.diff(self.runs.pgf(ends))
         # By Gauss's rule on pieces across which φ'' moves by a factor of e at most: φ itself is a sum over
         # all numbers of runs.
-        points, kept = ends, np.arange(ends.size)
+        points = ends
+        places = np.arange(ends.size)  # of the ends among the points
         for _ in range(_HALVINGS):
-            bend = np.log(np.maximum(self.runs.pgf_second_derivative(points), 1e-300))
-            wide = (np.diff(bend) > 1.0) & (np.diff(points) > _NARROW * points[1:])
-            if not wide.any():
+            bend = self.runs.pgf_second_derivative(points)
+            log_bend = np.log(np.maximum(bend, 1e-300))
+            is_bent = np.diff(log_bend) > 1.0
+            is_wide = np.diff(points) > _NARROW * points[1:]
+            halved = is_bent & is_wide
+            if not halved.any():
                 break
-            middle = 0.5 * (points[:-1] + points[1:])[wide]
-            kept = kept + np.append(0, np.cumsum(wide))[kept]
-            points = np.insert(points, np.flatnonzero(wide) + 1, middle)
+            middles = 0.5 * (points[:-1] + points[1:])
+            # Each end moves by the points that are put in before it.
+            before = np.append(0, np.cumsum(halved))
+            places = places + before[places]
+            behind = np.flatnonzero(halved) + 1
+            points = np.insert(points, behind, middles[halved])
         half = 0.5 * np.diff(points)
-        inside = (points[:-1] + half)[:, None] + half[:, None] * _NODES
+        centre = points[:-1] + half
+        inside = centre[:, None] + half[:, None] * _NODES
         pieces = half * (self.runs.pgf_derivative(inside) @ _WEIGHTS)
-        return np.asarray(np.add.reduceat(pieces, kept[:-1]))
+        return np.asarray(np.add.reduceat(pieces, places[:-1]))
 
     def best_order(
-        self, epsilon: float, count: int = 12, *, shuffle: bool = True
-    ) -> NDArray[np.int64]:
-        """Return the order of the atoms, from worst to best score, with the largest δ of those."""
-        z = np.exp(np.minimum(epsilon - self.losses, 700.0))
-        pays = self.losses[self.tuner.support(z) > 0.0]
-        lowest = float(pays[-1]) if pays.size else epsilon
-        thresholds = (math.inf, *np.linspace(lowest, epsilon, count))
-        tried = [self._tried(self.order(epsilon, float(t)), epsilon) for t in thresholds]
-        best = max(tried, key=lambda found: found[0])
-        starts: list[Kinds] = []
-        if shuffle and (self.runs.cap is None or self.runs.cap <= _SUMMED):
-            starts = [best[2], *(np.cumsum(self.p) <= share for share in _STARTS)]
-        for start in starts:
-            value, paying = 0.0, start
-            for _ in range(_TURNS):
-                if not paying.any() or paying.all():
-                    break
-                found = self._tried(self.shuffled(epsilon, paying), epsilon)
-                best = max(best, found, key=lambda one: one[0])
-                if found[0] <= value * (1.0 + 1e-3):
-                    break
-                value, paying = found[0], found[2]
-        return best[1]
+        self,
+        epsilon: float,
+        count: int = 12,
+        *,
+        shuffle: bool = True,
+    ) -> Indices:
+        """Return the order of atoms, from worst to best score, with the largest δ of those tried.
 
-    def _tried(
-        self, order: NDArray[np.int64], epsilon: float
-    ) -> tuple[float, NDArray[np.int64], Kinds]:
-        """Return δ of an order, the order, and which atoms pay."""
+        Args:
+            epsilon: ε at which δ is to be large.
+            count: How many thresholds are tried, above which losses are moved.
+            shuffle: Whether shuffled orders are tried, too.
+        """
+        z = exp_capped(epsilon - self.losses)
+        paying = self.losses[self.tuner.support(z) > 0.0]
+        lowest = float(paying[-1]) if paying.size else epsilon
+        scorings = []
+        for threshold in (math.inf, *np.linspace(lowest, epsilon, count)):
+            order = self.order(epsilon, float(threshold))
+            scorings.append(self._score(order, epsilon))
+        best = max(scorings, key=lambda scoring: scoring.delta)
+        if shuffle and (self.runs.cap is None or self.runs.cap <= _SUMMED):
+            starts = [best.pays]
+            starts += [np.cumsum(self.p) <= share for share in _STARTS]
+            for start in starts:
+                best = self._shuffle_from(start, epsilon, best)
+        return best.order
+
+    def _shuffle_from(
+        self,
+        pays: Kinds,
+        epsilon: float,
+        best: _OutcomeOrder,
+    ) -> _OutcomeOrder:
+        """Return the best order after repeated shuffles that start from the paying atoms `pays`.
+
+        Args:
+            pays: Which atoms are to pay at first.
+            epsilon: ε at which δ is to be large.
+            best: The best scoring so far.
+        """
+        value = 0.0
+        for _ in range(_TURNS):
+            if not pays.any() or pays.all():
+                break
+            scoring = self._score(self.shuffled(epsilon, pays), epsilon)
+            if scoring.delta > best.delta:
+                best = scoring
+            if scoring.delta <= value * (1.0 + 1e-3):
+                break
+            value = scoring.delta
+            pays = scoring.pays
+        return best
+
+    def _score(self, order: Indices, epsilon: float) -> _OutcomeOrder:
+        """Return an order with its δ at ε, and which atoms add to that δ."""
         p, q = self.tuned(order, rough=True)
-        gain = p - math.exp(min(epsilon, 700.0)) * q
+        gain = p - scale_of(epsilon) * q
         pays = np.zeros(p.size, dtype=np.bool_)
         pays[order] = gain > 0.0
-        return float(np.maximum(gain, 0.0).sum()), order, pays
+        delta = float(np.maximum(gain, 0.0).sum())
+        return _OutcomeOrder(delta, order, pays)
+
+
+def _best_path(gains: Floats) -> tuple[list[Indices], int]:
+    """Return the best place of each paying piece among the other atoms, by dynamic programming.
+
+    Args:
+        gains: What each piece (column) pays below each place (row).
+
+    Returns:
+        For each piece the place of the one before, given its own, and the place of the last.
+    """
+    value = np.zeros(gains.shape[0])
+    choices = []
+    for gain in gains.T:
+        best = np.maximum.accumulate(value)
+        places = np.where(value >= best, np.arange(value.size), 0)
+        choices.append(np.maximum.accumulate(places))
+        value = best + gain
+    return choices, int(np.argmax(value))
 
 
 _SUMS = 1e-9  # of sums of masses, relative
@@ -198,12 +318,13 @@ _SHARE = 16.0  # of which one loss takes so many for each deviation
 _RARE = 1e-25  # mass of outcomes whose losses need no place of their own
 _NEVER = 1e-5  # of δ: mass of what all releases of a kind together may not show
 _TINY = 1e-40  # mass of ends that are put into one cell
-_NEARER, _NEAR = 4, 0.98
+_NEARER = 4  # turns in which an order is scored for its own ε
+_NEAR = 0.98  # of that ε: near enough
 _SIDE = 1024  # outcomes on each side of a product
 
 
 class Scores(Enum):
-    """How the runs of a selection are scored.
+    """The ways in which the runs of a selection are scored.
 
     Attributes:
         RANKED: By loss, but for what pays at the ε in question.
@@ -218,7 +339,7 @@ class Scores(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """The masses of finitely many outcomes with the record (p) and without it (q); relative error of each."""
+    """The masses of finitely many outcomes with the record (p) and without it (q)."""
 
     p: Floats
     q: Floats
@@ -226,110 +347,172 @@ class Outcomes:
 
     @cached_property
     def losses(self) -> Floats:
-        """`log(p/q)`, infinite where a mass is missing; of what hardly happens, cut off."""
+        """The loss `log(p/q)` of each outcome, infinite where a mass is 0; rare extremes are clipped."""
         with np.errstate(divide="ignore", invalid="ignore"):
             losses = np.nan_to_num(
-                np.log(self.p) - np.log(self.q), nan=0.0, posinf=np.inf, neginf=-np.inf
+                np.log(self.p) - np.log(self.q),
+                nan=0.0,
+                posinf=np.inf,
+                neginf=-np.inf,
             )
-        counts = np.isfinite(losses) & (np.maximum(self.p, self.q) > _RARE)
-        ends = losses[counts] if counts.any() else np.zeros(1)
+        finite = np.isfinite(losses)
+        is_often = np.maximum(self.p, self.q) > _RARE
+        ends = losses[finite & is_often]
+        if not ends.size:
+            ends = np.zeros(1)
         inside = np.clip(losses, ends.min(), ends.max())
-        return np.asarray(np.where(np.isfinite(losses), inside, losses))
+        return np.asarray(np.where(finite, inside, losses))
 
     def flipped(self) -> Outcomes:
-        """Return the same, asked about without the record."""
+        """Return the outcomes with P and Q exchanged, for the direction in which the record is added."""
         return Outcomes(self.q, self.p, self.error)
 
     def delta(self, epsilon: float) -> float:
-        """Return δ at this ε, rounded down, for P over Q."""
+        """Return δ at this ε for P over Q, rounded down."""
         margin = _SUMS + self.error
-        scale = math.exp(min(epsilon, 700.0)) * (1.0 + margin)
-        return float(np.maximum(self.p * (1.0 - margin) - scale * self.q, 0.0).sum())
+        scale = scale_of(epsilon) * (1.0 + margin)
+        gains = self.p * (1.0 - margin) - scale * self.q
+        return float(np.maximum(gains, 0.0).sum())
 
     def epsilon(self, delta: float) -> float:
-        """Return an ε of at most 700 at which δ is above the target, nearly the largest; or 0."""
-        low, high = 0.0, 700.0
+        """Return nearly the largest ε, at most 700, at which δ exceeds the target; 0 if none does."""
+        low = 0.0
+        high = 700.0
         if self.delta(low) <= delta:
             return 0.0
         while high - low > 1e-5 * max(low, 1e-3):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
+            if self.delta(middle) > delta:
+                low = middle
+            else:
+                high = middle
         return low
 
     def merged(self, size: int) -> Outcomes:
-        """Return at most so many outcomes: what is nearly of one loss counts as one."""
-        return self if self.p.size <= size else _Sum.of(self, size).outcomes
+        """Return at most about `size` outcomes, in which outcomes of nearly equal loss are merged."""
+        if self.p.size <= size:
+            return self
+        return _Sum.of(self, size).outcomes
 
 
 class _Sum:
-    """Outcomes whose name is a whole multiple of a step, a power of two; names can be added."""
+    """A distribution of outcomes by rounded loss, a multiple of a power of two, for composition.
 
-    def __init__(self, power: int, lowest: int, p: Floats, q: Floats, error: float) -> None:
-        keep = np.flatnonzero((np.cumsum(p) > _TINY) | (np.cumsum(q) > _TINY))
-        rest = np.flatnonzero((np.cumsum(p[::-1]) > _TINY) | (np.cumsum(q[::-1]) > _TINY))
-        if not keep.size or not rest.size:  # the two sums may round apart
+    Attributes:
+        power: The step is 2 to this power.
+        lowest: Name of the first outcome, in steps.
+        p: P-masses of consecutive names.
+        q: Their Q-masses.
+        error: Relative error of each mass.
+    """
+
+    def __init__(
+        self,
+        power: int,
+        lowest: int,
+        p: Floats,
+        q: Floats,
+        error: float,
+    ) -> None:
+        first = _first_above(p, q)
+        behind = _first_above(p[::-1], q[::-1])
+        if first is None or behind is None:  # the two sums may round apart
             raise ArithmeticError("nothing is left of a law that was multiplied too often")
-        first, last = int(keep[0]), p.size - int(rest[0])
-        both = []
-        for masses in (p, q):
-            inner = masses[first:last].copy()
-            inner[0] += masses[:first].sum()
-            inner[-1] += masses[last:].sum()
-            both.append(inner)
-        self.power, self.lowest, (self.p, self.q) = power, lowest + first, both
+        inside = slice(first, p.size - behind)
+        self.power = power
+        self.lowest = lowest + first
+        self.p = _with_ends(p, inside)
+        self.q = _with_ends(q, inside)
         self.error = error
 
     @classmethod
-    def of(cls, outcomes: Outcomes, size: int = _SIZE, rare: float = _RARE) -> _Sum:
-        """Name outcomes by their loss, rounded to a multiple of a step; rare ones by the largest left."""
+    def of(
+        cls,
+        outcomes: Outcomes,
+        size: int = _SIZE,
+        rare: float = _RARE,
+    ) -> _Sum:
+        """Round the losses of outcomes to multiples of a step; clip those of rare outcomes.
+
+        Args:
+            outcomes: The outcomes.
+            size: Names, at most, about.
+            rare: Mass of outcomes that need no name of their own.
+        """
         finite = np.isfinite(outcomes.losses)
-        losses, weights = outcomes.losses[finite], outcomes.p[finite] + 1e-300
-        often = losses[np.maximum(outcomes.p, outcomes.q)[finite] > rare]
+        losses = outcomes.losses[finite]
+        weights = outcomes.p[finite] + 1e-300
+        larger = np.maximum(outcomes.p, outcomes.q)
+        is_often = larger[finite] > rare
+        often = losses[is_often]
         if often.size:
             losses = np.clip(losses, often.min(), often.max())
-        deviation = math.sqrt(
-            np.average((losses - np.average(losses, weights=weights)) ** 2, weights=weights)
-        )
-        span = float(np.ptp(losses))
-        power = math.frexp(max(deviation / _SHARE, span / size, 1e-12))[1]
-        known = np.round(losses * 2.0**-power).astype(np.int64)
+        mean = np.average(losses, weights=weights)
+        variance = np.average((losses - mean) ** 2, weights=weights)
+        by_deviation = math.sqrt(variance) / _SHARE
+        by_span = float(np.ptp(losses)) / size
+        step = max(by_deviation, by_span, 1e-12)
+        _, power = math.frexp(step)
+        multiples = np.round(losses * 2.0**-power)
+        finite_names = multiples.astype(np.int64)
         # What shows the record, or shows that it is not there, has a name beyond all others.
-        names = np.where(outcomes.losses > 0.0, known.max() + 1, known.min() - 1)
-        names[finite] = known
+        names = np.where(
+            outcomes.losses > 0.0,
+            finite_names.max() + 1,
+            finite_names.min() - 1,
+        )
+        names[finite] = finite_names
         lowest = int(names.min())
         places = names - lowest
-        p, q = (
-            np.bincount(places, masses).astype(np.float64) for masses in (outcomes.p, outcomes.q)
+        return cls(
+            power,
+            lowest,
+            np.bincount(places, outcomes.p).astype(np.float64),
+            np.bincount(places, outcomes.q).astype(np.float64),
+            outcomes.error,
         )
-        return cls(power, lowest, p, q, outcomes.error)
 
     @property
     def outcomes(self) -> Outcomes:
+        """The P- and Q-masses as outcomes."""
         return Outcomes(self.p, self.q, self.error)
 
     def coarser(self) -> _Sum:
-        """Merge every two neighbours."""
+        """Return the distribution with every two neighbours merged and the step doubled."""
         odd = self.lowest % 2
         tail = (self.p.size + odd) % 2
-        p, q = (np.pad(m, (odd, tail)).reshape(-1, 2).sum(axis=1) for m in (self.p, self.q))
-        return _Sum(self.power + 1, (self.lowest - odd) // 2, p, q, self.error)
+        ends = (odd, tail)
+        return _Sum(
+            self.power + 1,
+            (self.lowest - odd) // 2,
+            np.pad(self.p, ends).reshape(-1, 2).sum(axis=1),
+            np.pad(self.q, ends).reshape(-1, 2).sum(axis=1),
+            self.error,
+        )
 
     def __add__(self, other: _Sum) -> _Sum:
-        first, second = self, other
+        """Return the distribution of the sum of two independent losses, on the wider step or a wider one."""
+        first = self
+        second = other
         while first.power < second.power:
             first = first.coarser()
         while second.power < first.power:
             second = second.coarser()
-        p, q = np.convolve(first.p, second.p), np.convolve(first.q, second.q)
-        error = first.error + second.error
-        total = _Sum(first.power, first.lowest + second.lowest, p, q, error)
+        total = _Sum(
+            first.power,
+            first.lowest + second.lowest,
+            np.convolve(first.p, second.p),
+            np.convolve(first.q, second.q),
+            first.error + second.error,
+        )
         while total.p.size > _SIZE:
             total = total.coarser()
         return total
 
     def times(self, count: int) -> _Sum:
-        """Return the sum of so many."""
-        power, total = self, None
+        """Return the distribution of the sum of `count` independent copies, by doubling."""
+        power = self
+        total = None
         while count:
             if count % 2:
                 total = power if total is None else total + power
@@ -339,57 +522,83 @@ class _Sum:
         return self if total is None else total
 
 
+def _first_above(p: Floats, q: Floats) -> int | None:
+    """Return the first index up to which the P- or Q-mass exceeds 1e-40; None if there is none."""
+    noticeable = (np.cumsum(p) > _TINY) | (np.cumsum(q) > _TINY)
+    places = np.flatnonzero(noticeable)
+    return int(places[0]) if places.size else None
+
+
+def _with_ends(masses: Floats, inside: slice) -> Floats:
+    """Return the masses of a slice, with the mass before and behind it added to its ends."""
+    inner = masses[inside].copy()
+    inner[0] += masses[: inside.start].sum()
+    inner[-1] += masses[inside.stop :].sum()
+    return inner
+
+
 def composition(parts: Sequence[tuple[Outcomes, int]], delta: float) -> Outcomes:
-    """Return the outcomes of independent releases together, as finely as bounds at this δ need."""
+    """Return the outcomes of independent releases together, as fine as a bound at this δ needs."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
-    # What is far rarer than δ in all of them together needs no place, and the steps are finer without.
-    sums = [
-        _Sum.of(outcomes, rare=max(_NEVER * delta / count, _RARE)).times(count)
-        for outcomes, count in parts
-    ]
-    if not sums:
+    if not parts:
         return Outcomes(np.ones(1), np.ones(1))
+    sums = []
+    for outcomes, count in parts:
+        # What is far rarer than δ in all of them together needs no place, and the steps are finer without.
+        rare = max(_NEVER * delta / count, _RARE)
+        sums.append(_Sum.of(outcomes, rare=rare).times(count))
     total = sums[0]
-    for more in sums[1:]:
-        total = total + more
+    for summand in sums[1:]:
+        total = total + summand
     return total.outcomes
 
 
 def gaussian_outcomes(sigma: float) -> Outcomes:
-    """Return a Gaussian release, cut into cells."""
-    edges = np.linspace(-_REACH * sigma, 1.0 + _REACH * sigma, _GRID)
-    p, q = (
-        normal_masses(np.concatenate([[-np.inf], z, [np.inf]]))
-        for z in ((edges - 1.0) / sigma, edges / sigma)
+    """Return the outcomes of a Gaussian release with noise σ, cut into cells."""
+    reach = _REACH * sigma
+    edges = np.linspace(-reach, 1.0 + reach, _GRID)
+    return Outcomes(
+        _normal_cells((edges - 1.0) / sigma),
+        _normal_cells(edges / sigma),
     )
-    return Outcomes(p, q)
+
+
+def _normal_cells(z: Floats) -> Floats:
+    """Return the normal mass between neighbouring points, and of the half lines on both sides."""
+    edges = np.concatenate([[-np.inf], z, [np.inf]])
+    return normal_masses(edges)
 
 
 def laplace_outcomes(scale: float) -> Outcomes:
-    """Return a Laplace release, cut into cells."""
+    """Return the outcomes of a Laplace release with this noise scale, cut into cells."""
     edges = np.linspace(0.0, 1.0, _PIECES + 1)
     with np.errstate(over="ignore", under="ignore"):
-        inside = 0.5 * np.exp(-edges[:-1] / scale) * -np.expm1(-1.0 / (_PIECES * scale))
-        q = np.concatenate([[0.5], inside, [0.5 * np.exp(-1.0 / scale)]])
+        at_start = 0.5 * np.exp(-edges[:-1] / scale)
+        share = -np.expm1(-1.0 / (_PIECES * scale))
+        inside = at_start * share
+        beyond = 0.5 * np.exp(-1.0 / scale)
+        q = np.concatenate([[0.5], inside, [beyond]])
     return Outcomes(q[::-1], q)
 
 
 def two_sided(epsilon: float, delta: float) -> Outcomes:
-    """Return the worst release that is (ε, δ)-DP (Kairouz, Oh, Viswanath, arXiv:1311.0776)."""
-    small = (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
-    p = np.array([delta, 1.0 - delta - small, small, 0.0])
+    """Return the outcomes of the worst (ε, δ)-DP release (Kairouz, Oh, Viswanath, arXiv:1311.0776)."""
+    small = (1.0 - delta) / (1.0 + scale_of(epsilon))
+    large = 1.0 - delta - small
+    p = np.array([delta, large, small, 0.0])
     return Outcomes(p, p[::-1])
 
 
 def mixed(parts: Sequence[Outcomes], weights: Sequence[float]) -> Outcomes:
-    """Return the outcomes of a mixture whose component is part of the outcome."""
-    pairs = list(zip(parts, weights, strict=True))
-    return Outcomes(
-        np.concatenate([w * part.p for part, w in pairs]),
-        np.concatenate([w * part.q for part, w in pairs]),
-        max(part.error for part in parts),
-    )
+    """Return the outcomes of a mixture whose drawn component is part of the outcome."""
+    p = []
+    q = []
+    for part, weight in zip(parts, weights, strict=True):
+        p.append(weight * part.p)
+        q.append(weight * part.q)
+    error = max(part.error for part in parts)
+    return Outcomes(np.concatenate(p), np.concatenate(q), error)
 
 
 def sampled(outcomes: Outcomes, rate: float) -> Outcomes:
@@ -398,16 +607,42 @@ def sampled(outcomes: Outcomes, rate: float) -> Outcomes:
     return Outcomes(p, outcomes.q, outcomes.error)
 
 
-def split(tuning: Outcomes, training: Outcomes, rate: float) -> Outcomes:
-    """Return the outcomes of tuning and training where each record is in exactly one of them."""
-    first, second = tuning.merged(_SIDE), training.merged(_SIDE)
-    p = rate * np.outer(first.p, second.q) + (1.0 - rate) * np.outer(first.q, second.p)
+def split(
+    tuning: Outcomes,
+    training: Outcomes,
+    rate: float,
+) -> Outcomes:
+    """Return the outcomes of tuning and training if each record is in exactly one of them.
+
+    Args:
+        tuning: Outcomes of what happens to the subset.
+        training: Outcomes of what happens to the rest.
+        rate: Probability that a record is in the subset.
+    """
+    first = tuning.merged(_SIDE)
+    second = training.merged(_SIDE)
+    tuned_on = np.outer(first.p, second.q)
+    trained_on = np.outer(first.q, second.p)
+    p = rate * tuned_on + (1.0 - rate) * trained_on
     q = np.outer(first.q, second.q)
     return Outcomes(p.ravel(), q.ravel(), first.error + second.error)
 
 
-def best_of_runs(base: Outcomes, runs: RunLaw, delta: float, *, scores: Scores) -> Outcomes:
-    """Return the best of K with outcomes scored for P over Q at this δ."""
+def best_of_runs(
+    base: Outcomes,
+    runs: RunLaw,
+    delta: float,
+    *,
+    scores: Scores,
+) -> Outcomes:
+    """Return the outcomes of a best of K, with runs scored to make δ large for P over Q.
+
+    Args:
+        base: Outcomes of one run.
+        runs: The law of the number of runs.
+        delta: The δ at which it is to cost much.
+        scores: How runs are scored.
+    """
     instance, order = worst_order(base, runs, delta, scores=scores)
     p, q = instance.tuned(order)
     none = runs.zero_probability
@@ -418,14 +653,26 @@ def best_of_runs(base: Outcomes, runs: RunLaw, delta: float, *, scores: Scores) 
 
 
 def worst_order(
-    base: Outcomes, runs: RunLaw, delta: float, *, scores: Scores, cut: bool = True
-) -> tuple[Instance, NDArray[np.int64]]:
-    """Return the instance of a selection, and its atoms from worst to best score at this δ."""
-    # Without `cut` scores hang on the loss alone; with it they may be random.
-    named = _Sum.of(base)
+    base: Outcomes,
+    runs: RunLaw,
+    delta: float,
+    *,
+    scores: Scores,
+    cut: bool = True,
+) -> tuple[Instance, Indices]:
+    """Return a selection's instance, and its atoms from worst to best score at this δ.
+
+    Args:
+        base: The outcomes of one run.
+        runs: The law of the number of runs.
+        delta: The δ for which runs are scored.
+        scores: How they are scored.
+        cut: Without it scores hang on the loss alone; with it they may be random.
+    """
+    by_loss = _Sum.of(base)
     # Its losses say where to score; what it costs comes from the masses alone.
-    guide = LossPmf(2.0**named.power, named.lowest, named.p, 0.0)
-    instance = Instance(guide, runs, named.q, cut=cut)
+    guide = LossPmf(2.0**by_loss.power, by_loss.lowest, by_loss.p, 0.0)
+    instance = Instance(guide, runs, by_loss.q, cut=cut)
     target = instance.tuner.epsilon(delta)
     point = target if math.isfinite(target) else 1.0
     if scores is Scores.SPREAD:
@@ -434,35 +681,66 @@ def worst_order(
     if scores is Scores.SHUFFLED:
         # Where the envelope is loose, its ε is too large to score for: the order's own comes nearer.
         for _ in range(_NEARER):
-            cost = Outcomes(*instance.tuned(order)).epsilon(delta)
+            p, q = instance.tuned(order)
+            cost = Outcomes(p, q).epsilon(delta)
             # An order found for too small an ε costs more than that: it is improved for its own, too.
             if _NEAR * point < cost < point / _NEAR:
                 break
-            point, order = cost, instance.best_order(cost)
+            point = cost
+            order = instance.best_order(cost)
     return instance, order
 
 
-def first_to_pass(base: Outcomes, stop: float, delta: float) -> Outcomes:
-    """Return the first run that passes: small losses do, and those that pay; the others fail."""
+def first_to_pass(
+    base: Outcomes,
+    stop: float,
+    delta: float,
+) -> Outcomes:
+    """Return the outcomes of a threshold selection whose passing rule has the largest ε of those tried.
+
+    Args:
+        base: The outcomes of one run.
+        stop: γ, the probability to give up after a run that did not pass.
+        delta: The δ at which it is to cost much.
+    """
     base = base.merged(_SIZE)
     order = np.argsort(base.losses)
-    p, q = base.p[order], base.q[order]
-    sums = np.append(0.0, np.cumsum(q))
-    low = np.unique(np.searchsorted(sums, np.linspace(0.0, 1.0, 12)))
-    high = np.unique(np.searchsorted(-np.cumsum(p[::-1])[::-1], -delta * 10.0 ** np.arange(-1, 6)))
-    best, cost = base, -1.0
+    p = base.p[order]
+    q = base.q[order]
+    up_to = np.append(0.0, np.cumsum(q))
+    from_last = np.cumsum(p[::-1])
+    from_end = from_last[::-1]
+    q_below = np.linspace(0.0, 1.0, 12)
+    p_above = delta * 10.0 ** np.arange(-1, 6)
+    low = np.unique(np.searchsorted(up_to, q_below))
+    high = np.unique(np.searchsorted(-from_end, -p_above))
+    error = _SUMS + base.error / stop
+    best = base
+    cost = -1.0
     for first in low:
         for last in (*high, p.size):
-            failed = slice(min(first, last), last)
-            keep = np.ones(p.size)
-            keep[failed] = 0.0
-            # The sum of what passes is no difference, and never below 0.
-            out = [
-                np.append(keep * masses, stop * masses[failed].sum())
-                / (stop + (1.0 - stop) * (keep * masses).sum())
-                for masses in (p, q)
-            ]
-            found = Outcomes(out[0], out[1], _SUMS + base.error / stop)
-            if cost < 0.0 or found.delta(cost) > delta:
-                best, cost = found, found.epsilon(delta)
+            failing = slice(min(first, last), last)
+            candidate = Outcomes(
+                _until_passed(p, failing, stop),
+                _until_passed(q, failing, stop),
+                error,
+            )
+            if cost < 0.0 or candidate.delta(cost) > delta:
+                best = candidate
+                cost = candidate.epsilon(delta)
     return best
+
+
+def _until_passed(
+    masses: Floats,
+    failing: slice,
+    stop: float,
+) -> Floats:
+    """Return the masses of the first run that passes, and last the mass of giving up (README, 5)."""
+    # The sum of what passes is no difference, and never below 0.
+    passes = np.ones(masses.size)
+    passes[failing] = 0.0
+    passing = passes * masses
+    give_up = stop * masses[failing].sum()
+    ends = stop + (1.0 - stop) * float(passing.sum())
+    return np.append(passing, give_up) / ends

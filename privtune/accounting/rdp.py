@@ -1,4 +1,4 @@
-"""Compositions that need no lattice: Rényi curves by autodp, and Gaussians without sampling, exactly."""
+"""Compositions without a lattice: sums of Rényi curves, and exact unsampled Gaussians."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ _MANY = 64  # sampled Gaussians from which on their curves are computed together
 
 
 def rdp_curve(event: Event) -> Floats:
-    """Return an upper bound on the Rényi divergence at each of `ORDERS`, both directions."""
+    """Return an upper bound on the Rényi divergence at each of `ORDERS`, for both directions."""
     return composed_curve(flatten(event))
 
 
 def composed_curve(parts: Mapping[Event, int]) -> Floats:
     """Return the Rényi curve of a composition: the sum of its parts' curves, by their counts."""
     values = np.zeros_like(ORDERS)
-    for curve, count in zip(_leaf_curves(list(parts)), parts.values(), strict=True):
+    curves = _leaf_curves(list(parts))
+    for curve, count in zip(curves, parts.values(), strict=True):
         values += count * curve
     return _checked(values)
 
 
 def composed_by_autodp(parts: Mapping[Event, int]) -> Floats:
-    """Return the Rényi curve of a composition as autodp composes it from the same curves."""
+    """Return the Rényi curve of a composition as autodp sums it from the same curves."""
     from autodp.autodp_core import Mechanism
     from autodp.transformer_zoo import Composition
 
     if not parts:
         return np.zeros_like(ORDERS)
 
-    def known(number: int, curve: Floats) -> Mechanism:
-        """An autodp mechanism of which a Rényi curve is known, and nothing else."""
+    def with_curve(number: int, curve: Floats) -> Mechanism:
+        """Return an autodp mechanism that consists of this Rényi curve alone."""
         mechanism = Mechanism()
         # autodp keys its bookkeeping by name; equal names would overwrite each other.
         mechanism.name = f"part{number}"
@@ -50,18 +51,20 @@ def composed_by_autodp(parts: Mapping[Event, int]) -> Floats:
         mechanism.propagate_updates(lambda at: curve[np.searchsorted(ORDERS, at)], "RDP")
         return mechanism
 
-    mechanisms = [known(number, curve) for number, curve in enumerate(_leaf_curves(list(parts)))]
+    curves = _leaf_curves(list(parts))
+    mechanisms = [with_curve(number, curve) for number, curve in enumerate(curves)]
     composed = Composition()(mechanisms, list(parts.values()))
     return _checked(np.asarray(composed.get_RDP(ORDERS), dtype=np.float64))
 
 
 @lru_cache(maxsize=256)
 def confirm_composition(charged: frozenset[tuple[Event, int]], adjacency: Adjacency) -> None:
-    """Refuse to charge where autodp's composition of what is charged is not ours."""
-    parts = flatten(
-        under(Composed([Repeated(count, event) for event, count in charged]), adjacency)
-    )
-    if not np.allclose(composed_curve(parts), composed_by_autodp(parts), rtol=1e-9, atol=1e-12):
+    """Refuse a charge if autodp composes its events to another Rényi curve than this package does."""
+    event = Composed([Repeated(count, charge) for charge, count in charged])
+    parts = flatten(under(event, adjacency))
+    ours = composed_curve(parts)
+    theirs = composed_by_autodp(parts)
+    if not np.allclose(ours, theirs, rtol=1e-9, atol=1e-12):
         raise PrivTuneError(
             "autodp composes what is charged to another Rényi curve than this package does: one of "
             "the two is wrong. Nothing is charged; please report it (SECURITY.md)."
@@ -69,25 +72,34 @@ def confirm_composition(charged: frozenset[tuple[Event, int]], adjacency: Adjace
 
 
 def _checked(values: Floats) -> Floats:
+    """Return a Rényi curve, or refuse one with a NaN or negative value."""
     if np.isnan(values).any() or (values < 0.0).any():
         raise PrivTuneError("a Rényi divergence came out NaN or negative; no number is reported.")
     return values
 
 
 def _leaf_curves(parts: list[Event]) -> list[Floats]:
-    """Return the curve of each part; many sampled Gaussians are computed together."""
-    sampled = {
-        part: found for part in parts if (found := entry(part).sampled_gaussian(part)) is not None
-    }
+    """Return the Rényi curve of each part; many sampled Gaussians are computed together."""
+    sampled = {}
+    for part in parts:
+        kind = entry(part).sampled_gaussian(part)
+        if kind is not None:
+            sampled[part] = kind
     if len(sampled) <= _MANY:
         return [_leaf_curve(part) for part in parts]
-    rates, noises = np.array(list(sampled.values())).T
-    rows = dict(zip(sampled, _checked(sampled_gaussian_curves(rates, noises, ORDERS)), strict=True))
-    return [rows[part] if part in rows else _leaf_curve(part) for part in parts]
+    kinds = np.array(list(sampled.values()))
+    rates, noises = kinds.T
+    curves = _checked(sampled_gaussian_curves(rates, noises, ORDERS))
+    rows = dict(zip(sampled, curves, strict=True))
+    values = []
+    for part in parts:
+        values.append(rows[part] if part in rows else _leaf_curve(part))
+    return values
 
 
 @lru_cache(maxsize=1024)
 def _leaf_curve(event: Event) -> Floats:
+    """Return the read-only Rényi curve of one part, from a cache."""
     values = _checked(entry(event).curve(event, rdp_curve))
     values.setflags(write=False)
     return values
@@ -111,14 +123,17 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """Return δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ), rounded up (arXiv:1805.06530, Theorem 8)."""
     if mu == 0.0:
         return 0.0
-    first = float(sp.special.log_ndtr(mu / 2.0 - epsilon / mu))
-    second = epsilon + float(sp.special.log_ndtr(-mu / 2.0 - epsilon / mu))
+    shift = epsilon / mu
+    first = float(sp.special.log_ndtr(mu / 2.0 - shift))
+    log_q = float(sp.special.log_ndtr(-mu / 2.0 - shift))
+    second = epsilon + log_q
     if second >= first:
         # Both terms agree to rounding: the first alone is an upper bound on their difference.
         return min(math.exp(first), 1.0)
-    value = -math.exp(first) * math.expm1(second - first)
+    top = math.exp(first)
+    value = -top * math.expm1(second - first)
     # Cancellation in the exponents, each known to a relative 1e-15, is charged.
-    slack = math.exp(first) * 4e-15 * (1.0 + abs(first) + abs(second))
+    slack = top * 4e-15 * (1.0 + abs(first) + abs(second))
     return min(value * (1.0 + _MARGIN) + slack, 1.0)
 
 
@@ -126,7 +141,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the smallest ε >= 0 at which a Gaussian of mean μ has δ(ε) <= delta, rounded up."""
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    high = mu * mu / 2.0 + mu * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9
+    # The tail bound of the loss, a normal variable of mean μ²/2 and deviation μ.
+    deviations = math.sqrt(2.0 * math.log(1.0 / delta))
+    high = mu * mu / 2.0 + mu * deviations + 1e-9
     while gaussian_delta(mu, high) > delta:
         high *= 1.01
     low = 0.0

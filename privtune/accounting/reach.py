@@ -1,4 +1,4 @@
-"""What a generator of noise cannot reach, and what that costs.
+"""Bound the δ that must be added because floating-point noise has a finite range.
 
 A Gaussian in floating point ends at some edge R. Let one record shift a released vector by g, in
 standard deviations: ``|g| <= 1/σ``. Wherever both laws have mass, their densities stand to each
@@ -42,7 +42,7 @@ def mass_beyond_reach(
     laplace: float = LAPLACE_REACH,
     coordinates: int = _COORDINATES,
 ) -> float:
-    """Return an upper bound on the mass that noise of finite reach adds to an event's δ."""
+    """Return an upper bound on the δ that noise of finite range adds to an event."""
     edges = _Edges(gaussian, laplace, coordinates)
 
     def mass(part: Event) -> float:
@@ -53,22 +53,28 @@ def mass_beyond_reach(
 
 @dataclass(frozen=True)
 class _Edges:
-    """Where noise ends, and how many numbers one release holds at most."""
+    """The range of Gaussian and of Laplace noise, in scales, and the most numbers in one release."""
 
     reach: float
     laplace_reach: float
     coordinates: int
 
     def gaussian(self, noise_multiplier: float) -> float:
-        shift, reach = 1.0 / noise_multiplier, self.reach
+        """Return the δ that one Gaussian release adds: h(a) + (√d - 1) a φ(R), a = 1/σ."""
+        shift = 1.0 / noise_multiplier
+        reach = self.reach
         if shift > reach - 1.0:
             return 1.0
         density = math.exp(-0.5 * reach * reach) / math.sqrt(2.0 * math.pi)
         # The tail of a Gaussian is half of erfc; scipy takes a third of a second to be imported for it.
         root = math.sqrt(2.0)
         concentrated = 0.5 * (math.erfc((reach - shift) / root) - math.erfc(reach / root))
-        return concentrated + (math.sqrt(self.coordinates) - 1.0) * shift * density
+        spread = (math.sqrt(self.coordinates) - 1.0) * shift * density
+        return concentrated + spread
 
     def laplace(self, noise_multiplier: float) -> float:
+        """Return the δ that one Laplace release adds: half of e^(1/b - R)."""
         beyond = 1.0 / noise_multiplier - self.laplace_reach
-        return 0.5 * math.exp(beyond) if beyond < 0.0 else 1.0
+        if beyond >= 0.0:
+            return 1.0
+        return 0.5 * math.exp(beyond)

@@ -1,4 +1,4 @@
-"""Best of K once more: the envelope bound, minus what paying outcomes take from each other.
+"""The rearrangement bound on a best of K: the envelope, less what outcomes take from each other.
 
 The envelope lets every outcome sit at the level that suits it best, as if it were alone. But an
 outcome that is ranked high is not among the low ones, and no level holds more outcomes than its
@@ -19,8 +19,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting.pmf import inner
-from privtune.accounting.selection import ROUNDING, Tuner, tangents
+from privtune.accounting.best_of_k import ROUNDING, Tuner, tangents
+from privtune.accounting.pmf import exp_capped, inner
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -28,87 +28,174 @@ _LEAST_LEVEL = 1e-9  # what φ' is at levels that are not told apart
 
 
 class Cells:
-    """Cells of levels u on which F is linear, and lines below φ'(u) on each."""
+    """Intervals of levels u on which F is linear, with lines below φ'(u) on each.
+
+    Attributes:
+        level: Ends of the cells, ascending in [0, 1], one more than there are cells.
+        roc: F at these ends.
+        slope: Slope of F in each cell.
+        floor: Lines below φ'(u): their values at the beginning and at the end of each cell.
+        top: φ'(F) at the ends of the cells.
+        least: φ'(0).
+    """
 
     def __init__(self, tuner: Tuner, width: float) -> None:
         self.runs = tuner.runs
         level, roc = tuner.polygon(width, _LEAST_LEVEL)
         wide = np.append(np.diff(level) > 0.0, True)
-        self.level, self.roc = level[wide], roc[wide]
+        self.level = level[wide]
+        self.roc = roc[wide]
         self.slope = np.diff(self.roc) / np.diff(self.level)
-        self.floor = tangents(self.runs.pgf_derivative, self.runs.pgf_second_derivative, self.level)
+        self.floor = tangents(
+            self.runs.pgf_derivative,
+            self.runs.pgf_second_derivative,
+            self.level,
+        )
         self.top = self.runs.pgf_derivative(self.roc)
         self.least = float(self.runs.pgf_derivative(0.0))
 
-    def below(self, taken: Floats, depth: Floats) -> tuple[Floats, Floats]:
-        """Return lines above G, the P-mass of lower scores, at both ends of each cell."""
-        # A tangent of the concave F, at the right end of the cell.
-        right = np.minimum(self.level[1:] + taken[:, None], 1.0)
-        edge = np.searchsorted(self.level, right) - 1
-        height = self.roc[edge] + self.slope[edge] * (right - self.level[edge]) - depth[:, None]
-        left = height - self.slope[edge] * np.diff(self.level)
-        own = left + height > self.roc[:-1] + self.roc[1:]
-        left, height = np.where(own, self.roc[:-1], left), np.where(own, self.roc[1:], height)
-        return np.clip(left, 0.0, 1.0), np.clip(height, 0.0, 1.0)
+    def below(self, above: Floats, depth: Floats) -> tuple[Floats, Floats]:
+        """Return lines above G, the P-mass of lower scores, at both ends of each cell.
+
+        Args:
+            above: The most Q-mass that what is ranked higher may have, shape ``[n]``.
+            depth: The P-mass of what is ranked higher, shape ``[n]``.
+
+        Returns:
+            Values at the beginning and at the end of each cell, shape ``[n, cells]`` each.
+        """
+        # A tangent of the concave F, at the end of the cell.
+        end = self.level[1:] + above[:, None]
+        end = np.minimum(end, 1.0)
+        edge = np.searchsorted(self.level, end) - 1
+        slope = self.slope[edge]
+        beyond = end - self.level[edge]
+        roc = self.roc[edge] + slope * beyond
+        at_end = roc - depth[:, None]
+        at_start = at_end - slope * np.diff(self.level)
+        # G is at most F, too: of the two lines the one that is lower in the middle.
+        roc_start = self.roc[:-1]
+        roc_end = self.roc[1:]
+        is_higher = at_start + at_end > roc_start + roc_end
+        at_start = np.where(is_higher, roc_start, at_start)
+        at_end = np.where(is_higher, roc_end, at_end)
+        return np.clip(at_start, 0.0, 1.0), np.clip(at_end, 0.0, 1.0)
 
     def charged(self, z: float) -> float:
-        """Return the integral of the price π over all levels, with z = z(ℓ*) (README, 5)."""
-        ends = zip((self.top[:-1], self.top[1:]), self.floor, strict=True)
-        left, right = (np.maximum(top - z * floor, 0.0) for top, floor in ends)
-        first = max(float(self.top[0]) - z * self.least, 0.0) * float(self.roc[0])
-        return first + 0.5 * inner(left + right, np.diff(self.roc))
+        """Return the integral over all levels of the price that belongs to z (README, 5)."""
+        floor_at_start, floor_at_end = self.floor
+        at_start = self.top[:-1] - z * floor_at_start
+        at_end = self.top[1:] - z * floor_at_end
+        at_start = np.maximum(at_start, 0.0)
+        at_end = np.maximum(at_end, 0.0)
+        # What F has at level 0 pays the price of the lowest level.
+        lowest_price = max(float(self.top[0]) - z * self.least, 0.0)
+        lowest = lowest_price * float(self.roc[0])
+        widths = np.diff(self.roc)
+        return lowest + 0.5 * inner(at_start + at_end, widths)
 
 
 class Items:
-    """Groups of losses, each at the depth of its block: φ'(G) at both ends of every cell of levels."""
+    """Groups of losses, each with upper bounds on φ'(G) at both ends of every cell of levels.
 
-    def __init__(self, cells: Cells, taken: Floats, depth: Floats, *, priced: bool) -> None:
-        self.cells, self.size = cells, taken.size
-        ends, slope = cells.below(taken, depth), cells.runs.pgf_derivative
-        self.top = [slope(end) for end in ends]
-        # φ' at the least level at which F is what it is here.
-        self.least = [slope(np.interp(end, cells.roc, cells.level)) for end in ends if priced]
+    Attributes:
+        top: φ'(G) at the beginning and at the end of each cell, one row for each item.
+        least: φ' at the least level at which F is what it is there; nothing where there is no price.
+    """
+
+    def __init__(
+        self,
+        cells: Cells,
+        above: Floats,
+        depth: Floats,
+        *,
+        priced: bool,
+    ) -> None:
+        self.cells = cells
+        self.size = above.size
+        self.top: list[Floats] = []
+        self.least: list[Floats] = []
+        derivative = cells.runs.pgf_derivative
+        for line in cells.below(above, depth):
+            self.top.append(derivative(line))
+            if priced:
+                level = np.interp(line, cells.roc, cells.level)
+                self.least.append(derivative(level))
 
     @classmethod
-    def chosen(cls, parts: Sequence[Items], numbers: Indices) -> Items:
-        """Return some items of several parts: those of these numbers, which ascend through all parts."""
+    def gather(cls, parts: Sequence[Items], numbers: Indices) -> Items:
+        """Return the items with these ascending numbers, counted through all parts."""
         ends = np.cumsum([part.size for part in parts])
-        cuts = np.split(numbers, np.searchsorted(numbers, ends[:-1]))
-        places = [cut - (end - part.size) for cut, end, part in zip(cuts, ends, parts, strict=True)]
-        found = copy.copy(parts[0])
-        found.size = numbers.size
-        for name in ("top", "least"):
-            sides = zip(*(getattr(part, name) for part in parts), strict=True)
-            rows = [[a[i] for a, i in zip(side, places, strict=True)] for side in sides]
-            setattr(found, name, [np.concatenate(each) for each in rows])
-        return found
+        places = np.searchsorted(numbers, ends[:-1])
+        cuts = np.split(numbers, places)
+        rows = []
+        for cut, end, part in zip(cuts, ends, parts, strict=True):
+            rows.append(cut - (end - part.size))
+        items = copy.copy(parts[0])
+        items.size = numbers.size
+        items.top = _gather_rows([part.top for part in parts], rows)
+        items.least = _gather_rows([part.least for part in parts], rows)
+        return items
 
     def pay(self, z: Floats, price: float | None) -> Floats:
-        """Return what an outcome of each item pays at most, per unit of its P-mass; z is e^(ε - loss)."""
-        left, right = self.top
+        """Return the most that outcomes of each item add to δ, per unit of P-mass.
+
+        Args:
+            z: e^(ε - loss), one row for each item.
+            price: z(ℓ*) of the price, or None.
+        """
+        at_start, at_end = self.top
         if price is not None:
             # Less the price, φ' is the smaller of two convex functions of F: chords lie above both.
-            low, high = (price * end for end in self.least)
-            cheaper = low + high < left + right
-            left, right = np.where(cheaper, low, left), np.where(cheaper, high, right)
-        floors = self.cells.floor
-        columns = [
-            np.maximum(
-                (left - part[:, None] * floors[0]).max(axis=1),
-                (right - part[:, None] * floors[1]).max(axis=1),
-            )
-            for part in z.T
-        ]
-        return np.asarray(np.maximum(np.column_stack(columns), 0.0))
+            priced_start, priced_end = self.least
+            priced_start = price * priced_start
+            priced_end = price * priced_end
+            cheaper = priced_start + priced_end < at_start + at_end
+            at_start = np.where(cheaper, priced_start, at_start)
+            at_end = np.where(cheaper, priced_end, at_end)
+        floor_at_start, floor_at_end = self.cells.floor
+        columns = []
+        for column in z.T:
+            factor = column[:, None]
+            from_start = (at_start - factor * floor_at_start).max(axis=1)
+            from_end = (at_end - factor * floor_at_end).max(axis=1)
+            columns.append(np.maximum(from_start, from_end))
+        paid = np.column_stack(columns)
+        return np.asarray(np.maximum(paid, 0.0))
 
 
-def divided(marks: Indices, pieces: Indices, depth: Floats) -> Indices:
-    """Return the ends of blocks after each is cut into so many pieces of equal P-mass."""
+def _gather_rows(tables: list[list[Floats]], rows: list[Indices]) -> list[Floats]:
+    """Return the selected rows of several tables, stacked, for each end of the cells."""
+    gathered = []
+    for sides in zip(*tables, strict=True):
+        pieces = [side[numbers] for side, numbers in zip(sides, rows, strict=True)]
+        gathered.append(np.concatenate(pieces))
+    return gathered
+
+
+def divide_blocks(
+    marks: Indices,
+    pieces: Indices,
+    depth: Floats,
+) -> Indices:
+    """Return the ends of blocks after block i is cut into `pieces[i]` pieces of equal P-mass.
+
+    Args:
+        marks: Ends of the blocks, places among the ranked outcomes, ascending.
+        pieces: How many pieces each block is cut into.
+        depth: P-mass of the outcomes before each place.
+    """
     block = np.repeat(np.arange(pieces.size), pieces)
-    part = np.arange(block.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    start, mass = depth[marks[:-1]], np.diff(depth[marks])
-    cuts = np.searchsorted(depth, start[block] + mass[block] * part / pieces[block])
-    return np.unique(np.append(np.clip(cuts, marks[0], marks[-1]), marks))
+    first_of_block = np.cumsum(pieces) - pieces
+    first = np.repeat(first_of_block, pieces)
+    piece = np.arange(block.size) - first
+    start = depth[marks[:-1]]
+    mass = np.diff(depth[marks])
+    share = mass[block] * piece / pieces[block]
+    target = start[block] + share
+    cuts = np.searchsorted(depth, target)
+    inside = np.clip(cuts, marks[0], marks[-1])
+    return np.unique(np.append(inside, marks))
 
 
 _TOLERANCE = 5e-4  # of an ε that is searched for
@@ -116,102 +203,172 @@ _ROUNDS = 12
 
 
 class Ranked:
-    """Outcomes of a run, the largest loss first, in one direction of the pair."""
+    """The outcomes of a run in one direction of its pair, ranked by falling loss.
+
+    Attributes:
+        losses: Their losses, falling.
+        masses: Their P-masses.
+        depth: P-mass of what is ranked higher than each, and of all at the end.
+        level: The same Q-mass.
+        excess: P-mass that rounding may have added to a depth.
+        at_infinity: What outcomes of infinite loss add to δ at any ε.
+    """
 
     def __init__(self, tuner: Tuner) -> None:
-        self.tuner, base = tuner, tuner.base
-        self.losses, self.masses = base.losses[::-1], base.masses[::-1]
+        base = tuner.base
+        self.tuner = tuner
+        self.losses = base.losses[::-1]
+        self.masses = base.masses[::-1]
         with np.errstate(over="ignore", divide="ignore"):
-            without = np.exp(np.log(self.masses) - self.losses)
-        # The P-mass and the Q-mass of the outcomes of larger loss.
+            q_masses = np.exp(np.log(self.masses) - self.losses)
         self.depth = np.concatenate([[0.0], np.cumsum(self.masses)])
-        self.level = np.concatenate([[0.0], np.cumsum(without)])
+        self.level = np.concatenate([[0.0], np.cumsum(q_masses)])
         # Masses that rounding raised count in a depth as in F, except where F stops at 1.
-        self.excess = max(float(self.depth[-1]) + base.infinite - 1.0, 0.0) + ROUNDING
-        self.at_infinity = float(tuner.runs.pgf_derivative(1.0)) * base.infinite
+        surplus = float(self.depth[-1]) + base.infinite - 1.0
+        self.excess = max(surplus, 0.0) + ROUNDING
+        slope = float(tuner.runs.pgf_derivative(1.0))
+        self.at_infinity = slope * base.infinite
 
     def charged(self, epsilon: float) -> Floats:
-        """Return each outcome's part of δ(ε) under the envelope bound."""
-        z = np.exp(np.minimum(epsilon - self.losses, 700.0))
-        return np.asarray(self.masses * self.tuner.support(z))
+        """Return the part of each outcome in δ(ε) under the envelope bound."""
+        z = exp_capped(epsilon - self.losses)
+        return self.masses * self.tuner.support(z)
 
 
 class Blocks:
-    """The rearrangement bound with one division into blocks, and one price or none; any are valid."""
+    """A valid rearrangement bound for one division into blocks, with or without a price.
 
-    def __init__(self, ranked: Ranked, cells: Cells, marks: Indices, *, priced: bool) -> None:
-        self.ranked, self.cells, self.marks, self.priced = ranked, cells, marks, priced
+    Attributes:
+        marks: Ends of the blocks, places among the ranked outcomes.
+        priced: Whether what has no depth pays the price of its level.
+        block: For each group of lower losses, the block at whose depth it may stand.
+        first: The block with which the group begins.
+        last: The block before which it ends.
+        points: Three places of each block, between whose losses chords are drawn.
+        weights: The P-mass that each of these points stands for.
+    """
+
+    def __init__(
+        self,
+        ranked: Ranked,
+        cells: Cells,
+        marks: Indices,
+        *,
+        priced: bool,
+    ) -> None:
+        self.ranked = ranked
+        self.cells = cells
+        self.marks = marks
+        self.priced = priced
         count = marks.size - 1
         blocks = np.arange(count)
-        self.own = self._items(blocks, blocks + 1)
+        self.block_items = self._items(blocks, blocks + 1)
         # The losses below those of a block that may be at its depth are one group as yet.
-        self.block, self.first, self.last = blocks[:-1], blocks[1:], np.full(count - 1, count)
-        self.lower = self._items(self.block, self.last)
+        self.block = blocks[:-1]
+        self.first = blocks[1:]
+        self.last = np.full(count - 1, count)
+        self.group_items = self._items(self.block, self.last)
         # What a block's own losses pay is convex in z: chords between three of them lie above it.
-        self.points = np.column_stack(
-            [marks[:-1], (marks[:-1] + marks[1:] - 1) // 2, marks[1:] - 1]
-        )
+        middles = (marks[:-1] + marks[1:] - 1) // 2
+        lasts = marks[1:] - 1
+        self.points = np.column_stack([marks[:-1], middles, lasts])
         self.weights = self._weights()
 
     def _items(self, block: Indices, last: Indices) -> Items:
-        depth, level = self.ranked.depth, self.ranked.level
-        above, end = depth[self.marks[block]], self.marks[last]
+        """Return the items of groups that end before the blocks `last`, at the depth of `block`."""
+        depth = self.ranked.depth
+        level = self.ranked.level
+        block_depth = depth[self.marks[block]]
+        end = self.marks[last]
         # The most Q-mass that what is above may have lies right above the group's last loss.
-        taken = level[end] - np.interp(depth[end] - above, depth, level)
-        own = above - self.ranked.excess
-        return Items(self.cells, taken, own, priced=self._has_price)
+        group_depth = depth[end] - block_depth
+        above = level[end] - np.interp(group_depth, depth, level)
+        return Items(
+            self.cells,
+            above,
+            block_depth - self.ranked.excess,
+            priced=self._has_price,
+        )
 
     def _weights(self) -> Floats:
-        """Return the P-mass that each point of a block stands for."""
+        """Return the P-mass that each of a block's three points stands for, one row for each block."""
         weights = np.zeros(self.points.shape)
-        losses, count = self.ranked.losses, self.end
-        block = np.repeat(np.arange(self.points.shape[0]), np.diff(self.marks))
-        half = (np.arange(count) > self.points[block, 1]).astype(np.int64)
-        start, end = losses[self.points[block, half]], losses[self.points[block, half + 1]]
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            share = np.expm1(start - losses[:count]) / np.expm1(start - end)
-        share = np.where(start > end, np.minimum(share, 1.0), 0.0)
+        count = self.end
+        losses = self.ranked.losses
         masses = self.ranked.masses[:count]
-        np.add.at(weights, (block, half), masses * (1.0 - share))
-        np.add.at(weights, (block, half + 1), masses * share)
+        blocks = np.arange(self.points.shape[0])
+        block = np.repeat(blocks, np.diff(self.marks))
+        is_late = np.arange(count) > self.points[block, 1]
+        half = is_late.astype(np.int64)
+        start = losses[self.points[block, half]]
+        end = losses[self.points[block, half + 1]]
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            width = np.expm1(start - end)
+            share = np.expm1(start - losses[:count]) / width
+        share = np.where(start > end, np.minimum(share, 1.0), 0.0)
+        to_start = masses * (1.0 - share)
+        to_end = masses * share
+        np.add.at(weights, (block, half), to_start)
+        np.add.at(weights, (block, half + 1), to_end)
         return weights
 
-    def _z(self, epsilon: float, atoms: Indices) -> Floats:
-        return np.exp(np.minimum(epsilon - self.ranked.losses[atoms], 700.0))
+    def _z(self, epsilon: float, places: Indices) -> Floats:
+        """Return e^(ε - loss) of the ranked outcomes at these indices."""
+        return exp_capped(epsilon - self.ranked.losses[places])
 
     @property
     def end(self) -> int:
-        """The end of the last block."""
+        """The end of the last block, as an index of the ranked outcomes."""
         return int(self.marks[-1])
 
     def _price(self, epsilon: float) -> float | None:
-        """Return z(ℓ*) of the price, where there is one."""
-        return float(self._z(epsilon, self.marks[-1])) if self._has_price else None
+        """Return z(ℓ*), which sets the price of a level; None if no outcome pays a price."""
+        if not self._has_price:
+            return None
+        return float(self._z(epsilon, self.marks[-1]))
 
     @property
     def _has_price(self) -> bool:
+        """Whether the bound has a price and outcomes beyond the blocks that pay it."""
         return self.priced and self.end < self.ranked.losses.size
 
-    def _pays(self, epsilon: float) -> tuple[Floats, Floats]:
-        """Return what points of blocks, and groups, pay at most, per unit of P-mass."""
-        price = self._price(epsilon)
-        own = self.own.pay(self._z(epsilon, self.points), price)
-        return own, self._pay(epsilon, self.lower, self.first)
+    def _pay_blocks(self, epsilon: float) -> Floats:
+        """Return the most that each block's points add to δ at its depth, per unit of P-mass."""
+        z = self._z(epsilon, self.points)
+        return self.block_items.pay(z, self._price(epsilon))
 
-    def _pay(self, epsilon: float, items: Items, first: Indices) -> Floats:
-        """Return what groups that begin with these blocks pay at most, per unit of P-mass."""
+    def _pay_groups(self, epsilon: float) -> Floats:
+        """Return the most that each group of lower losses adds to δ, per unit of P-mass."""
+        return self._pay(epsilon, self.group_items, self.first)
+
+    def _pay(
+        self,
+        epsilon: float,
+        items: Items,
+        first: Indices,
+    ) -> Floats:
+        """Return the most that items beginning with the blocks `first` add to δ, per unit of P-mass."""
         z = self._z(epsilon, self.marks[first])
-        return items.pay(z[:, None], self._price(epsilon))[:, 0]
+        price = self._price(epsilon)
+        paid = items.pay(z[:, None], price)
+        return paid[:, 0]
 
-    def _paid(self, own: Floats, lower: Floats) -> Floats:
-        """Return what points of blocks pay at most, whatever loss is at their depth."""
-        most = np.zeros(own.shape[0])
-        np.maximum.at(most, self.block, lower)
-        return np.maximum(own, most[:, None])
+    def _most_paid(self, by_points: Floats, by_groups: Floats) -> Floats:
+        """Return the larger of each point's own pay and the best group's pay at its block's depth."""
+        most = np.zeros(by_points.shape[0])
+        np.maximum.at(most, self.block, by_groups)
+        return np.maximum(by_points, most[:, None])
+
+    def _pay_all(self, epsilon: float) -> Floats:
+        """Return the most that each point of a block pays at one ε, alone or in a group at its depth."""
+        by_points = self._pay_blocks(epsilon)
+        by_groups = self._pay_groups(epsilon)
+        return self._most_paid(by_points, by_groups)
 
     def delta(self, epsilon: float) -> float:
-        """Return the bound on δ(ε), for ε >= 0."""
-        total = float((self.weights * self._paid(*self._pays(epsilon))).sum())
+        """Return the rearrangement bound on δ(ε) by these blocks, for ε >= 0."""
+        paid = self._pay_all(epsilon)
+        total = float((self.weights * paid).sum())
         price = self._price(epsilon)
         if price is not None:
             total += self.cells.charged(price)
@@ -220,57 +377,96 @@ class Blocks:
         return min(total + self.ranked.at_infinity, 1.0)
 
     def sharpened(self, epsilon: float, turns: int) -> Blocks:
-        """Halve the groups that pay most at their depth, a few times; return the bound."""
-        own, pay = self._pays(epsilon)
-        parts, number = [self.lower], np.arange(self.lower.size)
+        """Halve the groups that pay most at their depth, up to `turns` times, and return these blocks.
+
+        A group pays at the depth of its block as if all of it stood at its first loss; halves pay no more.
+        """
+        by_points = self._pay_blocks(epsilon)
+        by_groups = self._pay_groups(epsilon)
+        parts = [self.group_items]
+        number = np.arange(self.group_items.size)
         for _ in range(turns):
-            most = self._paid(own, pay)[:, 0]
-            halved = (pay >= most[self.block]) & (self.last - self.first > 1)
+            most = self._most_paid(by_points, by_groups)[:, 0]
+            is_wide = self.last - self.first > 1
+            halved = (by_groups >= most[self.block]) & is_wide
             if not halved.any():
                 break
             middle = (self.first[halved] + self.last[halved]) // 2
             block = np.tile(self.block[halved], 2)
             first = np.append(self.first[halved], middle)
             last = np.append(middle, self.last[halved])
-            more = self._items(block, last)
-            new = sum(part.size for part in parts) + np.arange(more.size)
-            parts.append(more)
-            pay = np.append(pay[~halved], self._pay(epsilon, more, first))
-            number = np.append(number[~halved], new)
-            self.block = np.append(self.block[~halved], block)
-            self.first = np.append(self.first[~halved], first)
-            self.last = np.append(self.last[~halved], last)
-        self.lower = Items.chosen(parts, number)
+            halves = self._items(block, last)
+            total = sum(part.size for part in parts)
+            new = total + np.arange(halves.size)
+            parts.append(halves)
+            by_halves = self._pay(epsilon, halves, first)
+            by_groups = np.append(by_groups[~halved], by_halves)
+            stays = ~halved
+            number = np.append(number[stays], new)
+            self.block = np.append(self.block[stays], block)
+            self.first = np.append(self.first[stays], first)
+            self.last = np.append(self.last[stays], last)
+        self.group_items = Items.gather(parts, number)
         return self
 
-    def refined(self, epsilon: float, number: int) -> Indices:
-        """Return ends of about so many blocks, small where what is paid falls with the depth."""
+    def refine_marks(self, epsilon: float, number: int) -> Indices:
+        """Return the ends of about `number` blocks, smaller where pay falls steeply with depth.
+
+        Args:
+            epsilon: ε near which the bound is to be small.
+            number: How many blocks, about.
+        """
         # A depth taken at the beginning of a block adds least with blocks like the root of mass times fall.
         depth = self.ranked.depth
-        paid = self._paid(*self._pays(epsilon))[:, 0]
+        paid = self._pay_all(epsilon)[:, 0]
         fall = np.maximum(-np.diff(paid, append=0.0), 0.0)
-        error = np.sqrt(fall * np.diff(depth[self.marks]))
-        pieces = np.ceil(number * error / max(float(error.sum()), 1e-300)).astype(np.int64)
-        return divided(self.marks, np.maximum(pieces, 1), depth)
+        mass = np.diff(depth[self.marks])
+        error = np.sqrt(fall * mass)
+        total = max(float(error.sum()), 1e-300)
+        pieces = np.ceil(number * error / total)
+        pieces = np.maximum(pieces.astype(np.int64), 1)
+        return divide_blocks(self.marks, pieces, depth)
 
-    def epsilon(self, delta: float, start: float, near: float) -> float:
-        """Return an ε of at most `start` at which the bound is at most delta, or `start`."""
+    def epsilon(
+        self,
+        delta: float,
+        start: float,
+        near: float,
+    ) -> float:
+        """Return an ε, at most `start`, at which the bound is at most `delta`; else `start`.
+
+        Args:
+            delta: The target, above 0.
+            start: An ε at which some bound is known to be at most delta.
+            near: An ε at which the search begins.
+        """
 
         def excess(point: float) -> float:
-            return math.log(max(self.delta(point), 1e-300) / delta)
+            """Return the log of the ratio of the bound on δ to the target."""
+            bound = max(self.delta(point), 1e-300)
+            return math.log(bound / delta)
 
-        high, low, place, last = start, 0.0, near, excess(near)
-        high, low = (place, low) if last <= 0.0 else (high, place)
-        slope = -max(2.0, math.log(1.0 / delta)) / max(start, 1e-3)
+        place = near
+        last = excess(near)
+        high = start
+        low = 0.0
+        if last <= 0.0:
+            high = place
+        else:
+            low = place
+        fall = max(2.0, math.log(1.0 / delta))
+        slope = -fall / max(start, 1e-3)
         for _ in range(_ROUNDS):
             # log δ is nearly a line in ε; aim a little to the safe side of its root.
             point = place - last / slope + 0.3 * _TOLERANCE * high
             if not low < point < high:
                 point = 0.5 * (low + high)
             value = excess(point)
-            if abs(point - place) > 1e-9 * high and (value - last) * (point - place) < 0.0:
+            is_apart = abs(point - place) > 1e-9 * high
+            if is_apart and (value - last) * (point - place) < 0.0:
                 slope = (value - last) / (point - place)
-            place, last = point, value
+            place = point
+            last = value
             if value <= 0.0:
                 high = point
                 if -value < -slope * _TOLERANCE * high:
@@ -288,12 +484,11 @@ _SHARES = (0.07, 0.1, 0.15, 0.2, 0.25, 0.32, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
 _PAID = (0.4, 0.6, 0.75, 0.85, 0.92, 0.97, 0.99, 0.999)
 _USUAL = 5  # of either
 _FIRST = 8  # blocks of equal pay, and of equal mass
-_BLOCKS, _REST, _LAST = (
-    (24, 40),
-    12,
-    192,
-)  # blocks of what may have a depth, of the rest, at the end
-_TURNS = 2, 7  # of halving groups of lower losses, for the choice of a price and at the end
+_BLOCKS = (24, 40)  # blocks of what may have a depth, in two turns
+_REST = 12  # blocks of the rest
+_LAST = 192  # blocks at the end
+_TURNS_ROUGH = 2  # of halving groups of lower losses, for the choice of a price
+_TURNS_EXACT = 7  # the same at the end
 _WIDTH = 0.2  # of cells of levels: what log φ' moves by
 _WIDE = 2.0  # cells for the choice of a price
 _GAIN = 0.15  # of what an outcome keeps of φ', what a cell of levels may change
@@ -303,70 +498,106 @@ _NEAR = 0.93  # of the envelope's ε; there the price is chosen
 _PART = math.log(1.1)  # for one ε
 _LEAST_PART = 0.02  # below it parts are of one width
 _CHOICES = 3
-_POINTS, _FEW = 20, 4  # at how many ε it is worth its time
-_CELLS = 512  # with more cells of levels than so many the first of these numbers falls
+_POINTS = 20  # at how many ε it is worth its time, at most, beside a few
+_FEW = 4  # at how many in any case
+_CELLS = 512  # with more cells of levels than so many `_POINTS` falls
 
 
 class Rearranged:
-    """The bound for one direction of the base's dominating pair, for ε >= 0."""
+    """The rearrangement bound for one direction of the base's dominating pair, for ε >= 0.
 
-    def __init__(self, tuner: Tuner, part: float = _PART, choices: int = _CHOICES) -> None:
-        self.tuner, self.ranked = tuner, Ranked(tuner)
-        self._part, self._choices = part, choices
-        self._cut: dict[float, Cells] = {}
-        self._guess: dict[int, tuple[Blocks, Indices]] = {}
+    The ε axis is cut into parts, each of which has its own division into blocks and its own price. Blocks
+    that were made for one part are kept: a search asks about few parts, many times.
+    """
+
+    def __init__(
+        self,
+        tuner: Tuner,
+        part: float = _PART,
+        choices: int = _CHOICES,
+    ) -> None:
+        self.tuner = tuner
+        self.ranked = Ranked(tuner)
+        self._part = part
+        self._choices = choices
+        self._cells_by_width: dict[float, Cells] = {}
+        self._usual: dict[int, tuple[Blocks, Indices]] = {}
         self._rough: dict[int, Blocks] = {}
         self._exact: dict[int, Blocks] = {}
 
-    def _best(self, epsilon: float, paying: NDArray[np.bool_]) -> Floats:
-        """Return F at the levels at which outcomes pay most under the envelope."""
-        z = np.exp(np.minimum(epsilon - self.ranked.losses[paying], 700.0))
+    def _best_roc(self, epsilon: float, paying: NDArray[np.bool_]) -> Floats:
+        """Return F at the level where each paying outcome pays most under the envelope."""
+        z = exp_capped(epsilon - self.ranked.losses[paying])
         return np.interp(self.tuner.best_level(z), *self.tuner.levels)
 
     def matters(self, epsilon: float) -> bool:
-        """Whether the bound can be below the envelope by more than a percent of δ at this ε."""
+        """Return whether the bound can be more than a percent of δ below the envelope at this ε."""
         paid = self.ranked.charged(epsilon)
         paying = paid > 0.0
         # To first order an outcome at depth m pays m φ''(F) less, at the level that it likes best.
-        slope = self.tuner.runs.pgf_second_derivative(self._best(epsilon, paying))
-        lost = inner(self.ranked.masses[paying] * self.ranked.depth[:-1][paying], slope)
-        return lost > _WORTH * float(paid.sum())
+        best = self._best_roc(epsilon, paying)
+        slope = self.tuner.runs.pgf_second_derivative(best)
+        depth = self.ranked.depth[:-1]
+        mass_times_depth = self.ranked.masses[paying] * depth[paying]
+        gain = inner(mass_times_depth, slope)
+        return gain > _WORTH * float(paid.sum())
 
     def worth(self, epsilon: float) -> int:
-        """Return how many answers up to this ε are worth their time, which grows with the cells."""
-        return int(_POINTS * min(_CELLS / self._cells(epsilon).level.size, 1.0)) + _FEW
+        """Return at how many ε the bound is worth computing; fewer if there are many cells."""
+        cells = self._cells(epsilon).level.size
+        return int(_POINTS * min(_CELLS / cells, 1.0)) + _FEW
 
     def delta(self, epsilon: float, least: float = 0.0) -> float:
-        """Return the rearrangement bound on δ(ε).
+        """Return the smaller of rearrangement and envelope bound on δ(ε), but at least `least`.
 
         Args:
             epsilon: At least 0.
             least: What is charged in any case: where the answer is below, it is this.
         """
         place = self._place(epsilon)
-        value = min(self._begun(place).delta(epsilon), self.tuner.delta(epsilon))
+        rough = self._rough_blocks(place).delta(epsilon)
+        value = min(rough, self.tuner.delta(epsilon))
         if value > least:
-            value = min(value, self._ended(place).delta(epsilon))
+            value = min(value, self._exact_blocks(place).delta(epsilon))
         return max(value, least)
 
     def deltas(self, epsilons: Floats) -> Floats:
-        """Return a bound on δ(ε) at many ascending ε, with few choices of prices; the envelope is no part."""
-        chosen = [
-            self._place(float(e)) for e in np.linspace(epsilons[0], epsilons[-1], self._choices)
-        ]
-        for place in {self._place(float(e)) for e in epsilons} - self._rough.keys() - set(chosen):
-            after, epsilon = bisect_left(chosen, place), self._middle(place)
-            around = [self._begun(one) for one in chosen[max(after - 1, 0) : after + 1]]
-            # Blocks for another ε would be compared badly: first each gets its own.
-            anew = [
-                self._few(epsilon, one.refined(epsilon, _BLOCKS[0]), one.end, priced=one.priced)
-                for one in around
-            ]
-            self._rough[place] = min(anew, key=lambda bound: bound.delta(epsilon))
-        return np.array([self._ended(self._place(float(e))).delta(float(e)) for e in epsilons])
+        """Return the rearrangement bound on δ(ε) at many ascending ε, with prices chosen at a few."""
+        places = [self._place(float(e)) for e in epsilons]
+        with_choice = []
+        for point in np.linspace(epsilons[0], epsilons[-1], self._choices):
+            with_choice.append(self._place(float(point)))
+        for place in set(places) - self._rough.keys() - set(with_choice):
+            self._rough[place] = self._best_around(place, with_choice)
+        values = []
+        for place, point in zip(places, epsilons, strict=True):
+            values.append(self._exact_blocks(place).delta(float(point)))
+        return np.array(values)
 
-    def epsilon(self, delta: float, start: float, least: float = 0.0) -> float:
-        """Return an ε at which the rearrangement bound is at most delta.
+    def _best_around(self, place: int, with_choice: list[int]) -> Blocks:
+        """Return rough blocks of a part, with the better price of the nearest parts that chose one.
+
+        Args:
+            place: Number of the part.
+            with_choice: Numbers of the parts for which a price is chosen, ascending.
+        """
+        epsilon = self._middle(place)
+        after = bisect_left(with_choice, place)
+        bounds = []
+        for neighbour in with_choice[max(after - 1, 0) : after + 1]:
+            # Blocks for another ε would be compared badly: first each gets its own.
+            blocks = self._rough_blocks(neighbour)
+            marks = blocks.refine_marks(epsilon, _BLOCKS[0])
+            bounds.append(self._few_blocks(epsilon, marks, blocks.end, priced=blocks.priced))
+        return min(bounds, key=lambda bound: bound.delta(epsilon))
+
+    def epsilon(
+        self,
+        delta: float,
+        start: float,
+        least: float = 0.0,
+    ) -> float:
+        """Return an ε at which the rearrangement bound is at most `delta`, but at least `least`.
 
         Args:
             delta: The target, above 0.
@@ -374,117 +605,175 @@ class Rearranged:
             least: What is charged in any case: where the answer is below, it is this.
         """
         near = least or _NEAR * start
-        guess = self._guessed(self._place(near))[0]
-        if least and guess.delta(least) <= delta:
+        usual, _ = self._usual_blocks(self._place(near))
+        if least and usual.delta(least) <= delta:
             return least
-        near = guess.epsilon(delta, start, near)
-        if least and self._begun(self._place(near)).delta(least) <= delta:
+        near = usual.epsilon(delta, start, near)
+        if least and self._rough_blocks(self._place(near)).delta(least) <= delta:
             return least
-        found: dict[int, float] = {}
+        answers: dict[int, float] = {}
         # The answer lies where the bound that gave it is the one that `delta` takes.
-        while (place := self._place(near)) not in found:
-            near = found[place] = self._ended(place).epsilon(delta, start, near)
-        if len(found) > 1 and near != found[place]:
+        place = self._place(near)
+        while place not in answers:
+            near = self._exact_blocks(place).epsilon(delta, start, near)
+            answers[place] = near
+            place = self._place(near)
+        other = answers[place]
+        if len(answers) > 1 and near != other:
             # Two parts, each of whose bounds leads to the other: at their border both hold.
-            near = min(
-                max(near, found[place]), self._middle(max(place, self._place(found[place])) - 0.5)
-            )
+            border = self._middle(max(place, self._place(other)) - 0.5)
+            near = min(max(near, other), border)
         return near
 
     def _cells(self, epsilon: float, wider: float = 1.0) -> Cells:
-        """Return cells of levels that are narrow enough for what outcomes gain near this ε."""
+        """Return cells of levels narrow enough for how much outcomes gain near this ε."""
         paid = self.ranked.charged(epsilon)
         paying = paid > 0.0
-        slope = self.tuner.runs.pgf_derivative(self._best(epsilon, paying))
-        gained = float(paid.sum()) / max(inner(self.ranked.masses[paying], slope), 1e-300)
+        best = self._best_roc(epsilon, paying)
+        slope = self.tuner.runs.pgf_derivative(best)
+        gross = inner(self.ranked.masses[paying], slope)
+        gross = max(gross, 1e-300)
+        gain = float(paid.sum()) / gross
         # What a cell changes is of second order in its width, and of more where little is gained.
-        power = math.floor(math.log2(max(min(gained / _GAIN, 1.0), 1e-6)))
+        share = max(min(gain / _GAIN, 1.0), 1e-6)
+        power = math.floor(math.log2(share))
         width = wider * _WIDTH * 2.0 ** (0.75 * power)
-        if width not in self._cut:
-            self._cut[width] = Cells(self.tuner, width)
-        return self._cut[width]
+        if width not in self._cells_by_width:
+            self._cells_by_width[width] = Cells(self.tuner, width)
+        return self._cells_by_width[width]
 
     def _place(self, epsilon: float) -> int:
-        """Return the number of the part of the ε axis in which one bound is used."""
+        """Return the number of the part of the ε axis to which an ε belongs."""
         return round(math.asinh(epsilon / _LEAST_PART) / self._part)
 
     def _middle(self, place: float) -> float:
+        """Return the ε in the middle of a part of the ε axis; at half numbers, a border."""
         return _LEAST_PART * math.sinh(place * self._part)
 
-    def _begun(self, place: int) -> Blocks:
-        """Return the best of some rearrangement bounds near an ε, with few blocks and wide cells."""
+    def _rough_blocks(self, place: int) -> Blocks:
+        """Return the chosen blocks of a part of the ε axis, few and on wide cells, from a cache."""
         if place not in self._rough:
-            self._rough[place] = self._choose(place)
+            self._rough[place] = self._choose_price(place)
         return self._rough[place]
 
-    def _ended(self, place: int) -> Blocks:
-        """Return that bound, of the same price, with many blocks and narrow cells."""
+    def _exact_blocks(self, place: int) -> Blocks:
+        """Return many blocks on narrow cells for a part, with the price of its rough blocks."""
         if place not in self._exact:
-            begun, epsilon = self._begun(place), self._middle(place)
-            marks = begun.refined(epsilon, _LAST)
-            bound = Blocks(self.ranked, self._cells(epsilon), marks, priced=begun.priced)
-            self._exact[place] = bound.sharpened(epsilon, _TURNS[1])
+            rough = self._rough_blocks(place)
+            epsilon = self._middle(place)
+            marks = rough.refine_marks(epsilon, _LAST)
+            cells = self._cells(epsilon)
+            bound = Blocks(self.ranked, cells, marks, priced=rough.priced)
+            self._exact[place] = bound.sharpened(epsilon, _TURNS_EXACT)
         return self._exact[place]
 
-    def _guessed(self, place: int) -> tuple[Blocks, Indices]:
-        """Return the bound with the usual price near an ε, and blocks to choose another one with."""
-        if place not in self._guess:
+    def _usual_blocks(self, place: int) -> tuple[Blocks, Indices]:
+        """Return blocks with the usual price for a part, and marks for trying other prices."""
+        if place not in self._usual:
             epsilon = self._middle(place)
+            depth = self.ranked.depth
             paid = self.ranked.charged(epsilon)
-            last = int(np.flatnonzero(paid > 0.0)[-1]) + 1 if paid.any() else 1
-            end = int(np.searchsorted(self.ranked.depth, _SHARES[_USUAL] * self.ranked.depth[-1]))
+            last = 1
+            if paid.any():
+                paying = np.flatnonzero(paid > 0.0)
+                last = int(paying[-1]) + 1
+            mass = _SHARES[_USUAL] * depth[-1]
+            end = int(np.searchsorted(depth, mass))
             end = min(max(end, 1), last)
-            parts = np.arange(_FIRST) / _FIRST
-            sums = (np.cumsum(paid[:last]), self.ranked.depth[1 : last + 1])
-            starts = np.concatenate(
-                [np.searchsorted(one, one[-1] * parts, "right") for one in sums]
-            )
-            marks = np.unique(np.concatenate([[0, last], np.minimum(starts, last)]))
-            rest = divided(np.array([end, last]), np.array([_REST]), self.ranked.depth)
-            bound = self._few(epsilon, marks, end, priced=True)
+            marks = self._first_marks(paid, last)
+            bound = self._few_blocks(epsilon, marks, end, priced=True)
             for number in _BLOCKS:
-                marks = bound.refined(epsilon, number)
-                bound = self._few(epsilon, marks, end, priced=True)
-            self._guess[place] = bound, np.union1d(marks, rest)
-        return self._guess[place]
+                marks = bound.refine_marks(epsilon, number)
+                bound = self._few_blocks(epsilon, marks, end, priced=True)
+            ends = np.array([end, last])
+            rest = divide_blocks(ends, np.array([_REST]), depth)
+            self._usual[place] = (bound, np.union1d(marks, rest))
+        return self._usual[place]
 
-    def _few(self, epsilon: float, marks: Indices, end: int, *, priced: bool) -> Blocks:
-        """Return the bound with blocks of these marks up to an end, and wide cells."""
-        kept = np.append(marks[marks < end], end)
-        bound = Blocks(self.ranked, self._cells(epsilon, _WIDE), kept, priced=priced)
-        return bound.sharpened(epsilon, _TURNS[0])
+    def _first_marks(self, paid: Floats, last: int) -> Indices:
+        """Return the ends of first blocks up to `last`: some of equal pay, some of equal mass."""
+        shares = np.arange(_FIRST) / _FIRST
+        starts = []
+        sums_of_pay = np.cumsum(paid[:last])
+        sums_of_mass = self.ranked.depth[1 : last + 1]
+        for sums in (sums_of_pay, sums_of_mass):
+            starts.append(np.searchsorted(sums, sums[-1] * shares, "right"))
+        inside = np.minimum(np.concatenate(starts), last)
+        return np.unique(np.concatenate([[0, last], inside]))
 
-    def _choose(self, place: int) -> Blocks:
-        epsilon, marks = self._middle(place), self._guessed(place)[1]
-        by_pay = np.append(0.0, np.cumsum(self.ranked.charged(epsilon)))
+    def _few_blocks(
+        self,
+        epsilon: float,
+        marks: Indices,
+        end: int,
+        *,
+        priced: bool,
+    ) -> Blocks:
+        """Return sharpened blocks with the marks below `end`, on wide cells.
 
-        def bound(sums: Floats, share: float, *, priced: bool) -> Blocks:
+        Args:
+            epsilon: ε near which the bound is to be small.
+            marks: Ends of blocks, of which those up to `end` count.
+            end: Where what has a depth ends.
+            priced: Whether the rest pays the price of its level.
+        """
+        marks = np.append(marks[marks < end], end)
+        cells = self._cells(epsilon, _WIDE)
+        bound = Blocks(self.ranked, cells, marks, priced=priced)
+        return bound.sharpened(epsilon, _TURNS_ROUGH)
+
+    def _choose_price(self, place: int) -> Blocks:
+        """Return the blocks of least δ among those with several prices, or without one."""
+        epsilon = self._middle(place)
+        _, marks = self._usual_blocks(place)
+        paid = self.ranked.charged(epsilon)
+        pay_above = np.append(0.0, np.cumsum(paid))
+
+        def bound(
+            sums: Floats,
+            share: float,
+            *,
+            priced: bool,
+        ) -> Blocks:
+            """Return blocks that end where the sums reach this share of their total."""
             end = int(np.searchsorted(sums, share * sums[-1]))
-            return self._few(epsilon, marks, min(max(end, 1), int(marks[-1])), priced=priced)
+            end = min(max(end, 1), int(marks[-1]))
+            return self._few_blocks(epsilon, marks, end, priced=priced)
 
-        value, best = _least(partial(bound, self.ranked.depth, priced=True), _SHARES, epsilon)
-        other = bound(by_pay, _PAID[_USUAL], priced=False)
-        if other.delta(epsilon) < _RIVAL * value:
-            found = _least(partial(bound, by_pay, priced=False), _PAID, epsilon)
-            best = found[1] if found[0] < value else best
+        with_price = partial(bound, self.ranked.depth, priced=True)
+        without_price = partial(bound, pay_above, priced=False)
+        value, best = _least(with_price, _SHARES, epsilon)
+        rival = without_price(_PAID[_USUAL])
+        if rival.delta(epsilon) < _RIVAL * value:
+            other_value, other = _least(without_price, _PAID, epsilon)
+            if other_value < value:
+                return other
         return best
 
 
 def _least(
-    bound: Callable[[float], Blocks], shares: tuple[float, ...], epsilon: float
+    bound: Callable[[float], Blocks],
+    shares: tuple[float, ...],
+    epsilon: float,
 ) -> tuple[float, Blocks]:
-    """Return the least δ among bounds of several shares, found by descent, and the bound that has it."""
+    """Return the least δ found by descent over shares, and the blocks that have it.
 
-    def tried(share: float) -> tuple[float, Blocks]:
-        found = bound(share)
-        return found.delta(epsilon), found
-
-    best, place = tried(shares[_USUAL]), _USUAL
+    Args:
+        bound: Makes the bound of one share.
+        shares: Shares, ascending; the search begins with the usual one.
+        epsilon: ε at which bounds are compared.
+    """
+    place = _USUAL
+    best = bound(shares[place])
+    least = best.delta(epsilon)
     for step in (2, 1):
         for move in (step, -step):
             while 0 <= place + move < len(shares):
-                found = tried(shares[place + move])
-                if found[0] >= best[0]:
+                candidate = bound(shares[place + move])
+                value = candidate.delta(epsilon)
+                if value >= least:
                     break
-                best, place = found, place + move
-    return best
+                best = candidate
+                least = value
+                place += move
+    return least, best

@@ -1,4 +1,4 @@
-"""Everything that depends on the type of an event: one entry for each type.
+"""The registry of event types: one entry for each type, with all that depends on the type.
 
 To add an event type, write its entry here; a method that is missing is an error at import. No other
 module asks for the type of an event to decide how it is charged, scaled or shown.
@@ -10,17 +10,18 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privtune.accounting import events as ev
 from privtune.accounting import lower
 from privtune.accounting import pairs as dominating
-from privtune.accounting._checks import LARGEST
+from privtune.accounting.best_of_k import Threshold, Tuner
+from privtune.accounting.checks import LARGEST
 from privtune.accounting.curves import (
     ORDERS,
     amplified_curve,
@@ -33,17 +34,36 @@ from privtune.accounting.curves import (
     selection_curve,
     split_curve,
 )
+from privtune.accounting.events import (
+    ZCDP,
+    Adjacency,
+    ApproximateDP,
+    Composed,
+    Event,
+    Gaussian,
+    Joint,
+    Laplace,
+    NonPrivate,
+    Parallel,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    SubsampledTuning,
+    ThresholdSelection,
+    WorstOf,
+)
+from privtune.accounting.lower import Outcomes, Scores
+from privtune.accounting.pairs import Direction, Gains, Pair
 from privtune.accounting.pmf import compose, mixture
 from privtune.accounting.runs import Geometric
-from privtune.accounting.selection import Threshold, Tuner
 from privtune.errors import InvalidInputError, PrivTuneError
 
 Floats = NDArray[np.float64]
-E = TypeVar("E", bound=ev.Event)
-CurveOf = Callable[[ev.Event], Floats]
-TextOf = Callable[[ev.Event], str]
-MassOf = Callable[[ev.Event], float]
-TrainingOf = Callable[[ev.Event], tuple[int, float] | None]
+E = TypeVar("E", bound=Event)
+CurveOf = Callable[[Event], Floats]
+TextOf = Callable[[Event], str]
+MassOf = Callable[[Event], float]
+TrainingOf = Callable[[Event], tuple[int, float] | None]
 Tuners = tuple[Tuner, Tuner] | tuple[Threshold, Threshold]
 Atom = tuple[str, float]
 """One release: its kind (``"gaussian"`` or ``"laplace"``) and its noise multiplier."""
@@ -51,85 +71,83 @@ Atom = tuple[str, float]
 Look = tuple[float, tuple[Atom, ...]]
 """One sample: the rate it was drawn at (1.0 for all records), and the sorted releases about it."""
 
-LooksOf = Callable[[ev.Event], Counter[Look]]
+LooksOf = Callable[[Event], Counter[Look]]
 
 
 class UnknownEventError(PrivTuneError):
-    """An event of a type without an entry; nothing is assumed about it."""
+    """The error that an event's type has no registry entry, or that its entry lacks an operation."""
 
 
 class Pairs(Protocol):
-    """What an entry may ask about the events inside its own."""
+    """The dominating pairs of inner events that a registry entry can ask for."""
 
-    gains: dominating.Gains | None
+    gains: Gains | None
     """What the rearrangement gained at another noise, for searches; None for an account."""
 
-    def at(self, event: ev.Event, step: float) -> dominating.Pair:
-        """Return the pair of an event on a lattice."""
+    def at(self, event: Event, step: float) -> Pair:
+        """Return the pair of an event on the lattice of this step."""
 
-    def fine(self, event: ev.Event, fineness: float) -> dominating.Pair:
-        """Return the pair of an event on a lattice of its own choice."""
+    def fine(self, event: Event, fineness: float) -> Pair:
+        """Return the pair of an event on a lattice that is chosen for it."""
 
-    def step(self, event: ev.Event, fineness: float) -> float:
-        """Return the step of that lattice."""
+    def step(self, event: Event, fineness: float) -> float:
+        """Return the lattice step that `fine` chooses for an event."""
 
-    def unsampled(self, event: ev.Event, share: float) -> dominating.Pair:
+    def unsampled(self, event: Event, share: float) -> Pair:
         """Return the pair of the releases about one sample, before any sampling."""
 
-    def own(self, event: ev.Event, fineness: float) -> dominating.Pair:
-        """Return the pair of an event that carries a lattice of its own."""
+    def lattice_pair(self, event: Event, fineness: float) -> Pair:
+        """Return the pair of an event whose kind brings its own lattice, such as a selection."""
 
-    def tuners(self, event: ev.Event, fineness: float) -> Tuners:
-        """Return the bounds of a choice among runs in both directions (remove, add)."""
+    def tuners(self, event: Event, fineness: float) -> Tuners:
+        """Return the bounds on a choice among runs in both directions (remove, add)."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An event that runs something several times and releases one run."""
+    """A choice among runs as a private selection, and whether a threshold decides."""
 
-    selection: ev.PrivateSelection
+    selection: PrivateSelection
     threshold: bool
 
 
 class Instances(Protocol):
-    """What an entry may ask for the explicit instance of its event."""
+    """The instances of inner events, and the question, that a registry entry can ask for."""
 
     @property
-    def asked(self) -> float:
-        """The δ of the question."""
+    def target(self) -> float:
+        """The δ at which ε of the instance is asked for."""
 
     @property
     def delta(self) -> float:
-        """The δ at which runs are scored."""
+        """The δ at which runs of a selection are scored."""
 
     @property
-    def scores(self) -> lower.Scores:
-        """How they are scored."""
+    def scores(self) -> Scores:
+        """The way in which runs of a selection are scored."""
 
-    def of(self, event: ev.Event) -> lower.Outcomes:
-        """Return the outcomes of an instance of an event."""
+    def of(self, event: Event) -> Outcomes:
+        """Return the outcomes of an event's explicit instance."""
 
-    def dearest(self, events: Sequence[ev.Event]) -> lower.Outcomes:
-        """Return the outcomes of that event, among several, which costs most."""
+    def dearest(self, events: Sequence[Event]) -> Outcomes:
+        """Return the outcomes of the event, among several, whose instance has the largest ε."""
 
-    def chosen(
-        self, event: ev.Event, choose: Callable[[lower.Outcomes], lower.Outcomes]
-    ) -> lower.Outcomes:
-        """Return the outcomes of an event that follows a choice, scored for P over Q."""
+    def selected(self, event: Event, select: Callable[[Outcomes], Outcomes]) -> Outcomes:
+        """Return `select` applied to an event's outcomes, with runs scored for the asked direction."""
 
 
 class Edges(Protocol):
-    """What an entry may ask about noise that ends somewhere: the mass that one release loses."""
+    """The masses that single releases add to δ because noise has a finite range."""
 
     def gaussian(self, noise_multiplier: float) -> float:
-        """Return the mass that one Gaussian release loses."""
+        """Return the mass that one Gaussian release of finite range adds to δ."""
 
     def laplace(self, noise_multiplier: float) -> float:
-        """Return the mass that one Laplace release loses."""
+        """Return the mass that one Laplace release of finite range adds to δ."""
 
 
-class Entry(ABC, Generic[E]):
-    """What is to be known about one type of events. Every method is a reader of the type."""
+class EventEntry(ABC, Generic[E]):
+    """The account, scaling, and texts of one type of events."""
 
     private: ClassVar[bool] = True
     """Whether anything is guaranteed at all, and so a dominating pair can be built."""
@@ -152,23 +170,23 @@ class Entry(ABC, Generic[E]):
 
     @abstractmethod
     def deviation(self, event: E, pairs: Pairs) -> float:
-        """Return a scale of the privacy loss, for the choice of a lattice."""
+        """Return about the standard deviation of the privacy loss, for the choice of a lattice."""
 
     @abstractmethod
-    def pair(self, event: E, step: float, pairs: Pairs) -> dominating.Pair:
-        """Return the dominating pair on the lattice of a composition."""
+    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
+        """Return the event's dominating pair on the lattice of this step."""
 
     @abstractmethod
-    def instance(self, event: E, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: E, instances: Instances) -> Outcomes:
         """Return the outcomes of a mechanism that fits the event and costs as much as is known."""
 
     @abstractmethod
-    def scaled(self, event: E, factor: float) -> ev.Event:
-        """Return the event with its own noise, not that of its children, multiplied."""
+    def scaled(self, event: E, factor: float) -> Event:
+        """Return the event with its own noise multiplied by `factor`; children stay as they are."""
 
     @abstractmethod
     def text(self, event: E, of: TextOf) -> str:
-        """Return what the event is, in words; of its children only what is not `shown`."""
+        """Return a description of the event, which includes only the children that `shown` omits."""
 
     @abstractmethod
     def formula(self, event: E, of: TextOf) -> str:
@@ -176,74 +194,74 @@ class Entry(ABC, Generic[E]):
 
     @abstractmethod
     def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
-        """Count the looks at the data of a training; None for what is no part of a training."""
+        """Count the looks at the data of a training; None if the event is no part of a training."""
 
     @abstractmethod
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
-        """Return a bound on the mass that noise of finite reach adds to δ."""
+        """Return an upper bound on the mass that noise of finite range adds to δ."""
 
-    def shown(self, event: E) -> tuple[ev.Event, ...]:
-        """Return the children that have an account of their own."""
+    def shown(self, event: E) -> tuple[Event, ...]:
+        """Return the children that an explanation lists with an ε of their own."""
         return event.children()
 
     def training(self, event: E, of: TrainingOf) -> tuple[int, float] | None:
-        """Return (steps, rate) of the first training by DP-SGD in the event, None without one."""
+        """Return (steps, rate) of the first DP-SGD training in the event; None without one."""
         return next(filter(None, map(of, event.children())), None)
 
-    def replaced(self, event: E) -> ev.Event:
-        """Return the event to account under replace-one, its children being such events already."""
+    def replaced(self, event: E) -> Event:
+        """Return the event to account under replace-one, given already converted children."""
         return event
 
     # What only some types have; who asks says what None means.
 
     def precision(self, event: E) -> float | None:
-        """Return 1/σ² of a Gaussian release about all records."""
+        """Return 1/σ² of a Gaussian release about all records; None for other events."""
         return None
 
     def rho(self, event: E) -> float | None:
-        """Return ρ of a release of which zero-concentrated DP is known, and nothing else."""
+        """Return ρ of a release known only to be zero-concentrated DP; None for other events."""
         return None
 
     def sampled_gaussian(self, event: E) -> tuple[float, float] | None:
-        """Return (rate, noise multiplier) of a Poisson-sampled Gaussian release."""
+        """Return (rate, noise multiplier) of a Poisson-sampled Gaussian; None for other events."""
         return None
 
     def pure(self, event: E) -> tuple[float, float] | None:
-        """Return the (ε, δ) that the event has whatever δ is asked for."""
+        """Return the (ε, δ) that the event has at every target δ; None if it has none."""
         return None
 
     def fails(self, event: E) -> bool:
-        """Whether the δ of `pure` is a probability of failure beside the Rényi divergence."""
+        """Return whether the δ of `pure` is a probability of failure beside the Rényi divergence."""
         return False
 
     def choice(self, event: E) -> Choice | None:
-        """Return what is run and chosen from, if the event is such a choice."""
+        """Return the event as a choice among runs; None if it is no such choice."""
         return None
 
     def tuners(self, event: E, fineness: float, pairs: Pairs) -> Tuners:
-        """Return the bounds of a choice among runs in both directions (remove, add)."""
+        """Return the bounds on a choice among runs in both directions (remove, add)."""
         raise UnknownEventError(f"a {event.type} event is no choice among runs.")
 
-    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> dominating.Pair:
-        """Return the pair on a lattice of the event's own."""
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
+        """Return the dominating pair on the lattice that the event's own kind chooses."""
         raise UnknownEventError(f"a {event.type} event has no lattice of its own.")
 
 
 _OWN = 2.0  # fineness of a lattice of its own
 
 
-class _NoLook(Entry[E]):
-    """Events that are no release of a training and have no noise multiplier of their own."""
+class _NotTraining(EventEntry[E]):
+    """Entries of events that are no release of a training and have no noise multiplier."""
 
     def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
         return None
 
-    def scaled(self, event: E, factor: float) -> ev.Event:
+    def scaled(self, event: E, factor: float) -> Event:
         return event
 
 
-class _Composition(Entry[E]):
-    """Events of which only the parts are ever charged, as `flatten` returns them."""
+class _Composition(EventEntry[E]):
+    """Entries of events that are charged only by their parts, as `flatten` returns them."""
 
     def curve(self, event: E, of: CurveOf) -> Floats:
         return of(event)
@@ -251,59 +269,75 @@ class _Composition(Entry[E]):
     def deviation(self, event: E, pairs: Pairs) -> float:
         raise UnknownEventError(f"a {event.type} event is charged by its parts.")
 
-    def pair(self, event: E, step: float, pairs: Pairs) -> dominating.Pair:
+    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
         return pairs.at(event, step)
 
-    def instance(self, event: E, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: E, instances: Instances) -> Outcomes:
         return instances.of(event)
 
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        """Return the sum of the masses of all parts."""
         return math.fsum(map(of, event.children()))
 
-    def scaled(self, event: E, factor: float) -> ev.Event:
+    def scaled(self, event: E, factor: float) -> Event:
         return event
 
 
-class _Compound(_NoLook[E]):
-    """Events that are accounted on a lattice of their own, such as selections, maxima, tuning on a subset."""
+class _Compound(_NotTraining[E]):
+    """Entries of events with their own lattice, such as selections, maxima, subsampled tuning."""
 
     own_lattice = True
 
     def deviation(self, event: E, pairs: Pairs) -> float:
-        pair = pairs.own(event, _OWN)
+        """Return the larger of the deviations of the event's own pair in its two directions."""
+        pair = pairs.lattice_pair(event, _OWN)
         return max(pair.remove.deviation, pair.add.deviation, 1e-6)
 
-    def pair(self, event: E, step: float, pairs: Pairs) -> dominating.Pair:
-        return dominating.on_lattice(pairs.own(event, _OWN), step)
+    def pair(self, event: E, step: float, pairs: Pairs) -> Pair:
+        return dominating.on_lattice(pairs.lattice_pair(event, _OWN), step)
 
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
+        """Return the largest mass among the children, of which only one counts."""
         return max(map(of, event.children()))
 
     @abstractmethod
-    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> dominating.Pair: ...
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair: ...
 
 
-class _Known(_NoLook[E]):
-    """A release of which only a guarantee is known."""
+class _StatedGuarantee(_NotTraining[E]):
+    """Entries of releases of which only a stated guarantee is known."""
 
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
-        return 0.0  # no noise of this library: whoever states the guarantee answers for it
+        """Return 0, as a stated guarantee must already cover its own noise."""
+        return 0.0
 
     def text(self, event: E, of: TextOf) -> str:
-        fields = ", ".join(f"{k} {v}" for k, v in event.to_dict().items() if k != "type")
-        return f"{event.type.replace('_', ' ')}{' (' + fields + ')' if fields else ''}"
+        words = event.type.replace("_", " ")
+        fields = _fields_as_text(event.to_dict(), without="type")
+        return f"{words} ({fields})" if fields else words
 
     def formula(self, event: E, of: TextOf) -> str:
         return event.type
 
 
-class _Release(Entry[Any]):
-    """One release with noise about all records."""
+def _fields_as_text(fields: Mapping[str, Any], *, without: str) -> str:
+    """Return the names and values of fields as one text, except the field `without`."""
+    words = []
+    for name, value in fields.items():
+        if name != without:
+            words.append(f"{name} {value}")
+    return ", ".join(words)
+
+
+class _NoisyRelease(EventEntry[Any]):
+    """Entries of single noisy releases about all records."""
 
     name: ClassVar[str]
 
-    def scaled(self, event: Any, factor: float) -> ev.Event:
-        louder: ev.Event = replace(event, noise_multiplier=event.noise_multiplier * factor)
+    def scaled(self, event: Any, factor: float) -> Event:
+        """Return the release with its noise multiplier multiplied by `factor`."""
+        noise = event.noise_multiplier * factor
+        louder: Event = replace(event, noise_multiplier=noise)
         return louder
 
     def text(self, event: Any, of: TextOf) -> str:
@@ -313,90 +347,111 @@ class _Release(Entry[Any]):
         return f"{self.name}{event.noise_multiplier:.4g})"
 
     def looks(self, event: Any, of: LooksOf) -> Counter[Look]:
-        return Counter({(1.0, ((event.type, event.noise_multiplier),)): 1})
+        """Count one look at all records, with this release."""
+        atom = (event.type, event.noise_multiplier)
+        return Counter({(1.0, (atom,)): 1})
 
 
-class _Gaussian(_Release):
+class _Gaussian(_NoisyRelease):
+    """The entry of Gaussian releases about all records."""
+
     name = "Gaussian(σ="
 
-    def curve(self, event: ev.Gaussian, of: CurveOf) -> Floats:
+    def curve(self, event: Gaussian, of: CurveOf) -> Floats:
+        """Return the Rényi curve α/(2σ²) (Mironov, arXiv:1702.07476, Proposition 7)."""
         return ORDERS / (2.0 * event.noise_multiplier**2)
 
-    def deviation(self, event: ev.Gaussian, pairs: Pairs) -> float:
+    def deviation(self, event: Gaussian, pairs: Pairs) -> float:
         return 1.0 / event.noise_multiplier
 
-    def pair(self, event: ev.Gaussian, step: float, pairs: Pairs) -> dominating.Pair:
-        pmf = dominating.sampled_gaussian(
-            1.0, event.noise_multiplier, step, dominating.Direction.REMOVE
-        )
-        return dominating.Pair(pmf, pmf)
+    def pair(self, event: Gaussian, step: float, pairs: Pairs) -> Pair:
+        """Return the pair of N(1, σ²) and N(0, σ²), which is the same in both directions."""
+        noise = event.noise_multiplier
+        pmf = dominating.sampled_gaussian(1.0, noise, step, Direction.REMOVE)
+        return Pair(pmf, pmf)
 
-    def instance(self, event: ev.Gaussian, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: Gaussian, instances: Instances) -> Outcomes:
         return lower.gaussian_outcomes(event.noise_multiplier)
 
-    def beyond(self, event: ev.Gaussian, edges: Edges, of: MassOf) -> float:
+    def beyond(self, event: Gaussian, edges: Edges, of: MassOf) -> float:
         return edges.gaussian(event.noise_multiplier)
 
-    def precision(self, event: ev.Gaussian) -> float:
+    def precision(self, event: Gaussian) -> float:
         return 1.0 / event.noise_multiplier**2
 
 
-class _Laplace(_Release):
+class _Laplace(_NoisyRelease):
+    """The entry of Laplace releases about all records, whose loss is at most 1/b."""
+
     name = "Laplace(b="
 
-    def curve(self, event: ev.Laplace, of: CurveOf) -> Floats:
+    def curve(self, event: Laplace, of: CurveOf) -> Floats:
         return sampled_laplace_curve(1.0, event.noise_multiplier, ORDERS)
 
-    def deviation(self, event: ev.Laplace, pairs: Pairs) -> float:
+    def deviation(self, event: Laplace, pairs: Pairs) -> float:
         return min(1.0 / event.noise_multiplier, 1.0)
 
-    def pair(self, event: ev.Laplace, step: float, pairs: Pairs) -> dominating.Pair:
+    def pair(self, event: Laplace, step: float, pairs: Pairs) -> Pair:
         return dominating.laplace_pair(event.noise_multiplier, step)
 
-    def instance(self, event: ev.Laplace, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: Laplace, instances: Instances) -> Outcomes:
         return lower.laplace_outcomes(event.noise_multiplier)
 
-    def beyond(self, event: ev.Laplace, edges: Edges, of: MassOf) -> float:
+    def beyond(self, event: Laplace, edges: Edges, of: MassOf) -> float:
         return edges.laplace(event.noise_multiplier)
 
-    def pure(self, event: ev.Laplace) -> tuple[float, float]:
+    def pure(self, event: Laplace) -> tuple[float, float]:
+        """Return (1/b, 0), as a Laplace release has pure DP."""
         return 1.0 / event.noise_multiplier, 0.0
 
 
-class _Joint(_Composition[ev.Joint]):
-    def text(self, event: ev.Joint, of: TextOf) -> str:
+class _Joint(_Composition[Joint]):
+    """The entry of several releases about the same records, split by `flatten` if nothing is sampled."""
+
+    def text(self, event: Joint, of: TextOf) -> str:
         sigma = event.noise_multiplier
-        noises = [f"noise {sigma:.6g}"] if math.isfinite(sigma) else []
+        noises = []
+        if math.isfinite(sigma):
+            noises.append(f"noise {sigma:.6g}")
         noises += [f"Laplace {scale:.6g}" for scale in event.laplace_multipliers]
         return f"{len(event.events)} releases of one sample = {', '.join(noises)}"
 
-    def formula(self, event: ev.Joint, of: TextOf) -> str:
-        return f"joint[{', '.join(map(of, event.events))}]"
+    def formula(self, event: Joint, of: TextOf) -> str:
+        parts = ", ".join(map(of, event.events))
+        return f"joint[{parts}]"
 
-    def looks(self, event: ev.Joint, of: LooksOf) -> Counter[Look]:
-        atoms = [atom for part in event.events for _, inner in of(part) for atom in inner]
+    def looks(self, event: Joint, of: LooksOf) -> Counter[Look]:
+        """Count one look at all records, with the releases of all parts."""
+        atoms: list[Atom] = []
+        for part in event.events:
+            for _, part_atoms in of(part):
+                atoms += part_atoms
         return Counter({(1.0, tuple(sorted(atoms))): 1})
 
-    def shown(self, event: ev.Joint) -> tuple[ev.Event, ...]:
+    def shown(self, event: Joint) -> tuple[Event, ...]:
+        """Return no children, as releases that share a sample have no account of their own."""
         return ()
 
 
-class _PoissonSampled(Entry[ev.PoissonSampled]):
-    """A release about a Poisson sample: one Gaussian in closed form, others by their unsampled pair."""
+class _PoissonSampled(EventEntry[PoissonSampled]):
+    """The entry of releases about a Poisson sample."""
 
     replace_one = False
     paired_weight = True
 
-    def _releases(self, event: ev.PoissonSampled) -> tuple[float, tuple[float, ...]]:
-        """Return σ of the Gaussians together, infinite without one, and the scales of Laplace."""
-        joint = ev.Joint([event.event]) if not isinstance(event.event, ev.Joint) else event.event
+    def _releases(self, event: PoissonSampled) -> tuple[float, tuple[float, ...]]:
+        """Return σ of all Gaussians together, infinite without one, and all Laplace scales."""
+        joint = event.event
+        if not isinstance(joint, Joint):
+            joint = Joint([joint])
         return joint.noise_multiplier, joint.laplace_multipliers
 
-    def sampled_gaussian(self, event: ev.PoissonSampled) -> tuple[float, float] | None:
+    def sampled_gaussian(self, event: PoissonSampled) -> tuple[float, float] | None:
         sigma, scales = self._releases(event)
         return None if scales else (event.rate, sigma)
 
-    def curve(self, event: ev.PoissonSampled, of: CurveOf) -> Floats:
+    def curve(self, event: PoissonSampled, of: CurveOf) -> Floats:
+        """Return the sharpest known Rényi curve: of a Gaussian, a Laplace release, or a product."""
         sigma, scales = self._releases(event)
         if not scales:
             return sampled_gaussian_curve(event.rate, sigma, ORDERS)
@@ -404,221 +459,281 @@ class _PoissonSampled(Entry[ev.PoissonSampled]):
             return sampled_laplace_curve(event.rate, scales[0], ORDERS)
         return joint_curve(event.rate, sigma, scales, ORDERS)
 
-    def deviation(self, event: ev.PoissonSampled, pairs: Pairs) -> float:
+    def deviation(self, event: PoissonSampled, pairs: Pairs) -> float:
+        """Return about the root of the sampled release's chi-square divergence."""
         sigma, scales = self._releases(event)
         if not scales:
             return dominating.loss_deviation(event.rate, sigma)
         if len(scales) == 1 and math.isinf(sigma):
-            return min(event.rate * math.expm1(min(1.0 / scales[0], 1.0)), 1.0)
+            largest = min(1.0 / scales[0], 1.0)
+            return min(event.rate * math.expm1(largest), 1.0)
         return joint_deviation(event.rate, sigma, scales)
 
-    def pair(self, event: ev.PoissonSampled, step: float, pairs: Pairs) -> dominating.Pair:
+    def pair(self, event: PoissonSampled, step: float, pairs: Pairs) -> Pair:
+        """Return the sampled Gaussian's pair, or the pair amplified from that without sampling."""
         sigma, scales = self._releases(event)
+        rate = event.rate
         if not scales:
-            return dominating.Pair(
-                dominating.sampled_gaussian(event.rate, sigma, step, dominating.Direction.REMOVE),
-                dominating.sampled_gaussian(event.rate, sigma, step, dominating.Direction.ADD),
+            return Pair(
+                dominating.sampled_gaussian(rate, sigma, step, Direction.REMOVE),
+                dominating.sampled_gaussian(rate, sigma, step, Direction.ADD),
             )
-        pair = pairs.unsampled(event.event, step / self.deviation(event, pairs))
-        return dominating.Pair(*dominating.amplified(pair.remove, pair.add, event.rate, step))
+        share = step / self.deviation(event, pairs)
+        pair = pairs.unsampled(event.event, share)
+        remove, add = dominating.amplified(pair.remove, pair.add, rate, step)
+        return Pair(remove, add)
 
-    def instance(self, event: ev.PoissonSampled, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: PoissonSampled, instances: Instances) -> Outcomes:
         return lower.sampled(instances.of(event.event), event.rate)
 
-    def beyond(self, event: ev.PoissonSampled, edges: Edges, of: MassOf) -> float:
+    def beyond(self, event: PoissonSampled, edges: Edges, of: MassOf) -> float:
+        """Return the sampling rate times the mass of the unsampled release."""
         return event.rate * of(event.event)
 
-    def scaled(self, event: ev.PoissonSampled, factor: float) -> ev.Event:
+    def scaled(self, event: PoissonSampled, factor: float) -> Event:
+        """Return the event unchanged, as all of its noise belongs to its child."""
         return event
 
-    def text(self, event: ev.PoissonSampled, of: TextOf) -> str:
-        return f"Poisson sample at rate {event.rate:.6g}: {of(event.event)}"
+    def text(self, event: PoissonSampled, of: TextOf) -> str:
+        release = of(event.event)
+        return f"Poisson sample at rate {event.rate:.6g}: {release}"
 
-    def formula(self, event: ev.PoissonSampled, of: TextOf) -> str:
-        return f"Poisson(q={event.rate:.4g}, {of(event.event)})"
+    def formula(self, event: PoissonSampled, of: TextOf) -> str:
+        release = of(event.event)
+        return f"Poisson(q={event.rate:.4g}, {release})"
 
-    def looks(self, event: ev.PoissonSampled, of: LooksOf) -> Counter[Look]:
-        return Counter({(event.rate, atoms): n for (_, atoms), n in of(event.event).items()})
+    def looks(self, event: PoissonSampled, of: LooksOf) -> Counter[Look]:
+        """Count the child's looks at all records as looks at a sample of this rate."""
+        counts: Counter[Look] = Counter()
+        for (_, atoms), count in of(event.event).items():
+            counts[event.rate, atoms] = count
+        return counts
 
-    def shown(self, event: ev.PoissonSampled) -> tuple[ev.Event, ...]:
+    def shown(self, event: PoissonSampled) -> tuple[Event, ...]:
         return ()
 
 
-class _ZCDP(_Known[ev.ZCDP]):
-    def curve(self, event: ev.ZCDP, of: CurveOf) -> Floats:
+class _ZCDP(_StatedGuarantee[ZCDP]):
+    """The entry of zero-concentrated DP releases, with the Rényi curve ρ α."""
+
+    def curve(self, event: ZCDP, of: CurveOf) -> Floats:
         return event.rho * ORDERS
 
-    def deviation(self, event: ev.ZCDP, pairs: Pairs) -> float:
+    def deviation(self, event: ZCDP, pairs: Pairs) -> float:
         return math.sqrt(2.0 * max(event.rho, 1e-8))
 
-    def pair(self, event: ev.ZCDP, step: float, pairs: Pairs) -> dominating.Pair:
+    def pair(self, event: ZCDP, step: float, pairs: Pairs) -> Pair:
         return dominating.zcdp_pair(event.rho, event.rho * ORDERS, step)
 
-    def instance(self, event: ev.ZCDP, instances: Instances) -> lower.Outcomes:
-        noise = 1.0 / math.sqrt(2.0 * max(event.rho, 1.0 / LARGEST))
+    def instance(self, event: ZCDP, instances: Instances) -> Outcomes:
+        # A Gaussian of the same ρ = 1/(2σ²).
+        rho = max(event.rho, 1.0 / LARGEST)
+        noise = 1.0 / math.sqrt(2.0 * rho)
         return lower.gaussian_outcomes(noise)
 
-    def rho(self, event: ev.ZCDP) -> float:
+    def rho(self, event: ZCDP) -> float:
         return event.rho
 
 
-class _ApproximateDP(_Known[ev.ApproximateDP]):
-    def curve(self, event: ev.ApproximateDP, of: CurveOf) -> Floats:
+class _ApproximateDP(_StatedGuarantee[ApproximateDP]):
+    """The entry of (ε, δ)-DP releases."""
+
+    def curve(self, event: ApproximateDP, of: CurveOf) -> Floats:
+        """Return the Rényi curve of ε-DP; infinite if δ is above 0."""
         return np.full_like(ORDERS, np.inf) if event.delta > 0.0 else pure_curve(event.epsilon)
 
-    def deviation(self, event: ev.ApproximateDP, pairs: Pairs) -> float:
+    def deviation(self, event: ApproximateDP, pairs: Pairs) -> float:
         return max(event.epsilon, 1e-3)
 
-    def pair(self, event: ev.ApproximateDP, step: float, pairs: Pairs) -> dominating.Pair:
+    def pair(self, event: ApproximateDP, step: float, pairs: Pairs) -> Pair:
         return dominating.approximate_pair(event.epsilon, event.delta, step)
 
-    def instance(self, event: ev.ApproximateDP, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: ApproximateDP, instances: Instances) -> Outcomes:
         return lower.two_sided(event.epsilon, event.delta)
 
-    def pure(self, event: ev.ApproximateDP) -> tuple[float, float]:
+    def pure(self, event: ApproximateDP) -> tuple[float, float]:
         return event.epsilon, event.delta
 
-    def fails(self, event: ev.ApproximateDP) -> bool:
+    def fails(self, event: ApproximateDP) -> bool:
+        """Return True, as with probability δ the release may show anything."""
         return True
 
 
-class _NonPrivate(_Known[ev.NonPrivate]):
+class _NonPrivate(_StatedGuarantee[NonPrivate]):
+    """The entry of data used without protection, for which every bound is infinite."""
+
     private = False
 
-    def curve(self, event: ev.NonPrivate, of: CurveOf) -> Floats:
+    def curve(self, event: NonPrivate, of: CurveOf) -> Floats:
         return np.full_like(ORDERS, np.inf)
 
-    def deviation(self, event: ev.NonPrivate, pairs: Pairs) -> float:
+    def deviation(self, event: NonPrivate, pairs: Pairs) -> float:
         return math.inf
 
-    def instance(self, event: ev.NonPrivate, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: NonPrivate, instances: Instances) -> Outcomes:
         return lower.two_sided(0.0, 1.0)
 
-    def pair(self, event: ev.NonPrivate, step: float, pairs: Pairs) -> dominating.Pair:
+    def pair(self, event: NonPrivate, step: float, pairs: Pairs) -> Pair:
         raise UnknownEventError("data left without protection has no dominating pair.")
 
 
-_RELEASES: dict[type[ev.Event], Entry[Any]] = {
-    ev.Gaussian: _Gaussian(),
-    ev.Laplace: _Laplace(),
-    ev.Joint: _Joint(),
-    ev.PoissonSampled: _PoissonSampled(),
-    ev.ZCDP: _ZCDP(),
-    ev.ApproximateDP: _ApproximateDP(),
-    ev.NonPrivate: _NonPrivate(),
+_RELEASES: dict[type[Event], EventEntry[Any]] = {
+    Gaussian: _Gaussian(),
+    Laplace: _Laplace(),
+    Joint: _Joint(),
+    PoissonSampled: _PoissonSampled(),
+    ZCDP: _ZCDP(),
+    ApproximateDP: _ApproximateDP(),
+    NonPrivate: _NonPrivate(),
 }
 
 
 _MOST_PARTS = 6  # of which every two are composed; of more, the dearest twice
 
 
-class _Repeated(_Composition[ev.Repeated]):
-    def beyond(self, event: ev.Repeated, edges: Edges, of: MassOf) -> float:
+class _RepeatedEntry(_Composition[Repeated]):
+    """The entry of repeated events, whose counts only `flatten` multiplies out."""
+
+    def beyond(self, event: Repeated, edges: Edges, of: MassOf) -> float:
+        """Return the mass of one copy times the number of copies."""
         return event.count * of(event.event)
 
-    def text(self, event: ev.Repeated, of: TextOf) -> str:
-        return f"{event.count} times" if self.shown(event) else f"{event.count} × {of(event.event)}"
+    def text(self, event: Repeated, of: TextOf) -> str:
+        if self.shown(event):
+            return f"{event.count} times"
+        return self.formula(event, of)
 
-    def formula(self, event: ev.Repeated, of: TextOf) -> str:
+    def formula(self, event: Repeated, of: TextOf) -> str:
         return f"{event.count} × {of(event.event)}"
 
-    def looks(self, event: ev.Repeated, of: LooksOf) -> Counter[Look]:
-        return Counter({look: n * event.count for look, n in of(event.event).items()})
+    def looks(self, event: Repeated, of: LooksOf) -> Counter[Look]:
+        """Count the looks of one copy, each times the number of copies."""
+        counts: Counter[Look] = Counter()
+        for look, count in of(event.event).items():
+            counts[look] = count * event.count
+        return counts
 
-    def shown(self, event: ev.Repeated) -> tuple[ev.Event, ...]:
-        return () if isinstance(event.event, ev.PoissonSampled) else (event.event,)
+    def shown(self, event: Repeated) -> tuple[Event, ...]:
+        """Return the repeated event, except a sampled step, whose own ε is not worth a line."""
+        if isinstance(event.event, PoissonSampled):
+            return ()
+        return (event.event,)
 
-    def training(self, event: ev.Repeated, of: TrainingOf) -> tuple[int, float] | None:
+    def training(self, event: Repeated, of: TrainingOf) -> tuple[int, float] | None:
+        """Return (count, rate) of repeated DP-SGD steps, else that of a training inside."""
         step = event.event
-        if isinstance(step, ev.PoissonSampled) and not isinstance(step.event, ev.Laplace):
+        if isinstance(step, PoissonSampled) and not isinstance(step.event, Laplace):
             return event.count, step.rate
         return of(step)
 
 
-class _Composed(_Composition[ev.Composed]):
-    def text(self, event: ev.Composed, of: TextOf) -> str:
+class _Composed(_Composition[Composed]):
+    """The entry of compositions: several events about the same data."""
+
+    def text(self, event: Composed, of: TextOf) -> str:
         return f"composition of {len(event.events)}"
 
-    def formula(self, event: ev.Composed, of: TextOf) -> str:
+    def formula(self, event: Composed, of: TextOf) -> str:
         return " + ".join(map(of, event.events))
 
-    def looks(self, event: ev.Composed, of: LooksOf) -> Counter[Look]:
+    def looks(self, event: Composed, of: LooksOf) -> Counter[Look]:
+        """Count the looks of all parts together."""
         return sum(map(of, event.events), Counter())
 
 
-class _WorstOf(_Compound[ev.WorstOf]):
+class _WorstOf(_Compound[WorstOf]):
+    """The entry of one among several events: which one is unknown, or drawn publicly and shown."""
+
     one_instance = False
 
-    def curve(self, event: ev.WorstOf, of: CurveOf) -> Floats:
+    def curve(self, event: WorstOf, of: CurveOf) -> Floats:
+        """Return the pointwise maximum of the curves, or with weights the curve of the mixture."""
         curves = np.stack([of(child) for child in event.events])
         if event.weights is not None:
             return mixture_curve(curves, np.asarray(event.weights))
         return np.asarray(curves.max(axis=0))
 
-    def own_pair(self, event: ev.WorstOf, fineness: float, pairs: Pairs) -> dominating.Pair:
-        found = _together(event.events, fineness, pairs)
+    def own_pair(self, event: WorstOf, fineness: float, pairs: Pairs) -> Pair:
+        """Return the pair of the profiles' pointwise maximum, or with weights of the mixture."""
+        alternatives = _on_one_lattice(event.events, fineness, pairs)
         if event.weights is None:
-            return dominating.worst_pair(found)
-        return dominating.Pair(
-            mixture([pair.remove for pair in found], event.weights),
-            mixture([pair.add for pair in found], event.weights),
+            return dominating.worst_pair(alternatives)
+        removes = [pair.remove for pair in alternatives]
+        adds = [pair.add for pair in alternatives]
+        return Pair(
+            mixture(removes, event.weights),
+            mixture(adds, event.weights),
         )
 
-    def instance(self, event: ev.WorstOf, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: WorstOf, instances: Instances) -> Outcomes:
+        """Return the outcomes of the dearest alternative, or with weights those of the mixture."""
         if event.weights is None:
             return instances.dearest(event.events)
-        return lower.mixed([instances.of(child) for child in event.events], event.weights)
+        outcomes = [instances.of(child) for child in event.events]
+        return lower.mixed(outcomes, event.weights)
 
-    def text(self, event: ev.WorstOf, of: TextOf) -> str:
+    def text(self, event: WorstOf, of: TextOf) -> str:
         kind = "worst of" if event.weights is None else "public mixture of"
         return f"{kind} {len(event.events)}"
 
-    def formula(self, event: ev.WorstOf, of: TextOf) -> str:
-        return f"worst of [{', '.join(map(of, event.events))}]"
+    def formula(self, event: WorstOf, of: TextOf) -> str:
+        alternatives = ", ".join(map(of, event.events))
+        return f"worst of [{alternatives}]"
 
 
-class _Parallel(_Compound[ev.Parallel]):
+class _Parallel(_Compound[Parallel]):
+    """The entry of events on disjoint parts of the data, of which a record touches one."""
+
     one_instance = False
 
-    def curve(self, event: ev.Parallel, of: CurveOf) -> Floats:
+    def curve(self, event: Parallel, of: CurveOf) -> Floats:
         return np.asarray(np.max([of(child) for child in event.events], axis=0))
 
-    def own_pair(self, event: ev.Parallel, fineness: float, pairs: Pairs) -> dominating.Pair:
-        return dominating.worst_pair(_together(event.events, fineness, pairs))
+    def own_pair(self, event: Parallel, fineness: float, pairs: Pairs) -> Pair:
+        parts = _on_one_lattice(event.events, fineness, pairs)
+        return dominating.worst_pair(parts)
 
-    def instance(self, event: ev.Parallel, instances: Instances) -> lower.Outcomes:
+    def instance(self, event: Parallel, instances: Instances) -> Outcomes:
         return instances.dearest(event.events)
 
-    def replaced(self, event: ev.Parallel) -> ev.Event:
-        # The record that goes and the one that comes may stand in two parts: the composition of
-        # the two dearest, whichever they are.
+    def replaced(self, event: Parallel) -> Event:
+        """Return the worst composition of any two parts (README, 8).
+
+        The record that goes and the one that comes may stand in two parts: the composition of the two dearest
+        is charged, whichever they are. Of more than six different parts, the maximum twice, which is larger.
+        """
         counts = Counter(event.events)
         if len(event.events) == 1:
             return event.events[0]
         if len(counts) > _MOST_PARTS:
-            return ev.Repeated(2, ev.WorstOf(tuple(counts)))
-        both = [ev.Composed(pair) for pair in itertools.combinations(counts, 2)]
-        both += [ev.Composed((part, part)) for part, count in counts.items() if count > 1]
-        return both[0] if len(both) == 1 else ev.WorstOf(both)
+            return Repeated(2, WorstOf(tuple(counts)))
+        both = [Composed(pair) for pair in itertools.combinations(counts, 2)]
+        for part, count in counts.items():
+            if count > 1:
+                both.append(Composed((part, part)))
+        if len(both) == 1:
+            return both[0]
+        return WorstOf(both)
 
-    def text(self, event: ev.Parallel, of: TextOf) -> str:
+    def text(self, event: Parallel, of: TextOf) -> str:
         return f"{len(event.events)} disjoint parts of the data"
 
-    def formula(self, event: ev.Parallel, of: TextOf) -> str:
+    def formula(self, event: Parallel, of: TextOf) -> str:
         return " ∥ ".join(map(of, event.events))
 
 
-def _together(events: Sequence[ev.Event], fineness: float, pairs: Pairs) -> list[dominating.Pair]:
-    """Return the pairs of alternatives on one lattice, fine enough for each."""
-    step = min(pairs.step(child, fineness) for child in events)
+def _on_one_lattice(events: Sequence[Event], fineness: float, pairs: Pairs) -> list[Pair]:
+    """Return the pairs of several events on one lattice, fine enough for each."""
+    steps = [pairs.step(child, fineness) for child in events]
+    step = min(steps)
     return [pairs.at(child, step) for child in events]
 
 
-_COMPOSITIONS: dict[type[ev.Event], Entry[Any]] = {
-    ev.Repeated: _Repeated(),
-    ev.Composed: _Composed(),
-    ev.WorstOf: _WorstOf(),
-    ev.Parallel: _Parallel(),
+_COMPOSITIONS: dict[type[Event], EventEntry[Any]] = {
+    Repeated: _RepeatedEntry(),
+    Composed: _Composed(),
+    WorstOf: _WorstOf(),
+    Parallel: _Parallel(),
 }
 
 
@@ -626,8 +741,8 @@ _PROFILE_SIZE = 4096  # lattice points on which the profile of a tuner is tabula
 _THRESHOLD_SIZE = 400
 
 
-class _Chosen(_Compound[E]):
-    """Choices: best of K, and the first run that passes a threshold."""
+class _ChoiceEntry(_Compound[E]):
+    """Entries of choices among runs: the best of K, and the first that passes a threshold."""
 
     one_instance = False
     paired_weight = True
@@ -640,180 +755,235 @@ class _Chosen(_Compound[E]):
         selection = self.choice(event).selection
         return selection_curve(of(selection.event), selection.runs)
 
-    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> dominating.Pair:
+    def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
+        """Return the pair of the choice's profiles, or for a search an estimate of it."""
         remove, add = pairs.tuners(event, fineness)
         if pairs.gains is not None:
             return pairs.gains.pair(event, remove, add, self.size)
         return dominating.tuner_pair(remove, add, self.size)
 
 
-class _PrivateSelection(_Chosen[ev.PrivateSelection]):
+class _PrivateSelection(_ChoiceEntry[PrivateSelection]):
+    """The entry of the best of K runs, with K drawn from a public law."""
+
     size = _PROFILE_SIZE
 
-    def choice(self, event: ev.PrivateSelection) -> Choice:
+    def choice(self, event: PrivateSelection) -> Choice:
         return Choice(event, threshold=False)
 
-    def tuners(self, event: ev.PrivateSelection, fineness: float, pairs: Pairs) -> Tuners:
+    def tuners(self, event: PrivateSelection, fineness: float, pairs: Pairs) -> Tuners:
+        """Return the envelope bounds (remove, add); one object twice if both are alike."""
         pair = pairs.fine(event.event, fineness)
         remove = Tuner(pair.remove, event.runs)
-        return remove, (remove if pair.add is pair.remove else Tuner(pair.add, event.runs))
+        if pair.add is pair.remove:
+            return remove, remove
+        return remove, Tuner(pair.add, event.runs)
 
-    def instance(self, event: ev.PrivateSelection, instances: Instances) -> lower.Outcomes:
-        delta, scores = instances.delta, instances.scores
-        return instances.chosen(
-            event.event, lambda base: lower.best_of_runs(base, event.runs, delta, scores=scores)
+    def instance(self, event: PrivateSelection, instances: Instances) -> Outcomes:
+        """Return the outcomes of the best of K, scored to cost most at the δ of `instances`."""
+        best_of = partial(
+            lower.best_of_runs,
+            runs=event.runs,
+            delta=instances.delta,
+            scores=instances.scores,
         )
+        return instances.selected(event.event, best_of)
 
-    def beyond(self, event: ev.PrivateSelection, edges: Edges, of: MassOf) -> float:
-        return event.runs.expected_runs * of(event.event)  # K is independent of the data
+    def beyond(self, event: PrivateSelection, edges: Edges, of: MassOf) -> float:
+        """Return E[K] times the mass of one run, as K is independent of the data."""
+        return event.runs.expected_runs * of(event.event)
 
-    def text(self, event: ev.PrivateSelection, of: TextOf) -> str:
-        law = ", ".join(f"{k} {v}" for k, v in event.runs.to_dict().items() if k != "law")
-        return f"best of K runs, K {event.runs.law.replace('_', ' ')} ({law})"
+    def text(self, event: PrivateSelection, of: TextOf) -> str:
+        name = event.runs.law.replace("_", " ")
+        fields = _fields_as_text(event.runs.to_dict(), without="law")
+        return f"best of K runs, K {name} ({fields})"
 
-    def formula(self, event: ev.PrivateSelection, of: TextOf) -> str:
-        law = event.runs.to_dict()
-        least = "" if event.runs.minimum is None else f", at least {event.runs.minimum}"
-        return f"best of K ~ {law['law']}(mean {law['mean']:g}{least}) of [{of(event.event)}]"
+    def formula(self, event: PrivateSelection, of: TextOf) -> str:
+        runs = event.runs
+        least = ""
+        if runs.minimum is not None:
+            least = f", at least {runs.minimum}"
+        run = of(event.event)
+        return f"best of K ~ {runs.law}(mean {runs.mean:g}{least}) of [{run}]"
 
 
-class _ThresholdSelection(_Chosen[ev.ThresholdSelection]):
+class _ThresholdSelection(_ChoiceEntry[ThresholdSelection]):
+    """The entry of the first run that passes a known threshold."""
+
     size = _THRESHOLD_SIZE
 
-    def choice(self, event: ev.ThresholdSelection) -> Choice:
-        # Given that some run passed, the first is distributed as the best under "passed or not".
-        return Choice(ev.PrivateSelection(event.event, Geometric(1.0 / event.stop)), threshold=True)
+    def choice(self, event: ThresholdSelection) -> Choice:
+        """Return the best of a geometric number of runs, scored by "passed or not".
 
-    def tuners(self, event: ev.ThresholdSelection, fineness: float, pairs: Pairs) -> Tuners:
-        pair = dominating.thinned(pairs.fine(event.event, fineness), fineness)
-        return Threshold(pair.remove, event.stop), Threshold(pair.add, event.stop)
+        Given that some run passed, the first is distributed as the best under "passed or not".
+        """
+        return Choice(PrivateSelection(event.event, Geometric(1.0 / event.stop)), threshold=True)
 
-    def instance(self, event: ev.ThresholdSelection, instances: Instances) -> lower.Outcomes:
-        delta = instances.delta
-        return instances.chosen(
-            event.event, lambda base: lower.first_to_pass(base, event.stop, delta)
+    def tuners(self, event: ThresholdSelection, fineness: float, pairs: Pairs) -> Tuners:
+        """Return the threshold bounds (remove, add) from a coarsened pair of one run."""
+        fine = pairs.fine(event.event, fineness)
+        pair = dominating.thinned(fine, fineness)
+        remove = Threshold(pair.remove, event.stop)
+        return remove, Threshold(pair.add, event.stop)
+
+    def instance(self, event: ThresholdSelection, instances: Instances) -> Outcomes:
+        first = partial(
+            lower.first_to_pass,
+            stop=event.stop,
+            delta=instances.delta,
         )
+        return instances.selected(event.event, first)
 
-    def beyond(self, event: ev.ThresholdSelection, edges: Edges, of: MassOf) -> float:
+    def beyond(self, event: ThresholdSelection, edges: Edges, of: MassOf) -> float:
+        """Return the mass of one run times 1/γ, the largest expected number of runs."""
         return of(event.event) / event.stop
 
-    def text(self, event: ev.ThresholdSelection, of: TextOf) -> str:
+    def text(self, event: ThresholdSelection, of: TextOf) -> str:
         return f"first run above a threshold, giving up with probability {event.stop:.6g}"
 
-    def formula(self, event: ev.ThresholdSelection, of: TextOf) -> str:
-        return f"first past a threshold (γ = {event.stop:.4g}) of [{of(event.event)}]"
+    def formula(self, event: ThresholdSelection, of: TextOf) -> str:
+        run = of(event.event)
+        return f"first past a threshold (γ = {event.stop:.4g}) of [{run}]"
 
 
-class _SubsampledTuning(_Compound[ev.SubsampledTuning]):
+class _SubsampledTuning(_Compound[SubsampledTuning]):
+    """The entry of tuning on a Poisson subset, then training on the rest or on all records."""
+
     replace_one = False
     paired_weight = True
 
-    def curve(self, event: ev.SubsampledTuning, of: CurveOf) -> Floats:
-        tuning, training = of(event.tuning), of(event.training)
+    def curve(self, event: SubsampledTuning, of: CurveOf) -> Floats:
+        """Return the split curve (variant 1), or the amplified tuning curve plus the training's."""
+        tuning = of(event.tuning)
+        training = of(event.training)
         if event.variant == 1:
             return split_curve(ORDERS, tuning, training, event.rate)
         return amplified_curve(ORDERS, tuning, event.rate) + training
 
-    def own_pair(
-        self, event: ev.SubsampledTuning, fineness: float, pairs: Pairs
-    ) -> dominating.Pair:
-        tuning, last = pairs.fine(event.tuning, fineness), pairs.fine(event.training, fineness)
+    def own_pair(self, event: SubsampledTuning, fineness: float, pairs: Pairs) -> Pair:
+        """Return the tabulated pair (variant 1), or amplified tuning composed with training."""
+        tuning = pairs.fine(event.tuning, fineness)
+        training = pairs.fine(event.training, fineness)
         if event.variant == 1:
-            first = dominating.thinned(tuning, fineness)
-            deviations = [pair.remove.deviation for pair in (first, last)]
-            deviation = min((d for d in deviations if d > 0.0), default=1.0)
-            step = 2.0 * dominating.THIN * max(deviation, 1e-4) / fineness
-            both = (first.remove, first.add), (last.remove, last.add)
-            return dominating.Pair(*dominating.tabulate(*both, event.rate, step))
-        removed, added = dominating.amplified(
-            tuning.remove, tuning.add, event.rate, last.remove.step
+            return self._split_pair(tuning, training, event.rate, fineness)
+        remove, add = dominating.amplified(
+            tuning.remove,
+            tuning.add,
+            event.rate,
+            training.remove.step,
         )
-        return dominating.Pair(
-            compose([(removed, 1), (last.remove, 1)]), compose([(added, 1), (last.add, 1)])
+        return Pair(
+            compose([(remove, 1), (training.remove, 1)]),
+            compose([(add, 1), (training.add, 1)]),
         )
 
-    def instance(self, event: ev.SubsampledTuning, instances: Instances) -> lower.Outcomes:
-        tuning, last = instances.of(event.tuning), instances.of(event.training)
-        if event.variant == 1:
-            return lower.split(tuning, last, event.rate)
-        return lower.composition(
-            [(lower.sampled(tuning, event.rate), 1), (last, 1)], instances.asked
+    def _split_pair(
+        self,
+        tuning: Pair,
+        training: Pair,
+        rate: float,
+        fineness: float,
+    ) -> Pair:
+        """Return the pair of variant 1, in which a record is either tuned on or trained on."""
+        thin = dominating.thinned(tuning, fineness)
+        deviations = [thin.remove.deviation, training.remove.deviation]
+        deviation = min((d for d in deviations if d > 0.0), default=1.0)
+        step = 2.0 * dominating.THIN * max(deviation, 1e-4) / fineness
+        remove, add = dominating.tabulate(
+            (thin.remove, thin.add),
+            (training.remove, training.add),
+            rate,
+            step,
         )
+        return Pair(remove, add)
 
-    def beyond(self, event: ev.SubsampledTuning, edges: Edges, of: MassOf) -> float:
+    def instance(self, event: SubsampledTuning, instances: Instances) -> Outcomes:
+        tuning = instances.of(event.tuning)
+        training = instances.of(event.training)
+        if event.variant == 1:
+            return lower.split(tuning, training, event.rate)
+        on_subset = lower.sampled(tuning, event.rate)
+        parts = [(on_subset, 1), (training, 1)]
+        return lower.composition(parts, instances.target)
+
+    def beyond(self, event: SubsampledTuning, edges: Edges, of: MassOf) -> float:
+        """Return the rate times the mass of the tuning, plus the mass of the training."""
         return event.rate * of(event.tuning) + of(event.training)
 
-    def text(self, event: ev.SubsampledTuning, of: TextOf) -> str:
+    def text(self, event: SubsampledTuning, of: TextOf) -> str:
         return f"tuning on a subset at rate {event.rate:.6g}, variant {event.variant}"
 
-    def formula(self, event: ev.SubsampledTuning, of: TextOf) -> str:
+    def formula(self, event: SubsampledTuning, of: TextOf) -> str:
         where = "the rest" if event.variant == 1 else "all"
-        return (
-            f"tune on a part of rate {event.rate:g} [{of(event.tuning)}], "
-            f"train on {where} [{of(event.training)}]"
-        )
+        tuning = of(event.tuning)
+        training = of(event.training)
+        return f"tune on a part of rate {event.rate:g} [{tuning}], train on {where} [{training}]"
 
-    def training(self, event: ev.SubsampledTuning, of: TrainingOf) -> tuple[int, float] | None:
+    def training(self, event: SubsampledTuning, of: TrainingOf) -> tuple[int, float] | None:
+        """Return (steps, rate) of the final training."""
         return of(event.training)
 
 
-_CHOICES: dict[type[ev.Event], Entry[Any]] = {
-    ev.PrivateSelection: _PrivateSelection(),
-    ev.ThresholdSelection: _ThresholdSelection(),
-    ev.SubsampledTuning: _SubsampledTuning(),
+_CHOICES: dict[type[Event], EventEntry[Any]] = {
+    PrivateSelection: _PrivateSelection(),
+    ThresholdSelection: _ThresholdSelection(),
+    SubsampledTuning: _SubsampledTuning(),
 }
 
 
-ENTRIES: dict[type[ev.Event], Entry[Any]] = {**_RELEASES, **_COMPOSITIONS, **_CHOICES}
+ENTRIES: dict[type[Event], EventEntry[Any]] = {**_RELEASES, **_COMPOSITIONS, **_CHOICES}
 
 
-def entry(event: ev.Event) -> Entry[Any]:
-    """Return the entry of an event's type; refuse a type that has none."""
-    found = ENTRIES.get(type(event))
-    if found is None:
+def entry(event: Event) -> EventEntry[Any]:
+    """Return the registry entry of an event's type, or refuse a type without one."""
+    kind = ENTRIES.get(type(event))
+    if kind is None:
         raise UnknownEventError(f"a {event.type} event has no entry in the registry of accounts.")
-    return found
+    return kind
 
 
-def under(event: ev.Event, adjacency: ev.Adjacency) -> ev.Event:
-    """Return the event whose add-remove account holds for the event under an adjacency, or refuse."""
-    if adjacency is ev.Adjacency.ADD_REMOVE:
+def under(event: Event, adjacency: Adjacency) -> Event:
+    """Return an event whose add-remove account holds for `event` under `adjacency`, or refuse."""
+    if adjacency is Adjacency.ADD_REMOVE:
         return event
-    known = entry(event)
-    if not known.replace_one:
+    kind = entry(event)
+    if not kind.replace_one:
         raise InvalidInputError(
             "adjacency",
             adjacency.value,
-            f"a {event.type} event is accounted under add-remove only",
-            "Convert its add-remove guarantee with group_privacy, which says what that costs.",
+            f"a {event.type} event is accounted under add-remove only: no bound here covers a sample of "
+            "which one record is replaced",
+            "Leave it out for add-remove. What is (ε, δ)-private under add-remove is (2ε, (1 + e^ε) δ)-"
+            "private under replace-one: in Python, privtune.accounting.group_privacy(event, delta).",
         )
-    return known.replaced(event.rebuild([under(child, adjacency) for child in event.children()]))
+    children = [under(child, adjacency) for child in event.children()]
+    return kind.replaced(event.rebuild(children))
 
 
-def scaled(event: ev.Event, factor: float) -> ev.Event:
-    """Return the event with every noise multiplier multiplied by a factor above 0."""
+def scaled(event: Event, factor: float) -> Event:
+    """Return the event with every noise multiplier in it multiplied by `factor`."""
     children = [scaled(child, factor) for child in event.children()]
     return entry(event).scaled(event.rebuild(children), factor)
 
 
-def text(event: ev.Event) -> str:
-    """Return what an event is, in words, without its parts."""
+def text(event: Event) -> str:
+    """Return a description of an event without its parts."""
     return entry(event).text(event, text)
 
 
-def formula(event: ev.Event) -> str:
+def formula(event: Event) -> str:
     """Return an event as a formula that fits a table cell."""
     return entry(event).formula(event, formula)
 
 
-def training(event: ev.Event) -> tuple[int, float] | None:
-    """Return (steps, rate) of the first training by DP-SGD in an event, None without one."""
+def training(event: Event) -> tuple[int, float] | None:
+    """Return (steps, rate) of the first DP-SGD training in an event; None without one."""
     return entry(event).training(event, training)
 
 
-def looks(event: ev.Event) -> Counter[Look]:
-    """Count the looks at the data that the event of a training is made of; refuse what is no training."""
-    found = entry(event).looks(event, looks)
-    if found is None:
+def looks(event: Event) -> Counter[Look]:
+    """Return how often each look at the data occurs in a training's event; refuse other events."""
+    counts = entry(event).looks(event, looks)
+    if counts is None:
         raise UnknownEventError(f"a {event.type} event is not a release of a training.")
-    return found
+    return counts

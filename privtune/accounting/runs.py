@@ -1,4 +1,4 @@
-"""Laws of the secret number of runs K of a private selection; the object that is charged draws K.
+"""Laws of the secret number of runs K of a private selection, which also draw K.
 
 `φ(x) = E[x^K]` is the probability generating function. The bounds need φ and its derivatives only.
 """
@@ -17,19 +17,21 @@ import numpy as np
 import scipy as sp
 from numpy.typing import ArrayLike, NDArray
 
-from privtune.accounting._checks import check_integer, check_number
+from privtune.accounting.checks import check_integer, check_number
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.names import refuse_fields, refuse_name
 
 Floats = NDArray[np.float64]
 _MAX_CAP = 100_000
 _MAX_SURE = 1000  # runs that are sure to happen
 _MAX_SURE_CAP = 2000  # with runs that are sure φ is asked for everywhere, a sum of so many terms
 _LEAST_LOG_KEPT = -200.0  # log of the mass that a cap keeps; below this, its few masses are summed
+_LARGEST_LEVEL = 1.0 - 2.0**-53  # that a draw inverts
 _MAX_DRAW = 2**25  # a number of runs that nobody can make
 
 
 class RunLaw(ABC):
-    """A law of the number of runs, with an optional hard cap (truncated and renormalised).
+    """A law of the number of runs K, with an optional cap that truncates and renormalises it.
 
     Subclasses are frozen dataclasses that give the uncapped law; the cap is applied here, once, to
     everything. With a ``minimum`` of m, `K = s + K'`: K' has the same family and cap m − s less, and
@@ -60,77 +62,99 @@ class RunLaw(ABC):
     minimum: int | None
 
     def __post_init__(self) -> None:
+        """Check the cap and the minimum, and drop a minimum of 1 if K is at least 1 anyway."""
         if self.maximum is not None:
-            cap = check_integer("maximum", self.maximum, at_least=self._least_cap, at_most=_MAX_CAP)
+            cap = check_integer(
+                "maximum",
+                self.maximum,
+                at_least=self._least_cap,
+                at_most=_MAX_CAP,
+            )
             object.__setattr__(self, "maximum", cap)
         if self.minimum is None:
             return
-        least = check_integer("minimum", self.minimum, at_least=1, at_most=_MAX_SURE)
+        least = check_integer(
+            "minimum",
+            self.minimum,
+            at_least=1,
+            at_most=_MAX_SURE,
+        )
         object.__setattr__(self, "minimum", least)
-        if self.minimum == 1 and not self._from_zero:
+        if least == 1 and not self._from_zero:
             object.__setattr__(self, "minimum", None)  # the law as it is
             return
+        self._check_minimum(least)
+        self.drawn  # noqa: B018  its fields are checked
+
+    def _check_minimum(self, least: int) -> None:
+        """Refuse a minimum that reaches the most runs, or that does not fit the cap or the mean."""
         most = self.most
         if most is not None and least >= most:
             allowed = f"must be less than the most runs, {most}"
+            remedy = "A fixed number is binomial, mean n."
             raise InvalidInputError(
-                "minimum", least, allowed, "A fixed number is binomial, mean n."
+                "minimum",
+                least,
+                allowed,
+                remedy,
             )
         if self.maximum is not None and self.maximum > _MAX_SURE_CAP:
             allowed = f"must be at most {_MAX_SURE_CAP:,} where there is a minimum"
             raise InvalidInputError("maximum", self.maximum, allowed)
         if self.mean < least or (self._from_zero and self.mean == least):
-            allowed = (
-                f"must be {'above' if self._from_zero else 'at least'} the minimum, {least} runs"
-            )
+            relation = "above" if self._from_zero else "at least"
+            allowed = f"must be {relation} the minimum, {least} runs"
             raise InvalidInputError("mean", self.mean, allowed)
-        self.drawn  # noqa: B018  its fields are checked
 
     def can_have_cap(self, cap: int) -> bool:
-        """Return whether the law can be given `cap` as most runs: beside a minimum φ is a sum up to it.
+        """Return whether `cap` is within the law's limit for caps, which a minimum lowers.
 
         Example:
             >>> from privtune.accounting import Geometric
             >>> Geometric(mean=5).can_have_cap(5000), Geometric(mean=5, minimum=3).can_have_cap(5000)
             (True, False)
         """
-        return cap <= (_MAX_CAP if self.minimum is None else _MAX_SURE_CAP)
+        most = _MAX_CAP if self.minimum is None else _MAX_SURE_CAP
+        return cap <= most
 
     @property
     def _from_zero(self) -> bool:
-        """Whether the law without a minimum starts at K = 0."""
+        """Whether the law without a minimum includes K = 0."""
         return False
 
     @property
     def sure_runs(self) -> int:
-        """How many runs happen beside those that are drawn: s of `K = s + K'`."""
-        return 0 if self.minimum is None else self.minimum - (0 if self._from_zero else 1)
+        """The number s of sure runs in `K = s + K'`, beside those that are drawn."""
+        if self.minimum is None:
+            return 0
+        return self.minimum if self._from_zero else self.minimum - 1
 
     @cached_property
     def drawn(self) -> Self:
-        """The law of K', the number of runs beside the sure ones."""
+        """The law of K', the number of runs that are drawn beside the sure ones."""
         sure = self.sure_runs
         if not sure:
             return self
-        less = {
-            name: value - sure
-            for name in ("mean", "maximum", "n")
-            if (value := getattr(self, name, None)) is not None
-        }
+        less = {}
+        for name in ("mean", "maximum", "n"):
+            value = getattr(self, name, None)
+            if value is not None:
+                less[name] = value - sure
         return replace(self, minimum=None, **less)  # type: ignore[type-var]
 
     @property
     def _least_cap(self) -> int:
+        """The smallest cap that the law may have."""
         return 1
 
     @property
     def cap(self) -> int | None:
-        """The hard cap on runs, or None."""
+        """The largest number of runs that the cap allows; None without a cap."""
         return self.maximum
 
     @abstractmethod
     def _log_pmf(self, k: Floats) -> Floats:
-        """Return log P(K = k) of the uncapped law for whole k in its support range."""
+        """Return log P(K = k) of the uncapped law for whole numbers k."""
 
     @abstractmethod
     def _pgf(self, x: Floats) -> Floats:
@@ -145,7 +169,12 @@ class RunLaw(ABC):
         """Return φ''(x) of the uncapped law."""
 
     @abstractmethod
-    def _below(self, x: Floats, most: int, order: int) -> Floats:
+    def _below(
+        self,
+        x: Floats,
+        most: int,
+        order: int,
+    ) -> Floats:
         """Return the share of the order-th derivative of φ at x that comes from K <= most + order.
 
         For each law here that is a distribution function of its own family: a cap costs no sum.
@@ -153,12 +182,16 @@ class RunLaw(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the law as JSON-ready data."""
-        values = {name: getattr(self, name) for name in self.__match_args__}
-        return {"law": self.law, **{k: value for k, value in values.items() if value is not None}}
+        data = {"law": self.law}
+        for name in self.__match_args__:
+            value = getattr(self, name)
+            if value is not None:
+                data[name] = value
+        return data
 
     @property
     def can_be_zero(self) -> bool:
-        """Whether K = 0 is possible; then a fixed symbol is released."""
+        """Whether K = 0 is possible, in which case a fixed symbol is released."""
         return False
 
     def pgf(self, x: ArrayLike) -> Floats:
@@ -166,18 +199,31 @@ class RunLaw(ABC):
         points = np.asarray(x, dtype=np.float64)
         if self.sure_runs:
             return self._with_sure_runs(points, 0)
-        return self._pgf(points) if self.cap is None else self._summed(points, 0)
+        if self.cap is None:
+            return self._pgf(points)
+        return self._summed(points, 0)
 
     def pgf_derivative(self, x: ArrayLike) -> Floats:
-        """Return `φ'(x) = E[K x^(K-1)]` for points `x` in [0, 1]; `φ'(1)` is the expected number of runs."""
+        """Return `φ'(x) = E[K x^(K-1)]` for points `x` in [0, 1]."""
         return self._derived(self._pgf_derivative, x, 1)
 
     def pgf_second_derivative(self, x: ArrayLike) -> Floats:
         """Return `φ''(x) = E[K (K-1) x^(K-2)]` for points `x` in [0, 1]."""
         return self._derived(self._pgf_second, x, 2)
 
-    def _derived(self, uncapped: Callable[[Floats], Floats], x: ArrayLike, order: int) -> Floats:
-        """Return a derivative of the law as it is, from that of the law without a cap."""
+    def _derived(
+        self,
+        uncapped: Callable[[Floats], Floats],
+        x: ArrayLike,
+        order: int,
+    ) -> Floats:
+        """Return a derivative of φ with sure runs and cap, from that of the uncapped law.
+
+        Args:
+            uncapped: The derivative of the law without a cap.
+            x: Points in [0, 1].
+            order: How often φ is differentiated, 1 or 2.
+        """
         points = np.asarray(x, dtype=np.float64)
         if self.sure_runs:
             return self._with_sure_runs(points, order)
@@ -186,35 +232,48 @@ class RunLaw(ABC):
         return self._capped_derivative(uncapped, points, order)
 
     def _with_sure_runs(self, x: Floats, order: int) -> Floats:
-        """Return the order-th derivative of `x^s ψ(x)`, ψ of the drawn law, by Leibniz's rule."""
-        sure, drawn = self.sure_runs, self.drawn
-        parts = (drawn.pgf, drawn.pgf_derivative, drawn.pgf_second_derivative)
+        """Return the order-th derivative of `x^s ψ(x)`, with ψ the generating function of K'."""
+        sure = self.sure_runs
+        derivatives = (
+            self.drawn.pgf,
+            self.drawn.pgf_derivative,
+            self.drawn.pgf_second_derivative,
+        )
         total = np.zeros_like(x)
-        for taken in range(min(order, sure) + 1):  # how often x^s is differentiated
-            factor = math.comb(order, taken) * math.perm(sure, taken)
-            total = total + factor * x ** (sure - taken) * parts[order - taken](x)
+        for times in range(min(order, sure) + 1):  # how often x^s is differentiated
+            factor = math.comb(order, times) * math.perm(sure, times)
+            of_drawn = derivatives[order - times](x)
+            of_power = factor * x ** (sure - times)
+            total = total + of_power * of_drawn
         return total
 
     def _capped_derivative(
-        self, uncapped: Callable[[Floats], Floats], x: Floats, order: int
+        self,
+        uncapped: Callable[[Floats], Floats],
+        x: Floats,
+        order: int,
     ) -> Floats:
-        """Return the order-th derivative of φ with the cap, from the one without."""
+        """Return the order-th derivative of φ with the cap, from that of the uncapped law."""
         cap = self.cap if self.cap is not None else 0
         if cap < order:
             return np.zeros_like(x)
         if self._log_kept > _LEAST_LOG_KEPT:
-            kept = self._below(x, cap - order, order) * math.exp(-self._log_kept)
-            return np.asarray(uncapped(x) * kept)
+            rescaling = math.exp(-self._log_kept)
+            share = self._below(x, cap - order, order) * rescaling
+            return np.asarray(uncapped(x) * share)
         return self._summed(x, order)
 
     def _summed(self, x: Floats, order: int) -> Floats:
-        """Return the order-th derivative of φ with the cap, as a sum over the numbers that happen."""
+        """Return the order-th derivative of φ with the cap, as a sum over the possible numbers of runs."""
         first, masses = _capped_pmf(self)
         start = max(first, order)
-        falling = np.arange(start, first + masses.size, dtype=np.float64)
-        terms = masses[start - first :] * math.prod((falling - j for j in range(order)), start=1.0)
+        runs = np.arange(start, first + masses.size, dtype=np.float64)
+        # k (k-1) ... of as many factors as derivatives are taken.
+        falling = math.prod((runs - j for j in range(order)), start=1.0)
+        terms = masses[start - first :] * falling
         # Far below the law's mean only the last runs before the cap have a mass that is no zero.
-        return np.asarray(np.polynomial.polynomial.polyval(x, terms) * x ** (start - order))
+        series = np.polynomial.polynomial.polyval(x, terms)
+        return np.asarray(series * x ** (start - order))
 
     def pmf(self, k: ArrayLike) -> Floats:
         """Return `P(K = k)` for any array `k` of whole numbers."""
@@ -231,22 +290,22 @@ class RunLaw(ABC):
 
     @property
     def _log_kept(self) -> float:
-        """Log of the probability that the uncapped law respects the cap."""
+        """The log of the probability that K is at most the cap under the uncapped law."""
         return 0.0 if self.cap is None else _log_kept(self)
 
     @property
     def expected_runs(self) -> float:
-        """The expectation of K, cap included."""
+        """The expectation of K, with cap and sure runs included."""
         return float(self.pgf_derivative(1.0))
 
     @property
     def most(self) -> int | None:
-        """The largest possible number of runs; None if there is no largest."""
+        """The largest possible number of runs; None if there is none."""
         return self.cap
 
     @property
     def zero_probability(self) -> float:
-        """P(K = 0)."""
+        """The probability that K = 0."""
         return float(self.pmf(0)) if self.can_be_zero else 0.0
 
     def at_most(self, k: int) -> float:
@@ -261,21 +320,80 @@ class RunLaw(ABC):
 
     def quantile(self, p: float) -> int:
         """Return the smallest k with P(K <= k) >= p, for a probability `p` in [0, 1)."""
-        level = check_number("p", p, at_least=0.0, below=1.0)
+        level = check_number(
+            "p",
+            p,
+            at_least=0.0,
+            below=1.0,
+        )
         return self._invert(level, strict=False)
 
     def sample(self, rng: np.random.Generator | None = None) -> int:
-        """Draw K from the stream `rng`; of None, from the entropy of the operating system.
+        """Draw K from the generator `rng`, or with None from the operating system's entropy.
 
         Returns:
             The number of runs, by exact inversion of the distribution function.
         """
-        level = secrets.randbits(53) / 2.0**53 if rng is None else float(rng.random())
+        if rng is not None:
+            return self._invert(float(rng.random()), strict=True)
+        level = secrets.randbits(53) / 2.0**53
         return self._invert(level, strict=True)
 
+    def sample_strata(self, count: int, rng: np.random.Generator) -> tuple[int, ...]:
+        """Draw the numbers of runs of `count` repetitions, one from each part of the law.
+
+        Let F be the distribution function, N the count, u one uniform number in [0, 1) and π a uniform
+        permutation of 0, ..., N - 1, both drawn from ``rng``, independently. Repetition r has
+        ``K_r = F⁻¹((π(r) + u) / N)``.
+
+        * Each K_r has the law. π(r) is uniform on 0, ..., N - 1 and independent of u, so that
+          ``P((π(r) + u) / N < x) = (⌊Nx⌋ + (Nx - ⌊Nx⌋)) / N = x``: its level is uniform in [0, 1),
+          which is what :meth:`sample` inverts.
+        * The repetitions are exchangeable, for π is uniform.
+        * The mean over the repetitions of a monotone function of K with values from a to b is within
+          ``(b - a) / N`` of its expectation: in each stratum it lies between the values at both ends.
+
+        The numbers depend on each other, as each tells where the strata lie. An account of N
+        repetitions composes independent ones: these are for records that nobody has to protect.
+
+        Args:
+            count: Number of repetitions, from 1 to 100,000.
+            rng: Where u and π are drawn from.
+
+        Returns:
+            ``count`` numbers of runs.
+
+        Raises:
+            InvalidInputError: If ``count`` is no whole number from 1 to 100,000.
+
+        Example:
+            >>> from privtune.accounting import Geometric
+            >>> sorted(Geometric(mean=10).sample_strata(5, np.random.default_rng(0)))
+            [2, 4, 8, 13, 25]
+        """
+        strata = check_integer(
+            "count",
+            count,
+            at_least=1,
+            at_most=_MAX_CAP,
+        )
+        common = float(rng.random())
+        order = rng.permutation(strata)
+        numbers = []
+        for stratum in order:
+            level = (float(stratum) + common) / strata
+            # Rounding may give 1, a level that no number of runs has.
+            level = min(level, _LARGEST_LEVEL)
+            numbers.append(self._invert(level, strict=True))
+        return tuple(numbers)
+
     def _invert(self, level: float, *, strict: bool) -> int:
-        least = 1 if self.minimum is None else self.minimum
-        start, total, size = (0 if self.can_be_zero else least), 0.0, 256
+        """Return the smallest k with P(K <= k) above `level` if `strict`, else at least `level`."""
+        start = 1 if self.minimum is None else self.minimum
+        if self.can_be_zero:
+            start = 0
+        total = 0.0
+        size = 256
         while True:
             masses = self.pmf(np.arange(start, start + size))
             cumulated = total + np.cumsum(masses)
@@ -285,8 +403,11 @@ class RunLaw(ABC):
             new_total = float(cumulated[-1])
             # Rounding can leave the sum a few ulps short of 1: stop where nothing is added.
             if new_total - total <= 1e-17 and new_total > 0.5:
-                return start + int(np.flatnonzero(masses > 0.0)[-1]) if masses.any() else start
-            start, total, size = start + size, new_total, size * 2
+                happens = np.flatnonzero(masses > 0.0)
+                return start + int(happens[-1]) if happens.size else start
+            start += size
+            total = new_total
+            size *= 2
             if start > _MAX_DRAW:
                 raise PrivTuneError(
                     f"the number of runs came out above {_MAX_DRAW:,}: the law's tail is too heavy "
@@ -296,14 +417,16 @@ class RunLaw(ABC):
 
 @lru_cache(maxsize=256)
 def _log_kept(law: RunLaw) -> float:
+    """Return the log of the mass that the uncapped law has up to its cap."""
     cap = law.cap if law.cap is not None else 0
     lowest = 0 if law.can_be_zero else 1
-    return float(sp.special.logsumexp(law._log_pmf(np.arange(lowest, cap + 1, dtype=np.float64))))
+    runs = np.arange(lowest, cap + 1, dtype=np.float64)
+    return float(sp.special.logsumexp(law._log_pmf(runs)))
 
 
 @lru_cache(maxsize=64)
 def _capped_pmf(law: RunLaw) -> tuple[int, Floats]:
-    """Return the first number of runs whose mass is no zero, and the masses from there to the cap."""
+    """Return the first number of runs of mass above 0, and the masses from there to the cap."""
     pmf = law.pmf(np.arange((law.cap or 0) + 1))
     first = int(np.flatnonzero(pmf)[0])
     masses = pmf[first:]
@@ -317,7 +440,7 @@ _LEAST_LOG_GAMMA = -600.0
 
 @lru_cache(maxsize=1024)
 def _log_gamma(shape: float, mean: float) -> float:
-    """Return log γ of the truncated negative binomial law with this mean, by root finding."""
+    """Return log γ of the truncated negative binomial law with this shape and mean."""
     # Near shape -1 γ falls far below what 1 - γ can hold: the logarithm is what is kept.
     if mean == 1.0:
         return 0.0
@@ -327,7 +450,8 @@ def _log_gamma(shape: float, mean: float) -> float:
     def excess(log_gamma: float) -> float:
         return _log_tnb_mean(shape, log_gamma) - math.log(mean)
 
-    low, high = -1.0, -1e-14
+    low = -1.0
+    high = -1e-14
     if excess(high) >= 0.0:
         return high
     while excess(low) < 0.0:
@@ -341,7 +465,16 @@ def _log_gamma(shape: float, mean: float) -> float:
             )
     from scipy import optimize
 
-    root = float(optimize.brentq(excess, low, high, xtol=1e-15, rtol=8.9e-16, maxiter=200))
+    root = float(
+        optimize.brentq(
+            excess,
+            low,
+            high,
+            xtol=1e-15,
+            rtol=8.9e-16,
+            maxiter=200,
+        )
+    )
     # The safe side is the smaller γ: more runs than asked for, never fewer than charged.
     while excess(root) < 0.0:
         root = math.nextafter(root, -math.inf)
@@ -349,12 +482,13 @@ def _log_gamma(shape: float, mean: float) -> float:
 
 
 def _log_tnb_mean(shape: float, log_gamma: float) -> float:
-    """Return log E[K] = log( η (1-γ) / (γ (1 - γ^η)) )."""
-    return _log_scale(shape, log_gamma) + _log_rest(log_gamma) - (shape + 1.0) * log_gamma
+    """Return log E[K] = log( η (1-γ) / (γ (1 - γ^η)) ) of a truncated negative binomial law."""
+    log_factor = _log_scale(shape, log_gamma) + _log_rest(log_gamma)
+    return log_factor - (shape + 1.0) * log_gamma
 
 
 def _log_rest(log_gamma: float) -> float:
-    """Return log(1 - γ), exact at both ends."""
+    """Return log(1 - γ) from log γ, precise for γ near 0 and near 1."""
     if log_gamma < -0.7:
         return math.log1p(-math.exp(log_gamma))
     return math.log(-math.expm1(log_gamma))
@@ -377,7 +511,12 @@ class NegativeBinomial(RunLaw):
     mean: float
 
     def __post_init__(self) -> None:
-        mean = check_number("mean", self.mean, at_least=1.0, at_most=_MAX_MEAN)
+        mean = check_number(
+            "mean",
+            self.mean,
+            at_least=1.0,
+            at_most=_MAX_MEAN,
+        )
         object.__setattr__(self, "mean", mean)
         super().__post_init__()
 
@@ -388,16 +527,18 @@ class NegativeBinomial(RunLaw):
 
     @property
     def log_gamma(self) -> float:
-        """The logarithm of γ, of the runs that are drawn where some are sure."""
+        """The logarithm of γ of the drawn runs, without the sure ones."""
         return _log_gamma(self.shape_parameter, self.drawn.mean)
 
     @property
     def shape_parameter(self) -> float:
-        """The shape η, above -1."""
+        """The shape η, above -1, of the family."""
         return self._shape
 
     def _log_pmf(self, k: Floats) -> Floats:
-        shape, log_gamma = self.shape_parameter, self.log_gamma
+        """Return log P(K = k) = log( η (1-γ)^k Γ(k+η) / ((γ^-η - 1) Γ(1+η) k!) )."""
+        shape = self.shape_parameter
+        log_gamma = self.log_gamma
         if log_gamma == 0.0:
             return np.where(k == 1.0, 0.0, -np.inf)
         return np.asarray(
@@ -409,43 +550,58 @@ class NegativeBinomial(RunLaw):
         )
 
     def _reach(self, x: Floats) -> Floats:
-        """Return `-log(1 - (1-γ) x)`, exact where γ is tiny and where it is nearly 1."""
+        """Return `-log(1 - (1-γ) x)`, precise for γ near 0 and near 1."""
         if self.log_gamma < -0.7:
             return np.asarray(-np.log(self._rest(x)))
-        return np.asarray(-np.log1p(math.expm1(self.log_gamma) * x))
+        stop = math.expm1(self.log_gamma)
+        return np.asarray(-np.log1p(stop * x))
 
     def _rest(self, x: Floats) -> Floats:
-        """Return `1 - (1-γ) x`, exact where γ is tiny, too."""
+        """Return `1 - (1-γ) x`, precise also for γ near 0."""
         return np.asarray((1.0 - x) + self.gamma * x)
 
     def _pgf(self, x: Floats) -> Floats:
-        shape, whole = self.shape_parameter, -self.log_gamma
-        if whole == 0.0:
+        """Return `φ(x) = ((1 - (1-γ) x)^-η - 1) / (γ^-η - 1)`, continuous at η = 0."""
+        shape = self.shape_parameter
+        full_reach = -self.log_gamma  # at x = 1
+        if full_reach == 0.0:
             return x
         reach = self._reach(x)
-        if abs(shape * whole) < 1e-12:
-            return np.asarray(reach / whole)
-        if shape * whole > 700.0:
-            return np.asarray(np.exp(shape * (reach - whole)))
-        return np.asarray(np.expm1(shape * reach) / math.expm1(shape * whole))
+        if abs(shape * full_reach) < 1e-12:
+            return np.asarray(reach / full_reach)
+        if shape * full_reach > 700.0:
+            return np.asarray(np.exp(shape * (reach - full_reach)))
+        full = math.expm1(shape * full_reach)
+        return np.asarray(np.expm1(shape * reach) / full)
 
     def _pgf_derivative(self, x: Floats) -> Floats:
-        shape, log_gamma = self.shape_parameter, self.log_gamma
+        """Return `φ'(x) = η (1-γ) (1 - (1-γ) x)^(-η-1) / (γ^-η - 1)`."""
+        shape = self.shape_parameter
+        log_gamma = self.log_gamma
         if log_gamma == 0.0:
             return np.ones_like(x)
         log_value = _log_scale(shape, log_gamma) + _log_rest(log_gamma)
         if shape in (0.0, 1.0):  # no logarithm of each point: this is asked for often
-            return np.asarray(math.exp(log_value) * (1.0 / self._rest(x)) ** (shape + 1.0))
-        return np.asarray(np.exp(log_value + (shape + 1.0) * self._reach(x)))
+            power = (1.0 / self._rest(x)) ** (shape + 1.0)
+            return np.asarray(math.exp(log_value) * power)
+        log_power = (shape + 1.0) * self._reach(x)
+        return np.asarray(np.exp(log_value + log_power))
 
-    def _below(self, x: Floats, most: int, order: int) -> Floats:
+    def _below(
+        self,
+        x: Floats,
+        most: int,
+        order: int,
+    ) -> Floats:
         # The terms of φ^(j) are those of (1 - s)^-(η+j) with s = (1-γ) x, and `_rest` is 1 - s.
-        return np.asarray(
-            sp.special.betainc(self.shape_parameter + order, most + 1.0, self._rest(x))
-        )
+        shape = self.shape_parameter + order
+        rest = self._rest(x)
+        return np.asarray(sp.special.betainc(shape, most + 1.0, rest))
 
     def _pgf_second(self, x: Floats) -> Floats:
-        ratio = -(self.shape_parameter + 1.0) * math.expm1(self.log_gamma) / self._rest(x)
+        """Return `φ''(x)`, which is φ'(x) times `(η+1) (1-γ) / (1 - (1-γ) x)`."""
+        stop = -(self.shape_parameter + 1.0) * math.expm1(self.log_gamma)
+        ratio = stop / self._rest(x)
         return np.asarray(self._pgf_derivative(x) * ratio)
 
 
@@ -475,14 +631,19 @@ class TruncatedNegativeBinomial(NegativeBinomial):
     minimum: int | None = None
 
     def __post_init__(self) -> None:
-        shape = check_number("shape", self.shape, above=-1.0, at_most=1000.0)
+        shape = check_number(
+            "shape",
+            self.shape,
+            above=-1.0,
+            at_most=1000.0,
+        )
         object.__setattr__(self, "shape", shape)
         super().__post_init__()
         _log_gamma(self.shape, self.drawn.mean)
 
     @property
     def shape_parameter(self) -> float:
-        """The shape η."""
+        """The shape η that the law was given."""
         return self.shape
 
 
@@ -532,7 +693,7 @@ class Logarithmic(NegativeBinomial):
 
 @dataclass(frozen=True)
 class Poisson(RunLaw):
-    """The Poisson law. K = 0 happens; then a fixed symbol is released, and no run is made up.
+    """The Poisson law, under which K = 0 is possible and releases a fixed symbol.
 
     Args:
         mean: Expected number of runs before the cap, above 0, at most 10^6.
@@ -551,7 +712,12 @@ class Poisson(RunLaw):
     minimum: int | None = None
 
     def __post_init__(self) -> None:
-        mean = check_number("mean", self.mean, above=0.0, at_most=_MAX_MEAN)
+        mean = check_number(
+            "mean",
+            self.mean,
+            above=0.0,
+            at_most=_MAX_MEAN,
+        )
         object.__setattr__(self, "mean", mean)
         super().__post_init__()
 
@@ -561,23 +727,31 @@ class Poisson(RunLaw):
 
     @property
     def can_be_zero(self) -> bool:
-        """Whether K = 0 is possible: not where there is a minimum."""
+        """Whether K = 0 is possible, which it is unless there is a minimum."""
         return self.minimum is None
 
     def _log_pmf(self, k: Floats) -> Floats:
-        return np.asarray(k * math.log(self.mean) - self.mean - sp.special.gammaln(k + 1.0))
+        log_factorial = sp.special.gammaln(k + 1.0)
+        return np.asarray(k * math.log(self.mean) - self.mean - log_factorial)
 
     def _pgf(self, x: Floats) -> Floats:
-        return np.asarray(np.exp(self.mean * (x - 1.0)))
+        """Return `φ(x) = e^(μ (x-1))`, with μ the mean."""
+        exponent = self.mean * (x - 1.0)
+        return np.asarray(np.exp(exponent))
 
     def _pgf_derivative(self, x: Floats) -> Floats:
-        return np.asarray(self.mean * np.exp(self.mean * (x - 1.0)))
+        return np.asarray(self.mean * self._pgf(x))
 
-    def _below(self, x: Floats, most: int, order: int) -> Floats:
+    def _below(
+        self,
+        x: Floats,
+        most: int,
+        order: int,
+    ) -> Floats:
         return np.asarray(sp.special.gammaincc(most + 1.0, self.mean * x))
 
     def _pgf_second(self, x: Floats) -> Floats:
-        return np.asarray(self.mean**2 * np.exp(self.mean * (x - 1.0)))
+        return np.asarray(self.mean**2 * self._pgf(x))
 
 
 @dataclass(frozen=True)
@@ -603,8 +777,18 @@ class Binomial(RunLaw):
     minimum: int | None = None
 
     def __post_init__(self) -> None:
-        n = check_integer("n", self.n, at_least=1, at_most=int(_MAX_MEAN))
-        mean = check_number("mean", self.mean, above=0.0, at_most=float(n))
+        n = check_integer(
+            "n",
+            self.n,
+            at_least=1,
+            at_most=int(_MAX_MEAN),
+        )
+        mean = check_number(
+            "mean",
+            self.mean,
+            above=0.0,
+            at_most=float(n),
+        )
         object.__setattr__(self, "n", n)
         object.__setattr__(self, "mean", mean)
         super().__post_init__()
@@ -619,43 +803,64 @@ class Binomial(RunLaw):
 
     @property
     def can_be_zero(self) -> bool:
-        """Whether K = 0 is possible: not when the number of runs is fixed, or has a minimum."""
+        """Whether K = 0 is possible, which it is unless K is fixed or has a minimum."""
         return self.mean < self.n and self.minimum is None
 
     @property
     def most(self) -> int:
-        """The largest possible number of runs."""
-        return self.n if self.maximum is None else min(self.n, self.maximum)
+        """The largest possible number of runs: n, or the cap if it is smaller."""
+        if self.maximum is None:
+            return self.n
+        return min(self.n, self.maximum)
 
     def _log_pmf(self, k: Floats) -> Floats:
-        p = self.mean / self.n
+        rest = self.n - k
         log_choose = (
             sp.special.gammaln(self.n + 1.0)
             - sp.special.gammaln(k + 1.0)
-            - sp.special.gammaln(np.maximum(self.n - k, 0.0) + 1.0)
+            - sp.special.gammaln(np.maximum(rest, 0.0) + 1.0)
         )
-        value = log_choose + sp.special.xlogy(k, p) + sp.special.xlog1py(self.n - k, -p)
+        p = self._p
+        log_in = sp.special.xlogy(k, p)
+        log_out = sp.special.xlog1py(rest, -p)
+        value = log_choose + log_in + log_out
         return np.where(k <= self.n, value, -np.inf)
 
+    @property
+    def _p(self) -> float:
+        """The success probability p of each trial."""
+        return self.mean / self.n
+
+    def _trial(self, x: Floats) -> Floats:
+        """Return `1 - p + p x`, the generating function of a single trial."""
+        p = self._p
+        return np.asarray(1.0 - p + p * x)
+
     def _pgf(self, x: Floats) -> Floats:
-        p = self.mean / self.n
-        return np.asarray((1.0 - p + p * x) ** self.n)
+        """Return `φ(x) = (1 - p + p x)^n`."""
+        return np.asarray(self._trial(x) ** self.n)
 
     def _pgf_derivative(self, x: Floats) -> Floats:
-        p = self.mean / self.n
-        return np.asarray(self.mean * (1.0 - p + p * x) ** (self.n - 1))
+        power = self._trial(x) ** (self.n - 1)
+        return np.asarray(self.mean * power)
 
-    def _below(self, x: Floats, most: int, order: int) -> Floats:
-        p = self.mean / self.n
-        if most >= self.n - order:
+    def _below(
+        self,
+        x: Floats,
+        most: int,
+        order: int,
+    ) -> Floats:
+        trials = self.n - order
+        if most >= trials:
             return np.ones_like(x)
-        return np.asarray(sp.special.bdtr(most, self.n - order, p * x / (1.0 - p + p * x)))
+        tilted = self._p * x / self._trial(x)
+        return np.asarray(sp.special.bdtr(most, trials, tilted))
 
     def _pgf_second(self, x: Floats) -> Floats:
-        p = self.mean / self.n
         if self.n == 1:
             return np.zeros_like(x)
-        return np.asarray(self.mean * (self.n - 1) * p * (1.0 - p + p * x) ** (self.n - 2))
+        power = self._trial(x) ** (self.n - 2)
+        return np.asarray(self.mean * (self.n - 1) * self._p * power)
 
 
 _LAWS: dict[str, type[RunLaw]] = {
@@ -681,15 +886,23 @@ def run_law_from_dict(data: Mapping[str, Any]) -> RunLaw:
         True
     """
     if not isinstance(data, Mapping):
-        raise InvalidInputError("runs", data, "must be a JSON object with a law")
+        raise InvalidInputError("runs", type(data).__name__, "must be a JSON object with a law")
     name = data.get("law")
     if not isinstance(name, str) or name not in _LAWS:
-        raise InvalidInputError("law", name, f"must be one of {', '.join(_LAWS)}")
-    names = _LAWS[name].__match_args__
-    for field in data:
-        if field not in ("law", *names):
-            raise InvalidInputError("field", field, f"{name} knows {', '.join(names)}")
+        refuse_name("law", name, _LAWS)
+    law = _LAWS[name]
+    names = law.__match_args__
+    unknown = set(data) - {"law", *names}
+    if unknown:
+        refuse_fields(
+            "field",
+            unknown,
+            names,
+            name,
+        )
     for field in names:
         if field not in (*data, "maximum", "minimum"):
             raise InvalidInputError("field", field, f"is required by {name}")
-    return _LAWS[name](**{field: value for field, value in data.items() if field != "law"})
+    values = dict(data)
+    del values["law"]
+    return law(**values)

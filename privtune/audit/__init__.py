@@ -1,16 +1,16 @@
-"""Audits: empirical lower bounds on the ε of a plan as it runs here, on made-up records."""
+"""Audits: empirical lower bounds on the ε of a plan, from trainings on made-up records."""
 
-from privtune.audit._audit import Audited, AuditReport, audit, estimate
+from privtune.audit._examination import AuditReport, AuditRow, audit, estimate
 from privtune.audit.bounds import Claim, LowerBound, lower_bound, one_run_bound
 from privtune.audit.canaries import Canary
-from privtune.audit.laws import Check
+from privtune.audit.machinery_laws import LawCheck
 
 __all__ = [
     "AuditReport",
-    "Audited",
+    "AuditRow",
     "Canary",
-    "Check",
     "Claim",
+    "LawCheck",
     "LowerBound",
     "audit",
     "estimate",

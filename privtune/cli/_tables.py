@@ -1,4 +1,8 @@
-"""What commands print of plans, comparisons and what is sealed."""
+"""Documents and printed texts of plans, studies, comparisons, rehearsals and sealed trials.
+
+A command computes a result in one call and hands it over. Here it becomes JSON, or text that reads well in 80
+columns. What a page shows, too, comes from `privtune.views`, so that terminal and page say the same.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +14,68 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
-from privtune.cli._common import DEFAULT_STORAGE, program, say, show_facts, show_table
+from privtune.cli._common import program, say, say_left_out, show_facts, show_table
+from privtune.imports import has
 from privtune.ledger.wording import PromiseWording
-from privtune.numbers import show_epsilon, show_left
+from privtune.names import DEFAULT_STORAGE
+from privtune.numbers import finite, show_epsilon, show_left
 from privtune.strategies.describe import noise_of, plan_line
-from privtune.strategies.laws import few_runs, price_of_minimums, say_few_runs
+from privtune.strategies.laws import (
+    Floor,
+    few_runs,
+    floor_of,
+    price_of_minimums,
+    say_few_runs,
+)
 from privtune.tasks import MECHANISM
-from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
-from privtune.training.methods._rate_schedule import AVERAGES
+from privtune.training.methods.rate_schedule import AVERAGES
 from privtune.views import text
-from privtune.views.comparison import finite, show_probability, table_of
+from privtune.views.comparison import table_of
+from privtune.views.headline import Headline, constant_notes, headline
+from privtune.views.order import show_probability
 
 if TYPE_CHECKING:
     from privtune.accounting import Guarantee
+    from privtune.rehearsal import Rehearsal
     from privtune.spaces import SearchSpace
+    from privtune.stages.stage_plan import StagePlan
     from privtune.strategies import Plan
-    from privtune.strategies.plan import StagePlan
-    from privtune.study import ArmStatus, Rehearsal, Study, StudySpec
+    from privtune.study import ArmStatus, Study, StudySpec
     from privtune.study.planning import StudyPlan
-    from privtune.tasks._usable import RecordCheck
+    from privtune.tables.unusable import RecordCheck
+
+_SPARE = (
+    "released parameters", "CPU seconds", "gradients", "strategy", "better than next",
+)  # fmt: skip
+"""Columns of a comparison that a narrow terminal does without, the first one first."""
+
+_NEGLIGIBLE = 1e-30
+"""Probability of noise beyond the generator's range below which it is not mentioned."""
 
 _CURATOR = "Curator's view: none of this may be shown to anyone else."
 
 
 def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[str, Any]:
-    """Return an arm's plan as JSON-ready data, with what a fewest number of runs would cost."""
-    more: dict[str, Any] = {}
+    """Return an arm's plan as JSON-ready data, with its ε at other minimum numbers of runs.
+
+    Args:
+        plan: The arm's plan.
+        guarantee: What the arm costs by itself.
+        space: The study's search space; the wider it is, the more a fewest number of runs matters.
+    """
+    selection: dict[str, Any] = {}
     if plan.runs is not None:
-        more["few_runs"] = few_runs(plan.runs)
-        more["min_runs"] = [
-            {"min_runs": fewest, "epsilon": value}
-            for fewest, value in _minimums(plan, guarantee, space).items()
+        floor = _floor_of_runs(plan, guarantee)
+        prices = _prices_of_fewest_runs(plan, guarantee, space)
+        selection["few_runs"] = few_runs(plan.runs)
+        selection["floor"] = None if floor is None else floor.to_dict()
+        selection["min_runs"] = [
+            {"min_runs": fewest, "epsilon": price} for fewest, price in prices.items()
         ]
     return {
         **plan.to_dict(),
-        **more,
+        **selection,
         "guarantee": finite(guarantee.to_dict()),
         "expected_runs": plan.expected_runs,
         "expected_gradient_evaluations": plan.expected_gradient_evaluations,
@@ -55,100 +85,197 @@ def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[
 
 
 def study_plan_document(
-    spec: StudySpec, planned: StudyPlan, examples: Mapping[str, Any] | Sequence[Any]
+    spec: StudySpec, study_plan: StudyPlan, examples: Mapping[str, Any] | Sequence[Any]
 ) -> dict[str, Any]:
-    """Return a planned study as JSON-ready data, for ``study plan --json``."""
+    """Return the plan of a study as JSON-ready data, for ``study plan --json``.
+
+    Args:
+        spec: The study's spec.
+        study_plan: Its arms and stages, with what each costs and all cost together.
+        examples: Candidates drawn from its space, as `draw_examples` returns them.
+    """
     from privtune.study.worth import expected_scores
 
     space = spec.search_space()
-    pairs = zip(planned.plans, planned.guarantees, strict=True)
-    stages = zip(planned.stages, planned.stage_guarantees, strict=True)
-    staged = [{**stage.to_dict(), "guarantee": finite(cost.to_dict())} for stage, cost in stages]
-    scores = expected_scores(planned.plans, spec.load_task())
-    return {
+    arms = []
+    for plan, guarantee in zip(study_plan.plans, study_plan.guarantees, strict=True):
+        arms.append(plan_document(plan, guarantee, space))
+    stages = []
+    for stage, cost in zip(study_plan.stages, study_plan.stage_guarantees, strict=True):
+        stages.append({**stage.to_dict(), "guarantee": finite(cost.to_dict())})
+    scores = expected_scores(study_plan.plans, spec.load_task())
+    document: dict[str, Any] = {
         "study": spec.name,
         "target_epsilon": spec.target_epsilon,
-        "arms": [plan_document(plan, guarantee, space) for plan, guarantee in pairs],
-        **({"stages": staged} if staged else {}),
-        "total": finite(planned.total.to_dict()),
-        "examples": examples,
-        "expected_scores": [score.to_dict() for score in scores],
+        "arms": arms,
     }
+    if stages:
+        document["stages"] = stages
+    document["total"] = finite(study_plan.total.to_dict())
+    document["examples"] = examples
+    document["expected_scores"] = [score.to_dict() for score in scores]
+    return document
 
 
-def _minimums(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[int, float]:
+def _prices_of_fewest_runs(
+    plan: Plan, guarantee: Guarantee, space: SearchSpace
+) -> dict[int, float]:
+    """Return the ε that an arm would cost at other minimum numbers of runs, by that number.
+
+    Empty where there is nothing to offer: no selection, no finite ε, or repetitions, whose common ε says
+    nothing of one selection.
+    """
     if plan.runs is None or not math.isfinite(guarantee.epsilon) or plan.charged != plan.event:
         return {}
-    terms: dict[str, Any] = {"delta": guarantee.delta, "adjacency": guarantee.adjacency}
-    return price_of_minimums(plan.event, plan.runs, space, **terms)
+    return price_of_minimums(
+        plan.event, plan.runs, space, delta=guarantee.delta, adjacency=guarantee.adjacency
+    )
+
+
+def _floor_of_runs(plan: Plan, guarantee: Guarantee) -> Floor | None:
+    """Return the effect of the minimum number of runs on an arm's ε, None if the arm has no minimum."""
+    if plan.runs is None or not math.isfinite(guarantee.epsilon):
+        return None
+    return floor_of(plan.charged, plan.runs, delta=guarantee.delta, adjacency=guarantee.adjacency)
 
 
 def print_plan(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> None:
-    """Print one arm of a plan: it reads well in 80 columns."""
+    """Print an arm's plan: its title, a summary in one line, and labelled facts.
+
+    Args:
+        plan: The arm's plan.
+        guarantee: What the arm costs by itself.
+        space: The study's search space.
+    """
     title = f"{plan.arm} ({plan.strategy})"
     if not plan.is_private:
-        title += ": no guarantee at all; it needs --non-private"
+        title += ": no privacy guarantee; runs only with --non-private"
     say(title, bold=True)
     say(f"  {plan_line(plan, guarantee)}")
     show_facts("", _plan_facts(plan, guarantee, space))
 
 
 def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterator[tuple[str, str]]:
-    evaluations, details = plan.expected_gradient_evaluations, plan.details
+    """Yield the labels and texts that are printed below the title of an arm's plan.
+
+    A label whose text is empty is not printed. The order is that of a reader's questions: what is charged,
+    which noise protects it, what is trained, what it costs to compute, and what leaves the boundary.
+    """
     yield "event", formula(plan.charged)
-    noise, missed = plan.training.noise, plan.beyond_reach
-    reach = "" if missed < 1e-30 else f"; probability {missed:.2g} of noise that cannot be drawn"
-    yield (
-        "noise",
-        f"from the generator {noise.source!r}, in {noise.floating_point!r} floating point{reach}",
-    )
-    trainings = plan.search.trainings if plan.search is not None else ()
-    methods: list[Any] = [training.method for training in (plan.training, *trainings)]
+    yield "noise", _noise_words(plan)
+    searches = plan.search.trainings if plan.search is not None else ()
+    methods: list[Any] = [training.method for training in (plan.training, *searches)]
     for average in sorted({method.average for method in methods}):
-        yield "average", f"{average}: scored and released is {AVERAGES[average]}"
+        yield "average", f"{average}: the model that is scored and released is {AVERAGES[average]}"
+    yield from _selection_facts(plan, guarantee, space)
+    yield from _cost_facts(plan, guarantee)
+    yield from _report_facts(plan)
+    for name in ("chosen", "why", "extrapolation"):
+        yield name, str(plan.details.get(name, ""))
+    for row in plan.details.get("law_auto", {}).get("trade", ()):
+        mark = "chosen: " if row["chosen"] else ""
+        noise_of_law = f"noise x {row['noise']:.3f}"
+        yield "law: auto", f"{mark}{row['law']}, mean {row['mean_runs']:g}: {noise_of_law}"
+    yield "released", "; ".join(plan.released)
+    yield "sealed (secret)", "; ".join(plan.sealed)
+
+
+def _noise_words(plan: Plan) -> str:
+    """Return a text on an arm's random generator, and on the probability of noise beyond its range."""
+    noise = plan.training.noise
+    words = f"random generator: {noise.source}; floating-point treatment: {noise.floating_point}"
+    if plan.beyond_reach < _NEGLIGIBLE:
+        return words
+    probability = f"{plan.beyond_reach:.2g}"
+    return f"{words}; noise lies beyond the generator's range with probability {probability}"
+
+
+def _selection_facts(
+    plan: Plan, guarantee: Guarantee, space: SearchSpace
+) -> Iterator[tuple[str, str]]:
+    """Yield labelled texts on how many candidates a selection trains, and the ε of higher minimums."""
     if plan.runs is not None:
-        yield (
-            "expected runs",
-            f"{plan.expected_runs:g}; the selection trains {say_few_runs(plan.runs)}",
-        )
-    if prices := _minimums(plan, guarantee, space):
-        offers = [f"{show_epsilon(e, 4)} with min_runs: {m}" for m, e in prices.items()]
+        trains = say_few_runs(plan.runs)
+        yield "mean runs", f"{plan.expected_runs:g}; the selection trains {trains}"
+    floor = _floor_of_runs(plan, guarantee)
+    if floor is not None:
+        yield "fewest runs", floor.words
+    prices = _prices_of_fewest_runs(plan, guarantee, space)
+    if prices:
+        now = show_epsilon(guarantee.epsilon, 4)
+        offers = []
+        for fewest, price in prices.items():
+            offers.append(f"{show_epsilon(price, 4)} with min_runs: {fewest}")
         yield (
             "note",
-            "The space is wide, so one candidate alone is likely to be a bad one. The option min_runs sets "
-            "the smallest number of candidates. At the same noise and mean number of runs it would raise "
-            f"ε = {show_epsilon(guarantee.epsilon, 4)} to {' and to '.join(offers)}.",
+            "The search space is wide, so a single candidate is likely to be a bad one. The option min_runs "
+            "sets the smallest number of candidates. At the same noise and mean number of runs it raises "
+            f"ε from {now} to {' and to '.join(offers)}.",
         )
+
+
+def _cost_facts(plan: Plan, guarantee: Guarantee) -> Iterator[tuple[str, str]]:
+    """Yield labelled texts on an arm's gradient evaluations and on how its repetitions are charged."""
+    evaluations = plan.expected_gradient_evaluations
     of_one = " of one run" if plan.repeats > 1 else ""
     yield "gradient evaluations", f"{evaluations:,.0f} expected{of_one}"
     if plan.charged != plan.event:
         one = epsilon(plan.event, guarantee.delta, adjacency=guarantee.adjacency)
+        cost = show_epsilon(one.epsilon, 4)
+        yield "repetitions", f"{plan.repeats}, each charged; one alone would cost ε = {cost}"
+    elif plan.repeats > 1:
         yield (
             "repetitions",
-            f"{plan.repeats}, each charged: one would cost ε = {show_epsilon(one.epsilon, 4)}",
+            f"{plan.repeats}; all records are declared public, so ε is that of the first, and no ε covers "
+            "the others",
         )
-    elif plan.repeats > 1:
-        yield "repetitions", f"{plan.repeats} on public records, which cost what one costs"
-    if (whole := details.get("baseline_gradient_evaluations")) is not None:
+    baseline = plan.details.get("baseline_gradient_evaluations")
+    if baseline is not None:
+        ratio = baseline / evaluations
+        yield "", f"{ratio:.2f} times fewer than the {baseline:,.0f} of tuning on all the data"
+
+
+def _report_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield labelled texts on an arm's report on the test split and its calibrated probabilities."""
+    share = plan.details.get("report_epsilon_share")
+    if share is not None:
+        metric = "score" if plan.report is None else plan.report.metric
         yield (
-            "",
-            f"{whole / evaluations:.2f} times fewer than {whole:,.0f} of tuning on all the data",
+            "report",
+            f"{metric} on the test split. This score alone would cost {share:g} of the arm's ε; a larger "
+            "share would need more noise in training",
         )
-    if (share := details.get("report_epsilon_share")) is not None:
-        yield "report", f"{share:g} of the arm's ε: more would cost the trainings noise"
-    for name in ("chosen", "why", "extrapolation"):
-        yield name, str(details.get(name, ""))
-    for row in details.get("law_auto", {}).get("trade", ()):
-        mark = "chosen: " if row["chosen"] else ""
-        noise_of_law = f"noise x {row['noise']:.3f}"
-        yield "law: auto", f"{mark}{row['law']}, mean {row['mean_runs']:g}: {noise_of_law}"
-    yield "note", details.get("advice", "")
-    yield "released", "; ".join(plan.released)
-    yield "sealed", "; ".join(plan.sealed)
+    if plan.report is None or plan.report.calibrator is None:
+        return
+    split = "the public test split"
+    if plan.report.event is not None:
+        split = f"the test split, with {plan.report.calibration:.0%} of the report's release"
+    yield (
+        "probabilities",
+        f"calibrated by a temperature, fitted on {split}; the predicted classes do not change",
+    )
+
+
+def print_advice(plans: Sequence[Plan]) -> None:
+    """Print each piece of advice that methods give once, with the names of the arms that it concerns."""
+    arms_by_advice: dict[str, list[str]] = {}
+    for plan in plans:
+        advice = str(plan.details.get("advice", ""))
+        if advice:
+            arms_by_advice.setdefault(advice, []).append(plan.arm)
+    facts = [(", ".join(arms), advice) for advice, arms in arms_by_advice.items()]
+    show_facts("", facts)
 
 
 def print_stage(plan: StagePlan, guarantee: Guarantee, what: str, **more: str) -> None:
-    """Print one stage of a plan or of a study."""
+    """Print one stage of a plan or of a study.
+
+    Args:
+        plan: What the stage releases before the arms, and with how much noise.
+        guarantee: What it costs by itself.
+        what: What follows its type in the title, with a comma before it.
+        more: Further facts by their labels, such as its state in a study that runs.
+    """
     facts = {
         "ε": f"{show_epsilon(guarantee.epsilon, 4)} by {guarantee.method}",
         "event": formula(plan.charged),
@@ -159,67 +286,121 @@ def print_stage(plan: StagePlan, guarantee: Guarantee, what: str, **more: str) -
 
 
 def print_public(plans: Sequence[Plan]) -> None:
-    """Print what is declared public, and for which arms."""
-    facts = text.public_facts(plans)
-    rows = [row for arms, known in facts for row in (("arms", arms), *known.items())]
+    """Print the facts that are declared public, with the names of the arms that use them."""
+    rows: list[tuple[str, str]] = []
+    for arms, facts in text.public_facts(plans):
+        rows.append(("arms", arms))
+        rows.extend(facts.items())
     show_facts("Declared public (the guarantee does not protect these facts)", rows)
 
 
-def examples(spec: StudySpec) -> list[dict[str, Any]]:
-    """Draw example candidates from a spec's space, with a fixed public seed of their own.
+def draw_examples(spec: StudySpec) -> list[dict[str, Any]]:
+    """Draw ten example candidates from a spec's space, with a fixed public seed.
 
     They are no candidates of any round: those derive from the arm's secret.
     """
     space = spec.search_space()
     streams = Streams(bytes(32))
-    return [space.draw(streams, number) for number in range(10)] if space else []
+    if not space:
+        return []
+    return [space.draw(streams, number) for number in range(10)]
 
 
-def print_examples(drawn: Sequence[Mapping[str, Any]]) -> None:
-    """Print example candidates."""
+def print_examples(candidates: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of example candidates, one row each."""
     # Not the table's title, which would be broken into the width of a narrow table.
-    say("Ten examples of what the space draws (the arms draw others)", bold=True)
-    rows = [[show_value(value) for value in candidate.values()] for candidate in drawn]
-    show_table(list(drawn[0]), rows, numeric=list(drawn[0]))
+    say(
+        "Ten random candidates from the search space (examples only: the arms draw their own)",
+        bold=True,
+    )
+    columns = list(candidates[0])
+    rows = [[show_value(value) for value in candidate.values()] for candidate in candidates]
+    show_table(columns, rows, numeric=columns)
 
 
 def show_value(value: Any) -> str:
-    """Return a hyperparameter as text."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Return a hyperparameter as text: floats in four digits, everything else as Python writes it."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def print_arm(plan: Plan, arm: Mapping[str, Any]) -> None:
-    """Print one arm of a study, from its part of the comparison."""
-    private = arm["epsilon"] is not None
-    params = [f"{name} = {show_value(value)}" for name, value in (arm["params"] or {}).items()]
+    """Print the state, ε, event and released parameters of one arm of a study.
+
+    Args:
+        plan: The arm's plan.
+        arm: Its part of the comparison's document, with what was released of it.
+    """
+    cost = "∞ NOT PRIVATE"
+    if arm["epsilon"] is not None:
+        cost = f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}"
+    parameters = arm["params"] or {}
+    values = [f"{name} = {show_value(value)}" for name, value in parameters.items()]
     facts = {
         "state": arm["state"],
-        "ε": f"{show_epsilon(arm['epsilon'], 4)} by {arm['bound']}" if private else "∞ NOT PRIVATE",
+        "ε": cost,
         "event": formula(plan.charged),
         MECHANISM: plan.public_facts.get(MECHANISM, ""),
-        "released parameters": ", ".join(params),
+        "released parameters": ", ".join(values),
     }
     show_facts(f"{plan.arm} ({plan.strategy})", facts.items())
 
 
-def print_comparison(study: Study, *, logged: bool = True) -> None:
-    """Print the comparison, what it rests on, and how to open it in MLflow or get it there."""
-    arms = study.status()
+def print_comparison(study: Study, *, logged: bool = True, wide: bool = False) -> None:
+    """Print a study's answer, the table of its arms, footnotes, and the command for MLflow.
+
+    Args:
+        study: The study.
+        logged: Whether its arms are in MLflow.
+        wide: Whether to print every column, however narrow the terminal is.
+    """
+
+    def read() -> tuple[Sequence[ArmStatus], Headline, list[str]]:
+        arms = study.status()
+        answer = headline(study, arms, option=_storage_option(study))
+        return arms, answer, _footnotes(study, arms)
+
+    # All of it, before the first line is printed.
+    arms, answer, footnotes = study._life.outlast(read)
     say(f"Study {study.name} on {study.spec.task_name}", bold=True)
-    # Six columns fit a terminal of 80; the other forms have the parameters, and seconds of repeated arms.
-    rows = [dict(list(row.items())[:6]) for row in table_of(arms)]
-    columns = [*rows[0]] if rows else ["arm"]
-    cells = [[*row.values()] for row in rows]
-    show_table(columns, cells, numeric=columns[2:], whole=True)
-    for line in _footnotes(study, arms):
+    for line in answer.lines:
+        say(line)
+    rows = table_of(arms)
+    columns = list(rows[0]) if rows else ["arm"]
+    cells = [list(row.values()) for row in rows]
+    numeric = columns[2:-1]
+    if wide:
+        show_table(columns, cells, numeric=numeric, wide=True)
+    else:
+        spare = [name for name in _SPARE if name in columns]
+        omitted = show_table(columns, cells, numeric=numeric, keep_lines=True, spare=spare)
+        say_left_out(omitted)
+    for line in footnotes:
         say(line)
     if any(arm.release is not None for arm in arms):
-        does, command = ("Open it in", "ui --study") if logged else ("Log it to", "study sync")
-        say(f"{does} MLflow: {program()} {command} {study.name}{_storage(study)}")
+        say(_way_to_mlflow(study, logged=logged))
 
 
-def _storage(study: Study) -> str:
-    """Return the option that names the storage, where it needs one; never a password."""
+def _way_to_mlflow(study: Study, *, logged: bool) -> str:
+    """Return the command that opens a study's arms in MLflow, or logs them there.
+
+    What logs is always there; the server of the pages is an extra, which may have to be installed first.
+    """
+    action = "Log it to"
+    command = "study sync"
+    install = ""
+    if logged:
+        action = "Open it in"
+        command = "ui --study"
+        if not has("flask"):
+            install = " (first: pip install 'privtune[ui]')"
+    option = _storage_option(study)
+    return f"{action} MLflow{install}: {program()} {command} {study.name}{option}"
+
+
+def _storage_option(study: Study) -> str:
+    """Return the ``--storage`` option for a printed command, empty where the default will do."""
     from privtune.ledger.urls import masked_url
 
     if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
@@ -230,115 +411,154 @@ def _storage(study: Study) -> str:
 
 
 def _footnotes(study: Study, arms: Sequence[ArmStatus]) -> list[str]:
-    budget = study.spec.budget
-    wording = PromiseWording(budget.unit)
+    """Return the lines below a comparison: the budget, caveats, notes on arms, and public facts."""
+    wording = PromiseWording(study.spec.budget.unit)
     spent = study.spent()
     lines = [
-        f"Budget {budget.name}: ε = {show_epsilon(spent.epsilon)} of {budget.epsilon:g} charged, "
-        f"{show_left(study.remaining())} left (δ = {budget.delta:g}, "
-        f"{wording.state_adjacency(budget.adjacency)}, {text.together(spent)})."
-        if spent.epsilon > 0
-        else f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
-        f"{budget.delta:g}, {wording.state_adjacency(budget.adjacency)}).",
+        _budget_words(study, spent),
+        *text.choice_lines(study.spec.budget, spent, arms),
         wording.short_caveat,
         text.explain_utility(arms),
+        *constant_notes(arms),
         *text.spread_notes(arms),
         text.EXPECTED,
     ]
     lines += map(text.stage_line, study.stages)
     if any(arm.plan.is_sealed for arm in arms):
         lines.append(
-            "The curator, who holds the data, can read what a selection sealed: "
+            "A selection keeps its other candidates secret. The curator, who holds the data, can read them: "
             f"privtune study show {study.name} --curator."
         )
-    lines += [f"{s.plan.arm}: {s.release.note}" for s in arms if s.release and s.release.note]
-    for plan in (arm.plan for arm in arms):
-        if plan.details.get("sampler") != "random":
-            continue  # no candidate is drawn for itself
-        from privtune.strategies.everything import selection_instead
-
-        instead = selection_instead(plan, delta=budget.delta, adjacency=budget.adjacency)
-        if instead is not None:
-            lines.append(
-                f"{plan.arm}: its candidates are i.i.d.; released alone, the best of a random number "
-                f"of them (mean {plan.expected_runs:g}) would have cost ε = "
-                f"{show_epsilon(instead.epsilon)} at the same noise."
-            )
+    for arm in arms:
+        if arm.release and arm.release.note:
+            lines.append(f"{arm.plan.arm}: {arm.release.note}")
+    for arm in arms:
+        lines += _price_of_openness(study, arm.plan)
     if study.spec.seed is not None:
         lines.append(
-            f"Fixed seed {study.spec.seed}: no guarantee holds against whoever knows the seed."
+            f"The seed is fixed ({study.spec.seed}): no guarantee holds against anyone who knows the seed."
         )
-    lines += dict.fromkeys(filter(None, (declared_note(plan.public_facts) for plan in study.plans)))
-    return lines
+    return [*lines, *text.declared_sentences(study.plans)]
 
 
-def print_rehearsal(found: Rehearsal) -> None:
-    """Print the arms of a rehearsal by their means, how sure their order is, and what failed."""
-    say(f"Study {found.study}, rehearsed {found.repeats} times {found.said}", bold=True)
-    metric, rows = found.metric, []
-    for arm, other in zip(found.arms, [*found.arms[1:], None], strict=True):
-        spread = arm.spread
-        mean = "—" if spread is None else text.show_spread(metric, spread)
-        sure = "—" if other is None else show_probability(found.above(arm, other))
-        failed = [f"{count} {how}" for how, count in arm.failed.items() if count]
-        rows.append(
-            (
-                arm.arm,
-                arm.strategy,
-                mean,
-                sure,
-                ", ".join((f"{arm.share_failed:.0%}", *failed)),
-            )
+def _budget_words(study: Study, spent: Guarantee) -> str:
+    """Return a sentence on how much ε of a study's budget is charged, and how much is left."""
+    budget = study.spec.budget
+    adjacency = PromiseWording(budget.unit).state_adjacency(budget.adjacency)
+    if spent.epsilon <= 0:
+        return (
+            f"Budget {budget.name}: nothing of ε = {budget.epsilon:g} has been charged yet (δ = "
+            f"{budget.delta:g}, {adjacency})."
         )
-    title = metric.replace("_", " ") or "metric"
-    numeric = (title, "better than next")
-    show_table(("arm", "strategy", *numeric, "failed"), rows, numeric=numeric, whole=True)
-    chance = "whether it is at chance is not judged"
-    if found.chance is not None:
-        best = text.show_metric(metric, found.chance)
-        chance = (
-            f"or it is within two standard errors of the best constant answer ({best}), or worse"
-        )
-    say(
-        "Mean ± standard error over the repetitions that released a model; the probability that an arm's "
-        "mean is better than the next one's. Failed: nothing was released, a model's weights are not finite, "
-        f"{chance}."
+    remainder = show_left(study.remaining())
+    return (
+        f"Budget {budget.name}: ε = {show_epsilon(spent.epsilon)} of {budget.epsilon:g} charged, "
+        f"{remainder} left (δ = {budget.delta:g}, {adjacency}, {text.together(spent)})."
     )
-    for line in found.differs:
+
+
+def _price_of_openness(study: Study, plan: Plan) -> list[str]:
+    """Return a line on what private selection would have cost an arm that releases every trial.
+
+    Of arms that draw no candidate for itself there is nothing to compare.
+    """
+    if plan.details.get("sampler") != "random":
+        return []
+    from privtune.strategies.everything import selection_instead
+
+    budget = study.spec.budget
+    selection = selection_instead(plan, delta=budget.delta, adjacency=budget.adjacency)
+    if selection is None:
+        return []
+    return [
+        f"{plan.arm} releases every trial. Private selection, which releases only the best of a "
+        f"random number of trials (mean {plan.expected_runs:g}), would have cost ε = "
+        f"{show_epsilon(selection.epsilon)} with the same noise."
+    ]
+
+
+def print_rehearsal(rehearsal: Rehearsal) -> None:
+    """Print a table of a rehearsal's arms: mean scores, certainty of their order, and failures.
+
+    Args:
+        rehearsal: Its arms stand in the order of their means, so each is compared with the next one alone.
+    """
+    title = f"Study {rehearsal.study}, rehearsed {rehearsal.repeats} times {rehearsal.said}"
+    say(title, bold=True)
+    metric = rehearsal.metric
+    next_arms = [*rehearsal.arms[1:], None]
+    rows = []
+    for arm, next_arm in zip(rehearsal.arms, next_arms, strict=True):
+        mean = "—"
+        if metric is not None and arm.spread is not None:
+            mean = text.show_spread(metric, arm.spread)
+        certainty = "—"
+        if next_arm is not None:
+            certainty = show_probability(rehearsal.above(arm, next_arm))
+        failures = [f"{arm.share_failed:.0%}"]
+        failures += [f"{count} {how}" for how, count in arm.failed.items() if count]
+        rows.append((arm.arm, arm.strategy, mean, certainty, ", ".join(failures)))
+    metric_title = "metric" if metric is None else metric.words
+    numeric = (metric_title, "better than next")
+    columns = ("arm", "strategy", *numeric, "failed")
+    show_table(columns, rows, numeric=numeric, keep_lines=True)
+    failure = "it released no model, or one whose weights are not finite"
+    if metric is not None and rehearsal.chance is not None:
+        best = text.show_metric(metric, rehearsal.chance)
+        failure += f", or a model that is no better than always giving the same answer ({best})"
+    say(
+        "Each score is the mean ± its standard error, over the repetitions that released a model. “Better "
+        "than next” is the probability that the arm's mean is better than the mean of the arm below it. A "
+        f"repetition failed if {failure}."
+    )
+    for line in rehearsal.differs:
         say(line)
-    say(f"These numbers are {found.said}: they do not tell which order your arms will have.")
+    say(f"These numbers are {rehearsal.said}, where the order of the arms may differ.")
 
 
-def print_sealed(sealed: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Print the trials of sealed arms, for the curator alone."""
+def print_sealed(trials_by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Print the trials of sealed arms, for the curator alone: no budget has paid for their scores.
+
+    Args:
+        trials_by_arm: Trials as a study stores them: number, state, parameters, and a score or None.
+    """
     say(_CURATOR, loud=True)
-    for arm, trials in sealed.items():
-        rows = [
-            (
-                str(trial["number"]),
-                trial["state"],
-                "" if trial["score"] is None else f"{trial['score']:.4f}",
-                ", ".join(f"{name}={show_value(v)}" for name, v in trial["params"].items()),
-            )
-            for trial in trials
-        ]
-        columns = ("trial", "state", "score", "parameters")
+    columns = ("trial", "state", "score", "parameters")
+    for arm, trials in trials_by_arm.items():
+        rows = []
+        for trial in trials:
+            score = "" if trial["score"] is None else f"{trial['score']:.4f}"
+            values = [f"{name}={show_value(value)}" for name, value in trial["params"].items()]
+            rows.append((str(trial["number"]), trial["state"], score, ", ".join(values)))
         show_table(columns, rows, title=f"{arm}: {len(trials)} trials")
 
 
 def print_records(records: RecordCheck, *, err: bool = False) -> None:
-    """Print how many records cannot be used, and why, for the curator alone."""
+    """Print how many records cannot be used, and why, for the curator alone.
+
+    Args:
+        records: The counts, which are exact: no noise protects them.
+        err: Whether they go to standard error, where the result of a run is yet to be printed.
+    """
     say(_CURATOR, loud=True, err=err)
     for line in records.lines():
         say(line, err=err)
     if records.reason:
-        say(f"A run stops before the charge, unless --anyway: {records.reason}.", err=err)
+        say(
+            f"privtune study run would stop before it charges anything (--force overrides): "
+            f"{records.reason}.",
+            err=err,
+        )
 
 
-def print_failures(stopped: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Print what stopped arms, for the curator alone."""
-    for arm, errors in stopped.items():
+def print_failures(errors_by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Print the errors that stopped arms, for the curator alone, as they may quote records.
+
+    Args:
+        errors_by_arm: Errors by the stage or arm, each with its time (seconds since 1970) and its traceback.
+    """
+    for arm, errors in errors_by_arm.items():
         for error in errors:
             when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(error["time"]))
             say(f"{arm} was stopped, {when}:", loud=True)
-            say(error["traceback"])
+            say(error["traceback"], as_is=True)

@@ -1,4 +1,9 @@
-"""``privtune account``: what an event costs, and the noise that meets a target."""
+"""``privtune account``: what an event costs, and the noise that meets a target.
+
+These commands need neither data nor a budget, and charge nothing: an event is read from a file, and an
+accountant answers. What costs is printed rounded up, so that it may be quoted; what is a lower bound is
+rounded down.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +34,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-class Method(StrEnum):
-    """Which bounds may answer."""
+class BoundMethod(StrEnum):
+    """The values of ``--method``: the best of our bounds, RDP or PLD alone, or autodp beside ours."""
 
     BEST = "best"
     RDP = "rdp"
@@ -39,14 +44,27 @@ class Method(StrEnum):
 
 
 class Neighbours(StrEnum):
-    """The accountants' adjacencies, which need not be imported for help."""
+    """The values of ``--adjacency``, repeated here so that help need not import the accountants.
+
+    Values are those of :class:`privtune.accounting.Adjacency`.
+    """
 
     ADD_REMOVE = "add-remove"
     REPLACE_ONE = "replace-one"
 
 
+OF_NUMBERS = (
+    "An event is a file. The ε of a training's numbers alone: privtune account dpsgd --help."
+)
+"""What to do instead where the file of an event cannot be read, such as ``privtune account epsilon 1.1``."""
+
 EventFile = Annotated[
-    str, typer.Argument(metavar="EVENT.json", help="A file with an event as JSON; - reads stdin.")
+    str,
+    typer.Argument(
+        metavar="EVENT.json",
+        help="A JSON file that describes one event: its mechanisms, sampling and steps; - reads stdin. The "
+        "documentation's page EVENT.json shows every kind.",
+    ),
 ]
 Delta = Annotated[float, typer.Option("--delta", help="Target delta, between 0 and 1.")]
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Target epsilon.")]
@@ -54,14 +72,25 @@ AdjacencyOption = Annotated[
     Neighbours,
     typer.Option(
         "--adjacency",
-        help="Neighbouring datasets. replace-one refuses events that no bound of it covers, and "
-        "charges a parallel event as its two dearest parts together.",
+        help="How neighbouring datasets differ: one record added or removed, or one record replaced. "
+        "Under replace-one an event without a bound is refused, and a parallel event costs as much as its "
+        "two most expensive parts together.",
     ),
 ]
-MethodOption = Annotated[Method, typer.Option("--method", help="Which bounds may answer.")]
+MethodOption = Annotated[
+    BoundMethod, typer.Option("--method", help="Which accountant computes the bound.")
+]
 
 
-def _read(source: str) -> Event:
+def _read_event(source: str) -> Event:
+    """Return the event of a file, or of standard input.
+
+    Args:
+        source: A path, or ``-``.
+
+    Raises:
+        InvalidInputError: The file cannot be read, is no JSON, or describes no event.
+    """
     from privtune.accounting import event_from_json
 
     if source == "-":
@@ -71,96 +100,264 @@ def _read(source: str) -> Event:
         text = read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-        raise InvalidInputError("EVENT.json", source, f"cannot be read: {reason}") from None
+        raise InvalidInputError(
+            "EVENT.json", source, f"cannot be read: {reason}", OF_NUMBERS
+        ) from None
     return event_from_json(text)
 
 
-def _least(value: float) -> str:
-    """Print what something costs or saves at least, rounded down."""
+def _show_lower_bound(value: float) -> str:
+    """Return a lower bound on a cost or saving as text in six digits, rounded down."""
     return f"{-ceil_digits(-value, 6):.6g}" if math.isfinite(value) else "∞"
 
 
-def _show(answer: Guarantee, wanted: str, document: dict[str, Any], *, as_json: bool) -> None:
+def _print_answer(
+    answer: Guarantee, quantity: str, document: dict[str, Any], *, as_json: bool, reason: str = ""
+) -> None:
+    """Print an accountant's answer and all bounds that it was chosen from.
+
+    Args:
+        answer: The answer.
+        quantity: Which of its numbers was computed, ``epsilon`` or ``delta``; the other is the target.
+        document: The answer as JSON-ready data, with what else belongs to it. Its ``bounds`` are the
+            rows of the table.
+        as_json: Whether to print the document alone.
+        reason: A sentence on why the answer is infinite, if it is.
+    """
     if as_json:
         emit_json(document)
         return
-    value = answer.epsilon if wanted == "epsilon" else answer.delta
-    given = f"δ = {answer.delta:g}" if wanted == "epsilon" else f"ε = {answer.epsilon:g}"
-    say(f"{'ε' if wanted == 'epsilon' else 'δ'} = {show_cost(value)} at {given} {_by(answer)}")
-    rows = [
-        (
-            name,
-            bound if isinstance(bound, str) else (_least if name == "lower" else show_cost)(bound),
+    if quantity == "epsilon":
+        line = f"ε = {show_cost(answer.epsilon)} at δ = {answer.delta:g}"
+    else:
+        line = f"δ = {show_cost(answer.delta)} at ε = {answer.epsilon:g}"
+    say(f"{line} {_describe_bound(answer)}")
+    if reason:
+        say(reason)
+    _explain_noise(answer)
+    rows = [(name, _show_bound(name, bound)) for name, bound in document["bounds"].items()]
+    show_table(("bound", quantity), rows)
+
+
+def _show_bound(name: str, bound: float | str) -> str:
+    """Return a bound as text: one named ``lower`` is rounded down, any other is rounded up.
+
+    Args:
+        name: The bound's; only ``lower`` is one from below.
+        bound: Its value, or the text that stands in JSON for what is infinite.
+    """
+    if isinstance(bound, str):
+        return bound
+    return _show_lower_bound(bound) if name == "lower" else show_cost(bound)
+
+
+def _describe_bound(answer: Guarantee) -> str:
+    """Return an answer's adjacency and bound as text, such as ``(add-remove), by pld``.
+
+    No bound is named where ε is infinite, as none decided.
+    """
+    method = answer.method.replace("_", " ")
+    by = f", by {method}" if math.isfinite(answer.epsilon) else ""
+    return f"({answer.adjacency.value}){by}"
+
+
+def _explain_noise(answer: Guarantee) -> None:
+    """Print what a noise multiplier is relative to, if an answer is under replace-one adjacency.
+
+    Other libraries state them over the sensitivity to one record more or less. Whoever takes over a
+    number from them would otherwise believe in twice the noise that there is.
+    """
+    if answer.adjacency.value == Neighbours.REPLACE_ONE.value:
+        say(
+            "Under replace-one a noise multiplier is over the sensitivity to a replacement, which may be "
+            "twice that to one record more or less."
         )
-        for name, bound in document["bounds"].items()
-    ]
-    show_table(("bound", wanted), rows)
 
 
-def _by(answer: Guarantee) -> str:
-    return f"({answer.adjacency.value}), by {answer.method.replace('_', ' ')}"
+def _why_infinite(event: Event, answer: Guarantee) -> str:
+    """Return a sentence on why an ε is infinite if the event's δ is the cause, else an empty text.
+
+    A part that is (ε, δ)-DP by declaration uses up its δ. Where one part has more of it than the target,
+    or all together have, no accountant can answer, and only a larger target helps.
+    """
+    from privtune.accounting import ApproximateDP
+    from privtune.accounting.events import flatten
+
+    if math.isfinite(answer.epsilon):
+        return ""
+    deltas = {
+        part.delta: count
+        for part, count in flatten(event).items()
+        if isinstance(part, ApproximateDP)
+    }
+    largest = max(deltas, default=0.0)
+    total = sum(delta * count for delta, count in deltas.items())
+    if total <= answer.delta:
+        return ""
+    excess = f"its parts have δ = {total:g}"
+    if largest > answer.delta:
+        excess = f"a part has δ = {largest:g}"
+    return (
+        f"No ε is enough: {excess}, which is above the target δ = {answer.delta:g}. "
+        "Ask for a larger --delta."
+    )
 
 
 @app.command("epsilon")
 def epsilon_command(
     event_file: EventFile,
     delta: Delta,
-    method: MethodOption = Method.BEST,
+    method: MethodOption = BoundMethod.BEST,
     adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
-    """Print the epsilon of an event at a delta, by every bound that applies."""
+    """Print the epsilon of an event, by every bound that applies."""
     from privtune.accounting import Adjacency, lower_bound
     from privtune.accounting import epsilon as account_epsilon
 
-    event = _read(event_file)
-    if method is Method.AUTODP:
-        _show_autodp(event, delta, Adjacency(adjacency), as_json=as_json)
+    event = _read_event(event_file)
+    if method is BoundMethod.AUTODP:
+        _print_autodp(event, delta, Adjacency(adjacency), as_json=as_json)
         return
     answer = account_epsilon(event, delta, adjacency=Adjacency(adjacency), method=method.value)
     document = answer.to_dict()
-    if method is not Method.RDP:
+    if method is not BoundMethod.RDP:
         # What an explicit instance costs: no valid bound lies below it.
         lower = lower_bound(event, delta, adjacency=Adjacency(adjacency))
         document["bounds"]["lower"] = lower if math.isfinite(lower) else "inf"
-    _show(answer, "epsilon", document, as_json=as_json)
+    reason = _why_infinite(event, answer)
+    _print_answer(answer, "epsilon", document, as_json=as_json, reason=reason)
 
 
-def _show_autodp(event: Event, delta: float, adjacency: Adjacency, *, as_json: bool) -> None:
-    """Show what autodp says; ours stands beside it, and decides."""
+@app.command("dpsgd")
+def dpsgd_command(  # noqa: PLR0917 (the command line passes them by name)
+    records: Annotated[int, typer.Option("--records", help="Number of training records.")],
+    batch: Annotated[int, typer.Option("--batch", help="Expected records in a batch.")],
+    epochs: Annotated[
+        float,
+        typer.Option(
+            "--epochs", help="Passes over the records. The number of steps is rounded up."
+        ),
+    ],
+    delta: Delta,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            "--noise",
+            help="Noise multiplier: standard deviation of the noise divided by the clipping norm. "
+            "The command then prints epsilon.",
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            "--epsilon", help="Target epsilon. The command then prints the noise multiplier."
+        ),
+    ] = None,
+    adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
+    as_json: AsJson = False,
+) -> None:
+    """Print the epsilon of a DP-SGD training, or the noise for one."""
+    from privtune.accounting import Adjacency, calibrate, dpsgd_event
+    from privtune.accounting import epsilon as account_epsilon
+
+    if (noise is None) == (epsilon is None):
+        mistake = "Neither was given." if noise is None else "Both were given."
+        raise PrivTuneError(
+            "Give --noise to learn the epsilon that it costs, or --epsilon to learn the noise that "
+            f"meets it. {mistake}"
+        )
+    neighbours = Adjacency(adjacency)
+    multiplier = 1.0 if noise is None else noise
+    training = dpsgd_event(
+        records=records, expected_batch_size=batch, noise_multiplier=multiplier, epochs=epochs
+    )
+    event: Event = training
+    if epsilon is None:
+        answer = account_epsilon(event, delta, adjacency=neighbours)
+    else:
+        calibration = calibrate(event, epsilon=epsilon, delta=delta, adjacency=neighbours)
+        answer = calibration.guarantee
+        event = calibration.event
+        # The noise of the event that was scaled is 1.
+        multiplier = calibration.scale
+    if as_json:
+        numbers = {
+            "noise_multiplier": multiplier,
+            "steps": training.count,
+            "sampling": "poisson",
+            "rate": batch / records,
+        }
+        emit_json({**numbers, **answer.to_dict(), "event": event.to_dict()})
+        return
+    cost = f"ε = {show_cost(answer.epsilon)} at δ = {delta:g} {_describe_bound(answer)}"
+    say(cost if epsilon is None else f"noise multiplier = {show_cost(multiplier)}: {cost}")
+    say(
+        f"Assumes Poisson sampling: each of {training.count:,} steps draws every record with probability "
+        f"{batch}/{records}. Shuffled batches of a fixed size are not covered."
+    )
+    _warn_of_large_delta(delta, records)
+
+
+def _warn_of_large_delta(delta: float, records: int) -> None:
+    """Print a warning if δ is above 0.1 / ``records``, with the δ that is usual."""
+    # A δ that was computed as 0.1 / records must not be warned of for its last digit.
+    if delta * records <= 0.1 * (1 + 1e-9):
+        return
+    usual_delta = 10.0 ** math.floor(math.log10(0.1 / records))
+    share = "one" if delta * records > 1.0 else "a tenth of one"
+    say(
+        f"δ = {delta:g} is above {share} over the {records:,} records. A program that publishes one "
+        f"random record in full satisfies δ = {1 / records:.2g}: take δ = {usual_delta:g}, or less."
+    )
+
+
+def _print_autodp(event: Event, delta: float, adjacency: Adjacency, *, as_json: bool) -> None:
+    """Print the ε that autodp computes for an event, with our own bounds beside it.
+
+    Args:
+        event: The event.
+        delta: The target δ.
+        adjacency: The relation of neighbouring datasets.
+        as_json: Whether to print one JSON document.
+
+    Raises:
+        PrivTuneError: A lower bound contradicts our ε. The answer is printed first, for the report of it.
+    """
     from privtune.accounting import Guarantee
     from privtune.accounting.compare import AUTODP, ask_witnesses, autodp_epsilon
 
     theirs = autodp_epsilon(event, delta, adjacency=adjacency)
-    said = ask_witnesses(event, delta, adjacency=adjacency)
-    bounds = {"autodp": theirs, "rdp": said.composed, "best of ours": said.ours}
+    testimony = ask_witnesses(event, delta, adjacency=adjacency)
+    bounds = {"autodp": theirs, "rdp": testimony.composed, "best of ours": testimony.ours}
     answer = Guarantee(theirs, delta, "autodp", adjacency, bounds)
     document = {
         **answer.to_dict(),
-        "why": next(a.why for a in said.witnesses if a.tool == AUTODP),
-        "objection": said.objection,
+        "why": next(witness.why for witness in testimony.witnesses if witness.tool == AUTODP),
+        "objection": testimony.objection,
     }
-    document["bounds"]["lower"] = said.lower if math.isfinite(said.lower) else "inf"
-    _show(answer, "epsilon", document, as_json=as_json)
-    if said.objection:
-        raise PrivTuneError(said.objection)
+    lower = testimony.lower
+    document["bounds"]["lower"] = lower if math.isfinite(lower) else "inf"
+    _print_answer(answer, "epsilon", document, as_json=as_json)
+    if testimony.objection:
+        raise PrivTuneError(testimony.objection)
 
 
 @app.command("delta")
 def delta_command(
     event_file: EventFile,
     epsilon: Epsilon,
-    method: MethodOption = Method.BEST,
+    method: MethodOption = BoundMethod.BEST,
     adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
-    """Print the delta of an event at an epsilon, by every bound that applies."""
+    """Print the delta of an event, by every bound that applies."""
     from privtune.accounting import Adjacency
     from privtune.accounting import delta as account_delta
 
-    event = _read(event_file)
+    event = _read_event(event_file)
     answer = account_delta(event, epsilon, adjacency=Adjacency(adjacency), method=method.value)
-    _show(answer, "delta", answer.to_dict(), as_json=as_json)
+    _print_answer(answer, "delta", answer.to_dict(), as_json=as_json)
 
 
 @app.command("calibrate")
@@ -171,21 +368,28 @@ def calibrate_command(
     adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
-    """Scale the noise multipliers of an event until it meets a target; print the event."""
+    """Scale the noise of an event until it meets a target. Prints the event."""
     from privtune.accounting import Adjacency, calibrate
 
-    found = calibrate(
-        _read(event_file), epsilon=epsilon, delta=delta, adjacency=Adjacency(adjacency)
-    )
-    answer = found.guarantee
+    event = _read_event(event_file)
+    calibration = calibrate(event, epsilon=epsilon, delta=delta, adjacency=Adjacency(adjacency))
+    answer = calibration.guarantee
+    event_document = calibration.event.to_dict()
     if as_json:
         emit_json(
-            {"event": found.event.to_dict(), "scale": found.scale, "guarantee": answer.to_dict()}
+            {
+                "event": event_document,
+                "scale": calibration.scale,
+                "guarantee": answer.to_dict(),
+            }
         )
         return
-    scale = f"{ceil_digits(found.scale, 6):.6g}"
-    say(f"noise × {scale}: ε = {show_cost(answer.epsilon)} at δ = {delta:g} {_by(answer)}")
-    console().print_json(data=found.event.to_dict())
+    # Rounded up: with the printed factor, too, the event meets the target.
+    scale = f"{ceil_digits(calibration.scale, 6):.6g}"
+    cost = f"ε = {show_cost(answer.epsilon)} at δ = {delta:g}"
+    say(f"noise × {scale}: {cost} {_describe_bound(answer)}")
+    _explain_noise(answer)
+    console().print_json(data=event_document)
 
 
 @app.command("explain")
@@ -195,45 +399,59 @@ def explain_command(
     adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
-    """Print a tree that shows where epsilon comes from, part by part."""
+    """Print a tree that shows where epsilon comes from."""
     from privtune.accounting import Adjacency, explain
 
-    found = explain(_read(event_file), delta, adjacency=Adjacency(adjacency))
+    tree = explain(_read_event(event_file), delta, adjacency=Adjacency(adjacency))
     if as_json:
-        emit_json({"delta": delta, "adjacency": adjacency.value, "tree": found.to_dict()})
+        emit_json({"delta": delta, "adjacency": adjacency.value, "tree": tree.to_dict()})
         return
-    _print_tree(found)
+    _print_tree(tree)
     say(
-        f"ε of each part alone, at δ = {delta:g}. Parts do not add up: composition is cheaper than the "
-        "sum. “Saves” is what leaving the part out would save, “at least” what some mechanism with this "
-        "event costs."
+        f"Each line is the ε of one part alone, at δ = {delta:g}; the total is their composition, "
+        "not their sum. “Saves” is what the total would fall by without the part. “At least” is a lower "
+        "bound: some mechanism with this event costs that much."
     )
 
 
 def _print_tree(node: Explanation, depth: int = 0) -> None:
-    saved = f", saves {_least(node.saved)}" if node.saved is not None else ""
-    lower = f", at least {_least(node.lower)}" if node.lower is not None else ""
-    more = f"({node.method}{saved}{lower})"
-    say(f"{'    ' * depth}ε = {show_cost(node.epsilon)}  {node.text} {more}")
+    """Print the ε of a part of an event and, indented below, the ε of its own parts.
+
+    Args:
+        node: The part; its numbers are ε at the δ of the whole tree.
+        depth: How many parts it lies within.
+    """
+    saving = ""
+    if node.saved is not None:
+        saving = f", saves {_show_lower_bound(node.saved)}"
+    lower = ""
+    if node.lower is not None:
+        lower = f", at least {_show_lower_bound(node.lower)}"
+    indent = "    " * depth
+    say(f"{indent}ε = {show_cost(node.epsilon)}  {node.text} ({node.method}{saving}{lower})")
     for child in node.children:
         _print_tree(child, depth + 1)
 
 
 @app.command("compare")
 def compare_command(event_file: EventFile, delta: Delta = 1e-5, as_json: AsJson = False) -> None:
-    """Print what dp-accounting, autodp and Opacus say about an event, beside ours (add-remove)."""
+    """Print what dp-accounting, autodp and Opacus say of an event. Ours stands beside it (add-remove)."""
     from privtune.accounting.compare import compare
 
-    found = compare(_read(event_file), delta)
+    comparison = compare(_read_event(event_file), delta)
     if as_json:
-        emit_json(found.to_dict())
+        emit_json(comparison.to_dict())
         return
-    rows = [("PrivTune", show_cost(found.ours.epsilon), found.ours.method)]
-    for answer in found.others:
-        shown = "cannot" if answer.epsilon is None else show_cost(answer.epsilon)
-        rows.append((answer.tool, shown, answer.why))
-    show_table(("accountant", "epsilon", "why ours differs, or why it cannot"), rows)
-    say(f"At δ = {delta:g}. Some mechanism with this event costs {_least(found.lower)}.")
+    ours = comparison.ours
+    rows = [("PrivTune", show_cost(ours.epsilon), ours.method)]
+    for answer in comparison.others:
+        epsilon = "none" if answer.epsilon is None else show_cost(answer.epsilon)
+        rows.append((answer.tool, epsilon, answer.why))
+    show_table(("accountant", "epsilon", "why PrivTune differs, or why there is no answer"), rows)
+    say(
+        f"All at δ = {delta:g}. Lower bound: some mechanism with this event costs ε = "
+        f"{_show_lower_bound(comparison.lower)}, so no valid accountant answers less."
+    )
 
 
 @app.command("sensitivity")
@@ -243,28 +461,30 @@ def sensitivity_command(
     adjacency: AdjacencyOption = Neighbours.ADD_REMOVE,
     as_json: AsJson = False,
 ) -> None:
-    """Print what one more run, a cap, other noise, a smaller delta or another share would cost or save."""
+    """Print how ε changes with the numbers of an event.
+
+    They are one more run, a cap on runs, other noise, a smaller δ and other shares.
+    """
     from privtune.accounting import Adjacency
     from privtune.accounting.costs import sensitivity, shares_of_scores
 
-    event = _read(event_file)
-    found = sensitivity(event, delta, adjacency=Adjacency(adjacency))
-    shares = shares_of_scores(event, found.guarantee)
+    event = _read_event(event_file)
+    changes = sensitivity(event, delta, adjacency=Adjacency(adjacency))
+    guarantee = changes.guarantee
+    shares = shares_of_scores(event, guarantee)
     if as_json:
-        more = {"shares": [row.to_dict() for row in shares]} if shares else {}
-        emit_json(found.to_dict() | more)
+        document = changes.to_dict()
+        if shares:
+            document["shares"] = [row.to_dict() for row in shares]
+        emit_json(document)
         return
-    say(f"ε = {show_cost(found.guarantee.epsilon)} at δ = {delta:g}. Would be:")
-    show_changes(found)
+    say(f"ε = {show_cost(guarantee.epsilon)} at δ = {delta:g}. With one change it would be:")
+    show_changes(changes)
     if shares:
-        say("Scores on records of their own, at the same ε of the whole:")
-        rows = [
-            (
-                f"{row.share:g}",
-                f"x {row.noise_factor:.4f}",
-                ", ".join(f"{value:.4g}" for value in row.noise_multipliers),
-            )
-            for row in shares
-        ]
+        say("With scores on a separate split (not the training records), and the same total ε:")
+        rows = []
+        for row in shares:
+            multipliers = ", ".join(f"{value:.4g}" for value in row.noise_multipliers)
+            rows.append((f"{row.share:g}", f"x {row.noise_factor:.4f}", multipliers))
         columns = ("share of the scores", "noise of the rest", "noise multipliers of the scores")
         show_table(columns, rows)

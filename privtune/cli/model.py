@@ -1,117 +1,164 @@
-"""``privtune model`` and ``privtune predict``: released models, and what they say of raw rows."""
+"""``privtune model`` and ``privtune predict``: exports of released models, and their predictions."""
 
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from privtune.cli._common import DEFAULT_STORAGE, AsJson, Storage, emit_json, patience, say
+from privtune.cli._common import AsJson, Storage, emit_json, patience, say
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.files import open_whole
+from privtune.names import DEFAULT_STORAGE
 from privtune.numbers import json_ready
+from privtune.prose import complain
+
+if TYPE_CHECKING:
+    from privtune.serving.prediction import Cells
+    from privtune.tables.raw_rows import Answers
 
 app = typer.Typer()
 Name = Annotated[str, typer.Argument(metavar="STUDY", help="Name of the study.")]
-Arm = Annotated[str, typer.Argument(help="A released arm.")]
-
-_AT_ONCE = 4096  # lines
+Arm = Annotated[str, typer.Argument(help="Name of an arm that has been released.")]
 
 
 @app.command()
 def export(
     name: Name,
     arm: Arm,
-    to: Annotated[Path, typer.Option("--to", help="A new folder.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write; it must not exist.")],
     storage: Storage = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
-    """Write a released model for MLflow: it takes raw rows, wherever mlflow and torch are."""
+    """Write a released model as an MLflow model. It takes raw rows, and needs mlflow and torch alone."""
+    from privtune.serving.exported import export_model, tags_of
     from privtune.study import Study
-    from privtune.tracking.model import export_model, tags_of
 
     with closing(Study(name, storage)) as study, patience("Exporting the model"):
         export_model(study, arm, to)
         tags = tags_of(study, arm)
+        takes = study.release(arm).served.rows.takes
     if as_json:
         emit_json({"model": str(to), **tags})
     else:
         say(
             f"Wrote {to}. Serve it with: mlflow models serve --env-manager local --model-uri {to}\n"
-            f"In Python: mlflow.pyfunc.load_model({str(to)!r}).predict(frame)"
+            f"In Python: mlflow.pyfunc.load_model({str(to)!r}).predict(rows). It takes {takes}.\n"
+            f"{tags['privtune.quote']}"
         )
 
 
 def predict(
     name: Name,
     arm: Arm,
-    file: Annotated[Path, typer.Argument(help="A CSV file of raw rows, a header first.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A CSV file of raw rows; of a task of arrays also a .npy file."),
+    ],
     *,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Write here; else to standard output.")
+        Path | None,
+        typer.Option("--to", help="File to write. By default the predictions are printed."),
     ] = None,
     alone: Annotated[
-        bool, typer.Option("--alone", help="The predictions without the columns of the file.")
+        bool,
+        typer.Option(
+            "--alone", help="Write only the predictions, without the columns of the file."
+        ),
     ] = False,
     storage: Storage = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a released model about the rows of a file: its columns, and the predictions after them."""
+    """Predict for the rows of a file with a released model. Predictions follow the file's columns."""
+    from privtune.serving.prediction import predict_parts, read_parts
     from privtune.study import Study
-    from privtune.tasks._reader import csv_rows
-    from privtune.tasks.described import read_form
 
     if as_json and to is not None:
         raise typer.BadParameter("give --to or --json")
     if to is not None and to.exists() and to.samefile(file):
         raise InvalidInputError("to", str(to), "must be another file than the one that is read")
     with closing(Study(name, storage)) as study:
-        served, task = study.release(arm).served, study.spec.task
-    if not served.rows.names:
-        raise PrivTuneError(
-            f"Arm {arm!r} takes arrays, which no CSV file holds: ask release.predict(arrays) in Python."
-        )
-    while isinstance(task, Mapping) and "task" in task:
-        task = task["task"]  # of a fine-tuning
-    form = read_form(task if isinstance(task, Mapping) else {})
-    header, lines = csv_rows(file, served.rows.names, form)
-    if twice := [name for name in served.rows.names if header.count(name) > 1]:
-        raise PrivTuneError(f"{file} has two columns called {', '.join(twice)}.")
-    parts = (list(zip(*part, strict=True)) or [()] * len(header) for part in _parts(lines))
-    found = (
-        (cells, served.answers(*served.rows.read(dict(zip(header, cells, strict=True)))))
-        for cells in parts
-    )
-    first = next(found)
-    kept = [] if alone or as_json else header
-    if both := [title for title in kept if title in first[1]]:
-        raise PrivTuneError(f"{file} has a column called {both[0]} already: give --alone.")
-    rows = (
-        row
-        for cells, columns in itertools.chain([first], found)
-        for row in zip(
-            *cells[: len(kept)], *(answers for answers, _ in columns.values()), strict=True
-        )
-    )
-    titles = [*kept, *first[1]]
+        model = study.release(arm).served
+        task = study.spec.task
+    header, parts = read_parts(file, model.rows, task)
+    predictions_by_part = predict_parts(parts, model)
+    # The first part tells the titles of the answers; there is one even of a file without rows.
+    first_part = next(predictions_by_part)
+    answer_columns = list(first_part[1])
+    file_columns = [] if alone or as_json else header
+    for title in file_columns:
+        if title in answer_columns:
+            raise PrivTuneError(f"{file} has a column called {title} already: give --alone.")
+    width = len(file_columns)
+    counts = _Counts(width)
+    all_parts = itertools.chain([first_part], predictions_by_part)
+    rows = counts.watch(_join_rows(all_parts, width))
+    titles = [*file_columns, *answer_columns]
     if as_json:
         predictions = [dict(zip(titles, row, strict=True)) for row in rows]
         emit_json({"study": name, "arm": arm, "predictions": json_ready(predictions)})
-        return
-    place = nullcontext(sys.stdout) if to is None else to.open("w", encoding="utf-8", newline="")
-    with place as out:
-        csv.writer(out, lineterminator="\n").writerows(itertools.chain([titles], rows))
-    if to is not None:
-        say(f"Wrote {to}.")
+    elif to is None:
+        _write_csv(sys.stdout, titles, rows)
+    else:
+        with open_whole(to) as output:
+            text = io.TextIOWrapper(output, encoding="utf-8", newline="", write_through=True)
+            _write_csv(text, titles, rows)
+            text.detach()  # whoever opened the file closes it
+        say(f"Wrote {to}, readable by you alone.")
+    if counts.unanswered:
+        complain(
+            f"No prediction for {counts.unanswered:,} of {counts.rows:,} rows: a cell is missing or is not "
+            "as the columns were declared, or the row has more or fewer cells than the header."
+        )
 
 
-def _parts(lines: Iterator[list[str | None]]) -> Iterator[list[list[str | None]]]:
-    """Yield lines many at once; of no lines one part without any, whose columns are looked at."""
-    yield list(itertools.islice(lines, _AT_ONCE))
-    while part := list(itertools.islice(lines, _AT_ONCE)):
-        yield part
+def _join_rows(
+    parts: Iterable[tuple[list[Cells], Answers]], width: int
+) -> Iterator[tuple[Any, ...]]:
+    """Yield rows to write: the cells of a row in the file, followed by its predictions.
+
+    Args:
+        parts: Some rows at a time: cells by column, and answers by the name of their column.
+        width: How many columns of the file are written; 0 where the answers stand alone.
+    """
+    for cells, answers in parts:
+        values = [column for column, _ in answers.values()]
+        yield from zip(*cells[:width], *values, strict=True)
+
+
+def _write_csv(output: TextIO, titles: list[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Write a header and rows as CSV, one row at a time."""
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows(rows)
+
+
+@dataclass
+class _Counts:
+    """A count of the rows written, and of those whose predictions are all empty.
+
+    Attributes:
+        columns: How many columns of the file stand before the answers.
+        rows: The rows so far.
+        unanswered: Those without any answer.
+    """
+
+    columns: int
+    rows: int = 0
+    unanswered: int = 0
+
+    def watch(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield rows unchanged, and count each of them on the way."""
+        for row in rows:
+            answers = row[self.columns :]
+            self.rows += 1
+            self.unanswered += all(value is None or value == "" for value in answers)
+            yield row

@@ -1,1 +1,1 @@
-"""Execution: where trials run."""
+"""Where trials run: in this process, in other processes, on Ray or on SLURM."""

@@ -1,4 +1,4 @@
-"""Trainings of a part of a model: on features where the head alone is trained, and saved whole."""
+"""Trainings of a model's head on frozen features, and checks of the models that ``build`` makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
 from privtune.strategies import TrialResult
-from privtune.tasks._task import made_up_inputs
+from privtune.tasks.task import made_up_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.data import TensorData
     from privtune.training.mechanism.kernel import LossOf
 
-_NAMED = 3  # parts of a model that a message names
+_EXAMPLES = 3  # parts of a model that a message names
 _RECORDS = 4  # made-up records that a check looks at
 
 
@@ -29,34 +29,49 @@ class AdapterError(PrivTuneError):
 
 @dataclass(frozen=True)
 class _Head:
-    """Makes the head of a task's model; equal for equal models, so that a capture of it is kept."""
+    """A maker of the head of a task's model; two for the same model are equal, so a capture is reused.
 
-    whole: Callable[[], torch.nn.Module]
+    Attributes:
+        make: Makes the model that the head is a part of.
+        shape: The shape of one record's input.
+        tokens: How many tokens there are, where inputs are texts; else None.
+    """
+
+    make: Callable[[], torch.nn.Module]
     shape: tuple[int, ...]
     tokens: int | None
 
     def __call__(self) -> torch.nn.Module:
-        part = _part(self.whole, self.shape, self.tokens)
-        model = self.whole()
-        return model if part is None else part.model(model)
+        part = _frozen_part(self.make, self.shape, self.tokens)
+        model = self.make()
+        if part is None:
+            return model
+        return part.model(model)
 
 
-def reduced(
+def reduce_task(
     task: Task, data: TensorData
 ) -> tuple[Callable[[], torch.nn.Module], Callable[[TensorData], TensorData]]:
-    """Return the maker of the trained part of a task's model, and the function from records to its inputs."""
-    # Features are a function of their record alone, so computing them once changes no guarantee.
-    if task.trainable == "head" and data.x.is_floating_point() == (task.tokens is None):
-        part = _part(task.model, task.input_shape, task.tokens)
-        if part is not None:
-            return _Head(task.model, task.input_shape, task.tokens), part.reduce
-    return task.model, lambda records: records
+    """Return a maker of a task model's trained part, and a function from records to the part's inputs.
+
+    Features are a function of their record alone, so computing them once changes no guarantee. It saves the
+    pass through the part that is not trained, in every step.
+    """
+    # Records that are features already have numbers in the place of tokens.
+    if task.trainable != "head" or data.x.is_floating_point() != (task.tokens is None):
+        return task.model, lambda records: records
+    part = _frozen_part(task.model, task.input_shape, task.tokens)
+    if part is None:
+        return task.model, lambda records: records
+    head = _Head(task.model, task.input_shape, task.tokens)
+    return head, part.reduce
 
 
 @lru_cache(maxsize=2)
-def _part(
+def _frozen_part(
     make: Callable[[], torch.nn.Module], shape: tuple[int, ...], tokens: int | None
 ) -> FrozenPart | None:
+    """Return the frozen part of a model before its head, or None if there is none."""
     from privtune.training.engine.fine_tuning import part_of_model
 
     return part_of_model(make(), made_up_inputs(_RECORDS, shape, tokens))
@@ -69,7 +84,19 @@ def check_loaded(
     result: TrialResult,
     data: TensorData,
 ) -> None:
-    """Load what would be released of a ``build``'s model into one made anew, and compare their losses."""
+    """Check that released weights, loaded into a model that ``build`` makes anew, give the same losses.
+
+    Args:
+        task: The task, with its loss.
+        trained: The model that was trained, or a copy of it.
+        anew: A model that ``build`` made anew, with other random numbers.
+        result: What would be released: the weights that were trained, by name.
+        data: Made-up records.
+
+    Raises:
+        AdapterError: If the two say different things: whoever loads the release would get another model than
+            the one that was scored.
+    """
     import torch
 
     from privtune.strategies.release import split
@@ -90,53 +117,66 @@ def check_loaded(
     expected = losses(trained)
     _check_steady(losses(trained), expected)
     try:
-        left = anew.load_state_dict(split(result.weights, result.shapes), strict=False)
-        same = not left.unexpected_keys and torch.allclose(
-            losses(anew), expected, rtol=1e-3, atol=1e-4, equal_nan=True
-        )
+        parameters = split(result.weights, result.shapes)
+        report = anew.load_state_dict(parameters, strict=False)
+        is_same = not report.unexpected_keys and _are_close(losses(anew), expected)
     except RuntimeError:  # of other shapes
-        same = False
-    if not same:
+        is_same = False
+    if not is_same:
         unlike = sorted(unlike_fixed(trained, anew))
-        named = f" (not so: {', '.join(unlike[:_NAMED])})" if unlike else ""
+        example = f" (not so: {', '.join(unlike[:_EXAMPLES])})" if unlike else ""
         raise AdapterError(
             "What would be released of the model, loaded into the model that build makes anew, is another "
-            f"model than the one that was trained: what is not trained must be the same every time{named}. "
+            f"model than the one that was trained: what is not trained must be the same every time{example}. "
             "Load it from a file, or call torch.manual_seed before it is made. Nothing was charged."
         )
 
 
 def check_remembers_nothing(loss_of: LossOf, model: torch.nn.Module, data: TensorData) -> None:
-    """Refuse a loss that is another number the second time; one that raises is for others to explain."""
+    """Refuse a loss that has another value when it is computed again; ignore one that raises an error."""
     from privtune.training.mechanism.kernel import fresh
 
-    try:
+    def losses_of_copy() -> torch.Tensor:
         # Of copies: what a model keeps in buffers of its own has a refusal of its own.
-        once, again = (losses_of(loss_of, fresh(model)[0], data) for _ in range(2))
+        copied, _ = fresh(model)
+        return losses_of(loss_of, copied, data)
+
+    try:
+        once = losses_of_copy()
+        again = losses_of_copy()
     except Exception:
         return
     _check_steady(once, again)
 
 
 def losses_of(loss_of: LossOf, model: torch.nn.Module, data: TensorData) -> torch.Tensor:
-    """Return the loss of each record, each time with the same random numbers."""
+    """Return the loss of each record, shape ``[n]``, each time with the same random numbers."""
     import torch
 
     from privtune.training.mechanism.scoring import evaluating
     from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
     device = next(model.parameters()).device
-    forked = [device] if device.type == "cuda" else []
-    with GLOBAL_GENERATOR, torch.random.fork_rng(devices=forked), evaluating(model):
+    devices = [device] if device.type == "cuda" else []
+    losses = []
+    with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices), evaluating(model):
         torch.manual_seed(0)
-        pairs = zip(torch.split(data.x, 1), torch.split(data.y, 1), strict=True)
-        return torch.cat([loss_of(model, x, y).reshape(1) for x, y in pairs])
+        for x, y in zip(torch.split(data.x, 1), torch.split(data.y, 1), strict=True):
+            loss = loss_of(model, x, y)
+            losses.append(loss.reshape(1))
+        return torch.cat(losses)
+
+
+def _are_close(losses: torch.Tensor, others: torch.Tensor) -> bool:
+    """Return whether two losses of the same records agree, up to rounding on any device."""
+    import torch
+
+    return torch.allclose(losses, others, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 def _check_steady(once: torch.Tensor, again: torch.Tensor) -> None:
-    import torch
-
-    if not torch.allclose(once, again, rtol=1e-3, atol=1e-4, equal_nan=True):
+    """Refuse losses that differ from call to call: one record could change those of others."""
+    if not _are_close(once, again):
         raise AdapterError(
             "The loss of the same record changes from call to call. Draw random numbers with torch, "
             "inside the loss, augment or the model, and keep nothing between calls. Nothing was charged."

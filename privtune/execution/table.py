@@ -1,4 +1,4 @@
-"""Work through the rows of a round: lease, train, hand in; nothing is counted twice."""
+"""The workers' loop over the rows of a round: lease rows, train them, and hand in each result once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from functools import partial
 from typing import TypeVar
 
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
-from privtune.ledger.rounds import Finished, Lease, Rounds
+from privtune.ledger.rounds import Lease, Rounds, Submission
 
 LEASE_SECONDS = 15.0
 """How long a row stays with a worker that has died. Living workers renew three times as often."""
 
+PATIENCE = 600.0
+"""Seconds for a database that is restarted to come back."""
+
 _ATTEMPTS = 10
-_PATIENCE = 600.0  # seconds for a database that is restarted to come back
+_FIRST_PAUSE = 0.1  # seconds, doubled each time that no row can be had
 _LONGEST_PAUSE = 1.0
 _SHORT = 1.0  # seconds: rows leased together that took less are leased twice as many at once
 _MOST = 64  # rows that are leased at once at most: they are lost together
@@ -28,22 +31,39 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Handed(Finished):
-    """The result of a row, with what was prepared to store it."""
+class RowResult(Submission):
+    """The result of a row, with a function that deletes its staged data if another result came first.
 
-    drop: Callable[[], None] | None = None  # deletes what was staged, of a result that came second
-    more: bool = False  # the next result is there already: both are handed in in one transaction
+    Attributes:
+        drop: Deletes what was staged, of a result that came second; None where nothing was.
+        more: Whether the next result is there already: both are handed in in one transaction.
+    """
+
+    drop: Callable[[], None] | None = None
+    more: bool = False
 
 
 def make_rounds(ledger: Ledger, *, lease_seconds: float = LEASE_SECONDS) -> Rounds:
-    """Return the rounds of a ledger with the leases that executors use."""
+    """Return the rounds of a ledger, with the length and number of leases that executors use."""
     return Rounds(ledger, lease_seconds=lease_seconds, max_attempts=_ATTEMPTS)
 
 
 def patiently(call: Callable[[], T], *, patience: float | None = None) -> T:
-    """Return what a call returns; while the database cannot be reached or is held, wait and call again."""
-    # For calls that may be made twice: whether the first reached the database is not known.
-    deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
+    """Repeat a call while the database is busy or cannot be reached, and return the call's answer.
+
+    For calls that may be made twice: whether the first one reached the database is unknown.
+
+    Args:
+        call: What to do with the database.
+        patience: Seconds until an error is raised; `PATIENCE` unless given.
+
+    Raises:
+        LedgerBusyError: If another transaction held the database for all of that time.
+        LedgerConnectionError: If the database could not be reached for all of that time.
+    """
+    if patience is None:
+        patience = PATIENCE
+    deadline = time.monotonic() + patience
     while True:
         try:
             return call()
@@ -56,7 +76,7 @@ def patiently(call: Callable[[], T], *, patience: float | None = None) -> T:
 def work_through(
     rounds: Rounds,
     charge_id: str,
-    run: Callable[[Sequence[Lease]], Iterable[Handed]],
+    run: Callable[[Sequence[Lease]], Iterable[RowResult]],
     *,
     stack: int,
     workers: int = 1,
@@ -64,13 +84,32 @@ def work_through(
     enough: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
 ) -> int:
-    """Lease rows and run them until none is open; wait for rows that others hold."""
-    worker, count, pause, bundle = f"{os.getpid()}-{uuid.uuid4().hex[:8]}", 0, 0.1, stack
+    """Lease rows and run them until none is open; wait for rows that others hold.
+
+    Args:
+        rounds: The table of rows.
+        charge_id: The charge whose round it is.
+        run: Trains some rows together, and returns a result of each.
+        stack: How many rows are trained together at most.
+        workers: How many others share the rows; so many are left for each.
+        most: After how many rows to stop; None for no limit.
+        enough: The score that ends the round; None if all of its rows run.
+        lease_seconds: How long a row stays with a worker that has died.
+
+    Returns:
+        How many rows were run here.
+    """
+    identifier = uuid.uuid4().hex[:8]
+    worker = f"{os.getpid()}-{identifier}"
+    count = 0
+    pause = _FIRST_PAUSE
+    bundle = stack
     while True:
         room = bundle if most is None else min(bundle, most - count)
         if room <= 0:
             return count
-        leases = patiently(_asked(rounds, charge_id, worker, most=room, workers=workers))
+        lease_rows = _lease_once(rounds, charge_id, worker, most=room, workers=workers)
+        leases = patiently(lease_rows)
         if not leases:
             if patiently(partial(rounds.open_count, charge_id)) == 0:
                 return count
@@ -78,84 +117,119 @@ def work_through(
             pause = min(2 * pause, _LONGEST_PAUSE)
             time.sleep(pause)
             continue
-        pause, begun = 0.1, time.monotonic()
-        held = {lease.number: lease for lease in leases}
-        with _kept(rounds, held, lease_seconds):
-            for done in _at_once(run, leases, stack):
-                _hand_in(rounds, done, enough)
-                for one in done:
-                    held.pop(one.lease.number, None)
-                count += len(done)
-        # Short rows are leased many at once. One that may end its round makes those after it useless.
-        quick = enough is None and time.monotonic() - begun < _SHORT
-        bundle = min(2 * bundle, max(stack, _MOST)) if quick else stack
+        pause = _FIRST_PAUSE
+        begin = time.monotonic()
+        held_leases = {lease.number: lease for lease in leases}
+        with _renew_leases(rounds, held_leases, lease_seconds):
+            for results in _run_in_stacks(run, leases, stack):
+                _hand_in(rounds, results, enough)
+                for result in results:
+                    held_leases.pop(result.lease.number, None)
+                count += len(results)
+        seconds = time.monotonic() - begin
+        if enough is None and seconds < _SHORT:
+            # Short rows are leased many at once.
+            bundle = min(2 * bundle, max(stack, _MOST))
+        else:
+            # One that may end its round makes those after it useless.
+            bundle = stack
 
 
-def _asked(
+def _lease_once(
     rounds: Rounds, charge_id: str, worker: str, **terms: int
 ) -> Callable[[], tuple[Lease, ...]]:
-    """Return a function that leases rows; called again, it returns the rows whose answer was lost."""
-    asked = False
+    """Return a function that leases rows; a retry returns the same rows if the first answer was lost.
 
-    def ask() -> tuple[Lease, ...]:
-        nonlocal asked
-        again, asked = asked, True
+    Else a worker would hold rows that it has never heard of, until their leases ran out.
+    """
+    is_again = False
+
+    def lease() -> tuple[Lease, ...]:
+        nonlocal is_again
+        again = is_again
+        is_again = True
         return rounds.lease_some(charge_id, worker, again=again, **terms)
 
-    return ask
+    return lease
 
 
-def _at_once(
-    run: Callable[[Sequence[Lease]], Iterable[Handed]], leases: Sequence[Lease], stack: int
-) -> Iterator[list[Handed]]:
-    """Run rows in stacks, and gather the results that are there at the same moment."""
-    gathered: list[Handed] = []
+def _run_in_stacks(
+    run: Callable[[Sequence[Lease]], Iterable[RowResult]], leases: Sequence[Lease], stack: int
+) -> Iterator[list[RowResult]]:
+    """Run leased rows in stacks, and yield together the results that are ready at the same moment."""
+    results: list[RowResult] = []
     for first in range(0, len(leases), stack):
-        for done in run(leases[first : first + stack]):
-            gathered.append(done)
-            if not done.more:
-                yield gathered
-                gathered = []
+        rows = leases[first : first + stack]
+        for result in run(rows):
+            results.append(result)
+            if not result.more:
+                yield results
+                results = []
 
 
-def _hand_in(rounds: Rounds, results: Sequence[Handed], enough: float | None) -> None:
-    """Hand in results; what was prepared for those that came second is deleted."""
-    finished = [replace(r, last=enough is not None and r.score >= enough) for r in results]
+def _hand_in(rounds: Rounds, results: Sequence[RowResult], enough: float | None) -> None:
+    """Hand in results, and delete the staged data of those whose row already had a result.
+
+    A worker whose lease ran out, and that works on, comes second: the first result of a row counts, so
+    nobody can choose among two.
+    """
+    finished = []
+    for result in results:
+        is_last = enough is not None and result.score >= enough
+        finished.append(replace(result, last=is_last))
     first: Container[int] = ()
     try:
-        first = patiently(partial(rounds.complete_some, finished))
+        hand_in = partial(rounds.complete_some, finished)
+        first = patiently(hand_in)
     except LedgerConnectionError:
-        raise  # whether it was committed is not known
+        raise  # it may have been committed, and then its files are needed
     except Exception:
-        for done in results:  # as of a study that was deleted meanwhile
-            if done.drop is not None:
-                done.drop()
+        _drop(results)  # as of a study that was deleted meanwhile
         raise
-    for done in results:
-        if done.lease.number not in first and done.drop is not None:
-            done.drop()
+    _drop([result for result in results if result.lease.number not in first])
+
+
+def _drop(results: Iterable[RowResult]) -> None:
+    """Delete the staged data of results that do not count."""
+    for result in results:
+        if result.drop is not None:
+            result.drop()
 
 
 @contextmanager
-def _kept(rounds: Rounds, held: dict[int, Lease], seconds: float) -> Iterator[None]:
-    """Renew the leases that are held; on the way out by an error, let go of them."""
+def _renew_leases(
+    rounds: Rounds,
+    leases: dict[int, Lease],
+    seconds: float,
+) -> Iterator[None]:
+    """Renew leases during a block, three times within their length; give them back after an error.
+
+    Args:
+        rounds: The table of rows.
+        leases: Those that are held, by row; whoever hands a result in takes its lease out.
+        seconds: How long a lease lasts.
+    """
     stop = threading.Event()
 
     def renew() -> None:
         while not stop.wait(seconds / 3):
-            if leases := list(held.values()):
-                newer = patiently(partial(rounds.renew_some, leases))
-                held.update({lease.number: lease for lease in newer if lease.number in held})
+            current = list(leases.values())
+            if not current:
+                continue
+            for lease in patiently(partial(rounds.renew_some, current)):
+                # A result may have been handed in while the database was asked.
+                if lease.number in leases:
+                    leases[lease.number] = lease
 
-    keeper = threading.Thread(target=renew, daemon=True)
-    keeper.start()
+    renewal = threading.Thread(target=renew, daemon=True)
+    renewal.start()
     try:
         yield
     finally:
         stop.set()
-        keeper.join()
+        renewal.join()
         # Renewed for 0 seconds, a lease has run out: others may take the row at once.
         free = Rounds(rounds._ledger, lease_seconds=0.0)
         with suppress(LedgerConnectionError):
-            if held:
-                free.renew_some(list(held.values()))
+            if leases:
+                free.renew_some(list(leases.values()))

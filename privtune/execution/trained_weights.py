@@ -1,4 +1,4 @@
-"""Refuses trainings that would not train: the losses of made-up records must reach what is trained.
+"""Checks that losses of made-up records depend on the trained weights, and that steps move these.
 
 A loss reaches a weight that is a part of its graph; the gradient itself may be 0, as that of a layer behind
 one that is 0 at first, or of a row of an embedding that a record does not have.
@@ -31,12 +31,12 @@ from privtune.training.mechanism.kernel import (
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR
 
 if TYPE_CHECKING:
-    from privtune.training.engine.train import Made
+    from privtune.training.engine.train import TrainableCandidate
     from privtune.training.mechanism.kernel import Kernel, LossOf
 
 _COMPARED = 4  # made-up records whose losses a weight may change
 _POINTS = 3  # random weights at which a gradient that is 0 at the first ones is looked at
-_NAMED = 3  # weights that a message names
+_EXAMPLES = 3  # weights that a message names
 _SPREAD = 0.3  # of random weights
 _ROUNDING = 1e-5  # of the clipping norm: gradients below are rounding errors, or drown in the noise
 _OFFSET = (
@@ -85,11 +85,12 @@ def check_trained(
     kernel = choose_kernel(model, loss_of, data.to(place), place, precision=precision)
     first = flatten_params(model).to(place)
     reach = kernel.reach(first)
-    trained = list(kernel.layout.shapes)
-    missed = [name for name in trained if name not in reach]
+    names = list(kernel.layout.shapes)
+    missed = [name for name in names if name not in reach]
     if missed:
-        _refuse_missed(model, loss_of, data, missed, trained)
-    largest = _largest_gradients(kernel, first, reach, enough=_ROUNDING * (norm or 0.0))
+        _refuse_missed(model, loss_of, data, missed, names)
+    enough = _ROUNDING * (norm or 0.0)
+    largest = _largest_gradients(kernel, first, reach, enough=enough)
     idle = not any(largest.values())
     if idle and _has_finite_losses(model, loss_of, data):
         offset = "" if data.y.is_floating_point() else _OFFSET
@@ -97,14 +98,15 @@ def check_trained(
             "What is trained of the model does not reach its loss, so no training changes what it says: "
             "the gradient of every made-up record is 0, or no number. Leave out what has no slope: round, "
             "sign, argmax, a comparison, a softmax over the axis of records, and losses that compare records "
-            f"(Cox, ranking, contrastive), since each record is alone. {offset}Nothing was charged."
+            "(Cox, ranking, contrastive), since each record is alone. A cross entropy needs an output for "
+            f"each class. {offset}Nothing was charged."
         )
     if not idle:
         _check_sizes(largest, norm)
 
 
 def check_moved(
-    first: torch.Tensor, last: torch.Tensor, made: Made, *, steps: int, of: int
+    first: torch.Tensor, last: torch.Tensor, candidate: TrainableCandidate, *, steps: int, of: int
 ) -> None:
     """Refuse a candidate whose steps are too short to move its weights in all of a training.
 
@@ -113,21 +115,27 @@ def check_moved(
     Args:
         first: The first weights, shape ``[P]``.
         last: Those after a few steps, noise included.
-        made: The candidate.
+        candidate: What was trained.
         steps: How many steps were taken.
         of: How many steps the training has.
 
     Raises:
         NothingTrainedError: If weights would stay as they are.
     """
-    known = made.optimizer is not None or {"learning_rate", "max_grad_norm"} <= made.values.keys()
-    paced = made.scheduler is not None or "schedule" in made.values or "warmup" in made.values
-    if not known or paced or not bool(last.isfinite().all()):
+    values = candidate.values
+    has_rate = {"learning_rate", "max_grad_norm"} <= values.keys()
+    if candidate.optimizer is None and not has_rate:
         return
-    size = max(float(first.abs().max()), Layout(made.model).usual_size)
-    moved = float((last - first).abs().max()) * of / steps
+    # A schedule may begin with short steps, too.
+    if candidate.scheduler is not None or "schedule" in values or "warmup" in values:
+        return
+    if not bool(last.isfinite().all()):
+        return
+    usual_size = Layout(candidate.model).usual_size
+    size = max(_largest_entry(first), usual_size)
+    moved = _largest_entry(last - first) * of / steps
     if moved <= _STANDS * size:
-        norm = made.values.get("max_grad_norm")
+        norm = values.get("max_grad_norm")
         bound = "" if norm is None else f"max_grad_norm = {norm:g}, "
         raise NothingTrainedError(
             f"All {of} steps of a training would move no weight by more than {moved:.1g}, where weights are "
@@ -136,8 +144,13 @@ def check_moved(
         )
 
 
+def _largest_entry(weights: torch.Tensor) -> float:
+    """Return the largest absolute value of some weights."""
+    return float(weights.abs().max())
+
+
 def _check_sizes(largest: Mapping[str, float], norm: float | None) -> None:
-    """Refuse gradients that are tiny beside the clipping norm; warn of weights of which all are 0."""
+    """Refuse gradients that are tiny beside the clipping norm; warn of parameters with gradients of 0."""
     size = math.hypot(*largest.values())
     if norm is not None and size < _ROUNDING * norm:
         raise NothingTrainedError(
@@ -146,7 +159,8 @@ def _check_sizes(largest: Mapping[str, float], norm: float | None) -> None:
             "gets worse (a softmax over all outputs adds up to 1 whatever it says), or choose a "
             "max_grad_norm about as large as gradients are. Nothing was charged."
         )
-    if still := [name for name, each in largest.items() if each == 0.0]:
+    still = [name for name, gradient in largest.items() if gradient == 0.0]
+    if still:
         warnings.warn(
             f"The gradient of every made-up record in {_list(still)} is 0, at first and at random weights: "
             "if it is 0 for yours, too, noise alone moves them. Leave out what has no slope (round, sign, a "
@@ -157,36 +171,48 @@ def _check_sizes(largest: Mapping[str, float], norm: float | None) -> None:
 
 
 def _check_shape(model: nn.Module, loss_of: LossOf, data: TensorData) -> None:
-    """Refuse a loss that has more axes than that of records, as one whose targets are broadcast."""
-    few = data.to(next(model.parameters()).device)
-    x, y = (part[0] for part in data.domain.draw(*few.like, (1, 1), few.x.device))
+    """Refuse a loss of one record that has more than one axis, as if its targets were broadcast."""
+    one = _draw_records(_beside(model, data), 1)
+    x = one.x
+    y = one.y
     copied, copied_loss = fresh(model, loss_of)
     try:
         with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.enable_grad():
-            shape = tuple(copied_loss(copied, x, y).shape)
+            loss = copied_loss(copied, x, y)
+            shape = tuple(loss.shape)
     except Exception:  # the kernel says of whatever is raised that it is raised
         return
-    if len(shape) > 1:
-        shapes, unlike = describe_shapes(model, x, y)
-        raise InvalidInputError(
-            "loss",
-            shape,
-            f"must be one number for one record, a tensor of shape (1,), with {shapes}",
-            SAME_SHAPE
-            if unlike
-            else 'Sum or average over the other axes; use reduction="none" of losses.',
-        )
+    if len(shape) <= 1:
+        return
+    shapes, unlike = describe_shapes(model, x, y)
+    remedy = 'Sum or average over the other axes; use reduction="none" of losses.'
+    if unlike:
+        remedy = SAME_SHAPE
+    raise InvalidInputError(
+        "loss",
+        shape,
+        f"must be one number for one record, a tensor of shape (1,), with {shapes}",
+        remedy,
+    )
 
 
 def _has_finite_losses(model: nn.Module, loss_of: LossOf, data: TensorData) -> bool:
-    """Say whether the losses of made-up records are finite; if not, real ones tell more."""
-    few = data.to(next(model.parameters()).device)
-    return bool(losses_of(loss_of, fresh(model)[0], _made_up(few)).isfinite().all())
+    """Return whether the losses of made-up records are finite."""
+    few = _draw_records(_beside(model, data), _COMPARED)
+    copied, _ = fresh(model)
+    losses = losses_of(loss_of, copied, few)
+    return bool(losses.isfinite().all())
 
 
-def _made_up(data: TensorData) -> TensorData:
-    """Return a few made-up records like those of ``data``."""
-    x, y = data.domain.draw(*data.like, (1, _COMPARED), data.x.device)
+def _beside(model: nn.Module, data: TensorData) -> TensorData:
+    """Return data moved to the device of a model."""
+    weight = next(model.parameters())
+    return data.to(weight.device)
+
+
+def _draw_records(data: TensorData, count: int) -> TensorData:
+    """Return ``count`` made-up records with the shapes and types of ``data``, drawn from its domain."""
+    x, y = data.domain.draw(*data.like, (1, count), data.x.device)
     return TensorData(x[0], y[0])
 
 
@@ -207,15 +233,18 @@ def _largest_gradients(
     largest = dict(reach)
     generator = torch.Generator().manual_seed(0)
     for _ in range(_POINTS):
-        if all(largest.values()) and math.hypot(*largest.values()) >= enough:
+        norms = largest.values()
+        if all(norms) and math.hypot(*norms) >= enough:
             break
-        point = _SPREAD * torch.randn(first.shape, generator=generator, dtype=first.dtype)
+        direction = torch.randn(first.shape, generator=generator, dtype=first.dtype)
+        point = _SPREAD * direction
         try:
-            moved = kernel.reach(point.to(first))
+            reach_there = kernel.reach(point.to(first))
         except Exception:  # such as a spread below 0, or a matrix without an inverse
             return {name: norm for name, norm in largest.items() if norm > 0.0}
-        for name, norm in moved.items():
-            largest[name] = max(largest.get(name, 0.0), norm)
+        for name, norm in reach_there.items():
+            before = largest.get(name, 0.0)
+            largest[name] = max(before, norm)
     return largest
 
 
@@ -224,11 +253,20 @@ def _refuse_missed(
     loss_of: LossOf,
     data: TensorData,
     missed: Sequence[str],
-    trained: Sequence[str],
+    names: Sequence[str],
 ) -> None:
-    """Refuse weights that no loss reaches; warn of some that have no part in it."""
-    few = data.to(next(model.parameters()).device)
-    apart = [name for name in missed if name in _reach_of_itself(model, loss_of, few)]
+    """Refuse weights that are used without a gradient, or if all are unused; warn of some unused ones.
+
+    Args:
+        model: The model with its first weights.
+        loss_of: The loss of one record.
+        data: Made-up records.
+        missed: The weights that no loss of the kernel's copy reaches, at least one.
+        names: All weights that are trained.
+    """
+    few = _beside(model, data)
+    reach = _reach_of_itself(model, loss_of, few)
+    apart = [name for name in missed if name in reach]
     if apart:
         raise NothingTrainedError(
             f"The loss reaches {_list(apart)} of the model that build returned, but not of a copy of it, and "
@@ -243,7 +281,7 @@ def _refuse_missed(
             "Compute the loss with torch, from the model that it is given; call requires_grad_(False) on "
             "what shall stay as it is. Nothing was charged."
         )
-    if len(missed) == len(trained):
+    if len(missed) == len(names):
         raise NothingTrainedError(
             f"What is trained of the model, {_list(missed)}, does not reach its loss, so no training changes "
             "what it says: the loss does not use the model that it is given, or other parts of it. Compute "
@@ -257,18 +295,30 @@ def _refuse_missed(
     )
 
 
-def _reach_of_itself(model: nn.Module, loss_of: LossOf, data: TensorData) -> Mapping[str, float]:
-    """Return which weights the loss reaches of the model itself, in the place of a copy."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    x, y = data.domain.draw(*data.like, (1, REACHED_RECORDS), data.x.device)
+def _reach_of_itself(
+    model: nn.Module,
+    loss_of: LossOf,
+    data: TensorData,
+) -> Mapping[str, float]:
+    """Return by name the weights that the loss reaches in the model itself, where training uses a copy.
+
+    Buffers that the loss changes are put back: the model is the user's, and is trained after this.
+    """
+    parameters = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    records = _draw_records(data, REACHED_RECORDS)
     reach: dict[str, float] = {}
+    weights = list(parameters.values())
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]), torch.enable_grad():
-        for b in range(REACHED_RECORDS):
-            loss = loss_of(model, x[0, b : b + 1], y[0, b : b + 1]).sum()
+        for record in range(REACHED_RECORDS):
+            x = records.x[record : record + 1]
+            y = records.y[record : record + 1]
+            loss = loss_of(model, x, y).sum()
             if loss.requires_grad:
-                parts = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-                add_reach(reach, named, parts)
+                gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+                add_reach(reach, parameters, gradients)
     for buffer, before in buffers:
         buffer.data.copy_(before)
     return reach
@@ -277,26 +327,33 @@ def _reach_of_itself(model: nn.Module, loss_of: LossOf, data: TensorData) -> Map
 def _used_without_gradient(
     model: nn.Module, loss_of: LossOf, data: TensorData, names: Iterable[str]
 ) -> list[str]:
-    """Return the weights, of some that no loss reaches, whose values change a loss."""
+    """Return the parameters that change a loss when they are moved, though no gradient reaches them.
+
+    Each is moved by a random step, alone, and the losses are compared.
+    """
     copied, _ = fresh(model, trained=True)
-    named = dict(copied.named_parameters())
-    records = _made_up(data)
-    before = losses_of(loss_of, copied, records)
+    parameters = dict(copied.named_parameters())
+    records = _draw_records(data, _COMPARED)
+    losses_before = losses_of(loss_of, copied, records).nan_to_num()
     used = []
     generator = torch.Generator().manual_seed(0)
     for name in names:
-        weight = named[name]
-        stood = weight.detach().clone()
-        step = torch.randn(weight.shape, generator=generator, dtype=weight.dtype).to(weight)
-        weight.data.copy_(stood + _SPREAD * step)
-        if not torch.equal(losses_of(loss_of, copied, records).nan_to_num(), before.nan_to_num()):
+        weight = parameters[name]
+        value = weight.detach().clone()
+        direction = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+        step = _SPREAD * direction.to(weight)
+        weight.data.copy_(value + step)
+        losses = losses_of(loss_of, copied, records).nan_to_num()
+        if not torch.equal(losses, losses_before):
             used.append(name)
-        weight.data.copy_(stood)
+        weight.data.copy_(value)
     return used
 
 
 def _list(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are."""
-    first = ", ".join(names[:_NAMED])
-    more = len(names) - _NAMED
-    return f"{first} and {more} more" if more > 0 else first
+    """Return some names as a text: the first ones, and how many more there are."""
+    words = ", ".join(names[:_EXAMPLES])
+    more = len(names) - _EXAMPLES
+    if more > 0:
+        return f"{words} and {more} more"
+    return words

@@ -1,4 +1,4 @@
-"""The durable budget: charge first, never refund, always able to show the log."""
+"""The privacy ledger: budgets and their charges, durable in a log that can be verified."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
         verify,
         verify_certificate,
     )
+    from privtune.ledger.certificate_page import render_certificate
+    from privtune.ledger.datasets import Dataset
     from privtune.ledger.errors import (
         BudgetClosedError,
         BudgetExistsError,
         ChargeStateError,
+        DatasetMismatchError,
         DeclarationClosedError,
         LedgerBusyError,
         LedgerConnectionError,
@@ -27,12 +30,12 @@ if TYPE_CHECKING:
         LedgerFullError,
         LedgerReadOnlyError,
         LedgerSchemaError,
+        StoreCopyError,
         UnitMismatchError,
         UnknownBudgetError,
         UnknownChargeError,
     )
     from privtune.ledger.ledger import Ledger
-    from privtune.ledger.page import render_certificate
     from privtune.ledger.rounds import RoundNotFinishedError, RoundStuckError
     from privtune.ledger.values import (
         RECORD,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
         Charge,
         ChargeRequest,
         ChargeState,
+        Spending,
     )
 
 __all__ = [
@@ -55,6 +59,8 @@ __all__ = [
     "ChargeRequest",
     "ChargeState",
     "ChargeStateError",
+    "Dataset",
+    "DatasetMismatchError",
     "DeclarationClosedError",
     "FilterState",
     "Ledger",
@@ -67,6 +73,8 @@ __all__ = [
     "LedgerSchemaError",
     "RoundNotFinishedError",
     "RoundStuckError",
+    "Spending",
+    "StoreCopyError",
     "UnitMismatchError",
     "UnknownBudgetError",
     "UnknownChargeError",

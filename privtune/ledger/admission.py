@@ -1,10 +1,10 @@
-"""Decides whether a budget admits what is asked, says what is spent, and what would still fit."""
+"""Decides whether a budget admits events, and computes the ε that its charges have spent."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -12,7 +12,6 @@ from typing import Any
 
 import privtune.accounting as acc
 from privtune.accounting.rdp import confirm_composition
-from privtune.accounting.registry import training
 from privtune.ledger import privacy_filter
 from privtune.ledger.errors import BudgetClosedError, DeclarationClosedError
 from privtune.ledger.history import BASIS_DECLARED, BASIS_FILTER, BASIS_GAUSSIAN, History, order_of
@@ -30,123 +29,236 @@ _LAST = 0.25
 """From which part of its capacity on the filter may go over to Gaussian charges, for good."""
 
 _MIDDLE = 10  # of the halvings of its δ among which the filter looks for what one request may take
+_ROUNDING = 1 + 1e-9  # sums of floats are above what they add by no more than this
+
+Block = tuple[acc.Event, ...]
+"""Events that are all fixed before the first release."""
 
 
-def admit(history: History, asked: Sequence[acc.Event]) -> tuple[str, list[Weight]]:
-    """Return the basis on which a budget admits a request as a whole, and the weights; else refuse."""
+def admit(history: History, events: Sequence[acc.Event]) -> tuple[str, list[Weight]]:
+    """Return the basis on which a budget admits events, with their weights, or refuse the events.
+
+    Args:
+        history: What the budget's log says.
+        events: What is to be charged, together.
+
+    Returns:
+        The basis, and the weight of each event in the filter; no weights before the first start.
+
+    Raises:
+        BudgetClosedError: The budget was closed.
+        DeclarationClosedError: The budget is declared, and has started.
+        BudgetExceededError: The events do not fit.
+        PrivTuneError: autodp's composition of everything charged is not ours.
+    """
     budget = history.terms()
     if history.closed:
-        raise BudgetClosedError(f"budget {budget.name!r} was closed for good.")
+        raise BudgetClosedError(
+            f"budget {budget.name!r} was closed for good: it admits no charge any more."
+        )
     if history.frozen and budget.admission is Admission.DECLARED:
         raise DeclarationClosedError(
             f"budget {budget.name!r} has started: what was not declared before cannot be added; "
             "a budget with adaptive admission admits later studies."
         )
-    found = admission_of(history, asked)
-    if found is None:
-        spent = odometer(history).epsilon
-        raise BudgetExceededError(
-            budget,
-            requested=_composed(tuple(asked), budget).epsilon,
-            spent=spent,
-            remaining=max(0.0, budget.epsilon - spent),
-            used=filter_state(history).share,
-        )
+    verdict = admission_of(history, events)
+    if verdict is None:
+        raise _excess_error(history, events)
     # A second opinion on everything charged: autodp's composition must be ours.
-    charged = Counter(history.block.values()) + history.later + Counter(asked)
-    confirm_composition(frozenset(charged.items()), budget.adjacency)
-    return found
+    declared = Counter(history.block.values())
+    everything = declared + history.later + Counter(events)
+    confirm_composition(frozenset(everything.items()), budget.adjacency)
+    return verdict
 
 
-def fits(history: History, asked: Sequence[acc.Event]) -> bool:
-    """Return whether the budget holds more events, by the rule that is now in force."""
-    return admission_of(history, asked) is not None
+def _excess_error(history: History, events: Sequence[acc.Event]) -> BudgetExceededError:
+    """Return the error for events that exceed a budget, with the ε requested and the ε spent."""
+    budget = history.terms()
+    spent = odometer(history).epsilon
+    requested = _compose(tuple(events), budget).epsilon
+    return BudgetExceededError(
+        budget,
+        requested=requested,
+        spent=spent,
+        remaining=max(0.0, budget.epsilon - spent),
+        used=filter_state(history).share,
+    )
 
 
-def admission_of(history: History, asked: Sequence[acc.Event]) -> tuple[str, list[Weight]] | None:
-    """Return the basis on which a budget holds more events and what they weigh; None if on none."""
+def fits(history: History, events: Sequence[acc.Event]) -> bool:
+    """Return whether a budget holds more events, as :func:`admission_of` decides."""
+    return admission_of(history, events) is not None
+
+
+def admission_of(history: History, events: Sequence[acc.Event]) -> tuple[str, list[Weight]] | None:
+    """Return the basis on which a budget would admit events, with their weights; None without one.
+
+    Args:
+        history: What the budget's log says.
+        events: What would be charged, together.
+    """
     budget = history.terms()
     # Before the first start all is fixed before the first release: any bound says what it costs.
     if not history.frozen:
-        together = (*history.block.values(), *asked)
-        return (BASIS_DECLARED, []) if _holds(together, budget) else None
+        block = (*history.block.values(), *events)
+        return (BASIS_DECLARED, []) if _holds(block, budget) else None
     room, room_delta = filter_room(history)
-    part, weights = math.inf, []
-    if room >= 0 and not history.late:
-        weights = weights_of(history, asked)
-        divergence, delta = _parts(weights, room, room_delta)
-        part = max(divergence, delta)
+    if room < 0:
+        return None
+    part = math.inf
+    weights: list[Weight] = []
+    if not history.late:
+        weights = weights_of(history, events)
+        divergence_part, delta_part = _parts(weights, room, room_delta)
+        part = max(divergence_part, delta_part)
         total = filter_state(history).capacity or 0.0
+        room_after = float(room) * (1.0 - divergence_part)
         # By divergences as long as that leaves a quarter; from there on the smaller part decides.
-        if part <= 1.0 and float(room) * (1.0 - divergence) >= _LAST * total:
+        if part <= 1.0 and room_after >= _LAST * total:
             return BASIS_FILTER, weights
-    if room >= 0 and not history.open:
-        gaussian, as_gaussian = _as_gaussian(history, asked, room, room_delta)
-        if gaussian <= 1.0 and gaussian < part:
-            return BASIS_GAUSSIAN, as_gaussian
+    # What the filter admitted by divergence must be over before the first Gaussian charge.
+    if not history.open:
+        gaussian_part, gaussian_weights = _as_gaussian(
+            history,
+            events,
+            room,
+            room_delta,
+        )
+        if gaussian_part <= 1.0 and gaussian_part < part:
+            return BASIS_GAUSSIAN, gaussian_weights
     return (BASIS_FILTER, weights) if part <= 1.0 else None
 
 
-def _holds(events: tuple[acc.Event, ...], budget: Budget) -> bool:
-    """Whether a budget holds events that were all fixed before the first release."""
+def _holds(events: Block, budget: Budget) -> bool:
+    """Return whether a budget holds events that were all fixed before the first release."""
     # Most of a large block is admitted while there is room: then sums of curves say so at once.
-    kinds = Counter(events).items()
-    block = _one(acc.Repeated(count, event) if count > 1 else event for event, count in kinds)
-    quick = acc.epsilon(block, budget.delta, adjacency=budget.adjacency, method="rdp").epsilon
-    return quick <= budget.epsilon or _composed(events, budget).epsilon <= budget.epsilon
+    if by_curves(events, budget) <= budget.epsilon:
+        return True
+    return _compose(events, budget).epsilon <= budget.epsilon
+
+
+def by_curves(events: Sequence[acc.Event], budget: Budget, share: float = 1.0) -> float:
+    """Return an upper bound on ε of events fixed beforehand, computed quickly by Rényi curves.
+
+    Args:
+        events: The events.
+        budget: The terms whose δ and adjacency count.
+        share: The part of δ at which ε is asked.
+    """
+    if not events:
+        return 0.0
+    parts: list[acc.Event] = []
+    for event, count in Counter(events).items():
+        part = acc.Repeated(count, event) if count > 1 else event
+        parts.append(part)
+    guarantee = acc.epsilon(
+        _compose_events(parts),
+        share * budget.delta,
+        adjacency=budget.adjacency,
+        method="rdp",
+    )
+    return guarantee.epsilon
 
 
 def _as_gaussian(
-    history: History, asked: Sequence[acc.Event], room: Fraction, room_delta: Fraction
+    history: History,
+    events: Sequence[acc.Event],
+    room: Fraction,
+    room_delta: Fraction,
 ) -> tuple[float, list[Weight]]:
-    """Return the part of the filter's room that events take as Gaussian charges, and their weights."""
+    """Return the fraction of the filter's room that events take as Gaussian charges, and their weights.
+
+    With a larger d beside it an event has a smaller variance. The slack that is tried begins at a 1,024th
+    of the filter's δ and moves at most four times, to where both take about the same part.
+
+    Args:
+        history: What the budget's log says.
+        events: What would be charged, together.
+        room: The Rényi divergence that the filter has left.
+        room_delta: The δ that it has left.
+
+    Returns:
+        The larger of the parts of both; infinite where the events do not fit.
+    """
     budget = history.terms()
-    order, best = order_of(budget), (math.inf, list[Weight]())
-    before = Fraction(privacy_filter.gaussian_divergence(order, float(history.variance)))
-    left = Fraction(privacy_filter.gaussian_room(order, float(room + before))) - history.variance
-    share, halving = privacy_filter.APPROXIMATE_SHARE * budget.delta, _MIDDLE
+    order = order_of(budget)
+    spent = _gaussian_divergence(history.variance, budget)
+    total_room = room + spent
+    total_variance = privacy_filter.gaussian_room(order, float(total_room))
+    variance_room = Fraction(total_variance) - history.variance
+    share = privacy_filter.APPROXIMATE_SHARE * budget.delta
+    best_part = math.inf
+    best_weights: list[Weight] = []
+    halving = _MIDDLE
     for _ in range(4):
         slack = share * 2.0**-halving
-        weights = [weigh_as_gaussian(event, budget.adjacency, slack) for event in asked]
-        variance, delta = _parts(weights, left, room_delta)
-        if max(variance, delta) < best[0]:
-            best = max(variance, delta), weights
-        if not delta:
+        weights = [weigh_as_gaussian(event, budget.adjacency, slack) for event in events]
+        variance_part, delta_part = _parts(weights, variance_room, room_delta)
+        part = max(variance_part, delta_part)
+        if part < best_part:
+            best_part = part
+            best_weights = weights
+        if not delta_part:
             break
-        if math.inf in (variance, delta):
-            step = -(halving // 2) if variance == math.inf else halving
-        else:  # about as large a part of δ as of the variance, and not above it
-            step = math.ceil(math.log2(delta / variance))
-        if not step or not 1 <= halving + step <= 2 * _MIDDLE:
-            break
+        step = _step_of_halving(halving, variance_part, delta_part)
         halving += step
+        is_in_reach = 1 <= halving <= 2 * _MIDDLE
+        if not step or not is_in_reach:
+            break
     # What decides is the theorem's own condition; parts only compare.
-    total = history.variance + sum(weight.exact()[0] for weight in best[1])
-    if Fraction(privacy_filter.gaussian_divergence(order, float(total))) > room + before:
+    variances, _ = _sum_weights(best_weights)
+    divergence = _gaussian_divergence(history.variance + variances, budget)
+    if divergence > total_room:
         return math.inf, []
-    return best
+    return best_part, best_weights
+
+
+def _gaussian_divergence(variance: Fraction, budget: Budget) -> Fraction:
+    """Return d_α(V), the divergence that Gaussian charges of a variance take of a budget's filter."""
+    divergence = privacy_filter.gaussian_divergence(order_of(budget), float(variance))
+    return Fraction(divergence)
+
+
+def _step_of_halving(halving: int, variance_part: float, delta_part: float) -> int:
+    """Return how many more times to halve the slack, below 0 to double it and 0 to keep it."""
+    if variance_part == math.inf:
+        return -(halving // 2)
+    if delta_part == math.inf:
+        return halving
+    # About as large a part of δ as of the variance, and not above it.
+    ratio = delta_part / variance_part
+    return math.ceil(math.log2(ratio))
 
 
 def _parts(weights: Sequence[Weight], room: Fraction, room_delta: Fraction) -> tuple[float, float]:
-    """Return the parts of the filter's room, and of its δ, that weights take; infinite if they do not fit."""
+    """Return the fractions of the filter's room and of its δ that weights take, infinite above 1."""
     if not all(math.isfinite(weight.divergence) for weight in weights):
         return math.inf, math.inf
-    exact = [weight.exact() for weight in weights]
+    divergence, delta = _sum_weights(weights)
+    return _part(divergence, room), _part(delta, room_delta)
 
-    def part(asked: Fraction, left: Fraction) -> float:
-        if asked > left:
-            return math.inf
-        return float(asked / left) if left else 0.0
 
-    return (
-        part(sum((w for w, _ in exact), Fraction(0)), room),
-        part(sum((d for _, d in exact), Fraction(0)), room_delta),
-    )
+def _part(amount: Fraction, available: Fraction) -> float:
+    """Return the fraction of an available amount that another amount takes, infinite above 1."""
+    if amount > available:
+        return math.inf
+    return float(amount / available) if available else 0.0
+
+
+def _sum_weights(weights: Sequence[Weight]) -> tuple[Fraction, Fraction]:
+    """Return the exact sums of the divergences (or variances) and of the δ of weights."""
+    total_divergence = Fraction(0)
+    total_delta = Fraction(0)
+    for weight in weights:
+        divergence, delta = weight.exact()
+        total_divergence += divergence
+        total_delta += delta
+    return total_divergence, total_delta
 
 
 @dataclass(frozen=True)
 class FilterState:
-    """A budget's privacy filter, as it stands.
+    """The state of a budget's privacy filter: whether it is in force, its capacity, and its use.
 
     Attributes:
         in_force: Whether something has started, so that every further charge must pass it.
@@ -173,34 +285,40 @@ class FilterState:
 
     @property
     def share(self) -> float | None:
-        """The part of the room that is used; None while the filter is not in force."""
+        """The fraction of the capacity that is used, at most 1; None while the filter is not in force."""
         if not self.in_force:
             return None
-        return 1.0 if not self.capacity else min(1.0, self.used / self.capacity)
+        if not self.capacity:
+            return 1.0
+        return min(1.0, self.used / self.capacity)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
-        used = self.used if math.isfinite(self.used) else "inf"
-        there = {**asdict(self), "used": used}
+        """Return the state as JSON-ready data."""
+        document = asdict(self)
+        if not math.isfinite(self.used):
+            document["used"] = "inf"
+        # Only a filter that went over has Gaussian charges: others say nothing of them.
         if not self.variance:
-            del there["variance"]
-        return there
+            del document["variance"]
+        return document
 
 
-def weights_of(history: History, asked: Sequence[acc.Event]) -> list[Weight]:
+def weights_of(history: History, events: Sequence[acc.Event]) -> list[Weight]:
     """Return each event's Rényi divergence at the filter's order, and the δ with which it may fail."""
     budget = history.terms()
+    order = order_of(budget)
     slack = slack_of(budget.delta)
-    return [weigh(event, order_of(budget), budget.adjacency, slack) for event in asked]
+    return [weigh(event, order, budget.adjacency, slack) for event in events]
 
 
 def filter_state(history: History) -> FilterState:
-    """Return the filter as it stands."""
+    """Return the state of a budget's privacy filter, computed from its history."""
     budget = history.terms()
     order = order_of(budget)
     total = -math.inf
     if history.frozen:
-        total = _room(tuple(history.block.values()), budget, order)
+        block = tuple(history.block.values())
+        total = _room(block, budget, order)
     return FilterState(
         in_force=history.frozen,
         order=order,
@@ -213,205 +331,227 @@ def filter_state(history: History) -> FilterState:
 
 
 def filter_room(history: History) -> tuple[Fraction, Fraction]:
-    """Return what the filter has left: Rényi divergence at its order, and δ. Below 0: nothing."""
+    """Return the Rényi divergence and the δ that the filter has left, below 0 where nothing is left."""
     state = filter_state(history)
     if history.unbounded or state.capacity is None:
         return Fraction(-1), Fraction(-1)
-    return (
-        Fraction(state.capacity) - _used(history),
-        Fraction(state.delta_capacity) - history.used_delta,
-    )
+    room = Fraction(state.capacity) - _used(history)
+    room_delta = Fraction(state.delta_capacity) - history.used_delta
+    return room, room_delta
 
 
 def _used(history: History) -> Fraction:
+    """Return the Rényi divergence that a filter has admitted, that of Gaussian charges included."""
     if not history.variance:
         return history.used
-    order = order_of(history.terms())
-    return history.used + Fraction(
-        privacy_filter.gaussian_divergence(order, float(history.variance))
-    )
+    return history.used + _gaussian_divergence(history.variance, history.terms())
 
 
 def filter_excess(history: History) -> float:
-    """Return by what share of its capacity the filter is overdrawn; 0 while it is not."""
+    """Return how far the filter is overdrawn, as a fraction of its capacity; 0 while it is not."""
     room, room_delta = filter_room(history)
     if room >= 0 and room_delta >= 0:
         return 0.0
     total = filter_state(history).capacity
-    return math.inf if room_delta < 0 or not total else float(-room) / total
+    if room_delta < 0 or not total:
+        return math.inf
+    return float(-room) / total
 
 
 def odometer(history: History, *, allowed: float = 0.0) -> acc.Guarantee:
-    """Return ε of everything charged, valid whenever it is read: by whoever stops on what was released."""
-    # Who reads at any time, and stops by what was released, learns at most this: the odometer's theorem.
+    """Return the ε of all charges together, valid even if charging stops depending on what was released.
+
+    Args:
+        history: What the budget's log says.
+        allowed: By what share today's divergences of later charges may lie above those of the version that
+            made a certificate, as long as the certificate is held against them.
+
+    Returns:
+        The smallest of the readings that the odometer's theorem allows, and all of them.
+    """
     budget = history.terms()
     block = tuple(history.block.values())
-    adaptive = history.frozen and budget.admission is Admission.ADAPTIVE
-    grows = adaptive and filter_state(history).capacity is not None
+    grows = _may_grow(history)
     if not history.later and not grows:
-        return _composed(block, budget)
+        return _compose(block, budget)
     bounds = {"odometer": _reading(history, budget, block, allowed)}
     # A filter of a capacity larger by x keeps ε + x: its theorem knows their difference alone.
     excess = filter_excess(history) + max(history.drift.values(), default=0.0)
-    if grows and (excess == 0.0 or (excess <= 2.0 * DRIFT and not history.recorded)):
-        left = 0.0 if history.late else max(float(filter_room(history)[0]), 0.0)
-        bounds["filter"] = budget.epsilon * (1.0 + excess) - left
+    is_drift = excess <= 2.0 * DRIFT and not history.recorded
+    if grows and (excess == 0.0 or is_drift):
+        room, _ = filter_room(history)
+        unused = 0.0 if history.late else max(float(room), 0.0)
+        bounds["filter"] = budget.epsilon * (1.0 + excess) - unused
     method = min(bounds, key=lambda name: bounds[name])
-    # Where nothing could be added, the block was read at the whole δ.
-    whole = 1.0 if grows else 1.0 + privacy_filter.APPROXIMATE_SHARE + privacy_filter.ODOMETER_SHARE
-    return acc.Guarantee(bounds[method], whole * budget.delta, method, budget.adjacency, bounds)
+    parts = 1.0
+    if not grows:  # then the block was read at the whole δ
+        parts = 1.0 + privacy_filter.APPROXIMATE_SHARE + privacy_filter.ODOMETER_SHARE
+    return acc.Guarantee(
+        epsilon=bounds[method],
+        delta=parts * budget.delta,
+        method=method,
+        adjacency=budget.adjacency,
+        bounds=bounds,
+    )
 
 
-def _reading(
-    history: History, budget: Budget, block: tuple[acc.Event, ...], allowed: float
-) -> float:
-    slack, orders = slack_of(budget.delta), {order_of(budget)}
-    orders |= {order for order, _ in privacy_filter.lines(budget.epsilon, budget.delta)}
+def _may_grow(history: History) -> bool:
+    """Return whether a budget has started and its filter may still admit charges."""
+    is_adaptive = history.terms().admission is Admission.ADAPTIVE
+    if not history.frozen or not is_adaptive:
+        return False
+    return filter_state(history).capacity is not None
 
-    def failing(events: Counter[acc.Event]) -> float:
-        """Bound the probability that any of these events fails, at whichever order it is weighed."""
-        return math.fsum(
-            count * max(weigh(event, at, budget.adjacency, slack).delta for at in orders)
-            for event, count in list(events.items())
-        )
 
-    late = failing(history.late)
+_EXACT = 10
+"""Of how many different events at most the parts of a declared block are composed exactly."""
+
+
+def odometer_by_charge(history: History) -> dict[int, float]:
+    """Return, for each charge by number, ε of all charges up to and including it.
+
+    The parts of a large declared block are bounded by Rényi curves, which are quick. The last number is the
+    odometer's, and what more charges cost bounds what fewer cost.
+
+    **Guarantee**: each number is an upper bound at the odometer's δ.
+    """
+    budget = history.terms()
+    numbers = sorted(history.charges)
+    share = privacy_filter.BLOCK_SHARE if _may_grow(history) else 1.0
+    different_events = set(history.block.values())
+    is_exact = len(different_events) <= _EXACT
+    last_declared = max(history.block, default=0)
+
+    def block_cost(last: int) -> float:
+        """Return ε of the declared charges up to and including the number ``last``."""
+        events = []
+        for number, event in history.block.items():
+            if number <= last:
+                events.append(event)
+        if not is_exact:
+            return by_curves(events, budget, share)
+        delta = share * budget.delta
+        return block_epsilon(tuple(events), delta, budget.adjacency).epsilon
+
+    costs: dict[int, float] = {}
+    for count, number in enumerate(numbers, 1):
+        if count == len(numbers):
+            costs[number] = odometer(history).epsilon
+        elif number < last_declared:
+            costs[number] = block_cost(number)
+        else:
+            part = history.only(numbers[:count])
+            costs[number] = odometer(part).epsilon
+    lowest = math.inf
+    for number in reversed(numbers):
+        lowest = min(lowest, costs[number])
+        costs[number] = lowest
+    return costs
+
+
+def _reading(history: History, budget: Budget, block: Block, allowed: float) -> float:
+    """Return the odometer's reading, an ε, or infinity if failures exceed their part of δ."""
+    lines = privacy_filter.lines(budget.epsilon, budget.delta)
+    orders = {order for order, _ in lines}
+    orders.add(order_of(budget))
+    gaussian_failures = _sum_failures(history.late, orders, budget)
     # What is not quite Gaussian is no failure: the filter's δ pays for it, a line's for failures.
-    beside = failing(history.later) - late + (float(history.used_delta) if history.late else 0.0)
-    if (
-        beside * (1 + 1e-9) > privacy_filter.APPROXIMATE_SHARE * budget.delta
-        or late * (1 + 1e-9) > privacy_filter.FAILING_SHARE * budget.delta
-    ):
+    used_delta = float(history.used_delta) if history.late else 0.0
+    all_failures = _sum_failures(history.later, orders, budget)
+    other_failures = all_failures - gaussian_failures + used_delta
+    other_room = privacy_filter.APPROXIMATE_SHARE * budget.delta
+    gaussian_room = privacy_filter.FAILING_SHARE * budget.delta
+    if other_failures * _ROUNDING > other_room:
+        return math.inf
+    if gaussian_failures * _ROUNDING > gaussian_room:
         return math.inf
 
     def spent(order: float) -> float:
-        total = math.fsum(
-            count * weigh(event, order, budget.adjacency, slack).divergence
-            for event, count in list(history.later.items())
-        )
-        return total * (1 + 1e-9) / (1.0 + allowed)
+        total = _sum_divergences(history.later, order, budget)
+        return total * _ROUNDING / (1.0 + allowed)
 
-    profile = _profile(block, budget)
-    read = privacy_filter.odometer_epsilon(
-        profile, spent, epsilon=budget.epsilon, delta=budget.delta
+    by_lines = privacy_filter.odometer_epsilon(
+        _profile(block, budget),
+        spent,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
     )
     if history.later:
-        return read
-    return min(
-        read,
-        block_epsilon(block, privacy_filter.BLOCK_SHARE * budget.delta, budget.adjacency).epsilon,
-    )
+        return by_lines
+    block_delta = privacy_filter.BLOCK_SHARE * budget.delta
+    by_block = block_epsilon(block, block_delta, budget.adjacency).epsilon
+    return min(by_lines, by_block)
 
 
-def _composed(events: tuple[acc.Event, ...], budget: Budget) -> acc.Guarantee:
+def _sum_failures(events: Counter[acc.Event], orders: Collection[float], budget: Budget) -> float:
+    """Return a bound on the probability that any of some events fails, at whichever order."""
+    slack = slack_of(budget.delta)
+    bounds = []
+    for event, count in list(events.items()):
+        weights = [weigh(event, order, budget.adjacency, slack) for order in orders]
+        largest = max(weight.delta for weight in weights)
+        bounds.append(count * largest)
+    return math.fsum(bounds)
+
+
+def _sum_divergences(events: Counter[acc.Event], order: float, budget: Budget) -> float:
+    """Return the sum of the Rényi divergences of events at an order, with repetitions."""
+    slack = slack_of(budget.delta)
+    divergences = []
+    for event, count in list(events.items()):
+        weight = weigh(event, order, budget.adjacency, slack)
+        divergences.append(count * weight.divergence)
+    return math.fsum(divergences)
+
+
+def _compose(events: Block, budget: Budget) -> acc.Guarantee:
+    """Return the best bound on ε of events fixed beforehand, at a budget's whole δ."""
     return block_epsilon(events, budget.delta, budget.adjacency)
 
 
 @lru_cache(maxsize=512)
-def block_epsilon(
-    events: tuple[acc.Event, ...], at: float, adjacency: acc.Adjacency
-) -> acc.Guarantee:
-    """Return the best bound for events that were all fixed before the first release."""
+def block_epsilon(events: Block, delta: float, adjacency: acc.Adjacency) -> acc.Guarantee:
+    """Return the best bound on ε, at a δ, of events that were all fixed before the first release."""
     if not events:
-        return acc.Guarantee(0.0, at, "nothing", adjacency, {"nothing": 0.0})
-    return acc.epsilon(_one(events), at, adjacency=adjacency)
+        return acc.Guarantee(0.0, delta, "nothing", adjacency, {"nothing": 0.0})
+    return acc.epsilon(_compose_events(events), delta, adjacency=adjacency)
 
 
-def _room(block: tuple[acc.Event, ...], budget: Budget, order: float) -> float:
-    """Return the capacity of the filter beside a block, −∞ where it has none."""
+def _room(block: Block, budget: Budget, order: float) -> float:
+    """Return the Rényi divergence that a filter may admit on top of a block, −∞ if none."""
     share = privacy_filter.FILTER_SHARE * budget.delta
     # Most blocks use their budget up, and a fifth of the nodes shows that, with room for rounding.
-    below = _profile(block, budget, privacy_filter.below_tabulated)
-    if privacy_filter.total_delta(below, order, 0.0, budget.epsilon) > 1.001 * share:
+    profile_below = _profile(block, budget, privacy_filter.below_tabulated)
+    delta_below = privacy_filter.total_delta(profile_below, order, 0.0, budget.epsilon)
+    if delta_below > 1.001 * share:
         return -math.inf
-    return _capacity(_profile(block, budget), order, budget.epsilon, share)
+    profile = _profile(block, budget)
+    return _capacity(profile, order, budget.epsilon, share)
 
 
 @lru_cache(maxsize=64)
 def _profile(
-    events: tuple[acc.Event, ...],
+    events: Block,
     budget: Budget,
     table: Callable[..., privacy_filter.Profile] = privacy_filter.tabulate,
 ) -> privacy_filter.Profile:
+    """Return the privacy profile of a block, tabulated to beyond twice the budget's ε."""
     if not events:
         return privacy_filter.empty_profile
-    event = _one(events)
+    block = _compose_events(events)
     # Beyond e^700 there are no numbers; a profile is constant where its table ends, from above.
-    highest, adjacency = min(2 * budget.epsilon + 4, 700.0), budget.adjacency
-    return table(lambda at: acc.delta(event, at, adjacency=adjacency).delta, highest)
+    highest = min(2 * budget.epsilon + 4, 700.0)
+
+    def delta_at(epsilon: float) -> float:
+        return acc.delta(block, epsilon, adjacency=budget.adjacency).delta
+
+    return table(delta_at, highest)
 
 
 _capacity = lru_cache(maxsize=256)(privacy_filter.capacity)
 
 
-def _one(events: Iterable[acc.Event]) -> acc.Event:
-    fixed = tuple(events)
-    return fixed[0] if len(fixed) == 1 else acc.Composed(fixed)
-
-
-_MEAN = 10
-_LARGEST = 1e4
-_DIGITS = 3
-
-
-def suggestions(history: History, asked: Sequence[acc.Event]) -> tuple[str, ...]:
-    """Return what would fit in place of a refused request, one phrase each."""
-    found = training(asked[0]) if len(asked) == 1 else None
-    if found is None:
-        return (_together(history, asked),)
-    count, rate = found
-
-    def plain(sigma: float) -> acc.Event:
-        return acc.Repeated(count, acc.PoissonSampled(rate, acc.Gaussian(sigma)))
-
-    alone = _smallest(lambda sigma: fits(history, [plain(sigma)]), 1.0)
-    if alone is None:
-        return ("no DP-SGD training of this length, at any noise",)
-    phrases = [f"a DP-SGD training with q = {rate:g}, T = {count} from σ ≥ {alone:g}"]
-    tuned = _smallest(
-        lambda sigma: fits(history, [acc.PrivateSelection(plain(sigma), acc.Geometric(_MEAN))]),
-        1.7 * alone,
-    )
-    if tuned is not None:
-        phrases.append(f"a selection of mean {_MEAN} over it from σ ≥ {tuned:g}")
-    return tuple(phrases)
-
-
-def _together(history: History, asked: Sequence[acc.Event]) -> str:
-    """Say in one phrase by how much all noise of a request has to grow to fit, and what that costs."""
-
-    def louder(factor: float) -> tuple[acc.Event, ...]:
-        return tuple(acc.scale_noise(event, factor) for event in asked)
-
-    factor = _smallest(lambda by: fits(history, louder(by)), 1.0)
-    if factor is None:
-        return "nothing of this kind, at any noise"
-    budget = history.terms()
-    cost = block_epsilon(louder(factor), budget.delta, budget.adjacency).epsilon
-    phrase = f"the same with all noise multiplied by {factor:g}"
-    if not 0.0 < cost < math.inf:
-        return phrase
-    step = 10.0 ** (math.floor(math.log10(cost)) - 1)  # two digits, from below: what is lower fits
-    return (
-        f"{phrase}; in a study's spec, about epsilon: {round(math.floor(cost / step) * step, 12):g}"
-    )
-
-
-def _smallest(holds: Callable[[float], bool], start: float) -> float | None:
-    """Return the smallest number found that holds, up to a percent, rounded up; None beyond 1e4."""
-    high = start
-    while not holds(high):
-        high *= 2
-        if high > _LARGEST:
-            return None
-    low = high / 2
-    while low > 1e-2 and holds(low):
-        low, high = low / 2, low
-    while high / low > 1.01:
-        middle = math.sqrt(low * high)
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
-    step = 10.0 ** (math.floor(math.log10(high)) + 1 - _DIGITS)
-    return round(math.ceil(high / step) * step, 12)
+def _compose_events(events: Iterable[acc.Event]) -> acc.Event:
+    """Return the composition of events as one event."""
+    parts = tuple(events)
+    return parts[0] if len(parts) == 1 else acc.Composed(parts)

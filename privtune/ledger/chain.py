@@ -22,9 +22,12 @@ ENTRY_VERSION = 1
 GENESIS = "0" * 64
 """What the first entry of a budget names as its predecessor."""
 
+Document = Mapping[str, Any]
+"""Values by name, ready for JSON: an entry's body, a certificate, the record of an audit."""
+
 
 class Kind(StrEnum):
-    """What an entry says happened."""
+    """The kind of a log entry: what happened to a budget or to a charge."""
 
     CREATED = "created"
     RESERVED = "reserved"
@@ -33,6 +36,7 @@ class Kind(StrEnum):
     VOIDED = "voided"
     CLOSED = "closed"
     AUDITED = "audited"
+    RESTORED = "restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +53,39 @@ class Entry:
     hash: str
 
     def computed_hash(self) -> str:
-        """Return the hash that this entry's content has."""
-        place = str(ENTRY_VERSION), self.budget, str(self.seq), self.kind, str(self.charge)
-        parts = (*place, self.body, self.sealed, self.previous)
+        """Return the SHA-256 of the entry's fields, with the hash of the entry before."""
+        parts = (
+            str(ENTRY_VERSION),
+            self.budget,
+            str(self.seq),
+            self.kind,
+            str(self.charge),
+            self.body,
+            self.sealed,
+            self.previous,
+        )
         # Names and JSON hold no line feed, or two entries could have one text.
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        text = "\n".join(parts)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
-def canonical(value: Mapping[str, Any]) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, floats exact, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def canonical(value: Document) -> str:
+    """Return the canonical JSON text of a value: sorted keys, no spaces, exact floats, no NaN."""
+    return json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
 
 
-def digest_of(value: Mapping[str, Any]) -> str:
+def digest_of(value: Document) -> str:
     """Return the SHA-256 of a value's canonical text."""
     return sealed_digest(canonical(value))
 
 
 def sealed_digest(text: str) -> str:
-    """Return the digest of a sealed part; its salt makes it say nothing about the rest."""
+    """Return the SHA-256 of the text of an entry's sealed part, which holds a salt."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -77,12 +95,35 @@ def new_entry(
     *,
     kind: Kind,
     charge: int,
-    body: Mapping[str, Any],
-    sealed: Mapping[str, Any],
+    body: Document,
+    sealed: Document,
     previous: str,
 ) -> tuple[Entry, str]:
-    """Build the next entry of a log."""
-    sealed_text = canonical({**sealed, "salt": secrets.token_hex(16)})
-    digest = sealed_digest(sealed_text)
-    draft = Entry(budget, seq, str(kind), charge, canonical(body), digest, previous, "")
-    return replace(draft, hash=draft.computed_hash()), sealed_text
+    """Build the next entry of a log.
+
+    Args:
+        budget: The budget's name.
+        seq: The entry's number in the log, from 1.
+        kind: What happened.
+        charge: The number of the charge that it happened to; 0 for what concerns the budget.
+        body: The public part.
+        sealed: The sealed part; a salt is added, so that nobody finds it by trying.
+        previous: The hash of the entry before.
+
+    Returns:
+        The entry, and the text of its sealed part.
+    """
+    salt = secrets.token_hex(16)
+    sealed_text = canonical({**sealed, "salt": salt})
+    draft = Entry(
+        budget=budget,
+        seq=seq,
+        kind=str(kind),
+        charge=charge,
+        body=canonical(body),
+        sealed=sealed_digest(sealed_text),
+        previous=previous,
+        hash="",
+    )
+    entry = replace(draft, hash=draft.computed_hash())
+    return entry, sealed_text

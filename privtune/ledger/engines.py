@@ -1,8 +1,7 @@
-"""Engines of SQLite and PostgreSQL, on which a commit is on the disk and a wait has an end."""
+"""Engines of SQLAlchemy for SQLite and PostgreSQL, with durable commits and bounded waits for locks."""
 
 from __future__ import annotations
 
-import os
 import random
 import sqlite3
 import threading
@@ -15,14 +14,17 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
+from privtune.errors import errors_behind
+from privtune.files import owner_of
 from privtune.ledger import errors
 from privtune.ledger.urls import masked
+from privtune.locks import FileLock
 
 WRITE, QUICK = "privtune_write", "privtune_quick"
 
 
 class SecureConnection(sqlite3.Connection):
-    """A connection that overwrites what it deletes (secrets, losing scores), not only unlinks it."""
+    """A SQLite connection that overwrites what it deletes, such as secrets and losing scores."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,7 +54,15 @@ _OURS = (
 
 
 def open_engine(url: URL, patience: float) -> Engine:
-    """Open the engine of a database whose lock is waited for so long, in seconds."""
+    """Return SQLAlchemy's engine for a SQLite file or a PostgreSQL database.
+
+    Args:
+        url: Where it is; with ``mode`` a SQLite file is only read.
+        patience: How long its lock is waited for, in seconds.
+
+    Raises:
+        LedgerError: The driver of PostgreSQL is not installed.
+    """
     if url.get_backend_name() == "sqlite":
         # How long to wait where SQLite alone can: while another recovers the log, at the first look.
         connect_args = {"timeout": patience, "factory": SecureConnection}
@@ -99,14 +109,23 @@ _FULL = ("too many clients", "too many connections", "connection slots are reser
 
 
 def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> Any:
-    """Connect to PostgreSQL, whatever its settings are, waiting for a connection to become free."""
+    """Connect to PostgreSQL, waiting for a free connection, and fix the session's settings.
+
+    Args:
+        dialect: SQLAlchemy's dialect of the engine.
+        patience: How long to wait while all connections are taken, in seconds.
+        *args: What the driver's ``connect`` takes.
+        **options: What it takes by name.
+    """
     deadline = time.monotonic() + patience
     while True:
         try:
             connection = dialect.connect(*args, **options)
             break
         except dialect.loaded_dbapi.OperationalError as error:
-            if not any(words in str(error) for words in _FULL) or time.monotonic() > deadline:
+            text = str(error)
+            is_full = any(words in text for words in _FULL)
+            if not is_full or time.monotonic() > deadline:
                 raise
         pause()
     with connection.cursor() as cursor:
@@ -116,6 +135,7 @@ def open_session(dialect: Any, patience: float, *args: Any, **options: Any) -> A
 
 
 def _on_sqlite_connect(connection: Any, _record: object, *, log: bool) -> None:
+    """Set up a new connection of SQLite's driver, with a write-ahead log if ``log``."""
     # None: the driver sends no BEGIN of its own; the begin event below sends the right one.
     connection.isolation_level = None
     with closing(connection.cursor()) as cursor:
@@ -130,6 +150,7 @@ def _on_sqlite_connect(connection: Any, _record: object, *, log: bool) -> None:
 
 
 def _to_wal(cursor: Any) -> None:
+    """Turn on SQLite's write-ahead log, trying again while another connection locks the file."""
     for _ in range(500):
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
@@ -143,6 +164,7 @@ def _to_wal(cursor: Any) -> None:
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
+    """Begin SQLite's transaction, and take the write lock at once if the transaction writes."""
     options = connection.get_execution_options()
     if options.get(WRITE, False):
         mode = "NORMAL" if options.get(QUICK, False) else "FULL"
@@ -162,64 +184,77 @@ def pause() -> None:
 
 
 class Turn:
-    """Whose turn it is to write to a SQLite file, among threads and processes."""
+    """A lock that lets threads and processes write to a SQLite file in turns.
+
+    SQLite's own waiting is a lottery in which somebody starves; its lock still decides.
+
+    Args:
+        database: The file; None where nobody takes turns.
+        patience: How long to wait while the turn goes to nobody, in seconds.
+        busy: What is said when that is over.
+    """
 
     def __init__(self, database: Path | None, patience: float, busy: str) -> None:
-        # SQLite's own waiting is a lottery in which somebody starves; its lock still decides.
-        self._path = None if database is None else database.with_name(f"{database.name}-turn")
-        self._patience, self._busy = patience, busy
+        self._path: Path | None = None
+        self._owner: int | None = None
+        if database is not None:
+            self._path = database.with_name(f"{database.name}-turn")
+            self._owner = owner_of(database)
+        self._patience = patience
+        self._busy = busy
         self._threads = threading.Lock()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the turn, and have it until the block, or the process, ends."""
+        """Wait for the turn to write, and keep the turn until the block or the process ends."""
         self._wait(lambda: self._threads.acquire(timeout=0.05))
         try:
             with ExitStack() as stack:
                 if self._path is not None:
                     with suppress(OSError):  # SQLite says that this user may not write here
-                        # Not to be inherited: a child that was forked would hold the turn, too.
-                        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-                        file = os.open(self._path, flags, 0o600)
-                        stack.callback(os.close, file)
-                        self._wait(lambda: _locked(file))
+                        file_lock = FileLock(self._path, owner=self._owner)
+                        lock = stack.enter_context(file_lock)
+                        self._wait(lambda: _is_taken(lock))
                 yield
         finally:
             self._threads.release()
 
-    def _wait(self, taken: Callable[[], bool]) -> None:
-        last, since = self._passed(), time.monotonic()
-        while not taken():
-            if (now := self._passed()) != last:
-                last, since = now, time.monotonic()
+    def _wait(self, take: Callable[[], bool]) -> None:
+        """Call ``take`` until it returns True, or raise once nobody has had a turn for too long."""
+        last = self._passed()
+        since = time.monotonic()
+        while not take():
+            now = self._passed()
+            if now != last:
+                last = now
+                since = time.monotonic()
             elif time.monotonic() - since > self._patience:
                 raise errors.LedgerBusyError(self._busy)
             pause()
 
     def _passed(self) -> int:
-        """Return the time of the file, which changes when the turn goes to another."""
+        """Return the time of the turn's file in nanoseconds, which changes with every turn."""
         try:
             return 0 if self._path is None else self._path.stat().st_mtime_ns
         except OSError:
             return 0
 
 
-def _locked(file: int) -> bool:
-    """Lock a file if nobody has."""
+def _is_taken(lock: FileLock) -> bool:
+    """Return whether a file lock was taken, or cannot exist here, and stamp the time of its file."""
     try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.utime(file)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):  # no such locks here: SQLite's own is all that is waited for
+        if not lock.take():
+            return False
+        lock.stamp()
+    except OSError:  # no such locks here: SQLite's own is all that is waited for
         return True
     return True
 
 
 LOCK_TIMEOUT = "55P03"
 """How PostgreSQL calls a lock that was waited for too long."""
+
+_DAMAGED = "the file is damaged, or no SQLite database; restore it from a copy and verify it"
 
 # What the driver says (lower case), or PostgreSQL's code, which is the same in all of its languages -> the
 # error, and what to do about it. The first match counts.
@@ -245,9 +280,9 @@ _KNOWN: tuple[tuple[str, type[errors.LedgerError], str], ...] = (
         "another process holds the lock: nothing was written; try again",
     ),
     (
-        "not a database|malformed",
+        "not a database|malformed|could not decode",
         errors.LedgerCorruptedError,
-        "the file is damaged, or no SQLite database; restore it from a copy and verify it",
+        _DAMAGED,
     ),
     (
         "unable to open",
@@ -259,29 +294,50 @@ _KNOWN: tuple[tuple[str, type[errors.LedgerError], str], ...] = (
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Raise a LedgerError for every error of the database underneath."""
+    """Turn every error of the database in the block into a LedgerError."""
     try:
         yield
     except sa.exc.DBAPIError as error:
-        text, state = str(error.orig).lower(), sqlstate(error)
-        for said, kind, remedy in _KNOWN:
-            words = said.split("|")
+        text = str(error.orig).lower()
+        state = sqlstate(error)
+        for pattern, kind, remedy in _KNOWN:
+            words = pattern.split("|")
             # A number in a message is no code: it may be a key.
             if state in words or any(word in text for word in words if word.islower()):
                 raise kind(f"{url}: {remedy}.") from error
         if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
+            refused = "refused" in text or "could not translate host" in text
+            more = "start the server, or correct the address; " if refused else ""
             raise errors.LedgerConnectionError(
-                f"{url}: the connection failed ({_first_line(error)}); an unfinished transaction "
+                f"{url}: the connection failed ({_first_line(error)}); {more}an unfinished transaction "
                 "is rolled back by the database, so look at the charges before trying again."
             ) from error
         raise errors.LedgerError(f"{url}: the database refused ({_first_line(error)}).") from error
+    except UnicodeDecodeError as error:
+        # SQLite quotes what it cannot read of a table's definition, and the driver what that says.
+        raise errors.LedgerCorruptedError(f"{url}: {_DAMAGED}.") from error
+
+
+DatabaseError = sa.exc.SQLAlchemyError
+"""What another library raises that opens the database itself."""
+
+
+def database_cause(error: BaseException) -> sa.exc.DBAPIError | None:
+    """Return the error of the database's driver behind another library's error, None without one."""
+    # A library that cleans up after a lost connection fails again, in the context of the first error.
+    for cause in errors_behind(error):
+        if isinstance(cause, sa.exc.DBAPIError):
+            return cause
+    return None
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str:
-    """Return PostgreSQL's code of an error, empty where there is none."""
+    """Return PostgreSQL's code of an error, or an empty text if it has none."""
     return getattr(error.orig, "sqlstate", None) or ""
 
 
 def _first_line(error: sa.exc.DBAPIError) -> str:
-    lines = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
-    return masked(lines[0].rstrip("."))
+    """Return the first line of a driver's message without passwords, or the name of its error."""
+    lines = str(error.orig).strip().splitlines()
+    line = lines[0] if lines else type(error.orig).__name__
+    return masked(line.rstrip("."))

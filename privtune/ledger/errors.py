@@ -1,11 +1,46 @@
-"""What the ledger refuses: one class for each thing that the caller can do about it."""
+"""The ledger's errors: one class for each thing that a caller can do about an error."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from privtune.errors import PrivTuneError
 
 SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading raises where somebody else's document has another shape than ours, whichever that is."""
+
+_LOG = (
+    "privtune_budgets",
+    "privtune_entries",
+    "privtune_rounds",
+    "privtune_schema",
+    "privtune_tasks",
+)
+_REMEDY = (
+    "It was changed outside of PrivTune, or the file is damaged: put a copy in its place "
+    "(privtune budget backup makes one), and verify it"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A column of a table, and the row's key in words where it is known."""
+
+    table: str
+    column: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        row = f", row {self.key}" if self.key else ""
+        return f"table {self.table}, column {self.column}{row}"
+
+    def error(self, why: str) -> LedgerCorruptedError | StudyCorruptedError:
+        """Return the error for damaged content at this place, in a ledger or in a study."""
+        kind = LedgerCorruptedError if self.table in _LOG else StudyCorruptedError
+        error = kind(f"{self} {why}. {_REMEDY}.")
+        error.place = self
+        error.why = why
+        return error
 
 
 class LedgerError(PrivTuneError):
@@ -13,7 +48,11 @@ class LedgerError(PrivTuneError):
 
 
 class UnitMismatchError(LedgerError):
-    """What is asked counts another unit of privacy than the budget protects."""
+    """A request counts another unit of privacy than the budget protects."""
+
+
+class DatasetMismatchError(LedgerError):
+    """A request is for another dataset than the budget protects."""
 
 
 class UnknownBudgetError(LedgerError):
@@ -37,7 +76,7 @@ class DeclarationClosedError(LedgerError):
 
 
 class ChargeStateError(LedgerError):
-    """The charge is not in a state from which the operation may go on."""
+    """The present state of the charge does not allow the operation."""
 
 
 class LedgerSchemaError(LedgerError):
@@ -45,7 +84,17 @@ class LedgerSchemaError(LedgerError):
 
 
 class LedgerCorruptedError(LedgerError):
-    """The log contradicts itself: an entry was edited, removed, or put elsewhere."""
+    """The log contradicts itself, or a row of it is damaged: it was edited, removed, or put elsewhere."""
+
+    place: Place | None = None
+    why: str = ""
+
+
+class StudyCorruptedError(LedgerError):
+    """A stored row of a study was changed, or contradicts the ledger."""
+
+    place: Place | None = None
+    why: str = ""
 
 
 class LedgerBusyError(LedgerError):
@@ -60,5 +109,23 @@ class LedgerFullError(LedgerError):
     """The disk under the storage is full. Nothing was written."""
 
 
+class StoreCopyError(LedgerError):
+    """The database is a copy of a store, which can be read, but written to only once it is restored."""
+
+
+class HoldLostError(LedgerError):
+    """Another process took a named lock of this one, while this one could not reach the database."""
+
+
 class LedgerConnectionError(LedgerError):
     """The connection to the storage failed, or could not be made."""
+
+
+OUT_OF_REACH = (
+    HoldLostError,
+    LedgerBusyError,
+    LedgerConnectionError,
+    LedgerFullError,
+    LedgerReadOnlyError,
+)
+"""What reading or writing a store meets that says nothing about its content: it may be whole."""

@@ -139,7 +139,14 @@ _LARGEST = 700.0  # ε of which e^ε is a number; beyond, a profile stays what i
 
 @dataclass(frozen=True)
 class Profile:
-    """A privacy profile, tabulated on e^ε: upper bounds at the nodes, chords between them."""
+    """A privacy profile, tabulated on e^ε: upper bounds at the nodes, chords between them.
+
+    A profile is convex in e^ε, so a chord between two upper bounds is an upper bound, too.
+
+    Attributes:
+        nodes: Values of e^ε, ascending, from 0.
+        deltas: An upper bound on δ at each node.
+    """
 
     nodes: tuple[float, ...]
     deltas: tuple[float, ...]
@@ -150,60 +157,119 @@ empty_profile = Profile((0.0, 1.0), (1.0, 0.0))
 
 
 def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 256) -> Profile:
-    """Tabulate a profile that is known for ε ≥ 0, the worse of both directions."""
+    """Tabulate a profile from its values at ε ≥ 0.
+
+    Args:
+        delta_at: An upper bound on δ at an ε ≥ 0, the worse of both directions.
+        highest: The largest ε that is tabulated; from there on the profile is constant.
+        points: The number of values of ε.
+
+    Returns:
+        The profile at negative ε, too: symmetry says what it is there.
+    """
     grid = _grid(highest, points)
-    above = [min(1.0, delta_at(point)) for point in grid]
-    # The profile of the reversed pair at −ε is 1 − e^−ε + e^−ε·δ(ε).
-    below = [-math.expm1(-e) + math.exp(-e) * d for e, d in zip(grid, above, strict=True)]
-    nodes = [0.0, *(math.exp(-e) for e in reversed(grid[1:])), *(math.exp(e) for e in grid)]
-    deltas = [1.0, *(min(1.0, d) for d in reversed(below[1:])), *above]
-    return Profile(tuple(nodes), tuple(deltas))
+    nodes_above = [math.exp(e) for e in grid]
+    deltas_above = [min(1.0, delta_at(e)) for e in grid]
+    nodes_below = []
+    deltas_below = []
+    # From the lowest −ε up. ε = 0 is on both sides: it is taken from the upper one.
+    for e, d in zip(grid[:0:-1], deltas_above[:0:-1], strict=True):
+        # The profile of the reversed pair at −ε is 1 − e^−ε + e^−ε·δ(ε).
+        d_reversed = -math.expm1(-e) + math.exp(-e) * d
+        nodes_below.append(math.exp(-e))
+        deltas_below.append(min(1.0, d_reversed))
+    return Profile(
+        nodes=(0.0, *nodes_below, *nodes_above),
+        deltas=(1.0, *deltas_below, *deltas_above),
+    )
 
 
 def below_tabulated(delta_at: Callable[[float], float], highest: float) -> Profile:
-    """Return a profile below the tabulated one, of every fifth of its nodes."""
+    """Return a coarse lower bound on the tabulated profile, from every fifth of its nodes.
+
+    It takes a fifth of the time. What exceeds a bound with this profile exceeds it with the tabulated one.
+
+    Args:
+        delta_at: As for :func:`tabulate`.
+        highest: As for :func:`tabulate`.
+    """
     # At ε ≥ 0 a profile falls, so on a cell it is nowhere below its value at the cell's end; what
     # symmetry makes of it below is nowhere below 1 − z + z·δ at the last node.
     grid = _grid(highest, 256)[::5]
-    above = [min(1.0, delta_at(point)) for point in grid]
+    above = [min(1.0, delta_at(e)) for e in grid]
     nodes = (0.0, *map(math.exp, grid))
-    return Profile(nodes, (1.0, above[-1], *above[2:], above[-1]))
+    deltas = (1.0, above[-1], *above[2:], above[-1])
+    return Profile(nodes, deltas)
 
 
 def _grid(highest: float, points: int) -> list[float]:
+    """Return evenly spaced values of ε from 0 to the highest one, at most 700."""
     top = min(highest, _LARGEST)
     return [top * k / (points - 1) for k in range(points)]
 
 
 def total_delta(profile: Profile, order: float, spent: float, epsilon: float) -> float:
-    """Return δ of a declared block and (order, spent)-RDP on top, by the theorem above."""
+    """Return δ of a declared block and (order, spent)-RDP on top, by the theorem above.
+
+    The mean over T is one over s/z₁ in [0, 1], which has the distribution function x^(α−1). On each cell
+    between two nodes the profile is a chord, so the mean over a cell is exact.
+
+    Args:
+        profile: The block's profile.
+        order: The Rényi order α, above 1.
+        spent: The divergence at that order.
+        epsilon: The ε at which δ is asked.
+
+    Returns:
+        An upper bound on δ, at most 1; 1 for an infinite divergence.
+    """
     if not math.isfinite(spent):
         return 1.0
+    # log z₁, with z₁ = α/(α−1)·e^(ε−B): where the bound f goes over to its tangent.
     log_top = math.log(order / (order - 1)) + epsilon - spent
-    nodes, deltas = np.asarray(profile.nodes), np.asarray(profile.deltas)
-    top = math.exp(min(log_top, 700.0))
-    keep = nodes < top
-    ends = np.append(nodes[keep], top)
-    values = np.append(deltas[keep], np.interp(top, nodes, deltas))
-    # s/z₁ has the distribution function x^(α−1); its partial mean up to x is (α−1)/α·x^α. On a
-    # cell with a chord the mean of δ is that of the chord.
+    top = math.exp(min(log_top, _LARGEST))
+    nodes = np.asarray(profile.nodes)
+    deltas = np.asarray(profile.deltas)
+    is_below_top = nodes < top
+    ends = np.append(nodes[is_below_top], top)
+    delta_at_top = np.interp(top, nodes, deltas)
+    values = np.append(deltas[is_below_top], delta_at_top)
+    # The partial mean of s/z₁ up to x is (α−1)/α·x^α.
     x = ends / top
     mass = np.diff(x ** (order - 1))
     mean = (order - 1) / order * np.diff(x**order)
     width = np.diff(x)
-    # Where powers underflow the cell is negligible; the position in the cell stays within it.
-    right = np.clip(
-        np.divide(mean - x[:-1] * mass, width, out=np.zeros_like(mass), where=width > 0), 0.0, mass
+    from_left_end = mean - x[:-1] * mass
+    position = np.divide(
+        from_left_end,
+        width,
+        out=np.zeros_like(mass),
+        where=width > 0,
     )
-    total = float(np.sum(values[:-1] * (mass - right) + values[1:] * right))
+    # Where powers underflow the cell is negligible; the position in the cell stays within it.
+    right_mass = np.clip(position, 0.0, mass)
+    left_mass = mass - right_mass
+    contributions = values[:-1] * left_mass + values[1:] * right_mass
+    total = float(np.sum(contributions))
     return min(1.0, total * (1 + _SAFETY))
 
 
 def capacity(profile: Profile, order: float, epsilon: float, delta: float) -> float:
-    """Return how much Rényi divergence may come on top of a declared block."""
+    """Return how much Rényi divergence may come on top of a declared block.
+
+    Args:
+        profile: The block's profile.
+        order: The Rényi order.
+        epsilon: The budget's ε.
+        delta: The part of the budget's δ behind the filter.
+
+    Returns:
+        A divergence that the theorem admits, from below; −∞ if the block alone is too much.
+    """
     if total_delta(profile, order, 0.0, epsilon) > delta:
         return -math.inf
-    low, high = 0.0, epsilon
+    low = 0.0
+    high = epsilon
     for _ in range(50):
         middle = (low + high) / 2
         if total_delta(profile, order, middle, epsilon) <= delta:
@@ -214,92 +280,171 @@ def capacity(profile: Profile, order: float, epsilon: float, delta: float) -> fl
 
 
 def gaussian_delta(variance: float, epsilon: FloatArray) -> FloatArray:
-    """Return the profile of G(v), at any real ε; exact to about 9 digits, far out as well."""
+    """Return δ of the Gaussian pair G(v) at real values of ε, exact to about 9 digits even far out.
+
+    Args:
+        variance: The variance v of the loss, above 0.
+        epsilon: Values of ε, of any shape.
+
+    Returns:
+        δ at each, of the same shape.
+    """
     mu = math.sqrt(variance)
-    at = np.asarray(epsilon, dtype=np.float64) / mu - mu / 2
+    epsilons = np.asarray(epsilon, dtype=np.float64)
+    # δ(ε) = Φ(−a) − e^ε·Φ(−a − μ) at a = ε/μ − μ/2.
+    a = epsilons / mu - mu / 2
     # φ(a)·(r(a) − r(a + μ)) with Mills' ratio r loses no digits where both terms are small.
-    ahead = np.maximum(at, 0.0)
-    near, beyond = (sp.special.erfcx((ahead + by) / _ROOT) for by in (0.0, mu))
-    far = 0.5 * np.exp(-(ahead**2) / 2) * (near - beyond)
-    back = np.minimum(at, 0.0)
-    near = sp.special.ndtr(-back) - np.exp(mu * (back + mu / 2) + sp.special.log_ndtr(-back - mu))
-    return np.asarray(np.where(at > 0.0, far, near), dtype=np.float64)
+    ahead = np.maximum(a, 0.0)
+    near_ratio = sp.special.erfcx(ahead / _ROOT)
+    far_ratio = sp.special.erfcx((ahead + mu) / _ROOT)
+    density = np.exp(-(ahead**2) / 2)
+    far = 0.5 * density * (near_ratio - far_ratio)
+    # Nearer both terms are of the size of 1: the textbook's formula does.
+    back = np.minimum(a, 0.0)
+    tail = sp.special.ndtr(-back)
+    log_far_tail = sp.special.log_ndtr(-back - mu)
+    near = tail - np.exp(mu * (back + mu / 2) + log_far_tail)
+    deltas = np.where(a > 0.0, far, near)
+    return np.asarray(deltas, dtype=np.float64)
 
 
 @lru_cache(maxsize=4096)
 def gaussian_divergence(order: float, variance: float) -> float:
-    """Return d_α(V): what Gaussian charges take of a filter once it has gone over to them."""
+    """Return d_α(V), the divergence that Gaussian charges of total variance V take of a filter.
+
+    Args:
+        order: The filter's Rényi order α.
+        variance: The sum V of the variances of the charges' losses.
+
+    Returns:
+        An upper bound, at most the Rényi divergence α·V/2.
+    """
     plain = order * variance / 2
     if not 1e-8 < variance < 1e3:  # nothing to be won there
         return plain * (1 + _SAFETY)
-    mu, constant = math.sqrt(variance), (order - 1) * math.log1p(-1 / order) - math.log(order)
+    # log c, with c = (1−1/α)^(α−1)/α.
+    log_c = (order - 1) * math.log1p(-1 / order) - math.log(order)
 
     def height(y: float) -> tuple[float, float]:
-        """Return the log of what d_α maximises over y, and its slope: far out the profile underflows."""
-        at = y / mu - mu / 2
-        if at > 0.0:
-            here, there = (
-                float(sp.special.erfcx(at / _ROOT)),
-                float(sp.special.erfcx((at + mu) / _ROOT)),
-            )
-            log_delta, slope = math.log(0.5 * (here - there)) - at**2 / 2, there / (here - there)
-        else:
-            delta = float(gaussian_delta(variance, np.asarray(y)))
-            log_delta, slope = (
-                math.log(delta),
-                math.exp(y + float(sp.special.log_ndtr(-at - mu))) / delta,
-            )
-        return (order - 1) * y + log_delta - constant, order - 1 - slope
+        """Return the log of the function of y that d_α maximises, and its slope."""
+        log_delta, fall = _log_gaussian_delta(variance, y)
+        log_value = (order - 1) * y + log_delta - log_c
+        slope = order - 1 - fall
+        return log_value, slope
 
     # The logarithm of a Gaussian profile is concave (Prékopa), so the slope falls; y below log(1−1/α)
     # belong to z beyond z₁.
     low = math.log1p(-1 / order)
     high = low + plain + 1.0
-    while height(high)[1] > 0.0:
+    _, slope = height(high)
+    while slope > 0.0:
         high += plain + 1.0
+        _, slope = height(high)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if height(middle)[1] > 0.0 else (low, middle)
+        _, slope = height(middle)
+        if slope > 0.0:
+            low = middle
+        else:
+            high = middle
+    # The tangent at the left end is above the top between both ends.
     value, slope = height(low)
     top = value + max(slope, 0.0) * (high - low)
-    return min(plain, max(0.0, top) / (order - 1)) * (1 + _SAFETY) + 1e-10
+    divergence = max(0.0, top) / (order - 1)
+    return min(plain, divergence) * (1 + _SAFETY) + 1e-10
+
+
+def _log_gaussian_delta(variance: float, y: float) -> tuple[float, float]:
+    """Return the log of G(v)'s profile at ε = y and its slope, negated, without underflow."""
+    mu = math.sqrt(variance)
+    a = y / mu - mu / 2
+    if a > 0.0:
+        near_ratio = float(sp.special.erfcx(a / _ROOT))
+        far_ratio = float(sp.special.erfcx((a + mu) / _ROOT))
+        difference = near_ratio - far_ratio
+        log_delta = math.log(0.5 * difference) - a**2 / 2
+        return log_delta, far_ratio / difference
+    delta = float(gaussian_delta(variance, np.asarray(y)))
+    log_tail = float(sp.special.log_ndtr(-a - mu))
+    fall = math.exp(y + log_tail) / delta
+    return math.log(delta), fall
 
 
 @lru_cache(maxsize=256)
-def gaussian_room(order: float, left: float) -> float:
-    """Return the largest V found with d_α(V) at most what a filter has left."""
-    if left <= 0.0:
+def gaussian_room(order: float, room: float) -> float:
+    """Return the largest total variance V of Gaussian charges that a filter has room for.
+
+    Args:
+        order: The filter's Rényi order α.
+        room: The divergence that the filter has left.
+
+    Returns:
+        The largest V that a bisection meets with d_α(V) at most the room; 0 without room.
+    """
+    if room <= 0.0:
         return 0.0
-    low, high = 0.0, 4.0 * left / order + 1.0
+    low = 0.0
+    high = 4.0 * room / order + 1.0
     while high - low > max(1e-6 * high, 1e-12):
         middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_divergence(order, middle) <= left else (low, middle)
+        if gaussian_divergence(order, middle) <= room:
+            low = middle
+        else:
+            high = middle
     return low
 
 
 @lru_cache(maxsize=1024)
 def best_order(epsilon: float, delta: float) -> float:
-    """Return the order at which an empty block leaves the most room for Gaussian noise."""
-    # Gaussian divergences grow in proportion to α: the largest capacity per α admits the most.
+    """Return the order at which an empty block leaves the most room for Gaussian noise.
 
-    # In closed form for an empty block; which order is chosen is no matter of safety.
-    def room(a: float) -> float:
-        return (epsilon + (math.log(delta * a) - (a - 1) * math.log1p(-1 / a)) / (a - 1)) / a
+    Args:
+        epsilon: The budget's ε.
+        delta: The part of its δ behind the filter.
+
+    Returns:
+        One of :data:`ORDERS`. Every order is safe; another one only leaves less room.
+    """
+
+    def room(order: float) -> float:
+        """Return the capacity beside an empty block, in closed form, divided by α."""
+        # log(δ/c), with c = (1−1/α)^(α−1)/α.
+        log_share = math.log(delta * order) - (order - 1) * math.log1p(-1 / order)
+        divergence = epsilon + log_share / (order - 1)
+        return divergence / order
 
     return max(ORDERS, key=room)
 
 
 @lru_cache(maxsize=64)
 def lines(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
-    """Return the odometer's lines for a budget: each an order and its part of δ."""
-    share = (ODOMETER_SHARE - BLOCK_SHARE - FAILING_SHARE) * delta / len(_LEVELS)
-    return tuple((best_order(epsilon * level, share), share) for level in _LEVELS)
+    """Return the odometer's lines for a budget: each an order and its part of δ.
+
+    The orders are the best ones for readings from a sixteenth of ε to four times ε.
+    """
+    share_of_lines = ODOMETER_SHARE - BLOCK_SHARE - FAILING_SHARE
+    share = share_of_lines * delta / len(_LEVELS)
+    odometer_lines = []
+    for level in _LEVELS:
+        order = best_order(epsilon * level, share)
+        odometer_lines.append((order, share))
+    return tuple(odometer_lines)
 
 
 @lru_cache(maxsize=256)
 def start(profile: Profile, order: float, delta: float) -> float:
-    """Return the smallest start m of a line at which the odometer's theorem gives at most δ, or infinity."""
-    low, high = 0.0, _LARGEST
+    """Return the smallest start m of a line at which the odometer's theorem gives at most δ.
+
+    Args:
+        profile: The block's profile.
+        order: The line's Rényi order.
+        delta: The line's part of δ.
+
+    Returns:
+        An ε, from above; infinity where none is small enough.
+    """
+    low = 0.0
+    high = _LARGEST
     if total_delta(profile, order, 0.0, high) > delta:
         return math.inf
     for _ in range(50):
@@ -312,7 +457,22 @@ def start(profile: Profile, order: float, delta: float) -> float:
 
 
 def odometer_epsilon(
-    profile: Profile, spent: Callable[[float], float], *, epsilon: float, delta: float
+    profile: Profile,
+    spent: Callable[[float], float],
+    *,
+    epsilon: float,
+    delta: float,
 ) -> float:
-    """Return an ε for what was spent so far that holds whenever one looks, by the theorem above."""
-    return min(start(profile, order, part) + spent(order) for order, part in lines(epsilon, delta))
+    """Return an ε for everything spent so far, valid at any time of reading, by the theorem above.
+
+    Args:
+        profile: The block's profile.
+        spent: The sum of the divergences of what was charged after the block, by order.
+        epsilon: The budget's ε.
+        delta: The budget's δ, whole.
+    """
+    readings = []
+    for order, part in lines(epsilon, delta):
+        reading = start(profile, order, part) + spent(order)
+        readings.append(reading)
+    return min(readings)

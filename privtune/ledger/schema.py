@@ -1,16 +1,26 @@
-"""The ledger's tables. Their names carry a prefix, so that Optuna may share the database."""
+"""The ledger's tables, with a prefix in their names so that Optuna may share the database."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy.schema import SchemaItem
 
-HEAD = "1"
+from privtune.ledger.reading import HEX, INFINITE, TIME, checked
+
+HEAD = "2"
 """The version of the schema that this program reads and writes; another one is refused."""
 
 VERSION_TABLE = "privtune_schema"
 """The table that holds the schema's version. Optuna keeps its own in ``alembic_version``."""
 
-version = sa.Table(
+
+def _table(name: str, home: sa.MetaData, *items: SchemaItem) -> sa.Table:
+    """Return a table whose columns check what they read."""
+    parts = (checked(item, name) if isinstance(item, sa.Column) else item for item in items)
+    return sa.Table(name, home, *parts)
+
+
+version = _table(
     VERSION_TABLE,
     sa.MetaData(),
     sa.Column("version_num", sa.String(32), nullable=False),
@@ -19,7 +29,16 @@ version = sa.Table(
 
 metadata = sa.MetaData()
 
-budgets = sa.Table(
+stores = _table(
+    "privtune_store",
+    metadata,
+    sa.Column("uid", sa.String(32), primary_key=True),
+    sa.Column("origin", sa.String(32), nullable=False),
+    sa.Column("home", sa.Text, nullable=False),
+)
+"""One row: the store's id, that of the store it was restored from, and as JSON where it is at home."""
+
+budgets = _table(
     "privtune_budgets",
     metadata,
     sa.Column("name", sa.String(100), primary_key=True),
@@ -29,7 +48,7 @@ budgets = sa.Table(
 )
 """One row per budget: the head of its log. The row that writers lock, and the only one updated."""
 
-entries = sa.Table(
+entries = _table(
     "privtune_entries",
     metadata,
     sa.Column("budget", sa.String(100), sa.ForeignKey("privtune_budgets.name"), nullable=False),
@@ -45,11 +64,14 @@ entries = sa.Table(
 )
 """The logs, append-only: triggers refuse every update and delete."""
 
+TRIGGERS = ("privtune_entries_no_UPDATE", "privtune_entries_no_DELETE")
+"""The triggers of a SQLite file, by name."""
+
 _TRIGGERS = {
     "sqlite": [
-        f"CREATE TRIGGER privtune_entries_no_{verb} BEFORE {verb} ON privtune_entries\n"
+        f"CREATE TRIGGER {name} BEFORE {name.rpartition('_')[2]} ON privtune_entries\n"
         "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
-        for verb in ("UPDATE", "DELETE")
+        for name in TRIGGERS
     ],
     "postgresql": [
         "CREATE FUNCTION privtune_append_only() RETURNS trigger LANGUAGE plpgsql AS $$\n"
@@ -63,18 +85,20 @@ for _dialect, _statements in _TRIGGERS.items():
         trigger = sa.DDL(_statement)  # type: ignore[no-untyped-call]
         sa.event.listen(entries, "after_create", trigger.execute_if(dialect=_dialect))
 
-rounds = sa.Table(
+rounds = _table(
     "privtune_rounds",
     metadata,
     sa.Column("budget", sa.String(100), sa.ForeignKey("privtune_budgets.name"), nullable=False),
     sa.Column("charge", sa.Integer, nullable=False),
     sa.Column("tasks", sa.Integer, nullable=False),
-    sa.Column("secret", sa.String(64), nullable=False),
+    sa.Column("secret", sa.String(64), nullable=False, info={HEX: True}),
+    sa.Column("digest", sa.String(64), nullable=False, server_default=""),
     sa.PrimaryKeyConstraint("budget", "charge", name="privtune_rounds_pk"),
 )
-"""One row per opened selection round. Sealed: the number of tasks and the secret stay here."""
+"""One row per opened selection round. Sealed: the number of tasks and the secret stay here. ``digest`` is
+what is kept of the results once their study is deleted, for whoever verifies the log."""
 
-tasks = sa.Table(
+tasks = _table(
     "privtune_tasks",
     metadata,
     sa.Column("budget", sa.String(100), nullable=False),
@@ -84,7 +108,7 @@ tasks = sa.Table(
     sa.Column("worker", sa.String(200), nullable=False),
     sa.Column("leased_until", sa.Double, nullable=False),
     sa.Column("done", sa.Integer, nullable=False),
-    sa.Column("score", sa.Double, nullable=True),
+    sa.Column("score", sa.Double, nullable=True, info={INFINITE: True}),
     sa.Column("result", sa.Text, nullable=True),
     sa.PrimaryKeyConstraint("budget", "charge", "number", name="privtune_tasks_pk"),
     sa.ForeignKeyConstraint(
@@ -96,7 +120,7 @@ tasks = sa.Table(
 )
 """A round's trials. ``leased_until`` is a Unix time; the first result of a row stays."""
 
-studies = sa.Table(
+studies = _table(
     "privtune_studies",
     metadata,
     sa.Column("name", sa.String(512), primary_key=True),
@@ -104,9 +128,9 @@ studies = sa.Table(
     sa.Column("spec", sa.Text, nullable=False),
     sa.Column("root", sa.Text, nullable=False),
 )
-"""One row per study. ``root`` is the absolute folder of its files: its own is below, by its name."""
+"""One row per study. ``root`` is where its folder of files was first; where it is now, its marks tell."""
 
-arms = sa.Table(
+arms = _table(
     "privtune_arms",
     metadata,
     sa.Column("study", sa.String(512), sa.ForeignKey("privtune_studies.name"), nullable=False),
@@ -114,33 +138,35 @@ arms = sa.Table(
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("plan", sa.Text, nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("secret", sa.String(64), nullable=False),
+    sa.Column("secret", sa.String(64), nullable=False, info={HEX: True}),
     sa.Column("release", sa.Text, nullable=True),
     sa.Column("announced", sa.Integer, nullable=False),
     sa.PrimaryKeyConstraint("study", "name", name="privtune_arms_pk"),
 )
-"""One row per arm, in the order of ``number``. ``digest`` is its charge's, of the study's id and the plan;
-the secret is empty once the arm is released."""
+"""One row per arm, in the order of ``number``. ``digest`` is its charge's, of the study's id and spec and the
+plan; the secret is empty once the arm is released."""
 
-blobs = sa.Table(
+blobs = _table(
     "privtune_blobs",
     metadata,
     sa.Column("study", sa.String(512), sa.ForeignKey("privtune_studies.name"), nullable=False),
     sa.Column("name", sa.String(1024), nullable=False),
     sa.Column("data", sa.LargeBinary, nullable=True),
     sa.Column("place", sa.Text, nullable=True),
+    sa.Column("digest", sa.String(64), nullable=False),
     sa.PrimaryKeyConstraint("study", "name", name="privtune_blobs_pk"),
 )
 """Results and released models, by their path in the study's folder; NULL where that file holds it.
-``place`` is JSON where an object store does: the object's name, and the key that opens it."""
+``place`` is JSON where an object store does: the object's name, and the key that opens it. ``digest`` is the
+content's SHA-256, wherever it is."""
 
-failures = sa.Table(
+failures = _table(
     "privtune_failures",
     metadata,
     sa.Column("id", sa.String(32), primary_key=True),
     sa.Column("study", sa.String(512), sa.ForeignKey("privtune_studies.name"), nullable=False),
     sa.Column("arm", sa.String(512), nullable=False),
-    sa.Column("time", sa.Double, nullable=False),
+    sa.Column("time", sa.Double, nullable=False, info={TIME: True}),
     sa.Column("traceback", sa.Text, nullable=False),
 )
 """What stopped arms, in Unix time. Sealed: it may come from the data."""

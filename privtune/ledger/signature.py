@@ -28,24 +28,30 @@ from privtune.ledger.errors import LedgerError
 
 FORMAT = "privtune-signature"
 _FIXED = {"format": FORMAT, "version": 1, "algorithm": "ed25519"}
-_SAID = ("certificate", "key", "signed_on")
+_FIELDS = ("certificate", "key", "signed_on")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 class SignatureError(LedgerError):
-    """A signature does not fit its certificate or its key, or a key is none."""
+    """A signature does not fit its certificate or its key, or a key cannot be used."""
 
 
 @dataclass(frozen=True)
 class Signed:
-    """What a signature that fits says."""
+    """The statement of a valid signature: its certificate, its key and its day.
+
+    Attributes:
+        certificate: The SHA-256 of the certificate's canonical text.
+        key: The fingerprint of the public key.
+        signed_on: The day, as YYYY-MM-DD, by the signer's word.
+    """
 
     certificate: str
     key: str
     signed_on: str
 
     def to_dict(self) -> dict[str, str]:
-        """Return it ready for JSON."""
+        """Return the signature's facts as JSON-ready data."""
         return asdict(self)
 
 
@@ -85,46 +91,74 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 def sign_certificate(
     certificate: Mapping[str, Any], key: Ed25519PrivateKey, *, signed_on: str
 ) -> dict[str, Any]:
-    """Return the detached signature of a certificate, ready for JSON."""
+    """Return the detached signature of a certificate, ready for JSON.
+
+    Args:
+        certificate: The parsed file.
+        key: Whose signature it is.
+        signed_on: The day, as YYYY-MM-DD: no clock is asked here.
+
+    Raises:
+        SignatureError: The day is none, or the certificate holds what JSON cannot.
+    """
     if not _DAY.fullmatch(signed_on):
         raise SignatureError("the day of a signature is written YYYY-MM-DD.")
     text = _canonical(certificate)
-    said = Signed(sealed_digest(text), fingerprint(key.public_key()), signed_on)
-    made = key.sign(_message(said, text))
-    return {**_FIXED, **said.to_dict(), "signature": base64.b64encode(made).decode()}
+    statement = Signed(sealed_digest(text), fingerprint(key.public_key()), signed_on)
+    signature = key.sign(_message(statement, text))
+    encoded = base64.b64encode(signature).decode()
+    return {**_FIXED, **statement.to_dict(), "signature": encoded}
 
 
 def check_signature(
     certificate: Mapping[str, Any], signature: Mapping[str, Any], key: Ed25519PublicKey
 ) -> Signed:
-    """Check a detached signature against a certificate and a key that is trusted."""
-    if any(signature.get(name) != value for name, value in _FIXED.items()):
-        raise SignatureError(f"this is no {FORMAT} of version 1 by Ed25519.")
-    values = [signature.get(name) for name in (*_SAID, "signature")]
-    if signature.keys() != {*_FIXED, *_SAID, "signature"} or not all(
-        isinstance(value, str) for value in values
-    ):
+    """Check a detached signature against a certificate and a key that is trusted.
+
+    Args:
+        certificate: The parsed file.
+        signature: The parsed signature.
+        key: The signer's, from elsewhere than the certificate.
+
+    Returns:
+        What the signature says.
+
+    Raises:
+        SignatureError: It is none, by another key, or of another certificate.
+    """
+    for name, value in _FIXED.items():
+        if signature.get(name) != value:
+            raise SignatureError(f"this is no {FORMAT} of version 1 by Ed25519.")
+    names = (*_FIELDS, "signature")
+    values = [signature.get(name) for name in names]
+    has_all = signature.keys() == {*_FIXED, *names}
+    are_texts = all(isinstance(value, str) for value in values)
+    if not has_all or not are_texts:
         raise SignatureError("the signature lacks a part, or has one too many.")
-    said = Signed(*(str(value) for value in values[:-1]))
-    if said.key != fingerprint(key):
+    *fields, encoded = map(str, values)
+    statement = Signed(*fields)
+    if statement.key != fingerprint(key):
         raise SignatureError(f"the signature is by another key than this one ({fingerprint(key)}).")
     text = _canonical(certificate)
-    if said.certificate != sealed_digest(text):
+    if statement.certificate != sealed_digest(text):
         raise SignatureError(
             "the certificate is not the one that was signed: it was changed, rewritten or exchanged."
         )
     try:
-        key.verify(base64.b64decode(str(values[-1]), validate=True), _message(said, text))
+        message = _message(statement, text)
+        key.verify(base64.b64decode(encoded, validate=True), message)
     except (InvalidSignature, ValueError):  # no base64, or no ASCII
         raise SignatureError(
             "the signature does not fit: it, its day or the certificate was changed."
         ) from None
-    return said
+    return statement
 
 
-def _message(said: Signed, text: str) -> bytes:
+def _message(statement: Signed, text: str) -> bytes:
+    """Return the bytes that are signed: the statement as JSON, then the certificate's text."""
     # Canonical JSON holds no line feed, so the two parts cannot run into each other.
-    return f"{canonical({**_FIXED, **said.to_dict()})}\n{text}".encode()
+    header = canonical({**_FIXED, **statement.to_dict()})
+    return f"{header}\n{text}".encode()
 
 
 def _canonical(certificate: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
-"""URLs as messages may show them: without what opens the door."""
+"""Masks passwords and tokens in URLs, so that messages may show them."""
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _SECRET = "password|passwd|pwd|secret|token|key|options"  # noqa: S105  what secrets are called
 _SHOWN = frozenset({
@@ -17,50 +18,97 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def masked_url(url: str) -> str:
-    """Return a URL with its password replaced by ``***``."""
+    """Return a URL with its password replaced by ``***``.
+
+    Args:
+        url: A URL, or a text that was meant as one: messages also show what could not be parsed.
+
+    Example:
+        >>> masked_url("postgresql://ann:secret@host/clinic?sslmode=require&token=abc")
+        'postgresql://ann:***@host/clinic?sslmode=require&token=***'
+    """
     credentials, at, rest = url.rpartition("@")
     # Without a scheme that ends in "://" the user begins after whatever slashes there are.
     scheme = _SCHEME.match(credentials) or re.match(r"[^:@]*//", credentials)
     begin = scheme.end() if scheme else 0
+    prefix = credentials[:begin]
     user, colon, _ = credentials[begin:].partition(":")
-    if at and colon:
-        url = f"{credentials[:begin]}{user}:***@{rest}"
-    elif at and scheme and "/" not in user and not url.lower().startswith(_WITH_USERS):
-        url = f"{credentials[:begin]}***@{rest}"
-    return _query_masked(url)
+    has_password = bool(at and colon)
+    names_user = url.lower().startswith(_WITH_USERS)
+    is_token = at and scheme and "/" not in user and not names_user
+    if has_password:
+        url = f"{prefix}{user}:***@{rest}"
+    elif is_token:
+        url = f"{prefix}***@{rest}"
+    return _mask_query(url)
 
 
-def _query_masked(url: str) -> str:
-    """Return a URL of whose options those alone are shown that are known to be no secrets."""
-    place, question, query = url.partition("?")
-    place, number, fragment = place.partition("#")
-    if number and fragment and "://" in place:
-        place = f"{place}#***"
-    elif number:
-        place = f"{place}#{fragment}"
+def _mask_query(url: str) -> str:
+    """Mask the value of every option of a URL, except of options known to hold no secret."""
+    address, question, query = url.partition("?")
+    address = _mask_fragment(address)
     if not question:
-        return place
-    shown = []
-    for option in re.split("[&;]", query.partition("#")[0]):
-        name, equals, _ = option.partition("=")
-        known = name.lower() in _SHOWN
-        shown.append(option if known else f"{name}=***" if equals else "***" if option else "")
-    return f"{place}?{'&'.join(shown)}{'#***' if '#' in query else ''}"
+        return address
+    options, number, _ = query.partition("#")
+    masked_options = map(_mask_option, re.split("[&;]", options))
+    fragment = "#***" if number else ""
+    return f"{address}?{'&'.join(masked_options)}{fragment}"
+
+
+def _mask_fragment(address: str) -> str:
+    """Return a URL's address with the part behind its ``#`` masked, if it has a scheme."""
+    place, number, fragment = address.partition("#")
+    if number and fragment and "://" in place:
+        return f"{place}#***"
+    return address
+
+
+def _mask_option(option: str) -> str:
+    """Return an option of a URL with its value masked, unless it is known to hold no secret."""
+    name, equals, _ = option.partition("=")
+    if name.lower() in _SHOWN:
+        return option
+    if equals:
+        return f"{name}=***"
+    # A text without a name may be the rest of a password with an "&" in it.
+    return "***" if option else ""
 
 
 def masked(message: str) -> str:
-    """Return a message with the passwords of the URLs in it replaced by ``***``."""
+    """Return a message with the passwords of the URLs in it replaced by ``***``.
+
+    Args:
+        message: The words of an error, such as of a database's driver, which may quote a URL.
+
+    Example:
+        >>> masked("cannot reach postgresql://ann:secret@host/clinic now")
+        'cannot reach postgresql://ann:***@host/clinic now'
+    """
     begins = [match.start() for match in _SCHEME.finditer(message)]
-    parts = [message[a:b] for a, b in zip([0, *begins], [*begins, len(message)], strict=True)]
+    cuts = [0, *begins, len(message)]
+    words, *urls = [message[begin:end] for begin, end in pairwise(cuts)]
     # Before the first URL there are words; one of them may be a URL without its scheme.
-    words = re.sub(r"(^|[\s'\"])([^\s'\"]+@)", lambda m: m[1] + masked_url(m[2]), parts[0])
-    whole = words + "".join(map(_masked_part, parts[1:]))
-    return re.sub(rf"\b(\w*({_SECRET}))=[^&\s'\"]+", r"\1=***", whole, flags=re.IGNORECASE)
+    masked_words = re.sub(
+        r"(^|[\s'\"])([^\s'\"]+@)",
+        lambda match: match[1] + masked_url(match[2]),
+        words,
+    )
+    masked_urls = "".join(map(_mask_part, urls))
+    # Drivers also write connection strings: words of the form "password=...".
+    return re.sub(
+        rf"\b(\w*({_SECRET}))=[^&\s'\"]+",
+        r"\1=***",
+        masked_words + masked_urls,
+        flags=re.IGNORECASE,
+    )
 
 
-def _masked_part(part: str) -> str:
+def _mask_part(part: str) -> str:
+    """Return a URL, and the words of a message that follow it, with the URL masked."""
     url, at, rest = part.rpartition("@")
     # The URL ends at a space or a quotation mark, unless a password holds one.
     end = re.search(r"[\s'\"]", rest)
     cut = len(rest) if end is None else end.start()
-    return masked_url(f"{url}{at}{rest[:cut]}") + rest[cut:]
+    host = rest[:cut]
+    words = rest[cut:]
+    return masked_url(f"{url}{at}{host}") + words

@@ -1,4 +1,4 @@
-"""The ledger's values: a budget, its unit of privacy, what is asked of it, and what it has recorded."""
+"""The ledger's values: budgets, units of privacy, requests, charges and their costs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from privtune.accounting import Adjacency, Event
 from privtune.accounting.events import MAX_DEPTH
 from privtune.errors import InvalidInputError
+from privtune.ledger.datasets import Dataset
 from privtune.ledger.errors import LedgerError, UnitMismatchError
 from privtune.names import NAME_RULE, check_text, is_name
 from privtune.numbers import is_number, show_epsilon, show_left
@@ -25,14 +26,14 @@ RECORD = "record"
 
 
 class Admission(StrEnum):
-    """How a budget admits charges."""
+    """When a budget admits charges: at any time, or only before its first start."""
 
     DECLARED = "declared"
     ADAPTIVE = "adaptive"
 
 
 class ChargeState(StrEnum):
-    """How far a charge has come: reserved, then started and settled; or reserved, then voided."""
+    """The state of a charge: reserved, then started and settled, or else voided."""
 
     RESERVED = "reserved"
     STARTED = "started"
@@ -42,18 +43,20 @@ class ChargeState(StrEnum):
 
 @dataclass(frozen=True)
 class Budget:
-    """How much privacy one protected dataset may lose, over everything that is ever released.
+    """A limit of ε and δ on everything that is ever released about one protected dataset.
 
     A budget never changes after its creation; it can be closed for good.
 
     Args:
         epsilon, delta: The whole, finite and above 0; δ below 1.
-        name: The budget's name in its ledger: letters, digits, ``.``, ``_`` and ``-``.
+        name: The budget's name in its ledger, best that of the dataset: letters, digits, ``.``, ``_`` and
+            ``-``. It must be given: two datasets would share a budget without a name.
         adjacency: Which pairs of datasets are neighbours.
         unit: What one neighbour adds, removes or replaces: ``"record"``, ``"person"``,
             ``"hospital"``. Charges of another unit are refused.
-        dataset: The protected dataset, as a name or a free description. Never put a content hash
-            here: an unsalted hash of the data is itself a disclosure.
+        dataset: The protected dataset, as a name or a free description. Whoever gives it with a study
+            declares that the study's data is this dataset, wherever it is read from. Never put a content
+            hash here: an unsalted hash of the data is itself a disclosure.
         admission: ``"declared"``: everything is reserved before the first charge starts, and
             nothing after. ``"adaptive"``: what comes later passes a privacy filter.
         order: The Rényi order of the filter, above 1; None chooses the best one for the target.
@@ -69,7 +72,7 @@ class Budget:
 
     epsilon: float
     delta: float
-    name: str = field(default="default", kw_only=True)
+    name: str = field(kw_only=True)
     adjacency: Adjacency = field(default=Adjacency.ADD_REMOVE, kw_only=True)
     unit: str = field(default=RECORD, kw_only=True)
     dataset: str = field(default="", kw_only=True)
@@ -77,20 +80,35 @@ class Budget:
     order: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, value, high in (("epsilon", self.epsilon, math.inf), ("delta", self.delta, 1.0)):
-            if not is_number(value) or not 0 < value < high:
-                raise InvalidInputError(name, value, f"must be a number above 0 and below {high}")
-            object.__setattr__(self, name, float(value))
+        if not is_number(self.epsilon) or not 0 < self.epsilon < math.inf:
+            raise InvalidInputError("epsilon", self.epsilon, "must be a finite number above 0")
+        if not is_number(self.delta) or not 0 < self.delta < 1:
+            swapped = is_number(self.delta) and self.delta >= 1 > self.epsilon
+            remedy = "ε comes first, then δ." if swapped else ""
+            raise InvalidInputError(
+                "delta",
+                self.delta,
+                "must be a number above 0 and below 1",
+                remedy,
+            )
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+        object.__setattr__(self, "delta", float(self.delta))
         if not is_name(self.name):
             raise InvalidInputError("name", self.name, NAME_RULE)
         for name in ("unit", "dataset"):
-            if not isinstance(getattr(self, name), str):
-                raise InvalidInputError(name, getattr(self, name), "must be a text")
-        object.__setattr__(self, "adjacency", member(Adjacency, "adjacency", self.adjacency))
-        object.__setattr__(self, "admission", member(Admission, "admission", self.admission))
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise InvalidInputError(name, value, "must be a text")
+        adjacency = member(Adjacency, "adjacency", self.adjacency)
+        object.__setattr__(self, "adjacency", adjacency)
+        admission = member(Admission, "admission", self.admission)
+        object.__setattr__(self, "admission", admission)
         if not self.unit:
             raise InvalidInputError(
-                "unit", self.unit, "must say what is protected", f"Try {RECORD!r}."
+                "unit",
+                self.unit,
+                "must say what is protected",
+                f"Try {RECORD!r}.",
             )
         if self.order is not None:
             if not is_number(self.order) or not 1 < self.order < math.inf:
@@ -98,14 +116,16 @@ class Budget:
             object.__setattr__(self, "order", float(self.order))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the terms, ready for JSON."""
+        """Return the budget's terms as JSON-ready data."""
         terms = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**terms, "adjacency": str(self.adjacency), "admission": str(self.admission)}
+        terms["adjacency"] = str(self.adjacency)
+        terms["admission"] = str(self.admission)
+        return terms
 
 
 @dataclass(eq=False, repr=False)
 class BudgetExceededError(LedgerError):
-    """The budget does not hold what was asked of it. Nothing was reserved.
+    """A request does not fit into the budget, and nothing was reserved for it.
 
     Attributes:
         budget: The budget's terms.
@@ -125,20 +145,20 @@ class BudgetExceededError(LedgerError):
     def __str__(self) -> str:
         message = (
             f"budget {self.budget.name!r} (ε = {self.budget.epsilon:g}, δ = {self.budget.delta:g}) "
-            f"does not hold this: it asks for ε = {show_epsilon(self.requested)} on its own; "
+            f"has no room for this charge. It costs ε = {show_epsilon(self.requested)} alone; "
             f"ε = {show_epsilon(self.spent)} is spent, ε = {show_left(self.remaining)} is left"
         )
         if self.used is not None:
             message += (
-                f" by the odometer. What is asked after a release weighs more than its ε: "
-                f"the filter decides, of which {self.used:.1%} is used"
+                ". Since a run has started, a charge must also fit into the privacy filter (fully adaptive "
+                f"composition), of which {self.used:.1%} is used"
             )
         return f"{message}." + (f" What fits: {'; '.join(self.fitting)}." if self.fitting else "")
 
 
 @dataclass(frozen=True)
 class ChargeRequest:
-    """What somebody asks of a budget: one event, who it is for, and the plan behind it.
+    """A request to charge a budget for one event, with its study, arm, note and plan.
 
     Args:
         event: What will touch the data. It is what is charged.
@@ -147,6 +167,7 @@ class ChargeRequest:
         plan_digest: The digest of the plan that will run, so that the plan can be held against it.
         public: What the event rests on that is declared public, by name; part of certificates.
         unit: What the event counts as one; it must be the budget's unit.
+        dataset: Which dataset it is about, by public facts; None where that is not said.
 
     Raises:
         InvalidInputError: If the event is none or nested too deeply, or a text cannot be stored.
@@ -164,24 +185,52 @@ class ChargeRequest:
     plan_digest: str = ""
     public: Mapping[str, str] = field(default_factory=dict, hash=False)
     unit: str = RECORD
+    dataset: Dataset | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, Event):
             raise InvalidInputError("event", self.event, "must be an Event of privtune.accounting")
         if self.event.depth > MAX_DEPTH:  # what is recorded must be read again
             raise InvalidInputError(
-                "event", self.event.type, f"must be nested {MAX_DEPTH} deep at most"
+                "event",
+                self.event.type,
+                f"must be nested {MAX_DEPTH} deep at most",
             )
         for name in ("study", "arm", "note", "plan_digest"):
             check_text(getattr(self, name), name)
-        if not all(isinstance(text, str) for pair in self.public.items() for text in pair):
+        texts = [text for pair in self.public.items() for text in pair]
+        if not all(isinstance(text, str) for text in texts):
             raise InvalidInputError("public", self.public, "must be texts by name")
-        check_text("".join(text for pair in self.public.items() for text in pair), "public")
+        check_text("".join(texts), "public")
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The joint cost of the charges of one study, or of those outside studies that share a note.
+
+    Spendings do not add up: charges together cost less than the sum.
+
+    Attributes:
+        study: The study's name; empty for charges outside of studies.
+        note: The note of charges outside of studies; empty for those of a study.
+        charges: How many there are.
+        epsilon: Of one charge its ε alone; of several an upper bound on all of them, by the odometer, which
+            holds whatever each of them was chosen by. At the budget's δ.
+
+    Example:
+        >>> Spending("digits-mlp", "", charges=3, epsilon=1.25).study
+        'digits-mlp'
+    """
+
+    study: str
+    note: str
+    charges: int
+    epsilon: float
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """One charge of a budget, as the log has it now.
+    """One charge of a budget, in the state that the log gives it now.
 
     Attributes:
         id: ``"<budget>-<number>"``; never used again, whatever becomes of the charge.
@@ -192,6 +241,9 @@ class Charge:
         created_at, started_at, closed_at: When it was reserved, started, settled or voided (UTC). They
             tell how many trials a sealed round took: they stay inside the trust boundary.
         transcript_digest: The digest of the transcript that settled it.
+        release_digest: The digest of the release as its study stored it.
+        trials_digest: The digest of the trials that are kept for the curator.
+        dataset: Which dataset it is about, as public facts say; None where that was not said.
 
     Example:
         >>> from privtune.accounting import Gaussian
@@ -217,10 +269,43 @@ class Charge:
     closed_at: datetime | None = None
     transcript_digest: str = ""
     unit: str = RECORD
+    release_digest: str = ""
+    trials_digest: str = ""
+    dataset: Dataset | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VoidEffect:
+    """The effect of voiding a charge: whether the budget gets back what was reserved.
+
+    Attributes:
+        charge: The charge.
+        gives_back: Whether the budget has more room afterwards.
+    """
+
+    charge: Charge
+    gives_back: bool
+
+    @property
+    def sentence(self) -> str:
+        """The sentence to show before a charge is voided."""
+        if self.gives_back:
+            room = "The budget gets back what the charge had reserved."
+        else:
+            room = (
+                "The budget gets nothing back: a run has started, and the decision to cancel a charge may "
+                "depend on its results. So the charge counts as spent."
+            )
+        if not self.charge.arm:
+            return f"{room} No data was touched."
+        return (
+            f"{room} No data was touched. Arm {self.charge.arm!r} of study {self.charge.study!r} "
+            "can then run only if the budget has room to charge it again."
+        )
 
 
 def member(kind: type[E], name: str, value: object) -> E:
-    """Return the member of an enumeration that a value names, or raise."""
+    """Return the member of an enumeration with a value, and refuse any other value."""
     try:
         return kind(str(value))
     except ValueError:
@@ -235,14 +320,14 @@ _LONGEST_UNIT = 40
 
 
 def check_unit(unit: str) -> str:
-    """Return a unit of privacy that a new budget may promise."""
+    """Return the unit of privacy of a new budget, and refuse a text that is no name of a unit."""
     if not re.fullmatch(r"[^\W\d_][^\W_]*(?:[ -][^\W_]+)*", unit) or len(unit) > _LONGEST_UNIT:
         raise InvalidInputError("unit", unit, _UNIT_RULE)
     return unit
 
 
 def refuse_other_unit(unit: str, protected: str, who: str, budget: str) -> None:
-    """Refuse what counts another unit than the budget protects."""
+    """Refuse a request whose unit of privacy differs from the budget's."""
     if unit == protected:
         return
     if protected == RECORD:

@@ -12,7 +12,7 @@ from privtune.imports import lazily
 
 if TYPE_CHECKING:
     from privtune.plots._results import plot_lines, plot_results
-    from privtune.plots._study import (
+    from privtune.plots.study_charts import (
         plot_audit,
         plot_audits,
         plot_budget,

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 from privtune.errors import InvalidInputError
 from privtune.numbers import show_epsilon
-from privtune.plots._style import apply_style, looks
+from privtune.plots.style import Look, apply_style, looks
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _COLUMNS = 2
-_GIVEN = ", paper"
+_Points = dict[float, list[float]]  # values of rows by their place on the horizontal axis
+_QUOTED = ", paper"  # ends the name of a line that is quoted, not measured
 
 
 def plot_lines(
@@ -29,7 +30,7 @@ def plot_lines(
     log: Literal["", "x", "y", "xy"] = "",
     bars: Literal["error", "deviation"] = "error",
 ) -> go.Figure:
-    """Plot one column of a results file against another, a line each of a third, panels of a fourth.
+    """Plot two columns of a results file, with lines and panels by the values of two other columns.
 
     Args:
         rows: The rows, as ``csv.DictReader`` reads them.
@@ -52,45 +53,40 @@ def plot_lines(
         >>> [trace.name for trace in plot_lines(rows, x="steps", y="loss", line="arm").data]
         ['a', 'b']
     """
-    import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    needed = [name for name in (panel, line, x, y) if name is not None]
-    cells: dict[tuple[str, str], dict[float, list[float]]]
+    columns_used = [name for name in (panel, line, x, y) if name is not None]
+    cells: dict[tuple[str, str], _Points]
     cells = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if missing := [name for name in needed if not row.get(name)]:
+        missing = [name for name in columns_used if not row.get(name)]
+        if missing:
             raise InvalidInputError("row", dict(row), f"lacks {', '.join(missing)}")
-        cells[row[panel] if panel else "", row[line]][float(row[x])].append(float(row[y]))
-    panels = list(dict.fromkeys(each for each, _ in cells))
-    names = list(dict.fromkeys(name.removesuffix(_GIVEN) for _, name in cells))
-    look = looks(names)
+        panel_name = row[panel] if panel else ""
+        points = cells[panel_name, row[line]]
+        place = float(row[x])
+        points[place].append(float(row[y]))
+    panels = list(dict.fromkeys(panel_name for panel_name, _ in cells))
+    measured = dict.fromkeys(name.removesuffix(_QUOTED) for _, name in cells)
+    look = looks(list(measured))
     columns = min(_COLUMNS, max(1, len(panels)))
     above = max(1, math.ceil(len(panels) / columns))
     figure = make_subplots(rows=above, cols=columns, subplot_titles=panels if panel else None)
-    apply_style(figure, height=max(360, 300 * above), side_by_side=columns > 1)
-    shown: set[str] = set()
-    for (each, name), points in cells.items():
-        of, quoted = name.removesuffix(_GIVEN), name.endswith(_GIVEN)
-        at = sorted(points)
-        row_of, column_of = divmod(panels.index(each), columns)
-        figure.add_trace(
-            go.Scatter(
-                x=at,
-                y=[statistics.mean(points[value]) for value in at],
-                name=name,
-                legendgroup=name,
-                showlegend=name not in shown,
-                mode="lines+markers",
-                line={"color": look[of].colour, "dash": "dash" if quoted else "solid"},
-                marker={"symbol": look[of].symbol + ("-open" if quoted else ""), "size": 8},
-                error_y={"type": "data", "array": [_bar(points[value], bars) for value in at]},
-                hovertemplate=f"{name}<br>%{{y:.4g}} at {x} = %{{x}}<extra></extra>",
-            ),
-            row=row_of + 1,
-            col=column_of + 1,
+    height = max(360, 300 * above)
+    apply_style(figure, height=height, side_by_side=columns > 1)
+    labelled: set[str] = set()
+    for (panel_name, name), points in cells.items():
+        trace = _line_trace(
+            name,
+            points,
+            look[name.removesuffix(_QUOTED)],
+            x=x,
+            bars=bars,
+            in_legend=name not in labelled,
         )
-        shown.add(name)
+        row_of, column_of = divmod(panels.index(panel_name), columns)
+        figure.add_trace(trace, row=row_of + 1, col=column_of + 1)
+        labelled.add(name)
     figure.update_xaxes(title=x, type="log" if "x" in log else "linear")
     figure.update_yaxes(title=y, type="log" if "y" in log else "linear")
     # A share of the height: below the title of the axis where there is one row of panels.
@@ -99,10 +95,60 @@ def plot_lines(
     return figure
 
 
-def _bar(values: Sequence[float], what: str) -> float:
+def _line_trace(
+    name: str,
+    points: _Points,
+    look: Look,
+    *,
+    x: str,
+    bars: Literal["error", "deviation"],
+    in_legend: bool,
+) -> go.Scatter:
+    """Return a line through means, with an error bar to each side; dashed for quoted results.
+
+    Args:
+        name: The line's.
+        points: Values of all rows by their place on the horizontal axis.
+        look: Of the line, or of the measured line that it is quoted beside.
+        x: What the horizontal axis is.
+        bars: What is shown about a mean.
+        in_legend: Of several panels the legend has a line once.
+    """
+    import plotly.graph_objects as go
+
+    is_quoted = name.endswith(_QUOTED)
+    places = sorted(points)
+    return go.Scatter(
+        x=places,
+        y=[statistics.mean(points[place]) for place in places],
+        name=name,
+        legendgroup=name,
+        showlegend=in_legend,
+        mode="lines+markers",
+        line={
+            "color": look.colour,
+            "dash": "dash" if is_quoted else "solid",
+        },
+        marker={
+            "symbol": f"{look.symbol}-open" if is_quoted else look.symbol,
+            "size": 8,
+        },
+        error_y={
+            "type": "data",
+            "array": [_bar(points[place], bars) for place in places],
+        },
+        hovertemplate=f"{name}<br>%{{y:.4g}} at {x} = %{{x}}<extra></extra>",
+    )
+
+
+def _bar(values: Sequence[float], kind: Literal["error", "deviation"]) -> float:
+    """Return the length of an error bar: a standard error or a deviation, 0 for a single value."""
     if len(values) < 2:
         return 0.0
-    return statistics.stdev(values) / (math.sqrt(len(values)) if what == "error" else 1.0)
+    deviation = statistics.stdev(values)
+    if kind == "deviation":
+        return deviation
+    return deviation / math.sqrt(len(values))
 
 
 def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy") -> go.Figure:
@@ -129,14 +175,20 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
 
     figure = plot_lines(rows, x="epsilon", y=metric, line="arm", panel="task")
     lines = {(trace.xaxis, trace.name): trace for trace in figure.data}
-    tasks = enumerate(dict.fromkeys(row["task"] for row in rows), start=1)
-    axes = {task: f"x{i if i > 1 else ''}" for i, task in tasks}  # Plotly's names of axes
-    claims = {(row["task"], row["arm"], float(row["epsilon"])): row.get("claimed") for row in rows}
-    for (task, arm, epsilon), given in claims.items():
-        claimed = float(given or epsilon)
+    axes = {}
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    for number, task in enumerate(tasks, start=1):
+        axes[task] = "x" if number == 1 else f"x{number}"  # Plotly's names of axes
+    claims = {}
+    for row in rows:
+        epsilon = float(row["epsilon"])
+        claims[row["task"], row["arm"], epsilon] = row.get("claimed")
+    for (task, arm, epsilon), claim in claims.items():
+        claimed = float(claim or epsilon)
         if claimed < 0.999 * epsilon:
             trace = lines[axes[task], arm]
-            mean = trace.y[list(trace.x).index(epsilon)]
+            place = list(trace.x).index(epsilon)
+            mean = trace.y[place]
             figure.add_trace(
                 go.Scatter(
                     x=[claimed, epsilon],

@@ -8,17 +8,25 @@ from privtune.imports import lazily
 
 if TYPE_CHECKING:
     from privtune.plugins import EntryPointError
-    from privtune.strategies._base import Needs, Round, Strategy, StrategyError
     from privtune.strategies.arms import plan_arm
     from privtune.strategies.auto import Auto
+    from privtune.strategies.catalog import STRATEGIES, make_strategy, registered
     from privtune.strategies.context import PlanningContext
     from privtune.strategies.everything import Everything, NonPrivateError, NonPrivateGrid
     from privtune.strategies.in_run import Fixed, InRun
     from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
-    from privtune.strategies.registry import STRATEGIES, make_strategy, registered
     from privtune.strategies.release import Cost, Ending, Outcome, Release, Repetition, TrialResult
-    from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
+    from privtune.strategies.requests import (
+        NamedTraining,
+        NumberedTrials,
+        Request,
+        SealedRound,
+        StrategyRun,
+        advance,
+    )
+    from privtune.strategies.score_plan import Reporting, ScorePlan, Scoring
     from privtune.strategies.selection import LiuTalwar, NoRunFitsError, PapernotSteinke
+    from privtune.strategies.strategy import Needs, Round, Strategy, StrategyError
     from privtune.strategies.tuning import DPHyper, LinearScaling
     from privtune.strategies.tuning import SubsampledTuningStrategy as SubsampledTuning
 
@@ -34,10 +42,12 @@ __all__ = [
     "InRun",
     "LinearScaling",
     "LiuTalwar",
+    "NamedTraining",
     "Needs",
     "NoRunFitsError",
     "NonPrivateError",
     "NonPrivateGrid",
+    "NumberedTrials",
     "Outcome",
     "PapernotSteinke",
     "Plan",
@@ -45,15 +55,19 @@ __all__ = [
     "Release",
     "Repetition",
     "Reporting",
+    "Request",
     "Round",
     "ScorePlan",
     "Scoring",
+    "SealedRound",
     "SearchPlan",
     "Strategy",
     "StrategyError",
+    "StrategyRun",
     "SubsampledTuning",
     "TrainingPlan",
     "TrialResult",
+    "advance",
     "make_strategy",
     "plan_arm",
     "registered",

@@ -1,7 +1,8 @@
-"""Plan one arm whole: what its strategy needs, one target for both splits, what noise cannot reach."""
+"""Planning of an arm: checks of its strategy's needs, noise for its target ε, and its final report."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,33 +11,48 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from privtune.accounting import ApproximateDP, Composed, Event, Parallel, calibrate, scale_noise
 from privtune.accounting.calibration import searches_learn, sketch
 from privtune.errors import InvalidInputError
+from privtune.names import refuse_name
 from privtune.numbers import is_number
 from privtune.spaces import DependentSamplerError, require_independent_sampler
-from privtune.strategies._base import Needs, StrategyError
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
-from privtune.strategies.scoring import ScorePlan
+from privtune.strategies.score_plan import ScorePlan
+from privtune.strategies.strategy import Needs, StrategyError
 
 if TYPE_CHECKING:
-    from privtune.strategies._base import Strategy
+    from privtune.strategies.strategy import Strategy
 
 
 def needed_parameters(strategy: Strategy) -> tuple[str, ...]:
     """Return the names of the hyperparameters that a strategy needs, with the options it has."""
-    return tuple(
-        name
-        for name, when in strategy.needs.parameters.items()
-        if when is None or getattr(strategy, when[0]) == when[1]
-    )
+    names = []
+    for name, condition in strategy.needs.parameters.items():
+        if condition is None:
+            names.append(name)
+            continue
+        option, value = condition
+        if getattr(strategy, option) == value:
+            names.append(name)
+    return tuple(names)
 
 
 def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> None:
-    """Refuse an arm whose study lacks what its strategy needs, or whose plan belies it."""
-    needs, arm = needs_of(strategy), strategy.arm
+    """Refuse an arm whose study lacks what its strategy needs, or whose plan contradicts these needs.
+
+    Raises:
+        InvalidInputError: If the strategy cannot run its method.
+        StrategyError: If its ``run`` is no generator, its plan seals trials that may depend on each other, or
+            candidates lack a number that it computes with.
+    """
+    needs = needs_of(strategy)
+    if not inspect.isgeneratorfunction(strategy.run):
+        raise StrategyError(
+            f"Method run of {type(strategy).__name__} is no generator: it must yield what shall be "
+            "trained, as in (result,) = yield NamedTraining(...), and return an Outcome."
+        )
     method = getattr(strategy, "method", None)
     if needs.methods and method not in needs.methods:
-        allowed = f"must be one of {', '.join(needs.methods)}"
-        raise InvalidInputError(f"method of arm {arm!r}", method, allowed)
+        refuse_name(f"method of arm {strategy.arm!r}", method, needs.methods)
     if plan.is_sealed and not needs.independent:
         raise StrategyError(
             f"Strategy {strategy.name!r} seals its trials, which is valid for independent "
@@ -45,34 +61,56 @@ def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> Non
         )
     if context.define_by_run:
         return  # what a function suggests is seen in its rehearsal
-    given = {**dict.fromkeys(context.space, 1.0), **plan.params}
+    candidate = {**dict.fromkeys(context.space, 1.0), **plan.params}
     for name in needed_parameters(strategy):
         choices = getattr(context.space.get(name), "choices", ())
-        for drawn in [{name: choice} for choice in choices] or [{}]:
-            check_given(strategy, {**given, **drawn})
+        if not choices:
+            check_given(strategy, candidate)
+        for choice in choices:
+            check_given(strategy, {**candidate, name: choice})
 
 
-def check_given(strategy: Strategy, given: Mapping[str, Any]) -> None:
-    """Refuse a candidate without the hyperparameters that its strategy computes with."""
-    for name in needed_parameters(strategy):
-        value = given.get(name)
-        if is_number(value):
-            continue
-        has = f"{name} = {value!r}" if name in given else ", ".join(sorted(given)) or "none"
-        when = strategy.needs.parameters[name]
-        option = "" if when is None else f", or choose another {when[0]} than {when[1]}"
-        raise StrategyError(
-            f"Arm {strategy.arm!r} computes with a number called {name}, but the hyperparameters of "
-            f"its candidates are {has}: call it {name}{option}."
-        )
+def check_given(strategy: Strategy, params: Mapping[str, Any]) -> None:
+    """Refuse a candidate whose hyperparameters are not those that its strategy computes with.
+
+    Args:
+        strategy: Whose arm it is.
+        params: The candidate's hyperparameters by name.
+
+    Raises:
+        StrategyError: If one that is needed is no number, or there is one that the strategy does not search.
+    """
+    needed_names = needed_parameters(strategy)
+    for name in needed_names:
+        if not is_number(params.get(name)):
+            raise _missing_number(strategy, name, params)
+    if not strategy.needs.alone:
+        return
     fixed = getattr(strategy, "parameters", {})
-    known = {*needed_parameters(strategy), *fixed}
-    if strategy.needs.alone and (others := sorted(set(given) - known)):
+    others = sorted(set(params) - {*needed_names, *fixed})
+    if others:
         # The last training would draw them anew: it would not be the candidate that was found.
         raise StrategyError(
-            f"Arm {strategy.arm!r} searches {', '.join(needed_parameters(strategy))} alone, but its "
+            f"Arm {strategy.arm!r} searches {', '.join(needed_names)} alone, but its "
             f"candidates also have {', '.join(others)}. Fix them as parameters of the arm."
         )
+
+
+def _missing_number(strategy: Strategy, name: str, params: Mapping[str, Any]) -> StrategyError:
+    """Return the error for a candidate with a missing or non-numeric hyperparameter."""
+    if name in params:
+        words = f"{name} = {params[name]!r}"
+    else:
+        words = ", ".join(sorted(params)) or "none"
+    remedy = f"call it {name}"
+    condition = strategy.needs.parameters[name]
+    if condition is not None:
+        option, value = condition
+        remedy += f", or choose another {option} than {value}"
+    return StrategyError(
+        f"Arm {strategy.arm!r} computes with a number called {name}, but the hyperparameters of "
+        f"its candidates are {words}: {remedy}."
+    )
 
 
 def check_objective(
@@ -83,7 +121,7 @@ def check_objective(
     pruner: object | None,
     others: Iterable[str],
 ) -> None:
-    """Refuse a function of the user's own where a strategy does not cover what comes with it."""
+    """Refuse a user's training function where the strategy needs a task, a score or independent trials."""
     needs = needs_of(strategy)
     if needs.task:
         raise _own_work(strategy, others)
@@ -100,7 +138,7 @@ def check_objective(
 
 
 _FOR_BUILDS = ("fixed", "hyfreedp", "papernot-steinke", "everything")
-"""Some strategies that take a build."""
+"""Examples of strategies that take a user's build, named in an error."""
 
 
 def _own_work(strategy: Strategy, others: Iterable[str]) -> StrategyError:
@@ -113,7 +151,7 @@ def _own_work(strategy: Strategy, others: Iterable[str]) -> StrategyError:
 
 
 def needs_of(strategy: Strategy) -> Needs:
-    """Return what a strategy declares; refuse one that declares nothing."""
+    """Return the needs that a strategy declares, or refuse a strategy that declares none."""
     needs = getattr(strategy, "needs", None)
     if not isinstance(needs, Needs):
         raise StrategyError(
@@ -124,7 +162,7 @@ def needs_of(strategy: Strategy) -> Needs:
 
 
 OBJECT = "An object is given to study.optimize(..., {0}=...), beside the strategy."
-"""The remedy of a strategy that was given Optuna's object in the place of a name."""
+"""The remedy in the error for an Optuna object in the place of a name."""
 
 
 def require_independent(arm: str, *, sampler: str = "random", pruner: str | None) -> None:
@@ -149,13 +187,13 @@ def require_independent(arm: str, *, sampler: str = "random", pruner: str | None
 
 @dataclass(frozen=True)
 class SearchThenFinal:
-    """A search, and one training with what it found."""
+    """Plan of a search, and of one training with the hyperparameters that it finds."""
 
     search: SearchPlan
     final: TrainingPlan
 
     def scaled(self, factor: float) -> SearchThenFinal:
-        """Return both with all noise times ``factor``."""
+        """Return both plans with all noise times ``factor``."""
         return SearchThenFinal(self.search.scaled(factor), self.final.scaled(factor))
 
 
@@ -173,7 +211,15 @@ def factor_for(
     *,
     about: bool = False,
 ) -> float:
-    """Return the factor on all noise with which the event meets (epsilon, the context's δ)."""
+    """Return the factor by which an event's noise is scaled to meet ``epsilon`` at the context's δ.
+
+    Args:
+        event: What is charged, at some noise.
+        context: Public facts: δ, adjacency, and whether the plan is thrown away.
+        epsilon: Target.
+        tolerance: Relative distance to the target that is near enough.
+        about: Whether a rough factor will do, as another calibration follows.
+    """
     if context.declared is not None and scale_noise(event, 2.0) == event:
         return 1.0  # a declared event that stays as it is, and scores that are free
     terms: dict[str, Any] = {
@@ -182,7 +228,9 @@ def factor_for(
         "adjacency": context.adjacency,
         "tolerance": tolerance,
     }
-    return sketch(event, **terms) if about or context.sketch else calibrate(event, **terms).scale
+    if about or context.sketch:
+        return sketch(event, **terms)
+    return calibrate(event, **terms).scale
 
 
 def meet(
@@ -193,20 +241,38 @@ def meet(
     context: PlanningContext,
     epsilon: float,
 ) -> tuple[T, ScorePlan, Event]:
-    """Scale what is trained and how it is scored until the arm as a whole meets ``epsilon``."""
+    """Scale the noise of trainings and scores until the arm as a whole meets ``epsilon``.
+
+    Training and validation records are disjoint, so both sides are charged in parallel, and each may cost
+    all of the target.
+
+    Args:
+        trained: What runs on the training records.
+        event: What that costs them.
+        cost: What all of an arm's scores cost the validation records, from the cost of one.
+        context: Public facts.
+        epsilon: Target.
+
+    Returns:
+        The trainings, how one trial is scored, and the event of both together.
+    """
     with searches_learn():
         # The accountant is asked about both sides together, so each alone may cost a little more.
         trained = trained.scaled(factor_for(event(trained), context, epsilon, about=True))
         score = context.plan_score(epsilon)
         if score.event is not None:
             score = score.scaled(factor_for(cost(score.event), context, epsilon, about=True))
-        rest = factor_for(_both(event(trained), score, cost), context, epsilon, _TOGETHER)
-    trained, score = trained.scaled(rest), score.scaled(rest)
-    return trained, score, _both(event(trained), score, cost)
+        rest = factor_for(_with_scores(event(trained), score, cost), context, epsilon, _TOGETHER)
+    trained = trained.scaled(rest)
+    score = score.scaled(rest)
+    return trained, score, _with_scores(event(trained), score, cost)
 
 
-def _both(training: Event, score: ScorePlan, cost: Callable[[Event], Event]) -> Event:
-    return training if score.event is None else Parallel((training, cost(score.event)))
+def _with_scores(training: Event, score: ScorePlan, cost: Callable[[Event], Event]) -> Event:
+    """Return the joint event of trainings and scores, or of trainings alone if scores are free."""
+    if score.event is None:
+        return training
+    return Parallel((training, cost(score.event)))
 
 
 _NEGLIGIBLE = 1e-3  # of δ
@@ -217,7 +283,7 @@ _OF_OTHERS = "of each further repetition its hyperparameters, score and test met
 
 
 def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) -> Plan:
-    """Return the plan of an arm, in which the mass that its noise cannot reach is charged.
+    """Return the plan of an arm, whose event also covers the mass that its noise cannot reach.
 
     Where that mass, of all runs that are charged, exceeds a thousandth of δ, it is part of the event, and
     the arm is planned at the rest of δ; above a tenth of δ there is no plan.
@@ -240,19 +306,13 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
     if context.define_by_run and needs_of(strategy).task:
         raise _own_work(strategy, _FOR_BUILDS)
     report = context.plan_report(math.inf if needs_of(strategy).non_private else epsilon)
-    repeated = {"repeats": context.repeats, "repeats_charged": not context.task.benchmark}
-
-    def planned(context: PlanningContext) -> Plan:
-        alone = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
-        plan = _with(report, _with_candidates(alone))
-        others = (_OF_OTHERS,) if context.repeats > 1 else ()
-        return replace(plan, released=(*plan.released, *others), **repeated)  # type: ignore[arg-type]
-
-    plan = planned(context)
+    plan = _plan_at(strategy, context, report, epsilon=epsilon)
     check_needs(strategy, context, plan)
     # Noise in floating point ends somewhere: what a record makes possible beyond would have no bound.
-    each, delta = plan.beyond_reach, context.delta
-    mass = each * (plan.repeats if plan.repeats_charged else 1)
+    delta = context.delta
+    mass_of_run = plan.beyond_reach
+    charged_runs = plan.repeats if plan.repeats_charged else 1
+    mass = mass_of_run * charged_runs
     if not plan.is_private or mass <= _NEGLIGIBLE * delta:
         return plan
     if mass > _TOO_MUCH * delta:
@@ -262,47 +322,105 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
         )
     # At the rest of δ there is a little more noise, and so less mass than this.
     rest = replace(context, delta=delta - mass)
-    plan = planned(rest)
+    plan = _plan_at(strategy, rest, report, epsilon=epsilon)
     return replace(
         plan,
-        event=Composed((plan.event, ApproximateDP(0.0, each))),
-        details={**plan.details, "beyond_reach": each},
+        event=Composed((plan.event, ApproximateDP(0.0, mass_of_run))),
+        details={**plan.details, "beyond_reach": mass_of_run},
+    )
+
+
+def _plan_at(
+    strategy: Strategy,
+    context: PlanningContext,
+    report: ScorePlan | None,
+    *,
+    epsilon: float,
+) -> Plan:
+    """Return a strategy's plan at the context's δ, with the study's noise source, report and repetitions."""
+    plan = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
+    plan = _with_report(report, _with_candidates(plan))
+    released = plan.released
+    if context.repeats > 1:
+        released = (*released, _OF_OTHERS)
+    return replace(
+        plan,
+        released=released,
+        repeats=context.repeats,
+        repeats_charged=not context.task.benchmark,
     )
 
 
 def with_report(
-    plan: Plan, context: PlanningContext, *, share: float, epsilon: float
+    plan: Plan,
+    context: PlanningContext,
+    *,
+    share: float,
+    epsilon: float,
 ) -> Plan | None:
-    """Return a plan whose report costs another share of the arm's ε, all else as it is."""
+    """Return a plan whose report costs another share of the arm's ε, all else as it is.
+
+    Args:
+        plan: The plan of an arm.
+        context: The public facts that it was planned with.
+        share: The share of the arm's ε, in (0, 1].
+        epsilon: Target of one run of the arm.
+
+    Returns:
+        The plan; the same one where its report is free; None where the mass that the report's noise cannot
+        reach is more than what is charged for.
+    """
     if context.report is None or plan.report is None or plan.report.event is None:
         return plan
-    asked = replace(context, report=replace(context.report, epsilon_share=share))
-    report = asked.plan_report(epsilon)
+    reporting = replace(context.report, epsilon_share=share)
+    report = replace(context, report=reporting).plan_report(epsilon)
     if report is None or report.event is None or not plan.is_private:
         return plan
-    old, new = plan.report.event, report.event
-
-    def changed(event: Event) -> Event:
-        if isinstance(event, Parallel) and event.events[1:] == (old,):
-            return Parallel((event.events[0], new))
-        return event.rebuild([changed(event.events[0]), *event.events[1:]])  # type: ignore[attr-defined]
-
-    found = replace(
+    other = replace(
         plan,
-        event=changed(plan.event),
+        event=_with_report_event(plan.event, plan.report.event, report.event),
         report=report,
         details={**plan.details, "report_epsilon_share": share},
     )
-    within = plan.details.get("beyond_reach", _NEGLIGIBLE * context.delta)
-    return found if found.beyond_reach <= within else None
+    limit = plan.details.get("beyond_reach", _NEGLIGIBLE * context.delta)
+    return other if other.beyond_reach <= limit else None
 
+
+def _with_report_event(event: Event, old: Event, new: Event) -> Event:
+    """Return an arm's event with the event of its report replaced by another.
+
+    What noise cannot reach is composed after it, so it lies in the first part of a composition.
+    """
+    if isinstance(event, Parallel) and event.events[1:] == (old,):
+        return Parallel((event.events[0], new))
+    first, *others = event.events  # type: ignore[attr-defined]
+    return event.rebuild([_with_report_event(first, old, new), *others])
+
+
+def with_metric(plan: Plan, report: ScorePlan) -> Plan:
+    """Return a plan that reports another metric, at the same noise and cost."""
+    if plan.report is None:
+        return plan
+    terms: dict[str, Any] = {
+        "metric": report.metric,
+        "options": report.options,
+        "beside": report.beside,
+    }
+    before = _report_in_words(plan.report)
+    after = _report_in_words(report)
+    released = tuple(after if line == before else line for line in plan.released)
+    other_report = replace(plan.report, **terms)
+    return replace(plan, report=other_report, released=released)
+
+
+TEMPERATURE = "a temperature of its probabilities, from noised sums of the test split"
 
 _INDEPENDENT = ("random", "qmc", "grid")
-"""Samplers of ``everything`` that look at no score."""
+"""Samplers of ``everything`` whose draws ignore all scores."""
 
 
 def _with_candidates(plan: Plan) -> Plan:
-    """Note how many candidates the scored one is chosen from: its interval holds for the chosen one.
+    """Return the plan with its number of candidates, so that the interval holds for the chosen one.
 
     That needs candidates that are independent of earlier scores, and all draws of the arm: of an adaptive
     search, and of a release that is seen only if its score reached a threshold, nothing is claimed.
@@ -311,20 +429,32 @@ def _with_candidates(plan: Plan) -> Plan:
         return plan
     if plan.details.get("sampler") not in (None, *_INDEPENDENT):
         return plan
-    trials = plan.search.trials if plan.search is not None else None
-    candidates = plan.runs.expected_runs if plan.runs is not None else float(trials or 1)
-    return replace(plan, score=replace(plan.score, candidates=candidates))
+    candidates = 1.0
+    if plan.runs is not None:
+        candidates = plan.runs.expected_runs
+    elif plan.search is not None:
+        candidates = float(plan.search.trials or 1)
+    score = replace(plan.score, candidates=candidates)
+    return replace(plan, score=score)
 
 
-def _with(report: ScorePlan | None, plan: Plan) -> Plan:
-    """Add the final score to a plan: test records meet it and nothing else."""
+def _with_report(report: ScorePlan | None, plan: Plan) -> Plan:
+    """Return the plan with the final score added in parallel, since no other part reads test records."""
     if report is None:
         return plan
     if report.event is None or not plan.is_private:
         return replace(plan, report=report)
+    released = [*plan.released, _report_in_words(report)]
+    if report.calibrator is not None:
+        released.append(TEMPERATURE)
     return replace(
         plan,
         event=Parallel((plan.event, report.event)),
-        released=(*plan.released, f"its noised {report.metric} on the test split"),
+        released=tuple(released),
         report=report,
     )
+
+
+def _report_in_words(report: ScorePlan) -> str:
+    """Return the line by which plans list the noised metric of a report."""
+    return f"its noised {report.metric} on the test split"

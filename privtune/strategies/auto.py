@@ -1,4 +1,4 @@
-"""The arm ``auto``: given hyperparameters or HyFreeDP, by a rule on public facts that public studies found.
+"""The arm ``auto``, which chooses between given hyperparameters and HyFreeDP by public facts.
 
 The rule is the fifth; ``studies/auto`` has all of them, each tried on tasks that it never saw. HyFreeDP's own
 interval of rates suits networks of some thousand weights in some hundred steps. In fewer steps a smaller
@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from privtune.accounting._checks import check_number
+from privtune.accounting.checks import check_number
 from privtune.numbers import show_epsilon
-from privtune.strategies._base import Needs, Round
 from privtune.strategies.arms import check_needs
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import InRun, require_parameters
 from privtune.strategies.plan import Plan
-from privtune.strategies.release import Outcome
-from privtune.tasks._fine_tuning import PART
+from privtune.strategies.requests import StrategyRun
+from privtune.strategies.strategy import Needs, Round
+from privtune.tasks.pretrained import PART
 from privtune.training.methods import METHODS
 
 _FEW = 500.0  # records times ε: below, HyFreeDP was up to 22 points behind what is given
@@ -63,7 +63,9 @@ class Auto:
     """
 
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "fixed or HyFreeDP, chosen by public facts; the plan says why"
+    summary: ClassVar[str] = (
+        "fixed or hyfreedp, chosen from public facts; the plan gives the reason"
+    )
     needs: ClassVar[Needs] = Needs(task=True, draws=False)
 
     arm: str = "auto"
@@ -74,46 +76,75 @@ class Auto:
         check_number("feature_scale", self.feature_scale, above=0.0)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan the training that the rule chooses, at ``epsilon``. Touches no data."""
-        given = {**_PRIOR, **self.parameters}
-        require_parameters(self.arm, METHODS["dpsgd"], given)  # whatever is chosen
-        chosen, options, why = self._choose(context, epsilon)
-        method = "dpsgd" if chosen == "fixed" else chosen
-        taken = {k: v for k, v in given.items() if chosen == "fixed" or k not in _PRIOR}
-        strategy = InRun(arm=self.arm, method=method, parameters=taken, options=options)
+        """Plan the training that the rule chooses, at ``epsilon``, without touching data."""
+        parameters = {**_PRIOR, **self.parameters}
+        # Whichever arm is chosen: a mistyped hyperparameter is refused on a large task, too.
+        require_parameters(self.arm, METHODS["dpsgd"], parameters)
+        choice = self._choose(context, epsilon)
+        method = choice.arm
+        if choice.arm == "fixed":
+            method = "dpsgd"
+        else:
+            # The method finds these by itself, and refuses to be told them.
+            for name in _PRIOR:
+                del parameters[name]
+        strategy = InRun(arm=self.arm, method=method, parameters=parameters, options=choice.options)
         plan = strategy.plan(context, epsilon=epsilon)
         check_needs(strategy, context, plan)
-        details = {**plan.details, "chosen": chosen, "why": why}
-        return replace(plan, strategy=f"{self.name}: {chosen}", details=details)
+        details = {**plan.details, "chosen": choice.arm, "why": choice.reason}
+        return replace(plan, strategy=f"{self.name}: {choice.arm}", details=details)
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
-        """Run the planned training."""
-        return InRun(arm=self.arm, method=plan.training.method.name).run(plan, trials)
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
+        """Run the planned training, with the method that the rule chose."""
+        chosen_arm = InRun(arm=self.arm, method=plan.training.method.name)
+        return (yield from chosen_arm.run(plan, trials))
 
-    def _choose(self, context: PlanningContext, epsilon: float) -> tuple[str, dict[str, Any], str]:
-        """Return the name of the arm that the rule chooses, its method's options, and the reason."""
+    def _choose(self, context: PlanningContext, epsilon: float) -> _ArmChoice:
+        """Return the arm that the rule chooses by public facts, with its options and the reason."""
         if context.task.pretrained is not None:
-            return "hyfreedp", {}, "public weights are fine-tuned"
+            return _ArmChoice("hyfreedp", {}, "public weights are fine-tuned")
         records = context.schedule.records
         weights = _weights_of_network(context, self.parameters.get(PART))
-        found = f"{records:,} records at ε = {show_epsilon(epsilon, 2)} are"
+        size = f"{records:,} records at ε = {show_epsilon(epsilon, 2)} are"
         if records * epsilon < _FEW:
-            falling = {"schedule": _FALLING} if weights else {}
-            return "fixed", falling, f"{found} too few to adapt on"
-        why = f"{found} enough to adapt the learning rate in one training"
+            options = {"schedule": _FALLING} if weights else {}
+            return _ArmChoice("fixed", options, f"{size} too few to adapt on")
+        reason = f"{size} enough to adapt the learning rate in one training"
         if not weights:
-            return "hyfreedp", {}, why
-        reach = self.feature_scale * math.sqrt(context.schedule.steps * weights)
-        spread = min(_SPREADS[1], max(_SPREADS[0], _REACH / reach))
-        return "hyfreedp", {"spread": spread}, f"{why}, within a factor of {spread:.3g}"
+            return _ArmChoice("hyfreedp", {}, reason)
+        spread = self._spread(context.schedule.steps, weights)
+        reason += f", within a factor of {spread:.3g}"
+        return _ArmChoice("hyfreedp", {"spread": spread}, reason)
+
+    def _spread(self, steps: int, weights: int) -> float:
+        """Return the factor over which HyFreeDP's interval of learning rates reaches, from 3 to 25."""
+        reach = self.feature_scale * math.sqrt(steps * weights)
+        least, most = _SPREADS
+        return min(most, max(least, _REACH / reach))
+
+
+class _ArmChoice(NamedTuple):
+    """What the rule chooses: an arm, the options of its method, and the reason in words."""
+
+    arm: str
+    options: dict[str, Any]
+    reason: str
 
 
 def _weights_of_network(context: PlanningContext, part: object) -> int:
-    """Return how many weights are trained; 0 of a part of the model, and where all of them begin at 0."""
+    """Return the number of trained weights of a network, or 0 for a model that is no network to the rule.
+
+    0 is what the rule reads as no network: where a part of the model is trained alone, and where all weights
+    begin at 0, as those of a linear model. The first weights are drawn on a copy of torch's random state, so
+    that planning moves no stream of a training.
+    """
     import torch
 
     if (part or context.task.trainable) != "all":
         return 0
     with torch.random.fork_rng(devices=[]):
-        trained = [p for p in context.task.model().parameters() if p.requires_grad]
-    return sum(p.numel() for p in trained) if any(p.any() for p in trained) else 0
+        model = context.task.model()
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not any(parameter.any() for parameter in weights):
+        return 0
+    return sum(parameter.numel() for parameter in weights)

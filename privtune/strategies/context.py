@@ -1,4 +1,4 @@
-"""What strategies may look at when they plan, and how an arm meets its target as a whole."""
+"""Public facts that strategies plan with, and the plans of an arm's scores."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.spaces import SearchSpace
-from privtune.strategies.scoring import Reporting, ScorePlan, Scoring
+from privtune.strategies.score_plan import Reporting, ScorePlan, Scoring
 from privtune.tasks import Task
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
-from privtune.training.methods.declared import Declared
+from privtune.training.methods.declared_mechanism import Declared
 
 if TYPE_CHECKING:
-    from privtune.strategies.scoring import ScorePlan
+    from privtune.strategies.score_plan import ScorePlan
 
 
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
-"""Shares of an arm's ε that its report may take, where none is given: the first that costs nothing."""
+"""Shares of an arm's ε that its report may take where none is given, tried from the largest down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningContext:
-    """What a strategy may look at when it plans: public facts only.
+    """Public facts that a strategy plans with.
 
     Args:
         task: The task; only its public facts are read.
@@ -34,6 +34,8 @@ class PlanningContext:
         adjacency: The budget's neighbouring relation.
         scoring: How trials are scored.
         report: How released models are scored on the test split; None where it is not asked.
+        report_choices: Reports that planning may choose from, the preferred one first; none where the user
+            says what is reported.
         define_by_run: Whether the user's own training loop defines the space.
         noise: Where the noise of trainings comes from, and how it is treated.
         declared: The mechanism that each training runs, where another library trains.
@@ -57,6 +59,7 @@ class PlanningContext:
     adjacency: Adjacency
     scoring: Scoring = field(default_factory=Scoring)
     report: Reporting | None = None
+    report_choices: tuple[Reporting, ...] = ()
     define_by_run: bool = False
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     declared: Declared | None = None
@@ -64,23 +67,24 @@ class PlanningContext:
     sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:
-        """Return how a trial is scored at ``epsilon``, above 0; exactly on a public validation split."""
+        """Return the plan of a trial's score at ``epsilon`` above 0, exact on a public validation split."""
         task = self.task
         self.scoring.check_noise(public=task.public_validation)
         self._check_moves(public=task.public_validation)
         return self._score(public=task.public_validation, epsilon=epsilon)
 
     def plan_report(self, epsilon: float) -> ScorePlan | None:
-        """Return how an arm of ``epsilon`` is scored on the test split in the end; None if unasked."""
-        task, report = self.task, self.report
+        """Return the plan of an arm's score at ``epsilon`` on the test split, or None if unasked."""
+        task = self.task
+        report = self.report
         if report is None:
             return None
-        _check_there("test", task.test_records)
+        _check_split("test", task.test_records)
         report.check_noise(public=task.public_test)
         self._check_moves(public=task.public_test)
         report.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
         share = SHARES[-1] if report.epsilon_share is None else report.epsilon_share
-        return report.plan(
+        score = report.plan(
             records=task.test_records,
             public=task.public_test or not math.isfinite(epsilon),
             epsilon=epsilon * share,
@@ -88,10 +92,14 @@ class PlanningContext:
             adjacency=self.adjacency,
             target_range=task.target_range,
         )
+        return report.with_temperature(score, classes=task.classes)
 
     def _check_moves(self, *, public: bool) -> None:
+        """Refuse noised scores where a replaced record may leave one split and join another.
+
+        It would meet the charges of both, and one alone is counted.
+        """
         task = self.task
-        # A replaced record could leave one split and join another: two charges, of which one is counted.
         moves = task.partition == "content" and self.adjacency is Adjacency.REPLACE_ONE
         if moves and not public:
             raise InvalidInputError(
@@ -107,8 +115,9 @@ class PlanningContext:
         return self._score(public=True, epsilon=math.inf)
 
     def _score(self, *, public: bool, epsilon: float) -> ScorePlan:
+        """Return the plan of a trial's score on the validation split, by a metric that suits the task."""
         task = self.task
-        _check_there("validation", task.validation_records)
+        _check_split("validation", task.validation_records)
         self.scoring.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
         return self.scoring.plan(
             records=task.validation_records,
@@ -120,7 +129,8 @@ class PlanningContext:
         )
 
 
-def _check_there(split: str, records: int) -> None:
+def _check_split(split: str, records: int) -> None:
+    """Refuse to score on a split without a declared size, on which the effect of noise depends."""
     if records < 1:
         raise InvalidInputError(
             f"split.{split}",

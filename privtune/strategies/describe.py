@@ -1,9 +1,9 @@
-"""A plan in one line, and its noise by what it is for."""
+"""Plans in words: one line for a plan, and its noise multipliers by purpose."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from privtune.accounting import Guarantee
@@ -12,58 +12,121 @@ from privtune.strategies.plan import CANDIDATE, Plan, TrainingPlan
 
 
 def plan_line(plan: Plan, guarantee: Guarantee) -> str:
-    """Return a plan in one line: its noise, what it costs by the two least bounds, what it trains."""
-    noises = [f"{name.replace('_', ' ')} {value:.3g}" for name, value in noise_of(plan).items()]
-    cost = "ε = ∞: NOT PRIVATE, no part of the budget"
-    if plan.is_private:
-        others = [(e, name) for name, e in guarantee.bounds.items() if name != guarantee.method]
-        value, name = min(others, default=(math.inf, ""))
-        other = f"; {_bound(name)} {show_epsilon(value, 2)}" if math.isfinite(value) else ""
-        cost = f"ε = {show_epsilon(guarantee.epsilon, 2)} ({_bound(guarantee.method)}{other})"
-    return " · ".join([*filter(None, [", ".join(noises)]), cost, _trainings(plan)])
+    """Return a plan in one line: its noise, its ε, and the number and length of its trainings.
+
+    It is read before the charge, so it also has the next best bound: one that lies far above the answer
+    says that ε rests on a single account.
+    """
+    parts = [_cost(plan, guarantee), _trainings(plan)]
+    noises = _noises(plan)
+    if noises:
+        parts.insert(0, noises)
+    return " · ".join(parts)
+
+
+def _noises(plan: Plan) -> str:
+    """Return a plan's noise multipliers in words, or an empty text if it has no noise."""
+    words = []
+    for name, value in noise_of(plan).items():
+        purpose = name.replace("_", " ")
+        words.append(f"{purpose} {value:.3g}")
+    return ", ".join(words)
+
+
+def _cost(plan: Plan, guarantee: Guarantee) -> str:
+    """Return ε by the least bound in words, with the second least bound where that is finite."""
+    if not plan.is_private:
+        return "ε = ∞: NOT PRIVATE, not charged to the budget"
+    answer = show_epsilon(guarantee.epsilon, 2)
+    bound = _bound(guarantee.method)
+    others = []
+    for name, epsilon in guarantee.bounds.items():
+        if name != guarantee.method:
+            others.append((epsilon, name))
+    second, second_name = min(others, default=(math.inf, ""))
+    if math.isfinite(second):
+        bound += f"; {_bound(second_name)} {show_epsilon(second, 2)}"
+    return f"ε = {answer} ({bound})"
 
 
 def _bound(name: str) -> str:
+    """Return the name of a bound as papers write it."""
     return name.upper() if name in ("rdp", "pld") else name
 
 
 def _trainings(plan: Plan) -> str:
-    """Return how many trainings there are, and how long each is."""
-    last = _steps((plan.training,))
+    """Return the number of trainings and their length, in words.
+
+    The number of trials of a sealed round is secret: its mean alone, a public fact, is told.
+    """
+    final = _steps((plan.training,))
     if plan.search is None:
-        return last
-    trials = f"{plan.search.trials} trials of"
+        return final
+    trials = f"{plan.search.trials} trials"
     if plan.runs is not None:
-        trials = f"a secret number of trials, {plan.runs.expected_runs:.3g} in the mean, of"
-    final = f"; then one training of {last}" if plan.final else ""
-    return f"{trials} {_steps(plan.search.trainings)}{final}"
+        mean = plan.runs.expected_runs
+        trials = f"a secret number of trials ({mean:.3g} on average)"
+    each = _steps(plan.search.trainings)
+    words = f"{trials} of {each}"
+    if plan.final:
+        words += f"; then one training of {final}"
+    return words
 
 
 def _steps(trainings: tuple[TrainingPlan, ...]) -> str:
-    def span(values: set[float], show: str) -> str:
-        low, high = (format(end, show) for end in (min(values), max(values)))
-        return low if low == high else f"{low} to {high}"
-
-    steps = span({t.schedule.steps for t in trainings}, ",")
-    batch = span({t.schedule.expected_batch_size for t in trainings}, ".4g")
+    """Return steps and expected batch sizes of trainings in words, as spans where they differ."""
+    schedules = [training.schedule for training in trainings]
+    steps = _span([schedule.steps for schedule in schedules], ",")
+    batch = _span([schedule.expected_batch_size for schedule in schedules], ".4g")
     return f"{steps} steps, expected batch {batch}"
 
 
+def _span(values: Sequence[float], form: str) -> str:
+    """Return the least and the greatest value as text, or one of them if both look alike."""
+    low = format(min(values), form)
+    high = format(max(values), form)
+    if low == high:
+        return low
+    return f"{low} to {high}"
+
+
 def noise_of(plan: Plan) -> dict[str, float]:
-    """Return every noise multiplier of a plan by what it is for; of trials that differ, each."""
+    """Return every noise multiplier of a plan by its name, such as ``score_noise_multiplier``.
+
+    Trials that differ in what they cost have noise of their own: each is listed, with its candidate or its
+    hyperparameters in parentheses. After a search with a last training, the noise is that of the last one.
+    """
     noises: dict[str, float] = {}
-    each: tuple[tuple[TrainingPlan, Mapping[str, Any]], ...] = ((plan.training, {}),)
-    if plan.search is not None and not plan.final and len(plan.search.trainings) > 1:
-        each = tuple(zip(plan.search.trainings, plan.search.points, strict=True))
-    for training, point in each:
-        said = (point[CANDIDATE],) if CANDIDATE in point else point.values()
-        of = f" ({', '.join(map(str, said))})" if point else ""
-        noises |= {
-            name + of: value
-            for name, value in training.to_dict()["method"].items()
-            if name.endswith("noise_multiplier") and value is not None
-        }
-    for name, score in (("score", plan.score), ("report", plan.report)):
-        if score is not None and score.noise_multiplier is not None:
-            noises[f"{name}_noise_multiplier"] = score.noise_multiplier
+    for training, point in _trainings_and_points(plan):
+        suffix = _suffix(point)
+        fields = training.to_dict()["method"]
+        for name, value in fields.items():
+            if name.endswith("noise_multiplier") and value is not None:
+                noises[name + suffix] = value
+    scores = {"score": plan.score, "report": plan.report}
+    for name, score in scores.items():
+        if score is None or score.noise_multiplier is None:
+            continue
+        noises[f"{name}_noise_multiplier"] = score.noise_multiplier
     return noises
+
+
+def _trainings_and_points(
+    plan: Plan,
+) -> tuple[tuple[TrainingPlan, Mapping[str, Any]], ...]:
+    """Return the trainings whose noise is shown, each with the grid point that distinguishes it."""
+    search = plan.search
+    if search is None or plan.final or len(search.trainings) <= 1:
+        return ((plan.training, {}),)
+    return tuple(zip(search.trainings, search.points, strict=True))
+
+
+def _suffix(point: Mapping[str, Any]) -> str:
+    """Return a grid point in parentheses, which distinguishes a trial's noise, or an empty text."""
+    if not point:
+        return ""
+    values: Collection[Any] = point.values()
+    if CANDIDATE in point:
+        values = (point[CANDIDATE],)
+    words = ", ".join(str(value) for value in values)
+    return f" ({words})"

@@ -1,4 +1,4 @@
-"""Every trial paid for and shown, by any Optuna sampler; and a grid without any guarantee."""
+"""Strategies that release every trial: charged with any Optuna sampler, or a grid without guarantee."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ import privtune.accounting as acc
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import find_extra
-from privtune.strategies._base import Needs, Round, StrategyError, best_of
+from privtune.names import refuse_name
 from privtune.strategies.arms import OBJECT, meet
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.in_run import budgeted
 from privtune.strategies.plan import SEALED_STEPS, Plan, SearchPlan, TrainingPlan
 from privtune.strategies.release import Ending, Outcome, TrialResult
+from privtune.strategies.requests import NamedTraining, NumberedTrials, StrategyRun
 from privtune.strategies.searching import Drawing, Searching
+from privtune.strategies.strategy import Needs, Round, StrategyError, best_of
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -65,17 +67,13 @@ class Everything(Drawing):
     batch: int = 1
     pruner: str | None = None
 
-    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan all trials together at ``epsilon``. Touches no data."""
+    def _check_options(self, context: PlanningContext) -> None:
+        """Refuse options outside their ranges, and a sampler that the space or the batch rules out."""
         if self.trials < 1:
             raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
         if self.sampler not in SAMPLERS:
-            raise InvalidInputError(
-                "sampler",
-                self.sampler,
-                f"must be one of {', '.join(SAMPLERS)}",
-                "" if isinstance(self.sampler, str) else OBJECT.format("sampler"),
-            )
+            remedy = "" if isinstance(self.sampler, str) else OBJECT.format("sampler")
+            refuse_name("sampler", self.sampler, SAMPLERS, remedy=remedy)
         if self.sampler == "cmaes":
             find_extra("cmaes", extra="cmaes", what="sampler: cmaes")
         if self.batch < 1:
@@ -101,13 +99,23 @@ class Everything(Drawing):
                 "study.optimize(..., pruner=...)."
             )
         self._check_parameters(context)
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan all trials together at ``epsilon``, without touching data."""
+        self._check_options(context)
         search = self._search(context, epsilon=epsilon / 4)
 
         # A validation record meets every score, and no training.
         cost = partial(acc.Repeated, self.trials)
         search, score, event = meet(
-            search, lambda s: cost(self._trial_event(s)), cost, context=context, epsilon=epsilon
+            search,
+            lambda scaled: cost(self._trial_event(scaled)),
+            cost,
+            context=context,
+            epsilon=epsilon,
         )
+        # What a function suggests to a trial under way is unknown to other processes.
+        is_liar = self.batch > 1 and len(context.space) > 0 and not context.define_by_run
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -119,45 +127,50 @@ class Everything(Drawing):
             sealed=SEALED_STEPS,
             search=SearchPlan(search.trainings, search.points, self.trials),
             final=False,
-            details={
-                "sampler": self.sampler,
-                "batch": self.batch,
-                # What a function suggests to a trial under way is unknown to other processes.
-                "liar": self.batch > 1 and len(context.space) > 0 and not context.define_by_run,
-            },
+            details={"sampler": self.sampler, "batch": self.batch, "liar": is_liar},
         )
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
-        """Ask, train, tell; release the best and every trial."""
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
+        """Draw, train and score every trial, and release the best one with all others."""
         if plan.search is None:
             raise InvalidInputError("plan.search", None, "needs trials")
-        total, batch = plan.search.trials or 0, plan.details["batch"]
-        # What is drawn without a look at scores can be drawn and trained as many at once as pays.
-        together = trials.at_once if self.sampler in _INDEPENDENT else batch
+        total = plan.search.trials or 0
+        batch = plan.details["batch"]
+        if self.sampler in _INDEPENDENT:
+            # What is drawn without a look at scores can be drawn and trained as many at once as pays.
+            batch = trials.at_once
         results: list[TrialResult] = []
-        for first in range(0, total, together):
-            asked = {}
-            for number in range(first, min(first + together, total)):
+        for first in range(0, total, batch):
+            candidates = {}
+            end = min(first + batch, total)
+            for number in range(first, end):
                 make = partial(sampler_of, plan, trials.streams, number)
-                asked[number] = {**plan.params, **trials.ask(number, make)}
-            for number, result in zip(asked, trials.train_numbered(plan, asked), strict=True):
+                suggestions = trials.ask(number, make)
+                candidates[number] = {**plan.params, **suggestions}
+            batch_results = yield NumberedTrials(candidates)
+            for number, result in zip(candidates, batch_results, strict=True):
                 trials.tell(number, result)
                 results.append(result)
         best = best_of(results, trials.streams)
-        pruned = best.ended is Ending.PRUNED
-        note = "Every candidate was pruned; there is no model." if pruned else ""
+        note = ""
+        if best.ended is Ending.PRUNED:
+            note = "Every candidate was pruned; there is no model."
         return Outcome(best, trials=tuple(results), note=note)
 
 
 def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) -> BaseSampler:
-    """Make the sampler that draws a trial of a plan of ``everything``, in whatever process it runs."""
+    """Return the sampler that draws trial ``number`` of a plan of ``everything``, equal in every process.
+
+    A grid is shuffled by its seed and walked once, so all trials share that of the first.
+    """
     name = plan.details["sampler"]
-    seed = streams.seed("search", 0 if name == "grid" else number) % 2**32
+    stream = 0 if name == "grid" else number
+    seed = streams.seed("search", stream) % 2**32
     return make_sampler(name, space, seed, liar=plan.details["liar"])
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:
-    """Make one of Optuna's samplers by its name in a spec; a ``liar`` takes running trials for bad ones."""
+    """Return an Optuna sampler by its name, which with ``liar`` counts running trials as bad ones."""
     kinds: Mapping[str, Any] = {
         "random": optuna.samplers.RandomSampler,
         "tpe": partial(optuna.samplers.TPESampler, constant_liar=liar),
@@ -174,32 +187,57 @@ def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False
 
 
 def grid_of(space: SearchSpace, points: int = 5) -> dict[str, list[Any]]:
-    """Return a grid on a space: every choice, or evenly spaced points of the law's own scale."""
+    """Return the grid values of each hyperparameter: all choices, or points evenly spaced on its scale."""
     grid: dict[str, list[Any]] = {}
     for name, law in space.items():
         if isinstance(law, CategoricalDistribution):
             grid[name] = list(law.choices)
-            continue
-        low, high = float(getattr(law, "low")), float(getattr(law, "high"))  # noqa: B009
-        between = np.geomspace if getattr(law, "log", False) else np.linspace
-        values = between(low, high, points)
-        whole = isinstance(law, IntDistribution)
-        grid[name] = sorted({round(v) if whole else min(max(float(v), low), high) for v in values})
+        else:
+            grid[name] = _grid_values(law, points)
     return grid
 
 
+def _grid_values(law: Any, points: int) -> list[Any]:
+    """Return some values of an interval, evenly spaced on its scale and in order, both ends included.
+
+    A geometric sequence may leave the interval by a rounding, which Optuna's grid refuses.
+    """
+    low = float(law.low)
+    high = float(law.high)
+    space_values = np.geomspace if getattr(law, "log", False) else np.linspace
+    values = space_values(low, high, points)
+    if isinstance(law, IntDistribution):
+        integers = {round(value) for value in values}
+        return sorted(integers)
+    numbers: set[float] = set()
+    for value in values:
+        number = max(float(value), low)
+        numbers.add(min(number, high))
+    return sorted(numbers)
+
+
 def selection_instead(
-    plan: Plan, *, delta: float, adjacency: acc.Adjacency
+    plan: Plan,
+    *,
+    delta: float,
+    adjacency: acc.Adjacency,
 ) -> acc.Guarantee | None:
-    """Return what releasing the best alone had cost at the same noise; None for a dependent sampler."""
-    if plan.search is None or plan.search.trials is None or plan.details.get("sampler") != "random":
+    """Return the cost of releasing only the best at the same noise, or None for a dependent sampler.
+
+    It is shown beside the arm's own cost, as the price of seeing every trial.
+    """
+    search = plan.search
+    if search is None or search.trials is None:
         return None
-    base = acc.Repeated(1, plan.search.trainings[0].event)
-    event: acc.Event = base
+    if plan.details.get("sampler") != "random":
+        return None
+    training = search.trainings[0]
+    event: acc.Event = acc.Repeated(1, training.event)
     if plan.score is not None and plan.score.event is not None:
-        event = acc.Parallel((base, plan.score.event))
-    law = acc.Geometric(float(plan.search.trials))
-    instead = replace(plan, event=acc.PrivateSelection(event, law))
+        event = acc.Parallel((event, plan.score.event))
+    law = acc.Geometric(float(search.trials))
+    selection = acc.PrivateSelection(event, law)
+    instead = replace(plan, event=selection)
     return account(instead.charged, delta, adjacency=adjacency)
 
 
@@ -232,7 +270,7 @@ class NonPrivateGrid(Searching):
     points: int = 5
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan the grid, which meets no ε and asks none of a budget. Touches no data."""
+        """Plan the grid, which meets no ε and takes nothing from a budget, without touching data."""
         if self.points < 1:
             raise InvalidInputError("points", self.points, "must be a whole number of at least 1")
         self._check_parameters(context)
@@ -258,13 +296,14 @@ class NonPrivateGrid(Searching):
             final=False,
         )
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
-        """Walk the grid in order; keep the best."""
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
+        """Train every point of the grid in order, and release the best one with all others."""
         grid = grid_of(trials.space, self.points)
-        results = []
+        results: list[TrialResult] = []
         for number, values in enumerate(itertools.product(*grid.values())):
-            params = {**plan.params, **dict(zip(grid, values, strict=True))}
-            results.append(
-                trials.train(plan, plan.training, params, name=f"trial-{number}", scored=True)
-            )
+            point = dict(zip(grid, values, strict=True))
+            params = {**plan.params, **point}
+            name = f"trial-{number}"
+            (result,) = yield NamedTraining(name, plan.training, params, scored=True)
+            results.append(result)
         return Outcome(best_of(results, trials.streams), trials=tuple(results))

@@ -1,4 +1,4 @@
-"""One training and nothing chosen between trainings: fixed hyperparameters, or adapted in the run."""
+"""Strategies of a single training, with fixed hyperparameters or ones adapted during the run."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from privtune.errors import InvalidInputError
+from privtune.names import did_you_mean, refuse_fields, refuse_name
 from privtune.spaces import without_numpy
-from privtune.strategies._base import Needs, Round
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.options import check_types
 from privtune.strategies.plan import SEALED_STEPS, Plan, TrainingPlan
 from privtune.strategies.release import Outcome
-from privtune.tasks._fine_tuning import PART, check_part, for_candidate
+from privtune.strategies.requests import NamedTraining, StrategyRun
+from privtune.strategies.strategy import Needs, Round
+from privtune.tasks.pretrained import PART, check_part, for_candidate
 from privtune.training.methods import METHODS
-from privtune.training.methods._base import check_hyperparameter
-from privtune.training.methods._rate_schedule import SEARCHED, check_given
+from privtune.training.methods.method import check_hyperparameter
+from privtune.training.methods.rate_schedule import SEARCHED, check_given
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
-    from privtune.training.methods._base import Method
+    from privtune.training.methods.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +53,27 @@ class InRun:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan one training of at most ``epsilon``. Touches no data."""
+        """Plan one training of at most ``epsilon``, without touching data."""
         method = method_class(self.method)
         if not context.define_by_run:
             require_parameters(self.arm, method, self.parameters)
         require_suited(self.arm, method, self.options, context)
-        training = TrainingPlan(
-            context.schedule,
-            budgeted(
-                context,
-                self.method,
-                self.options,
-                epsilon=epsilon,
-                trainable=self.parameters.get(PART),
-            ),
+        trainable = self.parameters.get(PART)
+        planned_method = budgeted(
+            context,
+            self.method,
+            self.options,
+            epsilon=epsilon,
+            trainable=trainable,
         )
-        advice = ""
+        training = TrainingPlan(context.schedule, planned_method)
+        details = {}
         if context.declared is None and not context.define_by_run:
             # Counting parameters makes the model, which imports torch: for those alone that ask.
             count = partial(trained_parameters, context, self.parameters)
             advice = training.method.advice(context.schedule, count)
+            if advice:
+                details["advice"] = advice
         return Plan(
             arm=self.arm,
             strategy=self.method if self.name == "in-run" else self.name,
@@ -83,12 +86,13 @@ class InRun:
                 "every noisy step and what follows from it",
             ),
             sealed=SEALED_STEPS,
-            details={"advice": advice} if advice else {},
+            details=details,
         )
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
         """Train once and release the model with its curves."""
-        return Outcome(trials.train(plan, plan.training, plan.params, name="final"))
+        (result,) = yield NamedTraining("final", plan.training, plan.params)
+        return Outcome(result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,22 +112,26 @@ class Fixed(InRun):
     """
 
     name: ClassVar[str] = "fixed"
-    summary: ClassVar[str] = "one training with hyperparameters given in advance"
+    summary: ClassVar[str] = "one training with hyperparameters fixed in advance"
 
     arm: str = "fixed"
     method: str = "dpsgd"
 
 
-def trained_parameters(context: PlanningContext, given: Mapping[str, Any]) -> int:
-    """Return how many parameters of the task's model a candidate trains. Touches no data."""
-    model = for_candidate(context.task, given).model()
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+def trained_parameters(context: PlanningContext, params: Mapping[str, Any]) -> int:
+    """Return how many parameters of the task's model a candidate of these ``params`` trains.
+
+    Touches no data, but makes the model, which takes seconds where weights are read.
+    """
+    model = for_candidate(context.task, params).model()
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    return sum(sizes)
 
 
 def method_class(name: str) -> type[Method]:
-    """Return the training method of this name, or say which there are."""
+    """Return a training method by its name, or refuse an unknown name."""
     if name not in METHODS:
-        raise InvalidInputError("method", name, f"must be one of {', '.join(METHODS.names())}")
+        refuse_name("method", name, METHODS.names())
     return METHODS[name]
 
 
@@ -136,12 +144,26 @@ def budgeted(
     schedule: Schedule | None = None,
     trainable: object = None,
 ) -> Method:
-    """Return a method with its options, what it takes from the task, and the noise of a target."""
+    """Return a method with its options, the task's facts, and the noise that meets ``epsilon``.
+
+    Args:
+        context: Public facts.
+        name: Of the method.
+        options: Its options, as a spec or a user's Python gives them.
+        epsilon: What one training costs alone.
+        schedule: The training's schedule; that of the context unless given.
+        trainable: Which part of the task's model is trained; the task's own unless given.
+    """
     if context.declared is not None:
-        target = {"epsilon": epsilon, "delta": context.delta}
+        mechanism = context.declared.calibrated(
+            epsilon=epsilon,
+            delta=context.delta,
+            adjacency=context.adjacency,
+        )
         # It stands where a method does, though nothing here trains by it.
-        return cast("Method", context.declared.calibrated(adjacency=context.adjacency, **target))
-    method, options = method_class(name), without_numpy(options)
+        return cast("Method", mechanism)
+    method = method_class(name)
+    options = without_numpy(options)
     # Those of a spec were checked when it was read; those given in Python are first seen here.
     check_types(method, options, where=f"method {name!r}")
     if not context.define_by_run:
@@ -153,49 +175,83 @@ def budgeted(
             adjacency=context.adjacency.value,
         )
     return method.for_budget(
-        schedule or context.schedule, epsilon=epsilon, delta=context.delta, **options
+        schedule or context.schedule,
+        epsilon=epsilon,
+        delta=context.delta,
+        **options,
     )
 
 
 def require_parameters(
     arm: str,
     method: type[Method],
-    given: Mapping[str, Any],
-    drawn: Mapping[str, object] = MappingProxyType({}),
+    parameters: Mapping[str, Any],
+    space: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Check that exactly the hyperparameters are given that the method leaves to the user."""
-    needed = set(method.parameters)
-    check_given(given)
-    if PART in given:
-        check_part(given[PART])
-    given = {name: value for name, value in given.items() if name not in (*SEARCHED, PART)}
-    names = {*given, *drawn}
-    if missing := sorted(needed - names):
+    """Check that the hyperparameters of an arm are those that its method leaves to the user.
+
+    Args:
+        arm: Name of the arm, for messages.
+        method: The training method.
+        parameters: Hyperparameters that are held fixed.
+        space: Distributions of those that are drawn.
+
+    Raises:
+        InvalidInputError: If one is missing or unknown, or may have a value that no training can run with.
+    """
+    expected = set(method.parameters)
+    check_given(parameters)
+    if PART in parameters:
+        check_part(parameters[PART])
+    # A part and a schedule go with every method, and have just been checked.
+    values: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name not in (*SEARCHED, PART):
+            values[name] = value
+    names = {*values, *space}
+    missing = sorted(expected - names)
+    extra = sorted(names - expected)
+    if missing:
         raise InvalidInputError(
             f"parameters of arm {arm!r}",
             sorted(names),
             f"method {method.name!r} also needs {', '.join(missing)}",
+            did_you_mean(extra, missing),
         )
-    if extra := sorted(names - needed):
-        raise InvalidInputError(
-            f"parameters of arm {arm!r}",
-            extra,
-            f"method {method.name!r} takes {', '.join([*sorted(needed), *SEARCHED, PART])} and no others",
-        )
-    for name, value in given.items():
+    if extra:
+        allowed = [*sorted(expected), *SEARCHED, PART]
+        refuse_fields(f"parameters of arm {arm!r}", extra, allowed, f"method {method.name}")
+    for name, value in values.items():
         check_hyperparameter(f"{name} of arm {arm!r}", name, value)
-    for name, law in drawn.items():
-        ends = [getattr(law, end) for end in ("low", "high") if hasattr(law, end)]
-        for value in getattr(law, "choices", ends):
+    for name, distribution in space.items():
+        for value in _extremes(distribution):
             check_hyperparameter(f"space.{name}", name, value)
 
 
+def _extremes(distribution: object) -> list[Any]:
+    """Return the choices of a distribution, or the ends of its interval."""
+    if hasattr(distribution, "choices"):
+        return list(distribution.choices)
+    extremes: list[Any] = []
+    for end in ("low", "high"):
+        if hasattr(distribution, end):
+            extremes.append(getattr(distribution, end))
+    return extremes
+
+
 def require_suited(
-    arm: str, method: type[Method], options: Mapping[str, Any], context: PlanningContext
+    arm: str,
+    method: type[Method],
+    options: Mapping[str, Any],
+    context: PlanningContext,
 ) -> None:
-    """Check that a method's proven bounds are known, and that its noise is for the budget's adjacency."""
-    known = {} if context.define_by_run else context.task.constants
-    if missing := [name for name in method.proven if name not in options and name not in known]:
+    """Check that constants needed by a method are proven, and that its adjacency is the budget's."""
+    constants = {} if context.define_by_run else context.task.constants
+    missing: list[str] = []
+    for name in method.proven:
+        if name not in options and name not in constants:
+            missing.append(name)
+    if missing:
         raise InvalidInputError(
             f"strategy of arm {arm!r}",
             method.name,
@@ -205,12 +261,15 @@ def require_suited(
             "public-rate or prodigy.",
         )
     default = getattr(method, "adjacency", None)
-    own = default if context.define_by_run else context.adjacency.value
-    stated = options.get("adjacency", own)
-    if default is not None and stated != context.adjacency.value:
+    if default is None:
+        return
+    budget_adjacency = context.adjacency.value
+    # A method of a task takes the budget's; where a function trains, nobody tells it.
+    adjacency = options.get("adjacency", default if context.define_by_run else budget_adjacency)
+    if adjacency != budget_adjacency:
         raise InvalidInputError(
             f"adjacency of arm {arm!r}",
-            stated,
-            f"must be the budget's, {context.adjacency.value}",
+            adjacency,
+            f"must be the budget's, {budget_adjacency}",
             "Set the option adjacency.",
         )

@@ -1,32 +1,40 @@
-"""Which law of the number of runs: as it was asked for, or chosen for the budget at hand."""
+"""Laws of a selection's number of runs, read from options or chosen for a budget."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import privtune.accounting as acc
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
+from privtune.numbers import show_epsilon
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 MeanRuns = float | Literal["auto"] | None
 
 NOTHING = (
-    "The law of the number of runs drew 0, so nothing was trained and the release is nothing. "
-    "That is part of the law: drawing again until a run comes would be another law, of another "
-    "price. The charge is spent."
+    "The random number of runs was 0, so nothing was trained and nothing is released. The law of the number "
+    "of runs includes this case: to draw again would be another law, with another ε. The charge is spent."
 )
-"""What is said of a release of nothing."""
+"""The note of a release for which no run was drawn."""
+
+MOST_SURE = 1.0 / 3.0
+"""Largest allowed ratio of a selection's fewest number of runs to its mean number."""
+_ROUNDING = 1e-9  # a third of 6 is 2
 
 _TOP = 0.1  # a good candidate is one of the best tenth
 _TOLERANCE = 5e-3
-_BUCKET = 1.25
+_BUCKET = 1.25  # targets within a factor of it share a choice, so that arms alike get the same law
 _MOST_RUNS = 1000
 _LARGEST_MEAN = 1e6  # that a law takes
-_WIDE, _DIMENSIONS = 100.0, 3  # of a space
+_WIDE = 100.0  # the upper end over the lower of a wide interval on a logarithmic scale
+_DIMENSIONS = 3  # of a wide space
 _OFTEN = 0.1  # the probability of at most one candidate above which more are suggested
 _SUGGESTED = (2, 3)
 _GRAIN = 1000  # means are found in thousandths, so that a plan shows the number it charges
@@ -42,7 +50,7 @@ _FAMILIES: tuple[tuple[str, Callable[[float], acc.RunLaw]], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsOfLaw:
-    """The law of the number of runs as options of an arm.
+    """Options of an arm that give the law of its number of runs.
 
     Args:
         law: ``geometric``, ``logarithmic``, ``truncated_negative_binomial`` (with ``shape``),
@@ -53,8 +61,14 @@ class OptionsOfLaw:
         n: Number of trials of the binomial law; only with that law.
         power: Only with ``law: auto``.
         maximum: Hard cap on the number of runs; part of the law, and so of the price.
-        min_runs: Fewest runs; part of the law, and so of the price.
+        min_runs: Fewest runs; part of the law, and so of the price. Unless given, :attr:`floor` where the
+            law has room for it: see :func:`with_floor`. 1 takes the law as it is.
     """
+
+    floor: ClassVar[int] = 2
+    """Fewest number of runs of an arm without ``min_runs``."""
+    most_sure: ClassVar[float] = MOST_SURE
+    """Largest allowed ratio of :attr:`floor` to the mean, or to the cap, of the number of runs."""
 
     law: str = "geometric"
     mean_runs: MeanRuns = None
@@ -66,7 +80,7 @@ class OptionsOfLaw:
     min_runs: int | None = None
 
     def run_law(self) -> acc.RunLaw:
-        """Return the law of the number of runs, where it is given.
+        """Return the law of the number of runs that the options give.
 
         Raises:
             InvalidInputError: If the options are not those of a law.
@@ -79,24 +93,46 @@ class OptionsOfLaw:
         """Return the law with this mean number of runs."""
         if self.power is not None:
             raise InvalidInputError("power", self.power, "is taken with law: auto only")
-        fields: dict[str, Any] = {"law": self.law, "mean": mean, "minimum": self.min_runs}
-        for name in ("shape", "n", "maximum"):
-            fields[name] = getattr(self, name)
-        return law_of_runs({name: value for name, value in fields.items() if value is not None})
+        fields: dict[str, Any] = {
+            "law": self.law,
+            "mean": mean,
+            "minimum": self.min_runs,
+            "shape": self.shape,
+            "n": self.n,
+            "maximum": self.maximum,
+        }
+        law_fields: dict[str, Any] = {}
+        for name, value in fields.items():
+            if value is not None:
+                law_fields[name] = value
+        law = law_of_runs(law_fields)
+        if self.min_runs is not None:
+            return law
+        return with_floor(law, self.floor, most_sure=self.most_sure)
 
     @property
     def _least_mean(self) -> float:
-        """The smallest mean number of runs that the options allow, in thousandths."""
+        """The smallest mean number of runs that the options allow, a multiple of 0.001.
+
+        Poisson and binomial laws draw runs on top of the fewest, and none has a mean of 0.
+        """
         if self.min_runs is None:
             return 1.0
-        return self.min_runs + (1 / _GRAIN if self.law in ("poisson", "binomial") else 0.0)
+        if self.law in ("poisson", "binomial"):
+            return self.min_runs + 1 / _GRAIN
+        return float(self.min_runs)
 
 
 _OPTIONS = {"mean": "mean_runs", "minimum": "min_runs"}  # as an arm calls the fields of a law
 
 
 def law_of_runs(fields: Mapping[str, Any]) -> acc.RunLaw:
-    """Return a law of the number of runs; its fields are called as the arm's options are."""
+    """Return a law of the number of runs from its fields.
+
+    Raises:
+        InvalidInputError: If a field is out of its range. It is called as in the spec that the user wrote:
+            ``mean_runs`` for a law's ``mean``.
+    """
     try:
         return acc.run_law_from_dict(fields)
     except InvalidInputError as error:
@@ -104,36 +140,145 @@ def law_of_runs(fields: Mapping[str, Any]) -> acc.RunLaw:
         raise InvalidInputError(name, error.value, error.allowed, error.remedy) from None
 
 
+def with_floor(law: acc.RunLaw, floor: int, *, most_sure: float = MOST_SURE) -> acc.RunLaw:
+    """Return a law with a fewest number of runs, at most ``floor``, if it has room for one.
+
+    With a geometric law of mean 10 one round in ten trains a single candidate, and one draw is often a
+    bad one; there a floor of 2 costs a selection 1% more noise (docs/guide/selection.md). The more of
+    the mean is sure, the more it costs: 9% at a mean of 4, 25% at one of 2. So the floor is lowered to
+    a part of the mean and of the cap, and a law keeps none
+
+    * of a mean or cap that leaves no room for a floor of 2;
+    * that may draw no candidate at all (Poisson, binomial): with a floor it would be another family,
+      whose release is never nothing;
+    * with a cap above what a law with a floor can have.
+
+    Args:
+        law: The law as it was asked for.
+        floor: Fewest runs, at least 1.
+        most_sure: Largest part of the mean and of the cap that the floor may be, in (0, 1).
+
+    Example:
+        >>> [with_floor(acc.Geometric(mean), 3).minimum for mean in (5, 6, 10)]
+        [None, 2, 3]
+        >>> with_floor(acc.Poisson(10), 3).minimum, with_floor(acc.Geometric(10, maximum=7), 3).minimum
+        (None, 2)
+    """
+    if law.can_be_zero:
+        return law
+    most = law.mean if law.cap is None else min(law.mean, law.cap)
+    for fewest in range(floor, 1, -1):
+        if fewest > most_sure * most * (1.0 + _ROUNDING):
+            continue
+        try:
+            return replace(law, minimum=fewest)  # type: ignore[type-var]
+        except InvalidInputError:  # a cap that no law with a floor has
+            continue
+    return law
+
+
 def few_runs(law: acc.RunLaw) -> dict[str, float]:
     """Return how likely it is that a selection draws no candidate, one, and at most two."""
-    none, one = law.zero_probability, float(law.pmf(1))
-    return {"none": none, "one": one, "at_most_two": law.at_most(2)}
+    return {
+        "none": law.zero_probability,
+        "one": float(law.pmf(1)),
+        "at_most_two": law.at_most(2),
+    }
 
 
 def say_few_runs(law: acc.RunLaw) -> str:
     """Return :func:`few_runs` in words, percentages rounded up."""
-    found = {name: f"{math.ceil(1000 * p - 1e-6) / 10:g}%" for name, p in few_runs(law).items()}
-    none = f"no candidate with probability {found['none']}, " if law.can_be_zero else ""
-    return f"{none}one candidate with probability {found['one']}, at most two with {found['at_most_two']}"
+    probabilities = few_runs(law)
+    at_most_two = _percentage(probabilities["at_most_two"])
+    if law.minimum is not None and law.minimum >= 2:
+        words = f"at least {law.minimum} candidates"
+        if law.minimum == 2:
+            words += f", and exactly two with probability {at_most_two}"
+        return words
+    one = _percentage(probabilities["one"])
+    words = f"one candidate with probability {one}, and at most two with probability {at_most_two}"
+    if law.can_be_zero:
+        none = _percentage(probabilities["none"])
+        words = f"no candidate with probability {none}, {words}"
+    return words
+
+
+def _percentage(probability: float) -> str:
+    """Return a probability in percent, rounded up to a tenth so that no risk is understated."""
+    thousandths = math.ceil(1000 * probability - 1e-6)
+    return f"{thousandths / 10:g}%"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A law's fewest number of runs, with its cost and its benefit.
+
+    Attributes:
+        min_runs: Fewest runs of the law.
+        epsilon_without: What the arm would cost without it, with the same noise and mean.
+        few_without: How likely it would then draw no candidate or a single one.
+    """
+
+    min_runs: int
+    epsilon_without: float
+    few_without: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the floor as JSON-ready data."""
+        return asdict(self)
+
+    @property
+    def words(self) -> str:
+        """The fewest number of runs, its cost and its benefit, in one line."""
+        cost = f"the same noise would cost ε = {show_epsilon(self.epsilon_without, 4)}"
+        few = f"but train at most one candidate with probability {_percentage(self.few_without)}"
+        return f"{self.min_runs} (min_runs); without this minimum {cost}, {few}"
+
+
+def floor_of(
+    event: acc.Event,
+    law: acc.RunLaw,
+    *,
+    delta: float,
+    adjacency: acc.Adjacency,
+) -> Floor | None:
+    """Return the cost and the benefit of a law's fewest number of runs, or None if it has none."""
+    if law.minimum is None:
+        return None
+    without: acc.RunLaw = replace(law, minimum=None)  # type: ignore[type-var]
+    event_without = with_law(event, law, without)
+    guarantee = account(event_without, delta, adjacency=adjacency)
+    return Floor(law.minimum, guarantee.epsilon, without.at_most(1))
 
 
 def is_wide(space: Mapping[str, Any]) -> bool:
-    """Return whether few draws from a space are likely to miss what is good in it."""
+    """Return whether a space is so wide that few draws are likely to miss its good candidates.
 
-    def spans(law: Any) -> bool:
-        low, high = getattr(law, "low", None), getattr(law, "high", None)
-        return bool(getattr(law, "log", False) and low and high and high / low >= _WIDE)
+    A space is wide with three hyperparameters, or with one that spans two orders of magnitude.
+    """
+    if len(space) >= _DIMENSIONS:
+        return True
+    return any(_spans_orders(distribution) for distribution in space.values())
 
-    return len(space) >= _DIMENSIONS or any(spans(law) for law in space.values())
+
+def _spans_orders(distribution: BaseDistribution) -> bool:
+    """Return whether a distribution of the space is a wide interval on a logarithmic scale."""
+    low = getattr(distribution, "low", None)
+    high = getattr(distribution, "high", None)
+    if not getattr(distribution, "log", False) or not low or not high:
+        return False
+    return bool(high / low >= _WIDE)
 
 
 def with_law(event: acc.Event, law: acc.RunLaw, other: acc.RunLaw) -> acc.Event:
-    """Return an event in which another law takes the place of a law of runs, wherever it stands."""
+    """Return an event with a law of the number of runs replaced by another, wherever it occurs."""
     if getattr(event, "runs", None) == law:
-        changed: Any = event
-        return cast("acc.Event", replace(changed, runs=other))
+        selection: Any = event
+        return cast("acc.Event", replace(selection, runs=other))
     parts = event.children()
-    return event.rebuild([with_law(part, law, other) for part in parts]) if parts else event
+    if not parts:
+        return event
+    return event.rebuild([with_law(part, law, other) for part in parts])
 
 
 def price_of_minimums(
@@ -144,23 +289,36 @@ def price_of_minimums(
     delta: float,
     adjacency: acc.Adjacency,
 ) -> dict[int, float]:
-    """Return what a fewest number of runs costs, for a selection that often draws one of a wide space."""
-    found: dict[int, float] = {}
+    """Return ε for larger fewest numbers of runs, where a selection often draws one candidate.
+
+    Args:
+        event: What the arm is charged.
+        law: Its law of the number of runs.
+        space: What candidates are drawn from; of a narrow one a single draw may do.
+        delta: In (0, 1).
+        adjacency: Which neighbours the noise hides.
+
+    Returns:
+        ε at the same noise, by the fewest number of runs; nothing where there is nothing to suggest.
+    """
+    prices: dict[int, float] = {}
     if law.at_most(1) <= _OFTEN or not is_wide(space):
-        return found
+        return prices
     for fewest in _SUGGESTED:
         try:
             other = replace(law, minimum=fewest)  # type: ignore[type-var]
         except InvalidInputError:  # a mean or a cap that leaves no room
             continue
-        changed = with_law(event, law, other)
-        if changed != event:  # a known threshold stops by another law
-            found[fewest] = account(changed, delta, adjacency=adjacency).epsilon
-    return found
+        alternative = with_law(event, law, other)
+        if alternative == event:  # a known threshold stops by another law
+            continue
+        guarantee = account(alternative, delta, adjacency=adjacency)
+        prices[fewest] = guarantee.epsilon
+    return prices
 
 
 def unused_price(value: float) -> InvalidInputError:
-    """Return the refusal of a price of one run where the noise is fitted to the runs."""
+    """Return the error for a ``training_epsilon`` where the noise is fitted to a number of runs."""
     return InvalidInputError(
         "training_epsilon",
         value,
@@ -175,9 +333,28 @@ def finding_probability(law: acc.RunLaw) -> float:
 
 
 def choose_law(
-    base: acc.Event, *, epsilon: float, delta: float, adjacency: acc.Adjacency, power: float
+    base: acc.Event,
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: acc.Adjacency,
+    power: float,
 ) -> tuple[acc.RunLaw, list[dict[str, Any]]]:
-    """Choose the law that finds a top-10% candidate with a given probability at the least noise."""
+    """Choose the law that finds a top-10% candidate with a given probability at the least noise.
+
+    Args:
+        base: What one run costs.
+        epsilon: Target of the selection.
+        delta: In (0, 1).
+        adjacency: Which neighbours the noise hides.
+        power: The probability of such a candidate, between 0.1 and 0.99.
+
+    Returns:
+        The law, and what each law would need: rows of its name, mean and factor on the noise.
+
+    Raises:
+        InvalidInputError: If ``power`` is outside its range.
+    """
     if not 0.1 < power < 0.99:
         raise InvalidInputError("power", power, "must lie between 0.1 and 0.99")
     level = _BUCKET ** round(math.log(epsilon, _BUCKET))
@@ -186,67 +363,120 @@ def choose_law(
 
 @lru_cache(maxsize=64)
 def _choose(
-    base: acc.Event, epsilon: float, delta: float, adjacency: acc.Adjacency, power: float
+    base: acc.Event,
+    epsilon: float,
+    delta: float,
+    adjacency: acc.Adjacency,
+    power: float,
 ) -> tuple[acc.RunLaw, list[dict[str, Any]]]:
-    def factor(event: acc.Event) -> float:
-        return acc.calibrate(
-            event, epsilon=epsilon, delta=delta, adjacency=adjacency, tolerance=_TOLERANCE
-        ).scale
+    """Choose the law at one target ε, cached since planning asks for the same choice repeatedly."""
 
-    count = math.ceil(math.log1p(-power) / math.log1p(-_TOP))
-    # Of laws with a largest number of runs: one that draws half of its trials, and all of them.
-    families = (*_FAMILIES, ("binomial", lambda m: acc.Binomial(2 * count, m)))
-    found = {name: _with_power(family, power) for name, family in families}
-    laws = {name: law for name, law in found.items() if law is not None}
-    laws["fixed number of runs"] = acc.Binomial(count, count)
-    noise = {name: factor(acc.PrivateSelection(base, law)) for name, law in laws.items()}
-    chosen = min(noise, key=lambda name: noise[name])
-    rows = [(name, round(law.expected_runs, 4), noise[name]) for name, law in laws.items()]
+    def noise_for(event: acc.Event) -> float:
+        calibration = acc.calibrate(
+            event,
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=adjacency,
+            tolerance=_TOLERANCE,
+        )
+        return calibration.scale
+
+    laws, count = _laws_with_power(power)
+    noise: dict[str, float] = {}
+    for name, law in laws.items():
+        selection = acc.PrivateSelection(base, law)
+        noise[name] = noise_for(selection)
+    best = min(noise, key=lambda name: noise[name])
+    rows: list[tuple[str, float, float]] = []
+    for name, law in laws.items():
+        mean_runs = round(law.expected_runs, 4)
+        rows.append((name, mean_runs, noise[name]))
     # Beside the laws, what the same number of trials costs where all of them are released.
-    rows.append(("everything released (composition)", count, factor(acc.Repeated(count, base))))
-    trade: list[dict[str, Any]] = [
-        {"law": name, "mean_runs": mean, "noise": round(value, 4), "chosen": name == chosen}
-        for name, mean, value in rows
-    ]
-    return laws[chosen], trade
+    composition = noise_for(acc.Repeated(count, base))
+    rows.append(("everything released (composition)", count, composition))
+    trade: list[dict[str, Any]] = []
+    for name, mean, factor in rows:
+        trade.append(
+            {
+                "law": name,
+                "mean_runs": mean,
+                "noise": round(factor, 4),
+                "chosen": name == best,
+            }
+        )
+    return laws[best], trade
+
+
+def _laws_with_power(power: float) -> tuple[dict[str, acc.RunLaw], int]:
+    """Return the laws that find a good candidate with probability ``power``, and a number of draws.
+
+    A fixed number of draws n finds with probability 1 - (1 - 0.1)^n. Of laws with a largest number of runs
+    there are two: one that draws half of its trials, and one that draws all of them.
+    """
+    count = math.ceil(math.log1p(-power) / math.log1p(-_TOP))
+    families = (*_FAMILIES, ("binomial", lambda m: acc.Binomial(2 * count, m)))
+    laws: dict[str, acc.RunLaw] = {}
+    for name, family in families:
+        law = _with_power(family, power)
+        if law is not None:
+            laws[name] = law
+    laws["fixed number of runs"] = acc.Binomial(count, count)
+    return laws, count
 
 
 def _with_power(family: Callable[[float], acc.RunLaw], power: float) -> acc.RunLaw | None:
-    """Return the law of least mean that finds with this probability; None where none does."""
+    """Return a family's law of least mean that finds with probability ``power``, or None if none does."""
     from scipy.optimize import brentq
 
-    def missing(mean: float) -> float:
+    def surplus(mean: float) -> float:
         return finding_probability(family(mean)) - power
 
-    low, high = 1.0 + 1e-9, 2.0
-    if missing(low) >= 0.0:
+    low = 1.0 + 1e-9
+    high = 2.0
+    if surplus(low) >= 0.0:
         return family(low)
     most = float(family(low).most or _LARGEST_MEAN)
-    while missing(high) < 0.0:
+    while surplus(high) < 0.0:
         if high >= most:
             return None  # however large its mean, it draws few runs too often
         high = min(2.0 * high, most)
-    return family(float(brentq(missing, low, high, xtol=1e-6)))
+    mean = float(brentq(surplus, low, high, xtol=1e-6))
+    return family(mean)
 
 
 def largest_mean(
     base: acc.Event,
     family: Callable[[float], acc.RunLaw],
     *,
-    whole: Callable[[acc.Event, acc.RunLaw], acc.Event] = acc.PrivateSelection,
+    selection: Callable[[acc.Event, acc.RunLaw], acc.Event] = acc.PrivateSelection,
     least: float = 1.0,
     epsilon: float,
     delta: float,
     adjacency: acc.Adjacency,
 ) -> acc.RunLaw | None:
-    """Return the law of the largest mean whose selection stays within a target; bisection."""
+    """Return the law of the largest mean whose selection stays within a target, by bisection.
+
+    Args:
+        base: What one run costs.
+        family: The law of a mean.
+        selection: What a selection of such runs costs with a law.
+        least: The smallest mean to try.
+        epsilon: Target of the selection.
+        delta: In (0, 1).
+        adjacency: Which neighbours the noise hides.
+
+    Returns:
+        The law, whose mean is a whole number of thousandths, so that the plan shows what it charges; None
+        where the smallest mean is beyond the target.
+    """
 
     def fits(thousandths: int) -> bool:
-        event = whole(base, family(thousandths / _GRAIN))
+        event = selection(base, family(thousandths / _GRAIN))
         return account(event, delta, adjacency=adjacency).epsilon <= epsilon
 
-    most = family(least).most
-    low, top = round(least * _GRAIN), min(_MOST_RUNS, most or _MOST_RUNS) * _GRAIN
+    cap = family(least).most or _MOST_RUNS
+    top = min(_MOST_RUNS, cap) * _GRAIN
+    low = round(least * _GRAIN)
     if not fits(low):
         return None
     high = low
@@ -257,5 +487,8 @@ def largest_mean(
         low = high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
     return family(low / _GRAIN)

@@ -1,4 +1,4 @@
-"""Options as they come from a spec: known by name, of their declared type, described in words."""
+"""Options of strategies in a spec: checks of their names and types, and descriptions."""
 
 from __future__ import annotations
 
@@ -12,111 +12,185 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from privtune.errors import InvalidInputError
+from privtune.names import refuse_fields
 from privtune.numbers import is_number
 
 _WORDS: Mapping[Any, str] = {
     float: "a number",
     int: "a whole number",
     str: "text",
+    bool: "true or false",
     type(None): "left out",
 }
+_HYPERPARAMETERS = frozenset({"learning_rate", "max_grad_norm", "schedule", "warmup"})
 
 
 def reject_unknown_options(
-    strategy: str, options: Mapping[str, Any], allowed: Sequence[str]
+    strategy: str,
+    options: Mapping[str, Any],
+    allowed: Sequence[str],
 ) -> None:
-    """Refuse options that a strategy does not take, naming those that it takes."""
-    if unknown := sorted(set(options) - set(allowed)):
-        raise InvalidInputError(
-            f"options of strategy {strategy!r}",
-            unknown,
-            f"are not known; it takes {', '.join(sorted(allowed)) or 'none'}",
-        )
+    """Refuse options that a strategy does not take, with a list of the ones that it takes.
+
+    A hyperparameter among them is told where it belongs: it stands a level deeper in a spec, and a list of
+    similar names would not say so.
+    """
+    unknown = set(options) - set(allowed)
+    if not unknown:
+        return
+    remedy = ""
+    misplaced = unknown & _HYPERPARAMETERS
+    if misplaced and "parameters" in allowed:
+        entries = ", ".join(f"{name}: {options[name]}" for name in sorted(misplaced))
+        remedy = f"Hyperparameters stand together: parameters: {{{entries}}}."
+    where = f"options of strategy {strategy!r}"
+    refuse_fields(where, unknown, sorted(allowed), "it", remedy=remedy)
 
 
 def check_types(cls: type[Any], options: Mapping[str, Any], *, where: str) -> None:
-    """Refuse options of another type than the fields of a dataclass have."""
+    """Refuse options whose types differ from the annotated types of a dataclass's fields.
+
+    A dataclass takes any value, so text in the place of a number would fail only where it is computed with:
+    after the charge.
+
+    Args:
+        cls: The dataclass whose fields the options are.
+        options: Values by name; names that the class does not have are left to others.
+        where: What the options belong to, for the message.
+
+    Raises:
+        InvalidInputError: If a value is not of its field's type.
+    """
     hints = typing.get_type_hints(cls)
     for name, value in options.items():
-        if name in hints and not _fits(value, hints[name]):
-            raise InvalidInputError(f"{name} of {where}", value, f"must be {words_of(hints[name])}")
+        if name not in hints:
+            continue
+        hint = hints[name]
+        if not _fits(value, hint):
+            raise InvalidInputError(f"{name} of {where}", value, f"must be {words_of(hint)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    """Return whether a value from YAML is of an annotated type."""
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, part) for part in parts)
     if origin is Literal:
         return value in parts
     if origin is tuple:
-        return (
-            isinstance(value, Sequence)
-            and len(value) == len(parts)
-            and all(map(_fits, value, parts))
-        )
+        return _fits_tuple(value, parts)
     if hint in (float, int):
-        # Ranges are the field's own affair; NaN, and a whole number that no float holds, are in none.
-        kind = isinstance(value, int | float if hint is float else int)
-        return kind and (is_number(value) or value in (math.inf, -math.inf))
+        return _fits_number(value, hint)
     if origin is Mapping:
         return isinstance(value, Mapping) and all(_fits(name, parts[0]) for name in value)
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
         return callable(value)
-    return hint is Any or isinstance(value, hint if origin is None else origin)
+    if hint is Any:
+        return True
+    return isinstance(value, hint if origin is None else origin)
+
+
+def _fits_tuple(value: Any, parts: tuple[Any, ...]) -> bool:
+    """Return whether a value is a list with one fitting element for each annotated part."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    if parts[-1] is Ellipsis:  # tuple[X, ...]: any number of one type
+        return all(_fits(element, parts[0]) for element in value)
+    return len(value) == len(parts) and all(map(_fits, value, parts))
+
+
+def _fits_number(value: Any, hint: type[float]) -> bool:
+    """Return whether a value is a number of this type, infinity included.
+
+    Ranges are the field's own affair; NaN, and a whole number that no float holds, are in none.
+    """
+    kind = int | float if hint is float else int
+    if not isinstance(value, kind):
+        return False
+    return is_number(value) or value in (math.inf, -math.inf)
 
 
 def words_of(hint: Any) -> str:
-    """Return a type in the words of a spec."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    """Return a type in the words of a spec, such as ``a whole number`` for ``int``."""
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(words_of(part) for part in parts)
     if origin is Literal:
         return " or ".join(map(str, parts))
     if origin is tuple:
-        return f"a list of {len(parts)}, each {words_of(parts[0])}"
-    if origin is not None:
-        kinds = {Mapping: "a mapping of names to values", Sequence: "a list"}
-        return next(
-            (word for kind, word in kinds.items() if issubclass(origin, kind)), "a function"
-        )
-    return "true or false" if hint is bool else _WORDS.get(hint, "a value")
+        count = "a list" if parts[-1] is Ellipsis else f"a list of {len(parts)}"
+        return f"{count}, each {words_of(parts[0])}"
+    if origin is None:
+        return _WORDS.get(hint, "a value")
+    if issubclass(origin, Mapping):
+        return "a mapping of names to values"
+    if issubclass(origin, Sequence):
+        return "a list"
+    return "a function"
 
 
 _ARGUMENT = re.compile(r"^    (\w+): (.*)$")
 
 
-def arguments(of: Any) -> dict[str, str]:
-    """Return what a docstring says of each argument, those of the classes above included."""
-    found: dict[str, str] = {}
-    for owner in reversed(of.__mro__ if inspect.isclass(of) else (of,)):
-        text = inspect.cleandoc(owner.__doc__ or "")
-        section, _, _ = text.partition("\nArgs:\n")[2].partition("\n\n")
+def argument_texts(owner: Any) -> dict[str, str]:
+    """Return the text on each argument in a docstring, by the argument's name.
+
+    Of a class the docstrings of the classes above count, too; the nearest one to the class has the last word.
+    So an option is described once, where its field is.
+    """
+    texts: dict[str, str] = {}
+    sources = reversed(owner.__mro__) if inspect.isclass(owner) else (owner,)
+    for source in sources:
         name = ""
-        for line in section.splitlines():
-            if match := _ARGUMENT.match(line):
-                name, found[match[1]] = match[1], match[2]
+        for line in _argument_lines(source.__doc__ or ""):
+            match = _ARGUMENT.match(line)
+            if match:
+                name = match[1]
+                texts[name] = match[2]
             elif name:
-                found[name] += " " + line.strip()
-    return found
+                texts[name] += " " + line.strip()
+    return texts
+
+
+def _argument_lines(docstring: str) -> list[str]:
+    """Return the lines of a docstring's section ``Args``, up to its first empty line."""
+    text = inspect.cleandoc(docstring)
+    _, _, rest = text.partition("\nArgs:\n")
+    section, _, _ = rest.partition("\n\n")
+    return section.splitlines()
 
 
 def options_of(cls: type[Any], *, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Return the options of a dataclass: ``name``, ``type``, ``default``, ``required``, ``what``."""
-    said, hints = arguments(cls), typing.get_type_hints(cls)
+    """Return the options of a dataclass: ``name``, ``type``, ``default``, ``required``, ``what``.
+
+    Args:
+        cls: The dataclass of a strategy or of a method.
+        without: Fields that a spec says elsewhere, as the arm's name, or that a plan finds.
+    """
+    texts = argument_texts(cls)
+    hints = typing.get_type_hints(cls)
     rows = []
     for field in dataclasses.fields(cls):
         if not field.init or field.name.startswith("_") or field.name in without:
             continue
-        made = field.default_factory
-        required = field.default is made is dataclasses.MISSING
-        default = field.default if made is dataclasses.MISSING else made()
+        default = _default_of(field)
+        required = default is dataclasses.MISSING
         rows.append(
             {
                 "name": field.name,
                 "type": words_of(hints[field.name]),
                 "default": None if required else default,
                 "required": required,
-                "what": said.get(field.name, ""),
+                "what": texts.get(field.name, ""),
             }
         )
     return rows
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default, from its factory if it has one, or ``MISSING``."""
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()

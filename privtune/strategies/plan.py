@@ -1,9 +1,8 @@
-"""Plans: frozen values that say what will touch the data, and therefore what it costs."""
+"""Plans: frozen descriptions of what will touch the data, from which its cost follows."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,35 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 import privtune.accounting as acc
 from privtune.accounting.reach import mass_beyond_reach
-from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.errors import InvalidInputError
 from privtune.ledger import RECORD
 from privtune.numbers import is_number
-from privtune.strategies.scoring import ScorePlan
-from privtune.tasks._fine_tuning import PART
-from privtune.training.mechanism.metrics import noised
+from privtune.stages.stage_plan import digest_of_document
+from privtune.strategies.score_plan import ScorePlan
+from privtune.tasks.pretrained import PART
+from privtune.training.mechanism.metric_name import MetricName
+from privtune.training.mechanism.metrics import label
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
-from privtune.training.methods._base import Method
-from privtune.training.methods._rate_schedule import SEARCHED
-from privtune.training.methods.declared import Declared
+from privtune.training.methods.declared_mechanism import Declared
+from privtune.training.methods.method import Method
+from privtune.training.methods.rate_schedule import SEARCHED
 
 if TYPE_CHECKING:
     from privtune.spaces import SearchSpace
-    from privtune.tasks.stages import TaskStage
 
 
 SEALED_STEPS = ("samples and their sizes", "un-noised gradients and losses")
 SEALED_TRIALS = (
     "every other candidate: hyperparameters, score, model",
     "the number of runs",
-    "times and progress of the round",
+    "how long the search took and how far it is",
 )
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """One training: its clockwork and its method, noise included.
+    """Plan of one training: its schedule and its method, noise included.
 
     The event is derived from the two, so the noise that runs is the noise that is charged.
 
@@ -69,7 +69,7 @@ class TrainingPlan:
     rate_factor: float = 1.0
 
     def as_trained(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the hyperparameters that this training uses for a candidate of these ``params``."""
+        """Return the hyperparameters of candidate ``params``, with the learning rate of this training."""
         rate = params.get("learning_rate")
         if self.rate_factor == 1.0 or not is_number(rate):
             return dict(params)
@@ -82,7 +82,7 @@ class TrainingPlan:
 
     @property
     def event(self) -> acc.Event:
-        """What one such training costs."""
+        """The privacy event of one such training."""
         return self.method.event(self.schedule)
 
     @property
@@ -93,10 +93,12 @@ class TrainingPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
         method: Any = self.method
-        own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+        values: dict[str, Any] = {}
+        for each in dataclasses.fields(method):
+            values[each.name] = getattr(method, each.name)
         return {
             "schedule": dataclasses.asdict(self.schedule),
-            "method": {"name": method.name, **own},
+            "method": {"name": method.name, **values},
             "part": self.part,
             "noise": self.noise.to_dict(),
             "rate_factor": self.rate_factor,
@@ -108,13 +110,18 @@ class TrainingPlan:
         fields = dict(data["method"])
         name = fields.pop("name")
         kind: Any = Declared if name == Declared.name else METHODS[name]
-        noise, factor = NoiseOptions(**data["noise"]), data["rate_factor"]
-        return cls(Schedule(**data["schedule"]), kind(**fields), data["part"], noise, factor)
+        return cls(
+            schedule=Schedule(**data["schedule"]),
+            method=kind(**fields),
+            part=data["part"],
+            noise=NoiseOptions(**data["noise"]),
+            rate_factor=data["rate_factor"],
+        )
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The trials of an arm: what they may run, and how many there are.
+    """Plan of an arm's trials: the trainings that they may run, and how many trials there are.
 
     Args:
         trainings: One; or one for each point of the grid, where candidates differ in their guarantee.
@@ -156,9 +163,9 @@ class SearchPlan:
 
     @property
     def mean_gradient_evaluations(self) -> float:
-        """Expected per-sample gradients of one trial; points are drawn uniformly."""
-        each = [training.expected_gradient_evaluations for training in self.trainings]
-        return sum(each) / len(each)
+        """Expected number of per-sample gradients of one trial, with grid points drawn uniformly."""
+        evaluations = [training.expected_gradient_evaluations for training in self.trainings]
+        return sum(evaluations) / len(evaluations)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
@@ -176,12 +183,12 @@ class SearchPlan:
 
 
 CANDIDATE = "candidate"
-"""The hyperparameter that names a candidate's entry of a list of methods."""
+"""The hyperparameter with the name of the entry that a candidate draws from a list of methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one arm will do to the data, before it does anything.
+    """Plan of one arm: all that it will do to the data, fixed before it starts.
 
     Args:
         arm, strategy: Their names.
@@ -235,12 +242,17 @@ class Plan:
 
     @property
     def charged(self) -> acc.Event:
-        """What the ledger charges: the event of each run, or of one where the records are public."""
-        alone = self.repeats == 1 or not self.repeats_charged or not self.is_private
-        return self.event if alone else acc.Repeated(self.repeats, self.event)
+        """The event that the ledger charges, repeated for each run unless the records are public."""
+        if self.repeats == 1 or not self.repeats_charged or not self.is_private:
+            return self.event
+        return acc.Repeated(self.repeats, self.event)
 
     def drawn_runs(self, streams: Streams) -> tuple[int, ...]:
-        """Return the secret numbers of candidates, one a repetition; asked again, the same.
+        """Return the secret number of candidates of each repetition, the same at every call.
+
+        Repetitions that are charged draw independently, as their account composes them. Those on
+        public records draw by strata of the law (:meth:`RunLaw.sample_strata`): each number has the
+        same law, and the mean over the repetitions depends less on luck.
 
         Args:
             streams: The random streams of the arm.
@@ -255,79 +267,119 @@ class Plan:
         """
         if self.runs is None:
             return ()
-        return tuple(self.runs.sample(streams.numpy("runs", r)) for r in range(self.repeats))
+        if self.repeats > 1 and not self.repeats_charged:
+            return self.runs.sample_strata(self.repeats, streams.numpy("strata of runs"))
+        numbers = []
+        for repetition in range(self.repeats):
+            numbers.append(self.runs.sample(streams.numpy("runs", repetition)))
+        return tuple(numbers)
 
     @property
     def public_facts(self) -> Mapping[str, str]:
-        """What the plan rests on that is declared public, as people read it, in order."""
+        """Public facts that the plan rests on, in words by name and in order."""
         facts: Mapping[str, str] = self.details.get("public", {})
         return facts
 
+    @property
+    def dataset(self) -> Mapping[str, Any] | None:
+        """Public identity of the dataset that the plan reads, or None if it is not declared."""
+        dataset: Mapping[str, Any] | None = self.details.get("dataset")
+        return dataset
+
     def candidate(self, space: SearchSpace, streams: Streams, number: int) -> dict[str, Any]:
-        """Return candidate ``number``, from 0, of a ``space``: a function of it and ``streams`` alone."""
-        drawn = {**self.params, **space.draw(streams, number)}
-        if self.search is None or CANDIDATE not in self.search.points[0]:
-            return drawn
+        """Return candidate ``number``, from 0, drawn from a ``space`` by its number and ``streams`` alone."""
+        params = {**self.params, **space.draw(streams, number)}
+        search = self.search
+        if search is None or CANDIDATE not in search.points[0]:
+            return params
         # Of a list of methods, the entry is a function of the streams and the number, too.
-        which = int(streams.numpy("method", number).integers(len(self.search.points)))
-        takes = (*self.search.trainings[which].method.parameters, *SEARCHED, PART)
-        return {**{n: v for n, v in drawn.items() if n in takes}, **self.search.points[which]}
+        generator = streams.numpy("method", number)
+        entry = int(generator.integers(len(search.points)))
+        method = search.trainings[entry].method
+        # What other entries search is left out: it would be released as if it had been trained with.
+        names = (*method.parameters, *SEARCHED, PART)
+        trained_params: dict[str, Any] = {}
+        for name, value in params.items():
+            if name in names:
+                trained_params[name] = value
+        return {**trained_params, **search.points[entry]}
 
     def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
-        """Return the training of a released model, of these ``params``; empty where there is no model."""
+        """Return the training of a released model with these ``params``, the plan's own if they are empty."""
         if self.final or self.search is None or not params:
             return self.training
         return self.search.training_of(params)
 
     @property
     def first_training(self) -> TrainingPlan:
-        """What its first trial runs: of a search the first training, else the plan's own."""
-        return self.training if self.search is None else self.search.trainings[0]
+        """Training of the arm's first trial, or of its only model if there is no search."""
+        if self.search is None:
+            return self.training
+        return self.search.trainings[0]
 
     @property
     def fixed(self) -> dict[str, Any]:
         """Hyperparameters that its first trial does not draw."""
-        return {**self.params, **({} if self.search is None else self.search.points[0])}
+        if self.search is None:
+            return dict(self.params)
+        return {**self.params, **self.search.points[0]}
 
     def example(self, space: SearchSpace) -> dict[str, Any]:
-        """Return a candidate of the first training, drawn of a ``space`` by numbers that are public."""
-        return {**self.candidate(space, Streams(bytes(32)), 0), **self.fixed}
+        """Return a candidate of the first training, drawn from a ``space`` with public random numbers.
+
+        A rehearsal trains it before the charge, so it may say nothing about the candidates to come.
+        """
+        public = Streams(bytes(32))
+        return {**self.candidate(space, public, 0), **self.fixed}
 
     @property
     def unit(self) -> str:
-        """What its event counts as one: what is sampled, clipped and scored."""
+        """Name of what is sampled, clipped and scored as one, such as ``record``."""
         return str(self.details.get("unit", RECORD))
 
     @property
     def noise_note(self) -> str:
-        """What weakens the noise of its trainings, in words."""
+        """Noise options that differ from the defaults, in words, or an empty text."""
         return self.training.noise.note
 
     @property
     def is_private(self) -> bool:
-        """Whether the arm has any guarantee. One that has none is no part of a budget."""
+        """Whether the arm has a guarantee, and so is part of a budget."""
         return not isinstance(self.event, acc.NonPrivate)
 
     @property
     def is_sealed(self) -> bool:
-        """Whether anything about the trials, their number or their time must stay secret."""
+        """Whether the trials, their number and their duration stay secret."""
         return self.runs is not None
 
     @property
     def scored(self) -> str:
-        """Which model is scored: ``validation`` says the released one, ``tuning`` the search's winner."""
-        return "tuning" if self.final and self.search is not None else "validation"
+        """Prefix of the score's name: ``tuning`` for the search's winner, else ``validation``."""
+        is_trained_after_search = self.final and self.search is not None
+        return "tuning" if is_trained_after_search else "validation"
+
+    @property
+    def score_name(self) -> MetricName | None:
+        """Name of the score by which candidates are chosen, or None if there is none."""
+        if self.score is None:
+            return None
+        return MetricName(self.scored, label(self.score.metric))
 
     @property
     def threshold(self) -> float | None:
-        """The known score at which a sealed round ends early; ``None`` if all its runs run."""
-        # The rounds of repetitions are rows of one table, and no score of one ends another.
-        return self.details.get("threshold") if self.repeats == 1 else None
+        """Known score at which a sealed round ends early, or None if all its runs are made."""
+        if self.repeats != 1:
+            # The rounds of repetitions are rows of one table, and no score of one ends another.
+            return None
+        return self.details.get("threshold")
 
     def with_noise(self, noise: NoiseOptions) -> Plan:
         """Return the plan with every training's noise from the source ``noise``."""
-        search = self.search and self.search.each(lambda t: replace(t, noise=noise))
-        return replace(self, training=replace(self.training, noise=noise), search=search)
+        training = replace(self.training, noise=noise)
+        search = self.search
+        if search is not None:
+            search = search.each(lambda trial: replace(trial, noise=noise))
+        return replace(self, training=training, search=search)
 
     @property
     def beyond_reach(self) -> float:
@@ -336,25 +388,32 @@ class Plan:
 
     @property
     def expected_runs(self) -> float:
-        """Expected number of trainings of one run; with a :attr:`threshold`, the most it can be."""
-        last = 1.0 if self.final else 0.0
+        """Expected number of trainings of one run, an upper bound if there is a :attr:`threshold`."""
+        trials = 0.0
         if self.runs is not None:
-            return self.runs.expected_runs + last
-        return last + (0.0 if self.search is None else float(self.search.trials or 0))
+            trials = self.runs.expected_runs
+        elif self.search is not None:
+            trials = float(self.search.trials or 0)
+        return trials + self._final_trainings
+
+    @property
+    def _final_trainings(self) -> float:
+        """Number of trainings after the trials: 1, or 0 where a trial itself is released."""
+        return 1.0 if self.final else 0.0
 
     @property
     def expected_gradient_evaluations(self) -> float:
         """Expected per-sample gradients of one run of the arm."""
-        last = self.training.expected_gradient_evaluations if self.final else 0.0
+        final = self.training.expected_gradient_evaluations if self.final else 0.0
         if self.search is None:
-            return last
-        trials = self.expected_runs - (1.0 if self.final else 0.0)
-        return last + trials * self.search.mean_gradient_evaluations
+            return final
+        trials = self.expected_runs - self._final_trainings
+        return final + trials * self.search.mean_gradient_evaluations
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return {name: _plain(value) for name, value in values.items()}
+        names = [field.name for field in dataclasses.fields(self)]
+        return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
@@ -369,138 +428,56 @@ class Plan:
             "released": tuple,
             "sealed": tuple,
         }
-        read = {name: readers[name](data[name]) for name in readers if data[name] is not None}
-        return cls(**{**data, **read})
+        fields = dict(data)
+        for name, read in readers.items():
+            if data[name] is not None:
+                fields[name] = read(data[name])
+        return cls(**fields)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the plan's canonical JSON, kept with its charge."""
-        # Nine digits: calibrations on two machines may differ in the last ones.
-        rounded = json.loads(json.dumps(self.to_dict()), parse_float=lambda x: f"{float(x):.9g}")
-        text = json.dumps(rounded, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        """Return the SHA-256 of the plan's canonical JSON, kept with its charge.
 
-
-_NEGLIGIBLE = 1e-3  # of δ
+        Numbers count by nine digits: calibrations on two machines may differ in the last ones, and a plan
+        that is computed anew must be the one that was charged.
+        """
+        text = json.dumps(self.to_dict())
+        rounded = json.loads(text, parse_float=lambda digits: f"{float(digits):.9g}")
+        return digest_of_document(rounded)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | Mapping):
-        return dict(value) if isinstance(value, Mapping) else list(value)
-    return value.to_dict() if hasattr(value, "to_dict") else value
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagePlan:
-    """What a stage will do to the data: it stands beside the plans of arms, and lives as they do."""
-
-    arm: str
-    stage: TaskStage
-    event: acc.Event
-    scale: float
-    noise: NoiseOptions = field(default_factory=NoiseOptions)
-    public_facts: Mapping[str, str] = field(default_factory=dict)
-
-    unit = RECORD
-    is_private = True
-    is_sealed = True
-    runs = None
-
-    @property
-    def charged(self) -> acc.Event:
-        """What the ledger charges."""
-        return self.event
-
-    @property
-    def noise_note(self) -> str:
-        """What weakens its noise, in words."""
-        return self.noise.note
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-ready data."""
-        return {
-            "stage": self.stage.to_dict(),
-            "arm": self.arm,
-            "event": self.event.to_dict(),
-            "scale": self.scale,
-            "noise": self.noise.to_dict(),
-            "public": dict(self.public_facts),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> StagePlan:
-        """Read what :meth:`to_dict` wrote."""
-        from privtune.tasks.stages import make_stage
-
-        return cls(
-            arm=data["arm"],
-            stage=make_stage(data["stage"]),
-            event=acc.event_from_dict(data["event"]),
-            scale=data["scale"],
-            noise=NoiseOptions.of(data["noise"]),
-            public_facts=data["public"],
-        )
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the plan's canonical JSON, kept with its charge."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-def plan_stage(
-    stage: TaskStage,
-    task: Mapping[str, Any],
-    *,
-    epsilon: float,
-    delta: float,
-    adjacency: acc.Adjacency,
-    noise: NoiseOptions,
-    public_facts: Mapping[str, str],
-) -> StagePlan:
-    """Plan a stage at its share of a study's ε, or at its own noise."""
-    multiplier = stage.noise_multiplier
-    if multiplier is None:
-        share = epsilon * (stage.epsilon_share or 0.0)
-        unit = acc.Gaussian(1.0)
-        multiplier = acc.calibrate(unit, epsilon=share, delta=delta, adjacency=adjacency).scale
-    event = acc.Gaussian(multiplier)
-    if mass_beyond_reach(event) > _NEGLIGIBLE * delta:
-        raise PrivTuneError(
-            f"Stage {stage.name!r}: with so little noise its outputs lie beyond the reach of any "
-            f"generator here, and δ is {delta:g}; ask for a smaller epsilon_share."
-        )
-    return StagePlan(
-        arm=stage.name,
-        stage=stage,
-        event=event,
-        scale=multiplier * stage.sensitivity(task, adjacency),
-        noise=noise,
-        public_facts=public_facts,
-    )
-
-
-def release_stage(plan: StagePlan, task: Mapping[str, Any], streams: Streams) -> dict[str, Any]:
-    """Read the data, and return what a stage releases of it: asked again, the same."""
-    sums = plan.stage.sums(task)
-    values = noised(sums, scale=plan.scale, streams=streams, noise=plan.noise)
-    return plan.stage.document(task, values, plan.scale)
+    """Return a field of a plan as JSON-ready data."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple):
+        return list(value)
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return value
 
 
 def epsilon_spent(
-    plan: Plan, *, delta: float, adjacency: acc.Adjacency, points: int = 12
+    plan: Plan,
+    *,
+    delta: float,
+    adjacency: acc.Adjacency,
+    points: int = 12,
 ) -> list[tuple[int, float]]:
-    """Return ε after some steps of the released model's training, in all repetitions: pairs (step, ε)."""
-    method, schedule = plan.training.method, plan.training.schedule
+    """Return ε after some steps of the released model's training, in all repetitions: pairs (step, ε).
 
-    def charged(steps: int) -> acc.Event:
-        return replace(plan, event=method.event(replace(schedule, steps=steps))).charged
-
-    return [
-        (step, _epsilon(charged(step + 1), delta, adjacency))
-        for step in schedule.checkpoints(points)
-    ]
+    Steps count from 0, so step 0 has cost one step.
+    """
+    method = plan.training.method
+    schedule = plan.training.schedule
+    curve = []
+    for step in schedule.checkpoints(points):
+        shorter = replace(schedule, steps=step + 1)
+        event = replace(plan, event=method.event(shorter)).charged
+        curve.append((step, _epsilon(event, delta, adjacency)))
+    return curve
 
 
 @lru_cache(maxsize=256)
 def _epsilon(event: acc.Event, delta: float, adjacency: acc.Adjacency) -> float:
-    """Return ε; arms that differ in anything but their noise ask the same."""
+    """Return ε of an event, cached since several arms ask for the same one."""
     return acc.epsilon(event, delta, adjacency=adjacency).epsilon

@@ -1,4 +1,4 @@
-"""What trials produce, and what leaves the trust boundary, paid for."""
+"""Results of trials, which stay sealed, and releases of arms, which are paid for."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from privtune.accounting import Guarantee
-    from privtune.tasks._rows import Served
+    from privtune.tables.raw_rows import ServedModel
     from privtune.training.mechanism.estimates import ScoreEstimate
 
 
 class Weights:
-    """A field that holds weights, or a function that reads them when they are first asked for."""
+    """Descriptor of a field of weights, or of a function that reads them at first access."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -33,17 +33,18 @@ class Weights:
     def __get__(self, instance: object | None, owner: type) -> torch.Tensor:
         if instance is None:  # the field has no default
             raise AttributeError(self._name)
-        held = instance.__dict__[self._name]
-        if callable(held):
-            held = instance.__dict__[self._name] = held()
-        return cast("torch.Tensor", held)
+        value = instance.__dict__[self._name]
+        if callable(value):
+            value = value()
+            instance.__dict__[self._name] = value
+        return cast("torch.Tensor", value)
 
     def __set__(self, instance: object, value: torch.Tensor | Callable[[], torch.Tensor]) -> None:
         instance.__dict__[self._name] = value
 
 
 class Ending(StrEnum):
-    """How a trial ended. A failed one has no result: an error of the program stops its arm.
+    """The ending of a trial that has a result: trained, diverged or pruned.
 
     Example:
         >>> Ending("pruned").name
@@ -56,19 +57,20 @@ class Ending(StrEnum):
 
     @classmethod
     def of(cls, weights: torch.Tensor) -> Ending:
-        """Return whether a training that gave these ``weights`` trained or diverged.
+        """Return ``TRAINED`` for finite ``weights``, else ``DIVERGED``.
 
         Example:
             >>> import torch
             >>> Ending.of(torch.tensor([0.5, torch.nan])).value
             'diverged'
         """
-        return cls.TRAINED if bool(weights.isfinite().all()) else cls.DIVERGED
+        is_finite = bool(weights.isfinite().all())
+        return cls.TRAINED if is_finite else cls.DIVERGED
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What one trial produced. Sealed: it stays inside the trust boundary unless it is released.
+    """The result of one trial, sealed inside the trust boundary unless it is released.
 
     Args:
         index: Position in its round, or among the trials of a release; 0 for a training with a name.
@@ -119,7 +121,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a strategy hands over for release.
+    """The result that a strategy returns for release.
 
     Args:
         result: The released trial; None where the law drew no run at all.
@@ -138,21 +140,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an arm took, by its plan: what it really took tells how many runs and records there are.
+    """Expected cost of an arm, since its actual cost would reveal how many runs and records there are.
 
     Args:
         gradient_evaluations: Expected per-sample gradients.
-        wall_seconds: Estimated from made-up records; None if it is not known.
-        expected: Whether the time is the plan's estimate, as of every private arm.
+        cpu_seconds: Expected CPU time, timed on made-up records, however loaded the machine was; on
+            a GPU the time that the steps take there. None if it is not known.
 
     Example:
-        >>> study.release("selection").cost.expected
-        True
+        >>> round(study.release("selection").cost.gradient_evaluations, 3)
+        360.0
     """
 
     gradient_evaluations: float
-    wall_seconds: float | None
-    expected: bool
+    cpu_seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,17 +182,17 @@ class Repetition:
 
     @property
     def scores(self) -> dict[str, ScoreEstimate]:
-        """Every score of its model by name: what it was chosen by, then its test metrics."""
+        """Scores of its model by name: the one that it was chosen by, then its test metrics."""
         return {**self.choice, **self.estimates}
 
     @property
     def utility(self) -> dict[str, float]:
-        """The values of :attr:`estimates` by name; none of one that holds no information."""
+        """Values of the informative :attr:`estimates` by name."""
         return informative(self.estimates)
 
     @property
     def values(self) -> dict[str, float]:
-        """The value of every score of its model by name: a mean of those alone that seem sure is biased."""
+        """Values of all scores of its model by name, uninformative ones included to keep means unbiased."""
         return {name: score.value for name, score in self.scores.items()}
 
 
@@ -203,13 +204,19 @@ class Release:
         arm, strategy: Their names.
         params: Hyperparameters of the released model.
         weights: Its parameters, flat, shape ``[P]``; shape ``[0]`` where the release is "nothing".
+        is_nothing: Whether no model was released: no run was drawn, or every one was pruned.
         score: Its noised (or public) validation score, or the tuning winner's (``plan.scored``), within what
             the metric can be and higher for better ones; None unscored.
         choice: That score by its name (``validation_accuracy``), with its interval; empty unscored.
         curves: By name, one value a step: functions of paid-for releases only. Empty if sealed.
-        guarantee: What the arm cost, and by which bound.
+        guarantee: What the arm cost alone, and by which bound. Of the best of several arms quote what all
+            charges cost together, ``study.spent()``.
         estimates: Metrics of the released model by name (``test_accuracy``), each with its interval: on a
             public test split, or noised and charged.
+        temperature: What the logits of the model are divided by before a softmax, so that its
+            probabilities are as sure as it is right: fitted on the test split, exactly on a public one,
+            else as part of the noised and charged score. :meth:`predict` does it; :attr:`model` returns
+            logits as they were trained. None without one.
         cost: What it took, or is expected to take.
         sealed: Whether the arm's trials are sealed.
         trials: Every trial, where all of them are paid for; else empty.
@@ -238,11 +245,13 @@ class Release:
     strategy: str
     params: Mapping[str, Any]
     weights: Weights = Weights()
+    is_nothing: bool
     score: float | None
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
     guarantee: Guarantee
     choice: Mapping[str, ScoreEstimate] = field(default_factory=dict)
     estimates: Mapping[str, ScoreEstimate] = field(default_factory=dict)
+    temperature: float | None = None
     cost: Cost
     sealed: bool
     trials: Sequence[TrialResult] = ()
@@ -252,8 +261,10 @@ class Release:
     checked: str = ""
     repetitions: tuple[Repetition, ...] = ()
     make: Callable[[], torch.nn.Module] | None = field(default=None, compare=False, repr=False)
-    serve: Callable[[torch.nn.Module], Served] | None = field(
-        default=None, compare=False, repr=False
+    serve: Callable[[torch.nn.Module], ServedModel] | None = field(
+        default=None,
+        compare=False,
+        repr=False,
     )
     shown: Callable[[], Sequence[FrozenTrial]] = field(default=tuple, repr=False, compare=False)
 
@@ -262,27 +273,47 @@ class Release:
         score = "" if self.score is None else f", score {self.score:.4g}"
         return (
             f"<Release of {self.arm!r} by {self.strategy}: {size:,} weights, {dict(self.params)}{score}, "
-            f"{self.guarantee}>"
+            f"{self.guarantee} for this arm alone>"
         )
 
     @property
     def scores(self) -> dict[str, ScoreEstimate]:
-        """Every score of the released model by name: what it was chosen by, then its test metrics."""
+        """Scores of the released model by name: the one that it was chosen by, then its test metrics."""
         return {**self.choice, **self.estimates}
 
     @property
+    def value(self) -> float | None:
+        """The score that its arm maximised, under the name that Optuna's trials use."""
+        return self.score
+
+    @property
+    def number(self) -> int | None:
+        """The number of the released trial, from 0 as in Optuna, or None where trials are sealed.
+
+        The number of a selection's winner would tell how many trials there were, which stays secret.
+        """
+        if self.sealed or self.is_nothing:
+            return None
+        if not self.trials:  # the arm trains once
+            return 0
+        for trial in self.trials:
+            if trial.score == self.score:
+                return trial.index
+        return None
+
+    @property
     def utility(self) -> dict[str, float]:
-        """The values of :attr:`estimates` by name; none of one that holds no information."""
+        """Values of the informative :attr:`estimates` by name."""
         return informative(self.estimates)
 
     @property
     def values(self) -> dict[str, float]:
-        """What it was chosen by and its test metrics by name; none that holds no information."""
+        """Values of the informative scores by name: the one that it was chosen by, then its test metrics."""
         return informative(self.scores)
 
     @property
     def model(self) -> torch.nn.Module:
-        """The released model with its weights, in evaluation mode; made anew each time.
+        """The released model with its weights, in evaluation mode, built anew at each access.
 
         Raises:
             PrivTuneError: If the release is of no model, or what makes it is not in this process.
@@ -299,8 +330,8 @@ class Release:
         return model.eval()
 
     @property
-    def served(self) -> Served:
-        """The released model as one that takes raw rows, made anew each time.
+    def served(self) -> ServedModel:
+        """The released model as one that takes raw rows, built anew at each access.
 
         Raises:
             PrivTuneError: As of :attr:`model`.
@@ -314,15 +345,15 @@ class Release:
         return self.serve(model)
 
     def predict(self, given: Any) -> pandas.DataFrame:
-        """Return what the released model says of raw rows, as its task describes them.
+        """Return the released model's predictions for raw rows, as its task describes them.
 
         Post-processing of the release: it costs nothing, whatever rows are asked about.
 
         Args:
             given: A DataFrame or a list of dicts with the columns of a table, or the column of texts;
-                for pictures also arrays ``[n, height, width, channels]``; for data of your own arrays
-                ``[n, ...]`` like the inputs, by name where there are several. Other columns are
-                ignored.
+                for pictures also arrays ``[n, height, width, channels]``; for data of your own and for
+                built-in tasks arrays ``[n, ...]`` like the inputs, by name where there are several, on
+                the scale that the plan tells (``inputs``). Other columns are ignored.
 
         Returns:
             One row for each, with the index of a DataFrame: ``prediction``, the class as it is declared
@@ -331,7 +362,8 @@ class Release:
             no prediction.
 
         Raises:
-            PrivTuneError: As of :attr:`model`, and if a column is missing.
+            PrivTuneError: As of :attr:`model`, if a column is missing, and if numbers of an array lie
+                beyond the range that the task declares.
 
         Example:
             >>> release = study.release("defaults")
@@ -341,7 +373,7 @@ class Release:
         return self.served.predict(given)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel between processes with weights that are read, not with what reads them."""
+        """Return a state for other processes, with weights in the place of the function that reads them."""
         # A process that gets it has neither the function that reads weights nor the store they are in.
         return {
             **self.__dict__,
@@ -357,7 +389,7 @@ class Release:
         return split(self.weights, self.shapes)
 
     def to_optuna(self) -> optuna.Study:
-        """Return every trial of an arm that pays for all as a study of Optuna's, in memory.
+        """Return every trial as an Optuna study in memory, for an arm that pays for all of them.
 
         Its score is maximised. Optuna's visualization, importances and ``trials_dataframe`` work on it.
 
@@ -382,25 +414,28 @@ class Release:
         directions = [optuna.study.StudyDirection.MAXIMIZE]
         with quiet_optuna():
             storage.create_new_study(directions, self.arm)
-        made = optuna.Study(self.arm, storage)
-        made.add_trials(self.shown())
-        return made
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether no model was released: no run was drawn, or every one was pruned."""
-        return self.weights.numel() == 0
+        study = optuna.Study(self.arm, storage)
+        study.add_trials(self.shown())
+        return study
 
 
 def informative(scores: Mapping[str, ScoreEstimate]) -> dict[str, float]:
-    """Return the values of the scores whose intervals leave out anything that their metrics can be."""
-    return {name: score.value for name, score in scores.items() if score.is_informative}
+    """Return the values of scores by name, without scores whose intervals cover all possible values."""
+    values: dict[str, float] = {}
+    for name, score in scores.items():
+        if score.is_informative:
+            values[name] = score.value
+    return values
 
 
 def split(weights: torch.Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, torch.Tensor]:
-    """Cut a flat vector into the parameters that lie in it."""
-    sizes = [math.prod(shape) for shape in shapes.values()]
+    """Return the parameters by name, cut from a flat vector of weights."""
     if weights.numel() == 0 or not shapes:
         return {}
+    sizes = [math.prod(shape) for shape in shapes.values()]
     parts: Sequence[torch.Tensor] = weights.split(sizes)  # type: ignore[no-untyped-call]
-    return {n: part.reshape(tuple(s)) for (n, s), part in zip(shapes.items(), parts, strict=True)}
+    parameters = {}
+    for name, part in zip(shapes, parts, strict=True):
+        shape = tuple(shapes[name])
+        parameters[name] = part.reshape(shape)
+    return parameters

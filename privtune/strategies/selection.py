@@ -8,23 +8,22 @@ from typing import Any, ClassVar
 
 from privtune.accounting import Event, Parallel, PrivateSelection, RunLaw, ThresholdSelection
 from privtune.accounting import epsilon as account
-from privtune.accounting._checks import check_number
+from privtune.accounting.checks import check_number
 from privtune.errors import InvalidInputError
 from privtune.strategies import laws
-from privtune.strategies._base import Needs, Round, StrategyError, best_of
 from privtune.strategies.arms import factor_for, require_independent
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.plan import SEALED_TRIALS, Plan, SearchPlan
 from privtune.strategies.release import Outcome
-from privtune.strategies.scoring import ScorePlan
+from privtune.strategies.requests import SealedRound, StrategyRun
+from privtune.strategies.score_plan import ScorePlan
 from privtune.strategies.searching import IndependentDrawing, check_listed, listed_plan
+from privtune.strategies.strategy import Needs, Round, StrategyError, best_of
 from privtune.training.mechanism.metrics import label
-
-_RELEASED = ("the best model", "its hyperparameters", "its noised validation score")
 
 
 class NoRunFitsError(StrategyError):
-    """The runs of an arm are given, and not even one of them fits the arm's target.
+    """Not even the smallest mean number of runs fits the arm's target ε.
 
     Args:
         message: One sentence.
@@ -40,7 +39,7 @@ class NoRunFitsError(StrategyError):
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(IndependentDrawing):
-    """What private selections have in common: a sealed round, of which the best is released.
+    """Base class of private selections: a sealed round, of which the best trial is released.
 
     Args:
         candidates: What a trial may be, in place of ``method``: a list of ``{method: ...}`` with
@@ -58,9 +57,14 @@ class Selection(IndependentDrawing):
         if not self.candidates:
             super()._check(context)
             return
-        if said := [n for n in ("parameters", "options", "guarantee") if getattr(self, n)]:
+        superfluous = [
+            name for name in ("parameters", "options", "guarantee") if getattr(self, name)
+        ]
+        if superfluous:
             raise InvalidInputError(
-                "candidates", list(self.candidates), f"have their own: leave out {', '.join(said)}"
+                "candidates",
+                list(self.candidates),
+                f"have their own: leave out {', '.join(superfluous)}",
             )
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
         check_listed(self.arm, self.candidates, context)
@@ -73,18 +77,20 @@ class Selection(IndependentDrawing):
         part: str = "all",
         final_records: int | None = None,
     ) -> SearchPlan:
-        """Plan what candidates run, each training at about ``epsilon``: of a list, if there is one."""
+        """Plan the trainings of candidates, each at about ``epsilon``, from the list of methods if any."""
         if self.candidates:
             return listed_plan(context, self.candidates, epsilon=epsilon, part=part)
         return super()._search(context, epsilon=epsilon, part=part, final_records=final_records)
 
     def _run_event(self, search: SearchPlan, score: ScorePlan) -> Event:
-        """Return what one run costs: training and validation records are disjoint."""
+        """Return the event of one run: training and score in parallel, since their records are disjoint."""
         training = self._trial_event(search)
-        return training if score.event is None else Parallel((training, score.event))
+        if score.event is None:
+            return training
+        return Parallel((training, score.event))
 
-    def _whole(self, base: Event, law: RunLaw) -> Event:
-        """Return what the selection costs, all its runs together."""
+    def _selection_event(self, base: Event, law: RunLaw) -> Event:
+        """Return the event of the whole selection, over all its runs."""
         return PrivateSelection(base, law)
 
     def _law(self, mean: float) -> RunLaw:
@@ -92,14 +98,22 @@ class Selection(IndependentDrawing):
         raise NotImplementedError
 
     def _plan_selection(
-        self, context: PlanningContext, law: RunLaw, *, epsilon: float, **details: Any
+        self,
+        context: PlanningContext,
+        law: RunLaw,
+        *,
+        epsilon: float,
+        **details: Any,
     ) -> Plan:
-        """Plan a selection of at most ``epsilon`` as a whole."""
-        # A first guess for one run at half the target fixes the ratio of training to score noise;
-        # the whole is then scaled by one factor until the selection meets the target.
+        """Plan a selection with a given law of its number of runs, at ``epsilon`` as a whole.
+
+        A first guess for one run at half the target fixes the ratio of training to score noise; all noise
+        is then scaled by one factor until the selection meets the target.
+        """
         search = self._search(context, epsilon=epsilon / 2)
         score = context.plan_score(epsilon / 2)
-        scale = factor_for(self._whole(self._run_event(search, score), law), context, epsilon)
+        event = self._selection_event(self._run_event(search, score), law)
+        scale = factor_for(event, context, epsilon)
         return self._plan(search.scaled(scale), score.scaled(scale), law, details)
 
     def _plan_largest(
@@ -111,7 +125,19 @@ class Selection(IndependentDrawing):
         epsilon: float,
         **details: Any,
     ) -> Plan:
-        """Plan a selection of as many runs in the mean as fit, each of a given price."""
+        """Plan a selection with the largest mean number of runs that fits, each at a given ε.
+
+        Args:
+            context: Public facts.
+            training_epsilon: What each run costs alone, at the study's δ; None where the user did not say.
+            least: The smallest mean number of runs that the options allow.
+            epsilon: Target of the selection.
+            **details: What else the plan says.
+
+        Raises:
+            InvalidInputError: If there is no price.
+            NoRunFitsError: If even the smallest mean is beyond the target.
+        """
         if training_epsilon is None:
             raise InvalidInputError(
                 "mean_runs",
@@ -120,49 +146,63 @@ class Selection(IndependentDrawing):
                 "Give it, or the mean number of runs, to which the noise is then fitted.",
             )
         price = check_number("training_epsilon", training_epsilon, above=0.0)
-        search, score = self._search(context, epsilon=price), context.plan_score(price)
         terms: dict[str, Any] = {"delta": context.delta, "adjacency": context.adjacency}
+        search = self._search(context, epsilon=price)
+        score = context.plan_score(price)
         scale = factor_for(self._run_event(search, score), context, price)
-        search, score = search.scaled(scale), score.scaled(scale)
+        search = search.scaled(scale)
+        score = score.scaled(scale)
         base = self._run_event(search, score)
         law = laws.largest_mean(
-            base, self._law, whole=self._whole, least=least, epsilon=epsilon, **terms
+            base,
+            self._law,
+            selection=self._selection_event,
+            least=least,
+            epsilon=epsilon,
+            **terms,
         )
         if law is None:
-            smallest = self._whole(base, self._law(least))
+            smallest = self._selection_event(base, self._law(least))
+            cost = account(smallest, **terms).epsilon
             fewest = "a single run" if least == 1.0 else f"{least:g} runs"
             raise NoRunFitsError(
                 f"Arm {self.arm!r}: mean_runs: auto with training_epsilon = {price:g} costs "
-                f"epsilon = {account(smallest, **terms).epsilon:.4g} at a mean of {fewest}, but "
+                f"epsilon = {cost:.4g} at a mean of {fewest}, but "
                 f"the arm's target is {epsilon:.4g}. Lower training_epsilon, or give the arm more of "
                 "the budget (weight).",
                 smallest=smallest,
                 target=epsilon,
             )
-        noted = {"training_epsilon": price, "mean_runs": law.expected_runs}
-        return self._plan(search, score, law, {**details, "mean_runs_auto": noted})
+        details["mean_runs_auto"] = {"training_epsilon": price, "mean_runs": law.expected_runs}
+        return self._plan(search, score, law, details)
 
     def _plan(
-        self, search: SearchPlan, score: ScorePlan, law: RunLaw, details: Mapping[str, Any]
+        self,
+        search: SearchPlan,
+        score: ScorePlan,
+        law: RunLaw,
+        details: Mapping[str, Any],
     ) -> Plan:
+        """Return the plan of a selection from its search, score and law, with their noise unchanged."""
+        score_words = "its public score" if score.event is None else "its noised validation score"
         return Plan(
             arm=self.arm,
             strategy=getattr(self, "name", "selection"),
-            event=self._whole(self._run_event(search, score), law),
+            event=self._selection_event(self._run_event(search, score), law),
             training=search.trainings[0],
             params=dict(self.parameters),
             runs=law,
             score=score,
-            released=_RELEASED if score.event is not None else (*_RELEASED[:2], "its public score"),
+            released=("the best model", "its hyperparameters", score_words),
             sealed=SEALED_TRIALS,
             search=search,
             final=False,
             details=details,
         )
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
         """Draw K, train K candidates, release the best."""
-        results = trials.select(plan)
+        results = yield SealedRound()
         if not results:
             return Outcome(None, note=laws.NOTHING)
         return Outcome(best_of(results, trials.streams))
@@ -181,7 +221,8 @@ class PapernotSteinke(laws.OptionsOfLaw, Selection):
             ``n`` and ``maximum``), with which the selection stays within the arm's target while
             each run costs ``training_epsilon``.
         min_runs: Fewest runs: that many candidates are drawn whatever the law says. It has a price,
-            which the plan shows.
+            which the plan shows. Unless given 2, but for laws with K = 0, for means and caps below 6,
+            and for ``law: auto``; 1 takes the law as it is.
         power: Only with ``law: auto``; 0.6 unless given.
 
     References:
@@ -190,7 +231,7 @@ class PapernotSteinke(laws.OptionsOfLaw, Selection):
     Example:
         >>> law = PapernotSteinke(mean_runs=20).run_law()
         >>> round(law.expected_runs), law.quantile(0.99)  # the secret number of candidates
-        (20, 90)
+        (20, 87)
     """
 
     name: ClassVar[str] = "papernot-steinke"
@@ -199,23 +240,35 @@ class PapernotSteinke(laws.OptionsOfLaw, Selection):
     arm: str = "papernot-steinke"
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan a selection of at most ``epsilon`` as a whole. Touches no data."""
-        if self.law != "auto":
-            law = None if self.mean_runs == "auto" else self.run_law()
-            self._check(context)
-            if law is not None:
-                return self._plan_selection(context, law, epsilon=epsilon)
-            price, least = self.training_epsilon, self._least_mean
-            return self._plan_largest(context, price, least=least, epsilon=epsilon)
-        own = ("mean_runs", "training_epsilon", "shape", "n", "maximum", "min_runs")
-        given = [name for name in own if getattr(self, name)]
-        if given:
+        """Plan a selection of at most ``epsilon`` as a whole, without touching data."""
+        if self.law == "auto":
+            return self._plan_with_best_law(context, epsilon=epsilon)
+        # Options are refused before the space: a law that is none has nothing to do with the study.
+        law = None if self.mean_runs == "auto" else self.run_law()
+        self._check(context)
+        if law is not None:
+            return self._plan_selection(context, law, epsilon=epsilon)
+        return self._plan_largest(
+            context,
+            self.training_epsilon,
+            least=self._least_mean,
+            epsilon=epsilon,
+        )
+
+    def _plan_with_best_law(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan a selection by the law that finds a top-10% candidate at the least noise."""
+        names = ("mean_runs", "training_epsilon", "shape", "n", "maximum", "min_runs")
+        superfluous = [name for name in names if getattr(self, name)]
+        if superfluous:
             raise InvalidInputError(
-                "law", "auto", f"chooses by itself, so leave out {', '.join(given)}"
+                "law",
+                "auto",
+                f"chooses by itself, so leave out {', '.join(superfluous)}",
             )
         self._check(context)
         power = 0.6 if self.power is None else self.power
-        search, score = self._search(context, epsilon=1.0), context.plan_score(1.0)
+        search = self._search(context, epsilon=1.0)
+        score = context.plan_score(1.0)
         law, trade = laws.choose_law(
             self._run_event(search, score),
             epsilon=epsilon,
@@ -228,7 +281,16 @@ class PapernotSteinke(laws.OptionsOfLaw, Selection):
 
 
 def check_threshold(threshold: float, context: PlanningContext) -> None:
-    """Refuse a threshold that every score or none would reach: the arm would be charged for nothing."""
+    """Refuse a threshold that every score or none would reach: the arm would be charged for nothing.
+
+    Args:
+        threshold: The known score, as scores are compared: of a loss, its negative.
+        context: Public facts; the metric of its scoring says what a score can be.
+
+    Raises:
+        InvalidInputError: If the threshold is outside the metric's range, with what was meant where a sign or
+            a percentage explains it.
+    """
     value = check_number("threshold", threshold)
     metric = context.scoring.make(context.task.target_range)
     least, most = metric.range
@@ -238,18 +300,17 @@ def check_threshold(threshold: float, context: PlanningContext) -> None:
     if least < value <= most:
         return
     name = label(context.scoring.metric or metric.name)
+    best = f"{most:g}, the best score that {name} can give"
+    worst = f"{least:g}, the worst score that {name} can give"
+    outcome = f"is not above {worst}, so any candidate reaches it"
     if value > most:
-        outcome = (
-            f"is above {most:g}, the best score that {name} can give, so no candidate reaches it"
-        )
-    else:
-        outcome = f"is not above {least:g}, the worst score that {name} can give, so any candidate reaches it"
+        outcome = f"is above {best}, so no candidate reaches it"
     remedy = f"Scores by {name} go from {least:g} to {most:g}."
     if metric.lower_is_better:
-        remedy += " More is better, so what shall be small counts with a minus."
-    if metric.lower_is_better and least < -value <= most:
-        remedy += f" Write {-value:g}."
-    if metric.range == (0.0, 1.0) and 1.0 < value <= 100.0 and not metric.lower_is_better:
+        remedy += " Higher scores are better, so the score of a loss is its negative."
+        if least < -value <= most:
+            remedy += f" Write {-value:g}."
+    elif metric.range == (0.0, 1.0) and 1.0 < value <= 100.0:
         remedy += f" {value:g} is no share: write {value / 100.0:g}."
     raise InvalidInputError("threshold", threshold, outcome, remedy)
 
@@ -269,7 +330,9 @@ class LiuTalwar(Selection):
         training_epsilon: What each run costs alone, at the study's δ; only with ``mean_runs: auto``.
         maximum: Hard cap on the number of runs.
         min_runs: Fewest runs: stopping begins after that many. The mean is then
-            ``min_runs − 1 + 1/gamma``.
+            ``min_runs − 1 + 1/gamma``. Unless given 2, but for means and caps below 6, with ``gamma``
+            (the mean is 1/γ) and with ``threshold`` (whose 2ε holds without a floor); 1 stops after
+            any run.
         threshold: A score known in advance without looking at the data, within what the metric can be;
             a loss, where less is better, counts with a minus.
 
@@ -281,12 +344,12 @@ class LiuTalwar(Selection):
         >>> best, first = LiuTalwar(gamma=0.1), LiuTalwar(gamma=0.1, threshold=0.9)
         >>> round(best.run_law().expected_runs)  # 1 / γ
         10
-        >>> [s._whole(Gaussian(8.0), s.run_law()).type for s in (best, first)]
+        >>> [s._selection_event(Gaussian(8.0), s.run_law()).type for s in (best, first)]
         ['private_selection', 'threshold_selection']
     """
 
     name: ClassVar[str] = "liu-talwar"
-    summary: ClassVar[str] = "private selection by random stopping, or up to a known score"
+    summary: ClassVar[str] = "private selection that stops at random, or at a known score"
 
     arm: str = "liu-talwar"
     gamma: float | None = None
@@ -295,6 +358,7 @@ class LiuTalwar(Selection):
     maximum: int | None = None
     min_runs: int | None = None
     threshold: float | None = None
+    floor: ClassVar[int] = laws.OptionsOfLaw.floor
 
     def run_law(self) -> RunLaw:
         """Return the geometric law of the number of runs.
@@ -308,46 +372,61 @@ class LiuTalwar(Selection):
             raise InvalidInputError("gamma", self.gamma, "and mean_runs say the same: give one")
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise InvalidInputError("gamma", self.gamma, "must lie in (0, 1]")
-        mean = self.mean_runs
         if self.gamma is not None:
-            mean = 1 / self.gamma + (0 if self.min_runs is None else self.min_runs - 1)
-        return self._law(10.0 if mean is None else mean)
+            sure_runs = 0 if self.min_runs is None else self.min_runs - 1
+            return self._law(1 / self.gamma + sure_runs)
+        return self._law(10.0 if self.mean_runs is None else self.mean_runs)
 
     def _law(self, mean: float | str) -> RunLaw:
+        """Return the geometric law with a given mean number of runs, with a floor if it has room for one."""
         fields: dict[str, Any] = {"law": "geometric", "mean": mean}
-        bounds = {"maximum": self.maximum, "minimum": self.min_runs}
-        return laws.law_of_runs(fields | {k: v for k, v in bounds.items() if v is not None})
+        if self.maximum is not None:
+            fields["maximum"] = self.maximum
+        if self.min_runs is not None:
+            fields["minimum"] = self.min_runs
+        law = laws.law_of_runs(fields)
+        if self.min_runs is None and self.gamma is None and self.threshold is None:
+            return laws.with_floor(law, self.floor)
+        return law
 
-    def _whole(self, base: Event, law: RunLaw) -> Event:
-        """Return what the selection costs; Algorithm 1 has a known threshold, and K is unbounded."""
-        # Bounded, it is charged as a selection by "reached" or not: given that some run reached it, the
-        # first that did and a uniformly drawn one have the same law.
+    def _selection_event(self, base: Event, law: RunLaw) -> Event:
+        """Return the event of the selection, that of Algorithm 1 for a known threshold and unbounded K.
+
+        Bounded, it is charged as a selection by "reached" or not: given that some run reached it, the first
+        that did and a uniformly drawn one have the same law.
+        """
         if self.threshold is None or law.cap is not None or law.sure_runs:
-            return super()._whole(base, law)
+            return super()._selection_event(base, law)
         return ThresholdSelection(base, 1.0 / law.expected_runs)
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan a random stopping of at most ``epsilon`` as a whole. Touches no data."""
+        """Plan a random stopping of at most ``epsilon`` as a whole, without touching data."""
         details = {}
         if self.threshold is not None:
             check_threshold(self.threshold, context)
             details["threshold"] = self.threshold
-        auto = self.mean_runs == "auto" and self.gamma is None
-        law = None if auto else self.run_law()
+        is_auto = self.mean_runs == "auto" and self.gamma is None
+        law = None if is_auto else self.run_law()
         self._check(context)
         if law is not None:
             return self._plan_selection(context, law, epsilon=epsilon, **details)
-        price, least = self.training_epsilon, float(self.min_runs or 1)
-        return self._plan_largest(context, price, least=least, epsilon=epsilon, **details)
+        least = float(self.min_runs or 1)
+        return self._plan_largest(
+            context,
+            self.training_epsilon,
+            least=least,
+            epsilon=epsilon,
+            **details,
+        )
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
         """Draw K, train K candidates, release the best, or the first that reaches the threshold."""
         if self.threshold is None:
-            return super().run(plan, trials)
+            return (yield from super().run(plan, trials))
         # In the order of the rows: not in that of time, which differs from machine to machine.
-        for result in trials.select(plan):
+        results = yield SealedRound()
+        for result in results:
             if result.score is not None and result.score >= self.threshold:
                 return Outcome(result)
-        return Outcome(
-            None, note=f"No run reached the score {self.threshold:g}: the release is nothing."
-        )
+        note = f"No run reached the score {self.threshold:g}: the release is nothing."
+        return Outcome(None, note=note)

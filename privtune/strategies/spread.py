@@ -1,4 +1,4 @@
-"""What repetitions of arms say: a mean with its standard error, and how sure the order of two means is."""
+"""Statistics over an arm's repetitions: means with standard errors, and the order of two means."""
 
 from __future__ import annotations
 
@@ -34,16 +34,21 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Self | None:
-        """Return the spread of values, of which None is a missing one; None if all are missing."""
-        there = np.array([value for value in values if value is not None])
-        if (n := there.size) == 0:
+        """Return the spread of the values that are not None, or None if all are."""
+        numbers = np.array([value for value in values if value is not None])
+        n = numbers.size
+        if n == 0:
             return None
-        error = float(there.std(ddof=1)) / math.sqrt(n) if n > 1 else None
-        return cls(float(there.mean()), error, n)
+        mean = float(numbers.mean())
+        if n == 1:
+            return cls(mean, None, n)
+        deviation = float(numbers.std(ddof=1))
+        return cls(mean, deviation / math.sqrt(n), n)
 
 
 def probability_above(
-    first: Sequence[float | None], second: Sequence[float | None]
+    first: Sequence[float | None],
+    second: Sequence[float | None],
 ) -> float | None:
     """Return the probability that the first mean is above the second, paired by repetition.
 
@@ -63,23 +68,36 @@ def probability_above(
         >>> round(probability_above([0.91, 0.93, 0.92], [0.90, 0.91, 0.92]), 3)
         0.887
     """
-    pairs = zip(first, second, strict=False)
-    spread = Spread.of([a - b for a, b in pairs if a is not None and b is not None])
+    differences = []
+    for a, b in zip(first, second, strict=False):
+        if a is not None and b is not None:
+            differences.append(a - b)
+    spread = Spread.of(differences)
     if spread is None or spread.error is None:
         return None
     if spread.error == 0.0:
-        return 0.5 + 0.5 * math.copysign(1.0, spread.mean) if spread.mean else 0.5
+        # All differences are equal, and so is their sign.
+        if spread.mean == 0.0:
+            return 0.5
+        return 1.0 if spread.mean > 0.0 else 0.0
     return float(stdtr(spread.n - 1, spread.mean / spread.error))
 
 
 def values_of(release: Release) -> dict[str, list[float | None]]:
-    """Return the score and the metrics of a release by name: a value a repetition, None if it has none.
+    """Return the values of each score and metric of a release by name, one or None per repetition.
 
     A repetition that released nothing has none. One that diverged has those that its model was measured at.
     """
     rows = [run.values for run in release.repetitions or (release,)]
-    found = {name: [row.get(name) for row in rows] for row in rows for name in row}
-    return {
-        name: [None if v is None or not math.isfinite(v) else v for v in values]
-        for name, values in found.items()
-    }
+    values: dict[str, list[float | None]] = {}
+    for row in rows:
+        for name in row:
+            values[name] = [_finite(each.get(name)) for each in rows]
+    return values
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a value if it is finite, else None."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value

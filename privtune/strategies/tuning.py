@@ -1,4 +1,4 @@
-"""Strategies that search cheaply and then train once: a subset, a share of ε, two small ε."""
+"""Strategies that search at a low cost, on a subset or at a small ε, and then train once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import privtune.accounting as acc
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
-from privtune.strategies._base import Needs, Round, StrategyError, best_of
+from privtune.names import refuse_name
 from privtune.strategies.arms import (
     SearchThenFinal,
     check_given,
@@ -24,6 +24,7 @@ from privtune.strategies.in_run import budgeted
 from privtune.strategies.laws import OptionsOfLaw
 from privtune.strategies.plan import SEALED_STEPS, SEALED_TRIALS, Plan, SearchPlan, TrainingPlan
 from privtune.strategies.release import Outcome, TrialResult
+from privtune.strategies.requests import NamedTraining, StrategyRun
 from privtune.strategies.searching import (
     CHANGING,
     IndependentDrawing,
@@ -31,6 +32,7 @@ from privtune.strategies.searching import (
     search_event,
     select_then,
 )
+from privtune.strategies.strategy import Needs, Round, StrategyError, best_of
 from privtune.training.methods import METHODS
 
 _RULES = ("scale-learning-rate", "keep")
@@ -48,6 +50,8 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             records at η·m/n), ``keep`` (for Adam, whose steps do not depend on the gradient's scale),
             or ``auto`` (the one that goes with the method). The space is that of the final training.
         law: As for ``papernot-steinke``, of the selection on the subset.
+        min_runs: Fewest runs; unless given 3, as the tuning costs little beside the final training. 2
+            of a mean or cap below 6, none below 4 or for laws with K = 0; 1 takes the law as it is.
 
     References:
         Koskela and Kulkarni 2023, arXiv 2301.11989.
@@ -56,7 +60,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         >>> from privtune.strategies import SubsampledTuning
         >>> strategy = SubsampledTuning(variant=2, rate=0.1, mean_runs=20)
         >>> strategy.run_law().quantile(0.99), strategy.extrapolation
-        (90, 'scale-learning-rate')
+        (83, 'scale-learning-rate')
     """
 
     name: ClassVar[str] = "subsampled-tuning"
@@ -66,6 +70,8 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         independent=True,
         parameters={"learning_rate": ("extrapolation", "scale-learning-rate")},
     )
+    floor: ClassVar[int] = 3
+    most_sure: ClassVar[float] = 0.5
 
     arm: str = "subsampled-tuning"
     variant: int = 1
@@ -75,12 +81,12 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
     def __post_init__(self) -> None:
         if self.extrapolation == "auto":
             # What is divided by a root of its own square does not grow with the batch.
-            free = getattr(METHODS.get(self.method), "scale_free", False)
-            rule = "keep" if free else "scale-learning-rate"
+            is_scale_free = getattr(METHODS.get(self.method), "scale_free", False)
+            rule = "keep" if is_scale_free else "scale-learning-rate"
             object.__setattr__(self, "extrapolation", rule)
 
-    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan tuning and final training of at most ``epsilon`` together. Touches no data."""
+    def _check_options(self) -> None:
+        """Refuse options outside their ranges, and ``auto``, which is for selections that are a whole arm."""
         if self.variant not in (1, 2):
             raise InvalidInputError("variant", self.variant, "must be 1 or 2")
         if not 0.0 < self.rate < 1.0:
@@ -97,24 +103,43 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
                 "number of runs of the tuning."
             )
         if self.extrapolation not in _RULES:
-            allowed = f"must be one of auto, {', '.join(_RULES)}"
-            raise InvalidInputError("extrapolation", self.extrapolation, allowed)
+            refuse_name("extrapolation", self.extrapolation, ("auto", *_RULES))
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan tuning and final training of at most ``epsilon`` together, without touching data."""
+        self._check_options()
         law = self.run_law()
         self._check(context)
         records = context.schedule.records
-        tuned = max(1, round(self.rate * records))
-        kept = records if self.variant == 2 else max(1, records - tuned)
-        subset = replace(context, schedule=replace(context.schedule, records=tuned))
-        search = self._search(subset, epsilon=epsilon / 2, part="subset", final_records=kept)
+        subset_records = max(1, round(self.rate * records))
+        final_records = records
+        if self.variant == 1:
+            final_records = max(1, records - subset_records)
+        subset_schedule = replace(context.schedule, records=subset_records)
+        search = self._search(
+            replace(context, schedule=subset_schedule),
+            epsilon=epsilon / 2,
+            part="subset",
+            final_records=final_records,
+        )
 
         # A validation record is in no subset: it meets the selection's scores, nothing else.
         cost = partial(acc.PrivateSelection, runs=law)
         event_of = partial(self._event, law=law)
         search, score, event = meet(search, event_of, cost, context=context, epsilon=epsilon)
-        final = _final(search.trainings[0], kept, self.variant)
+        final = _final(search.trainings[0], final_records, self.variant)
         if self.extrapolation == "scale-learning-rate":
-            search = search.each(lambda t: replace(t, rate_factor=tuned / kept))
+            factor = subset_records / final_records
+            search = search.each(lambda training: replace(training, rate_factor=factor))
         baseline = law.expected_runs * context.schedule.expected_gradient_evaluations
+        details = {
+            "variant": self.variant,
+            "extrapolation": self.extrapolation,
+            "ratio": final_records / subset_records,
+            "baseline_gradient_evaluations": baseline,
+        }
+        if subset_records < _FEW:
+            details["advice"] = _few_records(subset_records)
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -132,47 +157,44 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             ),
             search=search,
             rate=self.rate,
-            details={
-                "variant": self.variant,
-                "extrapolation": self.extrapolation,
-                "ratio": kept / tuned,
-                "baseline_gradient_evaluations": baseline,
-                **({"advice": _few_records(tuned)} if tuned < _FEW else {}),
-            },
+            details=details,
         )
 
     def _event(self, search: SearchPlan, law: acc.RunLaw) -> acc.Event:
+        """Return the joint event of the tuning on the subset and the final training."""
         tuning = acc.PrivateSelection(self._trial_event(search), law)
         # With a grid, the final training is whichever point won: the worst is charged.
         training = search_event(search, weighted=False)
         return acc.SubsampledTuning(self.variant, self.rate, tuning, training)
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
         """Select on the subset, train once with the winner's hyperparameters."""
         if plan.search is None:
             raise InvalidInputError("plan.search", None, "subsampled tuning needs a search")
         search = plan.search
 
-        def final(found: Mapping[str, Any]) -> TrialResult:
-            check_given(self, found)  # a function may suggest it to some candidates alone
+        def request_final(params: Mapping[str, Any]) -> NamedTraining:
+            check_given(self, params)  # a function may suggest it to some candidates alone
             records = plan.training.schedule.records
-            training = _final(search.training_of(found), records, self.variant)
-            return trials.train(plan, training, found, name="final")
+            training = _final(search.training_of(params), records, self.variant)
+            return NamedTraining("final", training, params)
 
-        return select_then(plan, trials, final)
+        return (yield from select_then(trials, request_final))
 
 
-def _few_records(tuned: int) -> str:
+def _few_records(records: int) -> str:
+    """Return a warning about a subset of few records, in words."""
     return (
-        f"About {tuned:,} records are tuned on, fewer than {_FEW:,}: the best learning rate of so few says "
-        "little about that of all. Take a larger rate, or papernot-steinke."
+        f"The search uses about {records:,} records, fewer than {_FEW:,}. The best learning rate on so few "
+        "says little about the best one on all. Use a larger rate, or papernot-steinke."
     )
 
 
 def _final(training: TrainingPlan, records: int, variant: int) -> TrainingPlan:
     """Return the final training of a candidate: its rate, steps and noise, on other records."""
     schedule = replace(training.schedule, records=records)
-    return TrainingPlan(schedule, training.method, "rest" if variant == 1 else "all")
+    part = "rest" if variant == 1 else "all"
+    return TrainingPlan(schedule, training.method, part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +216,14 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
     """
 
     name: ClassVar[str] = "dp-hyper"
-    summary: ClassVar[str] = "private selection at a share of ε, then one training at the rest"
+    summary: ClassVar[str] = "private selection with a share of ε, then one training with the rest"
     needs: ClassVar[Needs] = Needs(score=True, independent=True)
 
     arm: str = "dp-hyper"
     share: float = 0.15
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan the search and the training of at most ``epsilon`` together. Touches no data."""
+        """Plan the search and the training of at most ``epsilon`` together, without touching data."""
         if not 0.0 < self.share < 1.0:
             raise InvalidInputError("share", self.share, "must lie strictly between 0 and 1")
         if self.law == "auto" or self.mean_runs == "auto":
@@ -209,7 +231,8 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
                 f"Arm {self.arm!r}: auto weighs the noise of a selection that is the whole arm, but "
                 "most of this arm's cost is its final training. Give law and mean_runs."
             )
-        if changing := [name for name in CHANGING if name in context.space]:
+        changing = [name for name in CHANGING if name in context.space]
+        if changing:
             raise StrategyError(
                 f"Arm {self.arm!r} searches {', '.join(changing)}, which changes what a candidate "
                 "costs, but its final training costs the same whatever wins. Leave it out."
@@ -218,8 +241,10 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
         self._check(context)
         search = self._search(context, epsilon=epsilon * self.share)
         selection = acc.PrivateSelection(self._trial_event(search), law)
-        search = search.scaled(factor_for(selection, context, epsilon * self.share))
-        final = self._search(context, epsilon=epsilon * (1.0 - self.share)).trainings[0]
+        factor = factor_for(selection, context, epsilon * self.share)
+        search = search.scaled(factor)
+        rest = self._search(context, epsilon=epsilon * (1.0 - self.share))
+        final = rest.trainings[0]
 
         cost = partial(acc.PrivateSelection, runs=law)
         event_of = partial(self._event, law=law)
@@ -240,17 +265,14 @@ class DPHyper(OptionsOfLaw, IndependentDrawing):
         )
 
     def _event(self, trained: SearchThenFinal, law: acc.RunLaw) -> acc.Event:
-        return acc.Composed(
-            (acc.PrivateSelection(self._trial_event(trained.search), law), trained.final.event)
-        )
+        """Return the joint event of the search and the final training, on the same records."""
+        selection = acc.PrivateSelection(self._trial_event(trained.search), law)
+        return acc.Composed((selection, trained.final.event))
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
-        """Select, then train once."""
-
-        def final(found: Mapping[str, Any]) -> TrialResult:
-            return trials.train(plan, plan.training, found, name="final")
-
-        return select_then(plan, trials, final)
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
+        """Run the sealed search, then train once with the hyperparameters of its best trial."""
+        request_final = partial(NamedTraining, "final", plan.training)
+        return (yield from select_then(trials, request_final))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +303,10 @@ class LinearScaling(Searching):
     name: ClassVar[str] = "linear-scaling"
     summary: ClassVar[str] = "two cheap searches at small ε, extrapolated to the final ε"
     needs: ClassVar[Needs] = Needs(
-        score=True, independent=True, parameters={"learning_rate": None}, alone=True
+        score=True,
+        independent=True,
+        parameters={"learning_rate": None},
+        alone=True,
     )
 
     arm: str = "linear-scaling"
@@ -291,8 +316,8 @@ class LinearScaling(Searching):
     sampler: str = "random"
     pruner: str | None = None
 
-    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan both searches and the final training at ``epsilon`` together. Touches no data."""
+    def _check_options(self, context: PlanningContext) -> None:
+        """Refuse invalid options, and a space of anything but the learning rate to extrapolate."""
         require_independent(self.arm, sampler=self.sampler, pruner=self.pruner)
         self._check_parameters(context)
         if list(context.space) != ["learning_rate"]:
@@ -313,20 +338,32 @@ class LinearScaling(Searching):
             raise InvalidInputError("fractions", self.fractions, "must be 0 < first < second < 1")
         if self.trials < 1:
             raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
-        shares = tuple(float(share) for share in self.steps)
-        if not all(0 < share <= 1 for share in shares):
+        if not all(0 < float(share) <= 1 for share in self.steps):
             raise InvalidInputError("steps", self.steps, "must be two fractions in (0, 1]")
+
+    def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
+        """Plan both searches and the final training at ``epsilon`` together, without touching data."""
+        self._check_options(context)
+        # A first guess at half the target fixes the ratios of all noise; `meet` scales it as one.
         guess = epsilon / 2
-        trainings = tuple(
-            self._training(context, guess * fraction, share)
-            for fraction, share in zip((low, high, 1.0), (*shares, 1.0), strict=True)
+        first, second = (
+            self._training(context, guess * float(fraction), float(share))
+            for fraction, share in zip(self.fractions, self.steps, strict=True)
         )
-        search = SearchPlan(trainings[:2], ({}, {}), 2 * self.trials)
-        trained = SearchThenFinal(search, trainings[2])
+        final = self._training(context, guess, 1.0)
+        search = SearchPlan((first, second), ({}, {}), 2 * self.trials)
+        trained = SearchThenFinal(search, final)
 
         cost = partial(acc.Repeated, 2 * self.trials)
         trained, score, event = meet(trained, self._event, cost, context=context, epsilon=epsilon)
+        epsilons = []
+        for training in (*trained.search.trainings, trained.final):
+            guarantee = account(training.event, context.delta, adjacency=context.adjacency)
+            epsilons.append(guarantee.epsilon)
         law = context.space["learning_rate"]
+        low = float(getattr(law, "low", 0.0))
+        high = float(getattr(law, "high", math.inf))
+        bounds = [low, high]
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -337,52 +374,61 @@ class LinearScaling(Searching):
             released=("every trial of both searches", "the final model", "its hyperparameters"),
             sealed=SEALED_STEPS,
             search=trained.search,
-            details={
-                "epsilons": [
-                    account(t.event, context.delta, adjacency=context.adjacency).epsilon
-                    for t in (*trained.search.trainings, trained.final)
-                ],
-                "bounds": [float(getattr(law, "low", 0.0)), float(getattr(law, "high", math.inf))],
-            },
+            details={"epsilons": epsilons, "bounds": bounds},
         )
 
     def _training(self, context: PlanningContext, epsilon: float, share: float) -> TrainingPlan:
+        """Return a training at ``epsilon`` of a share of the steps, at least one."""
         steps = max(1, round(share * context.schedule.steps))
         context = replace(context, schedule=replace(context.schedule, steps=steps))
         method = budgeted(context, self.method, self.options, epsilon=epsilon)
         return TrainingPlan(context.schedule, method)
 
     def _event(self, trained: SearchThenFinal) -> acc.Event:
-        searches = [acc.Repeated(self.trials, t.event) for t in trained.search.trainings]
+        """Return the joint event of the final training and both searches, whose trials are all released."""
+        searches = []
+        for training in trained.search.trainings:
+            searches.append(acc.Repeated(self.trials, training.event))
         return acc.Composed((*searches, trained.final.event))
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
-        """Search twice, extrapolate, train once."""
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
+        """Search at two small ε, extrapolate the best learning rate, and train once."""
         if plan.search is None:
             raise InvalidInputError("plan.search", None, "linear scaling needs two searches")
-        results = []
-        best: list[float] = []
-        for which, training in enumerate(plan.search.trainings):
-            found, longer = [], plan.training.schedule.steps / training.schedule.steps
-            for trial in range(self.trials):
-                number = which * self.trials + trial
-                drawn = trials.space.draw(trials.streams, number)
-                params: dict[str, Any] = {**plan.params, **drawn}
-                params["learning_rate"] *= longer
-                found.append(
-                    trials.train(plan, training, params, name=f"trial-{number}", scored=True)
-                )
-            results += found
-            rate = float(best_of(found, trials.streams).params["learning_rate"])
-            best.append(rate / longer)
-        rate = extrapolate(plan.details["epsilons"], best, plan.details["bounds"])
+        results: list[TrialResult] = []
+        best_rates: list[float] = []
+        for position, training in enumerate(plan.search.trainings):
+            # A shorter training goes as far at a higher rate: r = ηT stays.
+            stretch = plan.training.schedule.steps / training.schedule.steps
+            first = position * self.trials
+            search_results: list[TrialResult] = []
+            for number in range(first, first + self.trials):
+                params = self._draw(plan, trials, number, stretch)
+                name = f"trial-{number}"
+                (result,) = yield NamedTraining(name, training, params, scored=True)
+                search_results.append(result)
+            results += search_results
+            best = best_of(search_results, trials.streams)
+            best_rates.append(float(best.params["learning_rate"]) / stretch)
+        rate = extrapolate(plan.details["epsilons"], best_rates, plan.details["bounds"])
         params = {**plan.params, "learning_rate": rate}
-        result = trials.train(plan, plan.training, params, name="final")
-        return Outcome(result, trials=tuple(results))
+        (final,) = yield NamedTraining("final", plan.training, params)
+        return Outcome(final, trials=tuple(results))
+
+    def _draw(self, plan: Plan, trials: Round, number: int, stretch: float) -> dict[str, Any]:
+        """Draw a trial's hyperparameters, with the learning rate multiplied by ``stretch``."""
+        suggestions = trials.space.draw(trials.streams, number)
+        params: dict[str, Any] = {**plan.params, **suggestions}
+        params["learning_rate"] *= stretch
+        return params
 
 
 def extrapolate(epsilons: list[float], best: list[float], bounds: list[float]) -> float:
-    """Follow the line through (ε₁, best₁) and (ε₂, best₂) to ε₃, inside the space's bounds."""
+    """Return the learning rate at ε₃ on the line through the best ones at ε₁ and ε₂, within bounds."""
     first, second, final = epsilons
-    slope = (best[1] - best[0]) / (second - first) if second > first else 0.0
-    return min(max(best[0] + slope * (final - first), bounds[0]), bounds[1])
+    slope = 0.0
+    if second > first:  # two searches of one ε have no line: the first one's rate is taken
+        slope = (best[1] - best[0]) / (second - first)
+    rate = best[0] + slope * (final - first)
+    low, high = bounds
+    return min(max(rate, low), high)

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
-    from privtune.study._study import Study, delete_study
-    from privtune.study.audits import audits_of, keep_audit
-    from privtune.study.declared import DeclaredError, DeclaredTrial, Mechanism
+    from privtune.study.arm_audits import audits_of, keep_audit
+    from privtune.study.declared_arms import DeclaredError, DeclaredTrial, Mechanism
+    from privtune.study.facade import Study, delete_study
     from privtune.study.failures import StudyInterruptedError
     from privtune.study.lifecycle import StudyBusyError
     from privtune.study.observer import ArmStatus, Observer
     from privtune.study.planning import StudyPlan, plan_study
     from privtune.study.rehearsal import DependentTrialsError
-    from privtune.study.rehearsed import Rehearsal, rehearse_study
     from privtune.study.rows import StudyExistsError, StudyNotFoundError, study_names
     from privtune.study.seal import SealedError, SealedTrialsError
     from privtune.study.spec import ArmSpec, BudgetSpec, SpecError, StudySpec
@@ -30,7 +29,6 @@ __all__ = [
     "DependentTrialsError",
     "Mechanism",
     "Observer",
-    "Rehearsal",
     "SealedError",
     "SealedTrialsError",
     "SpecError",
@@ -46,7 +44,6 @@ __all__ = [
     "delete_study",
     "keep_audit",
     "plan_study",
-    "rehearse_study",
     "study_names",
 ]
 

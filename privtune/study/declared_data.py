@@ -1,4 +1,4 @@
-"""Whether another library trains on the declared records, and on no validation records."""
+"""Checks that another library trains on the declared records and on no validation records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARE_OF_A_COPY = 0.9
 
 
 def is_same_data(declared: Any, other: Any) -> bool:
-    """Return whether two data sets hold the same records at the same places, as far as a look can tell.
+    """Return whether two data sets hold equal records in the same order, as far as a sample of them shows.
 
     Tensors are compared whole. Of other data sets up to 64 items are compared, spread evenly; items that are
     augmented at random differ from themselves, and say nothing.
@@ -42,10 +42,13 @@ def is_same_item(one: Any, other: Any) -> bool:
     import torch
 
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same_item(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        same_count = len(one) == len(other)
-        return same_count and all(is_same_item(a, b) for a, b in zip(one, other, strict=False))
+        if one.keys() != other.keys():
+            return False
+        return all(is_same_item(part, other[name]) for name, part in one.items())
+    if _is_sequence(one) and _is_sequence(other):
+        if len(one) != len(other):
+            return False
+        return all(map(is_same_item, one, other))
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one is other or torch.equal(one, other)
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
@@ -53,8 +56,12 @@ def is_same_item(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def _is_sequence(item: Any) -> bool:
+    return isinstance(item, (list, tuple))
+
+
 def holds_validation(data: Any, inputs: torch.Tensor) -> bool:
-    """Return whether validation records stand in a training data set, so that both would see them.
+    """Return whether a training data set contains the validation records.
 
     Only records that are unique in both are counted: of a few categories, equal records are not
     the same one. Data sets other than tensors, their subsets and their concatenations are not read.
@@ -63,29 +70,37 @@ def holds_validation(data: Any, inputs: torch.Tensor) -> bool:
         data: The training data set.
         inputs: Inputs of the validation records, shape ``[n, ...]``.
     """
-    training = _inputs_of(data)
-    if training is None or training.shape[1:] != inputs.shape[1:]:
+    training_inputs = _inputs_of(data)
+    if training_inputs is None:
         return False
-    unique = _unique_rows(inputs)
-    shared = unique & _unique_rows(training)
-    return len(shared) >= _FEWEST_SHARED and len(shared) >= _SHARE_OF_A_COPY * len(unique)
+    if training_inputs.shape[1:] != inputs.shape[1:]:
+        return False
+    validation_rows = _unique_rows(inputs)
+    shared = validation_rows & _unique_rows(training_inputs)
+    fewest = max(_FEWEST_SHARED, _SHARE_OF_A_COPY * len(validation_rows))
+    return len(shared) >= fewest
 
 
 def _inputs_of(data: Any) -> torch.Tensor | None:
-    """Return the first tensor of a data set; None if it has none, or makes its items when asked."""
+    """Return the first tensor of a data set; None for a data set that is not made of tensors."""
     import torch
     from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
     if isinstance(data, TensorDataset):
         return data.tensors[0]
     if isinstance(data, Subset):
-        whole = _inputs_of(data.dataset)
-        return None if whole is None else whole[torch.as_tensor(list(data.indices))]
+        inputs = _inputs_of(data.dataset)
+        if inputs is None:
+            return None
+        places = torch.as_tensor(list(data.indices))
+        return inputs[places]
     if isinstance(data, ConcatDataset):
         parts: list[torch.Tensor] = []
         for each in data.datasets:
             part = _inputs_of(each)
-            if part is None or (parts and part.shape[1:] != parts[0].shape[1:]):
+            if part is None:
+                return None
+            if parts and part.shape[1:] != parts[0].shape[1:]:
                 return None
             parts.append(part)
         return torch.cat(parts)
@@ -93,7 +108,10 @@ def _inputs_of(data: Any) -> torch.Tensor | None:
 
 
 def _unique_rows(inputs: torch.Tensor) -> set[bytes]:
-    """Return the records that are there exactly once, as bytes."""
-    rows = inputs.detach().cpu().double().reshape(len(inputs), -1).numpy()
-    counts = Counter(row.tobytes() for row in rows)
+    """Return the records that are there exactly once, as bytes.
+
+    As doubles: a record that one data set holds in float32 and the other in float64 is one record.
+    """
+    table = inputs.detach().cpu().double().reshape(len(inputs), -1)
+    counts = Counter(row.tobytes() for row in table.numpy())
     return {row for row, count in counts.items() if count == 1}

@@ -1,4 +1,4 @@
-"""How large δ may be beside the number of protected records: checked whenever arms are planned.
+"""Limits on δ for the number of protected records, checked whenever arms are planned.
 
 A mechanism that draws one record at random and publishes it whole is (0, 1/n)-differentially private, since
 each of n records is drawn with probability 1/n. At such a δ the guarantee says nothing about anybody.
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ROUNDING = 1.0 + 1e-9
-ANYWAY = "Or go on all the same: --anyway (in Python anyway=True)."
+ANYWAY = "Or go on all the same: --force (in Python force=True)."
 """The remedy of whoever has reason to keep such a δ."""
 
 
 def protected_records(task: Task) -> int:
-    """Return the declared number of a task's records, or units, that are not public."""
+    """Return the declared number of a task's records, or units, that are not in public splits."""
     records = task.train_records
     if not task.public_validation:
         records += task.validation_records
@@ -33,14 +33,14 @@ def protected_records(task: Task) -> int:
     return records
 
 
-def check_delta_of(task: Task, delta: float, *, anyway: bool) -> None:
-    """Check δ by the declared sizes of a task: see :func:`check_delta`."""
+def check_delta_of(task: Task, delta: float, *, force: bool) -> None:
+    """Refuse a δ that is too large for the declared sizes of a task, as :func:`check_delta` does."""
     check_delta(
         delta,
         protected_records(task),
         unit=task.unit or RECORD,
         benchmark=task.benchmark,
-        anyway=anyway,
+        force=force,
     )
 
 
@@ -50,17 +50,17 @@ def check_delta(
     *,
     unit: str = RECORD,
     benchmark: bool = False,
-    anyway: bool = False,
+    force: bool = False,
     more: str = ANYWAY,
 ) -> None:
-    """Refuse a δ above 1/n, and warn of one above 1/(10 n).
+    """Refuse a δ above 1/n for n protected records, and warn of one above 1/(10 n).
 
     Args:
         delta: δ of the budget.
         records: The declared number n of protected records, or units.
         unit: What is counted, in a word.
         benchmark: Whether all records are declared public: then nobody is at risk, and a warning is enough.
-        anyway: Whether the user was told, and goes on.
+        force: Whether the user was told, and goes on.
         more: What the user can do besides.
 
     Raises:
@@ -70,16 +70,16 @@ def check_delta(
     if delta <= 0.1 * limit * _ROUNDING:
         return
     usual = 10.0 ** math.floor(math.log10(0.1 * limit * _ROUNDING))
-    remedy = f"Use a budget of another name with a δ such as {usual:g}."
+    remedy = f"Create a budget under another name, with a δ such as {usual:g}."
     why = (
-        f"publishing one {unit} whole, drawn at random of all {records:,}, satisfies a δ of "
+        f"a program that publishes one random {unit} of {records:,} in full satisfies δ = "
         f"1/{records:,} = {limit:.2g}"
     )
-    if delta > limit * _ROUNDING and not (benchmark or anyway):
+    if delta > limit * _ROUNDING and not (benchmark or force):
         raise InvalidInputError(
             "budget.delta",
             delta,
-            f"is above one over the number of protected {unit}s: {why}",
+            f"is above 1 / (number of protected {unit}s): {why}",
             f"{remedy} {more}".strip(),
         )
     _log.warning("budget.delta = %g is large for its %ss: %s. %s", delta, unit, why, remedy)

@@ -1,4 +1,4 @@
-"""What Opacus does while a declared trial runs, so that its training can be compared with the charge.
+"""A log of what Opacus does in a declared trial, to compare its training with the charge.
 
 Opacus' accountant notes what its optimizer is told. It knows neither which loader the batches came from
 nor what else moved the parameters: a loop over the old ``DataLoader`` gives the same history as the right
@@ -52,7 +52,7 @@ _TRAINED_BESIDE = (
 
 @dataclass(frozen=True)
 class ChargedTraining:
-    """What Opacus is compared with.
+    """The noise, sampling rate, steps and data that a trial is charged for.
 
     Attributes:
         noise_multiplier: Noise over clipping norm of each step, above 0.
@@ -76,27 +76,40 @@ class ChargedTraining:
         return self.sample_rate == 1.0
 
 
+_Function = Callable[..., Any]
+_Draw = Callable[[Any], Iterator[Any]]  # a sampler's __iter__
+
+
 @dataclass(eq=False)
 class BatchDraws:
-    """Sizes of the batches that a sampler drew, pass by pass, and which of them the steps have used.
+    """The sizes of the batches that a sampler drew, pass by pass, and how far the steps have used them.
 
     A step uses the next batch of a pass, or the first batch of a later pass: a loop may end early, and a
     pass may serve an evaluation. A pass is drawn ahead of its steps where workers or Trainers prefetch.
     """
 
     passes: list[list[int]] = field(default_factory=list)
+    # Where the next step may draw from: the number of a pass, and the position in it.
     _places: set[tuple[int, int]] = field(default_factory=lambda: {(-1, 0)})
 
     def use(self, size: int) -> bool:
-        """Use a batch of a size for a step; return whether there is one whose turn it is."""
-        places = set()
+        """Use the next drawn batch of ``size`` records for a step; return whether there is one.
+
+        Several batches may have the size: all places that a right loop could be at are followed.
+
+        Args:
+            size: Number of records that the step's gradients are of.
+        """
+        places: set[tuple[int, int]] = set()
         for number, position in self._places:
             sizes = self.passes[number] if number >= 0 else []
             if position < len(sizes) and sizes[position] == size:
                 places.add((number, position + 1))
-        first = min((number for number, _ in self._places), default=len(self.passes)) + 1
-        for number in range(first, len(self.passes)):
-            if self.passes[number][:1] == [size]:
+        pass_numbers = [number for number, _ in self._places]
+        earliest = min(pass_numbers, default=len(self.passes))
+        for number in range(earliest + 1, len(self.passes)):
+            first_sizes = self.passes[number][:1]
+            if first_sizes == [size]:
                 places.add((number, 1))
         self._places = places
         return bool(places)
@@ -104,7 +117,7 @@ class BatchDraws:
 
 @dataclass(eq=False)
 class PrivateTraining:
-    """What one ``make_private`` returned, and the steps of its optimizer.
+    """The objects that one ``make_private`` returned, and the steps of its optimizer.
 
     Args:
         engine: The ``PrivacyEngine``.
@@ -135,17 +148,19 @@ class PrivateTraining:
     def parameters(self) -> list[Any]:
         """The parameters of the model, with those of the optimizer."""
         module = getattr(self.module, "_module", self.module)
-        groups = [group["params"] for group in self.optimizer.param_groups]
-        return [*module.parameters(), *(each for group in groups for each in group)]
+        parameters = list(module.parameters())
+        for group in self.optimizer.param_groups:
+            parameters.extend(group["params"])
+        return parameters
 
     @property
     def is_ghost(self) -> bool:
-        """Whether the model clips, by ghost clipping, and the optimizer sums and adds the noise."""
+        """Whether the model clips by ghost clipping, and the optimizer only sums and adds noise."""
         return hasattr(self.optimizer, "accumulate")
 
     @property
     def samplers(self) -> list[Any]:
-        """What may draw batches: the loader's sampler, and that of a given loader that draws Poisson samples.
+        """The samplers that may draw batches: the loader's, and a given loader's if it is a Poisson one.
 
         Opacus' own data module of Lightning has such a loader, which the Trainer goes through.
         """
@@ -155,9 +170,12 @@ class PrivateTraining:
         return samplers
 
     def note_gradients(self) -> None:
-        """Count the records of gradients that are about to be summed: of a batch, or of a part of one."""
+        """Add the records whose gradients are about to be summed to the step's count."""
         size = _count_records(self.optimizer)
-        self._records = None if size is None or self._records is None else self._records + size
+        if size is None or self._records is None:
+            self._records = None  # once unknown, unknown for the whole step
+        else:
+            self._records += size
         self._norms.append(_numbers(self.optimizer.max_grad_norm))
         if self.is_ghost and not self._is_clipped:
             self.mistake = self.mistake or (
@@ -167,11 +185,14 @@ class PrivateTraining:
         self._is_clipped = False
 
     def note_clipping(self) -> None:
-        """Note that ghost clipping weighs the records' losses by their gradients' norms."""
+        """Record that ghost clipping has computed the weights of a batch."""
         self._is_clipped = True
 
     def note_step(self) -> None:
-        """Compare a step, whose noise has been added, with the batch that was drawn for it."""
+        """Compare a finished step with the batch that was drawn for it, and record the first mistake.
+
+        The first mistake stays: later ones often follow from it.
+        """
         optimizer = self.optimizer
         records = self._records
         norms = self._norms
@@ -193,21 +214,29 @@ class PrivateTraining:
                 f"{optimizer.expected_batch_size} after make_private"
             )
         clipped_to = [*norms, *self._norms_of_module()]
-        if not all(_is_same(norm, _numbers(optimizer.max_grad_norm)) for norm in clipped_to):
+        noised_to = _numbers(optimizer.max_grad_norm)
+        if not all(_is_same(norm, noised_to) for norm in clipped_to):
             self.mistake = self.mistake or (
                 "max_grad_norm was changed between the clipping of a batch and its noise"
             )
 
     def _norms_of_module(self) -> list[list[float]]:
-        """Return what ghost clipping clips to: the model knows it there, and the optimizer adds the noise."""
-        return [_numbers(self.module.max_grad_norm)] if self.is_ghost else []
+        """Return the clipping norms of a ghost-clipping model; empty for other models."""
+        if not self.is_ghost:
+            return []
+        return [_numbers(self.module.max_grad_norm)]
 
     def _takes_every_record(self, records: int | None) -> bool:
         """Return whether a step took the whole data set, which needs no sampling."""
-        return len(self.loader) == 1 and records == len(self.loader.dataset)
+        if len(self.loader) != 1:
+            return False
+        return records == len(self.loader.dataset)
 
     def find_mistake(self, charged: ChargedTraining) -> str:
-        """Return the first difference from what was charged; empty if there is none."""
+        """Return the first difference from the charge in words; empty if there is none.
+
+        What was seen in a step comes last: a wrong data set or sampler explains it.
+        """
         data = self.loader.dataset
         if charged.records is not None and len(data) != charged.records:
             return (
@@ -216,13 +245,15 @@ class PrivateTraining:
             )
         if charged.data is not None and not is_same_data(charged.data, data):
             return "make_private was given another data set than the declared one"
-        for sampler in self.samplers:
-            mistake = "" if charged.is_full_batch else self._find_other_sampling(sampler, charged)
-            if mistake:
-                return mistake
+        if not charged.is_full_batch:
+            for sampler in self.samplers:
+                mistake = self._find_other_sampling(sampler, charged)
+                if mistake:
+                    return mistake
         return self._find_known_seed(charged) or self.mistake
 
     def _find_other_sampling(self, sampler: Any, charged: ChargedTraining) -> str:
+        """Return in words how a sampler differs from the charged sampling; empty if it does not."""
         if not isinstance(sampler, _poisson_sampler()):
             return (
                 "its loader draws no Poisson samples (poisson_sampling=False, or several processes), which "
@@ -230,7 +261,8 @@ class PrivateTraining:
             )
         rate = 1.0 / len(sampler)
         # 1 / (1 / 93) rounds to less than 93: Opacus then samples at 1/93, and accounts for 1/92.
-        if not is_close(rate, charged.sample_rate) or sampler.sample_rate > rate * (1.0 + _SAME):
+        most = rate * (1.0 + _SAME)
+        if not is_close(rate, charged.sample_rate) or sampler.sample_rate > most:
             return (
                 f"its sampler draws each record with probability {sampler.sample_rate:.6g}, but "
                 f"{charged.sample_rate:.6g} was charged"
@@ -238,12 +270,15 @@ class PrivateTraining:
         return ""
 
     def _find_known_seed(self, charged: ChargedTraining) -> str:
+        """Return in words which generator has a seed other than the trial's secret; empty if none."""
         generators = [("noise_generator", self.optimizer.generator)]
         for sampler in self.samplers:
             generators.append(("the loader's generator", getattr(sampler, "generator", None)))
         for name, generator in generators:
             # Who knows a seed subtracts the noise, or knows the sample: then nothing is amplified.
-            if generator is None or getattr(self.engine, "secure_mode", False):
+            if generator is None:
+                continue
+            if getattr(self.engine, "secure_mode", False):
                 continue
             if generator.initial_seed() != charged.seed:
                 return (
@@ -255,7 +290,11 @@ class PrivateTraining:
 
 @dataclass(eq=False)
 class EngineLog:
-    """What Opacus, torch's optimizers and backward passes did in one trial."""
+    """A log of one trial's private trainings, other optimizer steps and backward passes.
+
+    Attributes:
+        trainings: What each ``make_private`` of the trial returned, in order.
+    """
 
     trainings: list[PrivateTraining] = field(default_factory=list)
     _mistake: str = ""
@@ -269,7 +308,7 @@ class EngineLog:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Note what happens in a block; everything that is replaced for it is put back after it."""
+        """Record what Opacus and torch do in a block, and restore everything replaced for that."""
         import torch
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
@@ -294,14 +333,20 @@ class EngineLog:
             yield
 
     def find_mistake(self, engine: Any, charged: ChargedTraining) -> str:
-        """Return why an engine's training is another than was charged; empty if nothing says so."""
+        """Return in words how an engine's training differs from the charge; empty if it does not.
+
+        Args:
+            engine: The ``PrivacyEngine`` that the script said it trained with.
+            charged: What is paid for.
+        """
         if not any(training.engine is engine for training in self.trainings):
             return (
                 "this engine made nothing private in this trial, so nothing says what was trained: call "
                 "its make_private after trial.plan is read"
             )
         for training in self.trainings:
-            if mistake := training.find_mistake(charged):
+            mistake = training.find_mistake(charged)
+            if mistake:
                 return mistake
             if any(id(parameter) in self._bare_steps for parameter in training.parameters):
                 return (
@@ -310,12 +355,19 @@ class EngineLog:
                 )
         if self._mistake:
             return self._mistake
-        steps = sum(training.steps for training in self.trainings)
-        multipliers = {each for training in self.trainings for each in training.noise_multipliers}
-        if steps != charged.steps or not all(
-            is_close(each, charged.noise_multiplier) for each in multipliers
-        ):
-            noise = ", ".join(f"{each:.6g}" for each in sorted(multipliers)) or "none"
+        return self._find_other_steps(charged)
+
+    def _find_other_steps(self, charged: ChargedTraining) -> str:
+        """Return in words how the steps or their noise differ from the charge; empty if they do not."""
+        steps = 0
+        multipliers: set[float] = set()
+        for training in self.trainings:
+            steps += training.steps
+            multipliers |= training.noise_multipliers
+        is_noise_charged = all(is_close(each, charged.noise_multiplier) for each in multipliers)
+        if steps != charged.steps or not is_noise_charged:
+            numbers = (f"{each:.6g}" for each in sorted(multipliers))
+            noise = ", ".join(numbers) or "none"
             return (
                 f"Opacus made {steps} steps in this trial, with noise multiplier {noise}, but "
                 f"{charged.steps} steps with {charged.noise_multiplier:.6g} were charged; a history that was "
@@ -324,7 +376,10 @@ class EngineLog:
         return ""
 
     def describe(self, charged: ChargedTraining) -> str:
-        """Return what was compared, in one clause, for a trial without a mistake."""
+        """Return a clause for the certificate on what was compared in a trial without a mistake.
+
+        It stands in the certificate: it claims no more than was seen.
+        """
         if self._bare_steps:
             return _TRAINED_BESIDE.format(what="another optimizer trained other parameters")
         if self._bare_passes:
@@ -333,29 +388,43 @@ class EngineLog:
         return _EVERYTHING_AGREES.format(data=data)
 
     def _replace_methods(self, undo: ExitStack, engine_module: ModuleType) -> None:
-        """Replace the two methods of Opacus that are noted."""
+        """Replace ``make_private`` and the Poisson sampler's ``__iter__`` by recording versions."""
         engine = engine_module.PrivacyEngine
-        replace_attribute(undo, engine, "make_private", self._with_training(engine.make_private))
+        make_private = self._with_training(engine.make_private)
+        replace_attribute(undo, engine, "make_private", make_private)
         sampler = sys.modules[_SAMPLER].UniformWithReplacementSampler
-        replace_attribute(undo, sampler, "__iter__", self._with_draws(sampler.__iter__))
+        draw = self._with_draws(sampler.__iter__)
+        replace_attribute(undo, sampler, "__iter__", draw)
 
-    def _with_training(self, make_private: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_training(self, make_private: _Function) -> _Function:
+        """Return a version of ``make_private`` that records the objects it returns."""
+
         @functools.wraps(make_private)
         def wrapper(engine: Any, *args: Any, **options: Any) -> Any:
             objects = make_private(engine, *args, **options)
             loader = objects[-1]  # behind the criterion, where ghost clipping returns one
             bare_loader = options.get("data_loader", loader)
-            self._add(PrivateTraining(engine, objects[0], objects[1], loader, bare_loader))
+            training = PrivateTraining(
+                engine,
+                objects[0],
+                objects[1],
+                loader,
+                bare_loader,
+            )
+            self._add(training)
             return objects
 
         return wrapper
 
-    def _with_draws(self, draw: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    def _with_draws(self, draw: _Draw) -> _Draw:
+        """Return a version of a sampler's ``__iter__`` that records the sizes of its batches."""
+
         @functools.wraps(draw)
         def wrapper(sampler: Any) -> Iterator[Any]:
             sizes: list[int] = []
             for training in self.trainings:
-                if any(each is sampler for each in training.samplers):
+                is_of_training = any(each is sampler for each in training.samplers)
+                if is_of_training:
                     training.draws.passes.append(sizes)
             for indices in draw(sampler):
                 sizes.append(len(indices))
@@ -363,7 +432,9 @@ class EngineLog:
 
         return wrapper
 
-    def _with_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_backward(self, backward: _Function) -> _Function:
+        """Return a version of a torch autograd function that counts calls in the trial's thread."""
+
         @functools.wraps(backward)
         def wrapper(*args: Any, **options: Any) -> Any:
             if threading.get_ident() == self._thread:
@@ -373,7 +444,11 @@ class EngineLog:
         return wrapper
 
     def _add(self, training: PrivateTraining) -> None:
-        """Follow the optimizer that ``make_private`` returned."""
+        """Add a private training to the log, and hook into its optimizer and model.
+
+        Methods that note something and then call its own are put on the optimizer and the model
+        themselves: others of their classes go on as they were.
+        """
         optimizer = training.optimizer
         if any(self._is_of_another_trial(each) for each in training.parameters):
             self._mistake = self._mistake or (
@@ -394,7 +469,8 @@ class EngineLog:
 
         # Opacus' two kinds of optimizer sum gradients by different methods.
         name = "accumulate" if training.is_ghost else "clip_and_accumulate"
-        setattr(optimizer, name, functools.partial(note_gradients, getattr(optimizer, name)))
+        sum_gradients = getattr(optimizer, name)
+        setattr(optimizer, name, functools.partial(note_gradients, sum_gradients))
         if training.is_ghost:
             get_weights = training.module.get_clipping_coef
 
@@ -407,14 +483,14 @@ class EngineLog:
         self.trainings.append(training)
 
     def _release_objects(self) -> None:
-        """Take away what was put on optimizers and models, for scripts that keep them."""
+        """Remove the recording hooks from optimizers and models, which may outlive the trial."""
         for training in self.trainings:
             for name in ("accumulate", "clip_and_accumulate"):
                 vars(training.optimizer).pop(name, None)
             vars(training.module).pop("get_clipping_coef", None)
 
     def _before_step(self, optimizer: Any, args: Any, options: Any) -> None:
-        """Note the step of any optimizer of torch: Opacus' calls the one that it was given."""
+        """Record which parameters an optimizer of torch steps, and whether by an engine of Opacus."""
         thread = threading.get_ident()
         if thread in self._stepping:
             return  # an optimizer that is made of others, as Lookahead
@@ -425,20 +501,24 @@ class EngineLog:
                 self._mark(optimizer)
                 return
         parameters = _parameters_of(optimizer)
-        if thread != self._thread:  # another's, unless it is about this trial's models
-            engines = {id(each) for training in self.trainings for each in training.parameters}
-            parameters = [each for each in parameters if id(each) in engines]
-        else:
+        if thread == self._thread:
             self._mark(optimizer)
+        else:  # another's, unless it is about this trial's models
+            of_trial: set[int] = set()
+            for training in self.trainings:
+                of_trial.update(map(id, training.parameters))
+            parameters = [each for each in parameters if id(each) in of_trial]
         for parameter in parameters:
             self._bare_steps[id(parameter)] = parameter  # kept: an id is used again
 
     def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
+        """Record that the outermost optimizer step of this thread is over."""
         thread = threading.get_ident()
         if self._stepping.get(thread) is optimizer:
             del self._stepping[thread]
 
     def _mark(self, optimizer: Any) -> None:
+        """Mark an optimizer's parameters as trained by this trial, for later trials to recognise."""
         for parameter in _parameters_of(optimizer):
             setattr(parameter, _OWNER, self._trial_mark)
 
@@ -447,7 +527,7 @@ class EngineLog:
 
 
 class _LateImport(importlib.abc.MetaPathFinder):
-    """Calls a function on a module as soon as it is imported."""
+    """An import hook that calls a function on one module right after it is imported."""
 
     def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -456,7 +536,7 @@ class _LateImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of the module, with a loader that calls the function at its end."""
+        """Return the spec of the awaited module, whose loader also calls the function; else None."""
         if fullname != self._name:
             return None
         # Any finder may be its own: an editable installation has one.
@@ -476,16 +556,20 @@ class _LateImport(importlib.abc.MetaPathFinder):
 
 
 def _poisson_sampler() -> Any:
-    """Return the class of Opacus' sampler, which is there once Opacus is."""
+    """Return Opacus' Poisson sampler class, or an empty tuple if Opacus is not imported."""
     return getattr(sys.modules.get(_SAMPLER), "UniformWithReplacementSampler", ())
 
 
 def _parameters_of(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    """Return the parameters in all groups of a torch optimizer."""
+    parameters: list[Any] = []
+    for group in optimizer.param_groups:
+        parameters.extend(group["params"])
+    return parameters
 
 
 def _count_records(optimizer: Any) -> int | None:
-    """Return how many records the gradients are of; None where Opacus keeps none of them apart."""
+    """Return the number of records behind an optimizer's gradients; None if Opacus keeps none per record."""
     for parameter in optimizer.params:
         gradients = getattr(parameter, "grad_sample", None)
         if isinstance(gradients, list):
@@ -501,13 +585,17 @@ def _of_records(records: int | None) -> str:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return a clipping norm, or one for each layer, as numbers that nobody changes later."""
-    return [float(each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    """Return a clipping norm, or one for each layer, as a list of floats."""
+    if isinstance(value, (list, tuple)):
+        return [float(each) for each in value]
+    return [float(value)]
 
 
 def _is_same(one: list[float], other: list[float]) -> bool:
     """Return whether numbers are equal one by one, up to rounding."""
-    return len(one) == len(other) and all(map(is_close, one, other))
+    if len(one) != len(other):
+        return False
+    return all(map(is_close, one, other))
 
 
 def is_close(one: float, other: float) -> bool:

@@ -1,4 +1,4 @@
-"""What stops an arm: told to the curator whole, to everybody else as one sentence without data.
+"""Errors that stop an arm, detailed for the curator alone and without data for everybody else.
 
 Whether a program fails, and how, may depend on the records, and so may which of PrivTune's own refusals it
 meets: no message, class or traceback leaves. Errors of storage, time limit and source depend on no record.
@@ -7,44 +7,53 @@ meets: no message, class or traceback leaves. Errors of storage, time limit and 
 from __future__ import annotations
 
 from privtune.errors import PrivTuneError
-from privtune.ledger import LedgerBusyError, LedgerConnectionError
-from privtune.ledger.errors import LedgerFullError, LedgerReadOnlyError
-from privtune.study._objects import DamagedResultError
-from privtune.tasks._facts import TaskChangedError
+from privtune.facts import TaskChangedError
+from privtune.files import UntrustedPathError, UnwrittenFileError
+from privtune.ledger.errors import OUT_OF_REACH, LedgerCorruptedError, StudyCorruptedError
 
 
 class StudyInterruptedError(PrivTuneError):
-    """The time was over before the arm was; its charge stays, nothing was released."""
+    """The timeout ended before the arm did; its charge stays and nothing was released."""
 
 
 class NotLoadedError(PrivTuneError):
-    """What an arm is trained with cannot be loaded on this machine: its task, its data, its function."""
+    """The task, data or function of an arm cannot be loaded on this machine."""
 
 
+# Errors that say nothing of a record, and are shown as they are; any other is kept for the curator.
 WITHOUT_DATA = (
-    DamagedResultError,
-    LedgerBusyError,
-    LedgerConnectionError,
-    LedgerFullError,
-    LedgerReadOnlyError,
+    *OUT_OF_REACH,
+    LedgerCorruptedError,
     NotLoadedError,
+    StudyCorruptedError,
     StudyInterruptedError,
     TaskChangedError,
+    UntrustedPathError,
+    UnwrittenFileError,
 )
 
 
 class StageRefusedError(PrivTuneError):
-    """A stage released a result on which the study stops."""
+    """A stage's release is a reason to stop the study before any arm starts.
+
+    Args:
+        study: The study's name.
+        refusal: What the release says, in a sentence; it is paid for.
+    """
 
     def __init__(self, study: str, refusal: str) -> None:
         super().__init__(
             f"{refusal}. So study {study!r} stops here: no arm was started, and what was charged stays "
-            "charged. Go on all the same, at no further charge: --anyway (in Python run(anyway=True))."
+            "charged. Go on all the same, at no further charge: --force (in Python run(force=True))."
         )
 
 
 class UnreadableRecordsError(PrivTuneError):
-    """The program that reads the records failed before anything was charged."""
+    """The program that reads the records failed before anything was charged.
+
+    Args:
+        study: The study's name.
+    """
 
     def __init__(self, study: str) -> None:
         super().__init__(
@@ -54,20 +63,34 @@ class UnreadableRecordsError(PrivTuneError):
 
 
 class UnusableRecordsError(PrivTuneError, ValueError):
-    """The records do not fit what is declared of them, so that a budget would be spent for nothing."""
+    """The records do not fit what is declared of them, so the study stopped before the charge.
+
+    Args:
+        study: The study's name.
+        reason: Why, for the curator alone; empty for everybody else.
+    """
 
     def __init__(self, study: str, reason: str = "") -> None:
-        why = f": {reason}" if reason else ""
-        see = "" if reason else " See why, inside the trust boundary: the same with --curator."
+        why = (
+            ". See why, inside the trust boundary: the same with --curator (in Python with the variable "
+            "PRIVTUNE_CURATOR=1)."
+        )
+        if reason:
+            why = f": {reason}."
         super().__init__(
-            f"Study {study!r} was stopped before anything was charged, for its records do not fit what is "
-            f"declared of them{why}.{see} Correct the data or the spec; or run it all the same, which may "
-            "spend the budget for nothing: --anyway (in Python run(anyway=True))."
+            f"Study {study!r} was stopped before anything was charged: its records do not fit what is "
+            f"declared{why} Correct the data or the spec; or run it all the same, which may "
+            "spend the budget for nothing: --force (in Python force=True)."
         )
 
 
 class ArmStoppedError(PrivTuneError):
-    """A charged arm was stopped by the program, its data or the machine. Nothing was released."""
+    """An error of the program, the data or the machine stopped a charged arm before its release.
+
+    Args:
+        study: The study's name.
+        arm: The arm's name.
+    """
 
     def __init__(self, study: str, arm: str) -> None:
         super().__init__(

@@ -1,18 +1,18 @@
-"""Who hears of a running study."""
+"""The observer of a running study, and the status of its arms and stages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from privtune.accounting import Guarantee
+from privtune.stages.stage_plan import StagePlan
 from privtune.strategies import Plan, Release
-from privtune.strategies.plan import StagePlan
 
 
 class Observer:
-    """Hears of a running study, and does nothing: a base to inherit from.
+    """A base class for observers of a running study, whose methods do nothing.
 
     A sealed arm tells it only when it begins and when it ends.
 
@@ -44,7 +44,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class ArmStatus:
-    """How far an arm is.
+    """The state of an arm, with its plan, its guarantee and its release.
 
     Args:
         plan: Its plan.
@@ -63,9 +63,25 @@ class ArmStatus:
     release: Release | None
 
 
+Arms = Sequence[ArmStatus]
+"""How far the arms of a study are, in its order."""
+
+
+def releases_of(arms: Arms) -> list[Release]:
+    """Return the releases that there are, in the order of the arms."""
+    return [arm.release for arm in arms if arm.release is not None]
+
+
 @dataclass(frozen=True)
 class StageStatus:
-    """How far a stage is."""
+    """The state of a stage, with its plan, its guarantee and its release.
+
+    Attributes:
+        plan: Its plan.
+        guarantee: What it costs alone.
+        state: As of ``ArmStatus``.
+        release: What it released, JSON-ready; None before.
+    """
 
     plan: StagePlan
     guarantee: Guarantee
@@ -78,7 +94,7 @@ class StageStatus:
         return "" if self.release is None else self.plan.stage.words(self.release)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-ready data."""
+        """Return the stage's status as a JSON-ready dict."""
         return {
             "stage": self.plan.arm,
             "plan": self.plan.to_dict(),

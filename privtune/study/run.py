@@ -1,4 +1,4 @@
-"""Run the arms that a spec declares, or an arm of an open study, by the engine or by another library."""
+"""Runs of the arms that a spec declares, or of one arm of an open study."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting._checks import check_number
+from privtune.accounting.checks import check_number
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.executor import Executor
 from privtune.imports import users_code
-from privtune.ledger import RECORD
+from privtune.ledger import RECORD, LedgerConnectionError
 from privtune.ledger.values import refuse_other_unit
-from privtune.names import check_name
+from privtune.names import check_name, refuse_name
 from privtune.numbers import show_left
 from privtune.spaces import SearchSpace, without_numpy
+from privtune.stages.stage_plan import StagePlan, release_stage
 from privtune.strategies import (
     STRATEGIES,
     InRun,
@@ -32,59 +33,134 @@ from privtune.strategies import (
     Strategy,
 )
 from privtune.strategies.arms import check_objective, needs_of
-from privtune.strategies.plan import StagePlan, release_stage
+from privtune.study.arm_rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
 from privtune.study.build import model_for, named_method
-from privtune.study.declared import DeclaredTrainer, Mechanism, plan_declared
+from privtune.study.declared_arms import DeclaredTrainer, DeclaredTrial, Mechanism, plan_declared
 from privtune.study.delta import check_delta, check_delta_of
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
-from privtune.study.lifecycle import Life, Stage, Trainer, carry_on
+from privtune.study.lifecycle import Life, Stage, carry_on
 from privtune.study.planning import plan_arms
+from privtune.study.program import (
+    Program,
+    check_programs,
+    describe_program,
+    programs_of_spec,
+)
 from privtune.study.rehearsal import rehearse
-from privtune.study.release import utility_of
-from privtune.study.rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
+from privtune.study.reports import AUTO, read_report
 from privtune.study.seal import aloud, open_stream, sealed
 from privtune.study.spec import SPACE, space_of
-from privtune.study.workers import TASK, give_out, make_files, telling
-from privtune.study.worth import check_worth
+from privtune.study.stored_results import Measurement, measure_release
+from privtune.study.workers import TASK, give_out, make_files, notifier
+from privtune.study.worth import NO_REPORT, check_worth, words_of
 from privtune.tasks import Score, Task, TaskDataError
 from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.metrics import is_of_loss
-from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:
     from privtune.ledger.rounds import Rounds
     from privtune.study.observer import Observer
+    from privtune.tables.unusable import RecordCheck
     from privtune.tasks import TaskData
-    from privtune.tasks._usable import RecordCheck
-    from privtune.tasks.own import Records
-    from privtune.training.mechanism.estimates import ScoreEstimate
+    from privtune.tasks.records import Records
     from privtune.training.mechanism.kernel import LossOf
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArmOptions:
+    """The arguments of an arm of an open study that do not depend on who trains it.
+
+    See :meth:`privtune.Study.optimize` for each; the signatures there alone have their defaults.
+    """
+
+    strategy: Strategy
+    arm: str | None
+    epsilon: float | None
+    sampler: Any
+    timeout: float | None
+    force: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EngineOptions(ArmOptions):
+    """The arguments of :meth:`privtune.Study.optimize`, for an arm that the engine trains."""
+
+    epochs: float | None
+    expected_batch_size: int | None
+    report: Mapping[str, Any] | str | None
+    space: Mapping[str, Mapping[str, Any]] | None
+    pruner: Any
+    n_jobs: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeclaredOptions(ArmOptions):
+    """The arguments of :meth:`privtune.Study.optimize_declared`, for an arm that another library trains."""
+
+    mechanism: Mechanism
+    score: str | Score | None
+    split: Mapping[str, int] | None
+    validation: Any
+    public: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audience:
+    """The observer, callbacks and progress bar that follow an arm of an open study.
+
+    Attributes:
+        observer: Hears when the arm begins, fails and is released.
+        announce: Called with a release that is new, after the observer.
+        show_progress_bar: Whether to show that the arm runs.
+        show_check: Hears what is found in the records; None outside of the trust boundary.
+    """
+
+    observer: Observer
+    announce: Callable[[Release], None]
+    show_progress_bar: bool
+    show_check: Callable[[RecordCheck], None] | None
+
+
 @dataclass(frozen=True)
 class TaskTrainer:
-    """Trains the arms of a study with the engine."""
+    """A trainer of a study's arms with the engine.
+
+    Attributes:
+        life: The study.
+        task: Its task, as it was planned for.
+        observer: Hears how far a training is that is not sealed.
+        compute: How trainings are computed; it changes no result.
+        executor: Who trains the rounds of selections.
+        notify: Says to whoever runs the study what is waited for, also from inside a seal.
+        strategy: That of ``study.optimize``; None for a spec, whose arms name theirs.
+        sampler: Optuna's, or one of the user's own with independent draws.
+        pruner: Optuna's, for scores that are public.
+        deadline: On the monotonic clock, in seconds; no trial begins after it.
+        timed: What rehearsals have measured of candidates, so that arms that are alike are timed once.
+    """
 
     life: Life
     task: Task
     observer: Observer
     compute: Compute
     executor: Executor
-    tell: Callable[[str], None]  # says what is waited for
-    strategy: Strategy | None = None  # of study.optimize; those of a spec stand in the spec
+    notify: Callable[[str], None]
+    strategy: Strategy | None = None
     sampler: Any = None
     pruner: Any = None
-    deadline: float = math.inf  # on the monotonic clock; no trial begins after it
+    deadline: float = math.inf
     timed: dict[object, float] = field(default_factory=dict)
 
     @cached_property
     def staged(self) -> Task:
-        """The task with what its stages released; known when the first arm starts."""
-        return self.task if self.life.spec.task is None else self.life.task()
+        """The task after all of its stages have released, which is known when the first arm starts."""
+        if self.life.spec.task is None:
+            return self.task
+        return self.life.task()
 
     @cached_property
     def data(self) -> TaskData:
@@ -97,17 +173,19 @@ class TaskTrainer:
         return self.task.benchmark
 
     def measure(self, plan: StagePlan) -> Mapping[str, Any]:
-        """Read the data, and return what a stage releases of it."""
-        before = self.life.stage_releases()
-        task: Any = self.life.spec.task
-        for stage in self.life.spec.make_stages():
+        """Read the table and return what a stage releases of it."""
+        spec = self.life.spec
+        releases = self.life.stage_releases()
+        task: Any = spec.task
+        for stage in spec.make_stages():
             if stage.name == plan.arm:
                 break
-            task = stage.applied(task, before[stage.name])
-        return release_stage(plan, task, Streams(self.life.secret(plan)))
+            task = stage.applied(task, releases[stage.name])
+        streams = Streams(self.life.secret(plan))
+        return release_stage(plan, task, streams)
 
     def rehearse(self, plan: Plan) -> float:
-        """Train a few steps on made-up records; an unknown strategy is found before the charge."""
+        """Train an arm for a few steps on made-up records; return its expected seconds."""
         return rehearse(
             plan,
             self.task,
@@ -115,115 +193,162 @@ class TaskTrainer:
             space=space_of(self.life.spec, plan),
             compute=self.compute,
             sampler=own_sampler(self.sampler),
-            known=self.timed,
+            timings=self.timed,
         )
 
     def prepare(self, plan: Plan) -> tuple[Strategy, StudyRound]:
-        """Return the arm's strategy as the spec has it, and its round."""
-        own, public = own_sampler(self.sampler), plan.score is not None and plan.score.event is None
+        """Return the arm's strategy, and a round that trains its candidates on the records."""
+        users_sampler = own_sampler(self.sampler)
+        has_public_score = plan.score is not None and plan.score.event is None
         files = make_files(
             self.life,
             plan,
             task=self.staged,
             data=self.data,
             compute=self.compute,
-            sampler=own,
+        )
+        files = replace(
+            files,
+            sampler=users_sampler,
             deadline=self.deadline,
             # Of a sealed arm nobody hears how far it is, and no pruner sees a score.
             on_step=None if plan.is_sealed else partial(self._tell_step, plan),
-            prunes=self.pruner is not None and public and not plan.is_sealed,
+            prunes=self.pruner is not None and has_public_score and not plan.is_sealed,
         )
-        return self._strategy(plan), StudyRound(
+        trials = StudyRound(
             self.life,
             files,
             give_out=self._give_out(plan, files),
-            sampler=self.sampler if own is None else None,
+            sampler=self.sampler if users_sampler is None else None,
             pruner=self.pruner,
         )
+        return self._strategy(plan), trials
 
-    def _tell_step(self, plan: Plan, done: int, steps: int) -> None:
-        """Tell the observer how far a training is; what it prints is shown."""
+    def _tell_step(self, plan: Plan, step: int, steps: int) -> None:
+        """Report a training step to the observer, whose output goes to the terminal."""
         with aloud():
-            self.observer.step(plan, done, steps)
+            self.observer.step(plan, step, steps)
 
     def _give_out(self, plan: Plan, files: TrialFiles) -> Callable[[Rounds, str], None] | None:
-        """Return who else trains the rows; functions that cannot be imported run in threads."""
+        """Return the function that has other workers train the arm's rows; None to train them here."""
         if self.executor.name == "inline" or not plan.is_private:
             return None
-        if not plan.is_sealed and (self.sampler is not None or self.pruner is not None):
+        has_sampler = self.sampler is not None
+        has_pruner = self.pruner is not None
+        if not plan.is_sealed and (has_sampler or has_pruner):
             return None  # Optuna's objects see one trial after the other, in this process
         if self.life.spec.task is None:
-            if self.task.code is None or self.sampler is not None or math.isfinite(self.deadline):
+            code = self.task.code
+            has_deadline = math.isfinite(self.deadline)
+            if code is None or has_sampler or has_deadline:
                 return in_threads(files, self.executor.jobs)
             files.results.put(TASK, self.task.packed_code, replace=True)
-        return give_out(self.executor, self.life, plan, compute=self.compute, tell=self.tell)
+        return give_out(self.executor, self.life, plan, compute=self.compute, notify=self.notify)
 
     def _strategy(self, plan: Plan) -> Strategy:
+        """Return the strategy of an arm: that of ``optimize``, else the spec's."""
         if self.strategy is not None:
             return self.strategy
-        (arm,) = (arm for arm in self.life.spec.arms if arm.name == plan.arm)
+        arm = next(arm for arm in self.life.spec.arms if arm.name == plan.arm)
         return arm.to_strategy()
 
-    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Mapping[str, ScoreEstimate]:
+    def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Measurement:
         """Measure a repetition's released model on the test split, as was planned."""
         from privtune.training.mechanism.kernel import load_params
 
+        task = self.staged
         result = outcome.result
-        measured = plan.report is not None or self.staged.public_test or self.staged.benchmark
-        if result is None or result.weights.numel() == 0 or not measured:
-            return {}
-        model = model_for(self.staged, plan.training_of(result.params), result.params)
+        is_measured = plan.report is not None or task.public_test or task.benchmark
+        if result is None or not is_measured or result.weights.numel() == 0:
+            return Measurement()
+        training = plan.training_of(result.params)
+        model = model_for(task, training, result.params)
         load_params(model, result.weights)
         # Asked again, the noise is the same.
-        rng = Streams(self.life.secret(plan)).numpy("report", repetition)
-        return utility_of(plan, self.staged, model, self.data.test, rng)
+        streams = Streams(self.life.secret(plan))
+        rng = streams.numpy("report", repetition)
+        return measure_release(plan, task, model, self.data.test, rng)
+
+    def describe(self, plan: Plan) -> Program:
+        """Return the digests of the code that decides the release of an arm of ``optimize``."""
+        return describe_program(
+            self.life,
+            plan,
+            self.task,
+            self._strategy(plan),
+            sampler=self.sampler,
+            pruner=self.pruner,
+        )
 
     @property
     def device(self) -> str:
-        """The class of hardware, if it is this machine's."""
+        """The kind of this machine's hardware; ``its workers'`` if an executor's workers train."""
         from privtune.training.engine.compute import hardware
 
-        here = self.executor.name in {"inline", "processes"}
-        return hardware(self.compute.device) if here else "its workers'"
+        if self.executor.name in {"inline", "processes"}:
+            return hardware(self.compute.device)
+        return "its workers'"
 
-    def look(
-        self, plans: Sequence[Plan], *, anyway: bool, told: Callable[[RecordCheck], None] | None
+    def check_data(
+        self,
+        plans: Sequence[Plan],
+        *,
+        force: bool,
+        show_check: Callable[[RecordCheck], None] | None,
     ) -> None:
         """Stop a study whose records are not what is declared, before anything is charged.
 
-        What is found is the curator's alone: ``told`` hears it, and only then does the error say why.
+        What is found is the curator's alone: ``show_check`` hears it, and only then does the error say why.
+
+        Args:
+            plans: The arms that are about to be charged.
+            force: Whether to go on although most records cannot be used.
+            show_check: Hears what was found; None outside of the trust boundary.
+
+        Raises:
+            TaskDataError: If the data is not what public facts say of it.
+            UnreadableRecordsError: If reading ended in an error, which may hold a part of a record.
+            UnusableRecordsError: If most records cannot be used, and ``force`` does not allow that.
         """
         stages = self.life.spec.make_stages()
         if any(stage.type == "usable" for stage in stages):
             return  # which counts them, and is charged for it
         plan = next((plan for plan in plans if plan.is_sealed), plans[0])
-        found: RecordCheck | None = None
+        check: RecordCheck | None = None
         try:
             with self.life.seal(plan, rehearsal=True, private=not self.shows_output):
-                # The arms train on the same records.
-                keep = not stages and self.task.examine is None
-                model = None
-                if self.task.build is not None:
-                    example = plan.example(space_of(self.life.spec, plan))
-                    model = model_for(self.task, plan.first_training, example)
-                found = self.task.check_records(self.data if keep else None, model=model)
-        except TaskDataError:  # of public facts
+                check = self._check_records(plan)
+        except (TaskDataError, LedgerConnectionError):  # of public facts, or of no record
             raise
         except Exception as error:
             if _names_code_alone(error):
                 raise
             # What it says may come from a record.
             self.life.record_failure(plans[0].arm, error)
-        if found is None:
+        if check is None:
             raise UnreadableRecordsError(self.life.name)
-        if told is not None:
-            told(found)
-        if found.reason and not anyway:
-            raise UnusableRecordsError(self.life.name, "" if told is None else found.reason)
+        if show_check is not None:
+            show_check(check)
+        if check.reason and not force:
+            reason = "" if show_check is None else check.reason
+            raise UnusableRecordsError(self.life.name, reason)
+
+    def _check_records(self, plan: Plan) -> RecordCheck:
+        """Return the check of the records, with a model of the plan if the task has a ``build``."""
+        task = self.task
+        model = None
+        if task.build is not None:
+            space = space_of(self.life.spec, plan)
+            example = plan.example(space)
+            model = model_for(task, plan.first_training, example)
+        if self.life.spec.stages or task.examine is not None:
+            return task.check_records(None, model=model)
+        # The arms train on the same records: they are loaded once.
+        return task.check_records(self.data, model=model)
 
 
 def _names_code_alone(error: Exception) -> bool:
-    """Say whether an error is that a function keeps records: it names the function and what it changes."""
+    """Return whether an error names only a function that remembers records, and no record's content."""
     from privtune.training.mechanism.memory import RecordMemoryError
 
     return isinstance(error, RecordMemoryError)
@@ -236,210 +361,337 @@ def run_study(
     executor: Executor,
     compute: Compute,
     non_private: bool,
-    anyway: bool = False,
-    told: Callable[[RecordCheck], None] | None = None,
+    force: bool = False,
+    show_check: Callable[[RecordCheck], None] | None = None,
 ) -> tuple[Release, ...]:
-    """Run what has not been released: see :meth:`privtune.Study.run`."""
+    """Run the arms of a study that are not released yet, as :meth:`privtune.Study.run` does.
+
+    Args:
+        life: The study.
+        observer: Hears of the progress.
+        executor: Who trains the rounds of selections.
+        compute: How trainings are computed; it changes no result.
+        non_private: Whether arms without any guarantee may run.
+        force: Whether to charge although records or scores are not worth it.
+        show_check: Hears what is found in the records; None outside of the trust boundary.
+    """
     if life.spec.task is None:
         life.spec.load_task()  # says that the study is open, and what runs its arms
-    task, plans = _task(life), list(life.plans().values())
-    without = [plan.arm for plan in plans if not plan.is_private]
-    if without and not non_private:
+    task = _task(life)
+    plans = list(life.outlast(life.plans).values())
+    without_guarantee = [plan.arm for plan in plans if not plan.is_private]
+    if without_guarantee and not non_private:
         raise NonPrivateError(
-            f"Study {life.name!r} holds {', '.join(without)} without any guarantee (epsilon is "
+            f"Study {life.name!r} holds {', '.join(without_guarantee)} without any guarantee (epsilon is "
             "infinite): it trains on the data as it is. Run it with --non-private if the data "
             "may be shown to everybody, or take it out of the study. Nothing was run."
         )
     executor.slots(compute.device)  # too few GPUs are said before the charge
-    with life.alone(), telling() as tell:
-        trainer = TaskTrainer(life, task, observer, compute, executor, tell)
-        look = None
-        if not life.charges() and not anyway:
-            check_worth(plans, task)
-        if not life.charges() and not (anyway and told is None):
-            look = partial(trainer.look, plans, anyway=anyway, told=told)
+    with life.alone(), notifier() as notify:
+        trainer = TaskTrainer(life, task, observer, compute, executor, notify)
+        programs = life.outlast(partial(programs_of_spec, life, task))
+        life.outlast(partial(check_programs, life, programs))
+        check_data = None
+        charges = life.outlast(life.charges)
+        if not charges:
+            if not force:
+                check_worth(plans, task)
+            if show_check is not None or not force:
+                check_data = partial(trainer.check_data, plans, force=force, show_check=show_check)
         return carry_on(
-            life, plans, trainer, observer, measure=trainer.measure, look=look, anyway=anyway
+            life,
+            plans,
+            trainer,
+            observer,
+            measure=trainer.measure,
+            check_data=check_data,
+            force=force,
         )
 
 
 def _task(life: Life) -> Task:
+    """Return a study's task, checked against what it declares."""
     try:
         task = life.spec.load_task()
         with users_code("task", task.name, "it cannot be checked"):
             task.check()
     except (TaskDataError, InvalidInputError) as error:
         raise TaskDataError(
-            f"{error} Study {life.name!r} was planned for it: put it back and run the study again, "
-            f"or free the name with: privtune study delete {life.name} (what was charged stays "
-            "charged)."
+            f"{error} Study {life.name!r} was planned for it: put it back and run the study again; or "
+            "correct its spec and run that file, which plans anew as long as nothing is charged; or free "
+            f"the name: privtune study delete {life.name} (what was charged stays charged)."
         ) from error
     return task
 
 
-def optimize(
-    life: Life,
-    build: Any,
-    *,
-    strategy: Strategy,
-    mechanism: Mechanism | None,
-    arm: str | None,
-    observer: Observer,
-    tell: Callable[[Release], None],
-    told: Callable[[RecordCheck], None] | None,
-    show_progress_bar: bool,
-    anyway: bool,
-    **given: Any,
-) -> tuple[Release, Task | None]:
-    """Lead one arm to its release, which is returned if it is there: see :meth:`privtune.Study.optimize`."""
-    strategy = _named(life, strategy, arm, given["epsilon"])
+def optimize(life: Life, task: Task, options: EngineOptions, audience: Audience) -> Release:
+    """Run one arm that the engine trains, unless it is released already; return its release.
 
-    def announce(plan: Plan, release: Release) -> None:
-        observer.released(plan, release)
-        tell(release)
+    See :meth:`privtune.Study.optimize`.
 
-    with telling() as say:
-        trainer: Trainer
-        task, look = None, None
-        if mechanism is not None:
-            plan, trainer = _declared(life, build, mechanism, strategy, anyway=anyway, **given)
-        else:
-            plan, trainer = _engine(
-                life, build, strategy, observer=observer, say=say, anyway=anyway, **given
+    Args:
+        life: The study, an open one.
+        task: The task, with the ``build`` that makes candidates.
+        options: How the task is trained, and at which cost.
+        audience: Who hears of it.
+    """
+    force = options.force
+    options = replace(options, strategy=_named_strategy(life, options))
+    with notifier() as notify:
+        plan, trainer = _engine_arm(life, task, options, observer=audience.observer, notify=notify)
+        check_data = None
+        if audience.show_check is not None or not force:
+            check_data = partial(
+                trainer.check_data, [plan], force=force, show_check=audience.show_check
             )
-            task = trainer.task
-            if told or not anyway:
-                look = partial(trainer.look, [plan], anyway=anyway, told=told)
-        spinner: AbstractContextManager[Any] = nullcontext()
-        if show_progress_bar:
-            from rich.console import Console
+        return _lead(life, plan, trainer, audience, task=task, check_data=check_data, force=force)
 
-            # How far a sealed arm is would tell its number of runs.
-            label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
-            spinner = Console(file=open_stream(sys.stderr)).status(label)
-        with life.alone(plan.arm), spinner:
-            plan = life.planned(plan)
-            stage = life.stage(plan)
-            if stage is Stage.ANNOUNCED and (there := life.release(plan)) is not None:
+
+def optimize_declared(
+    life: Life,
+    objective: Callable[[DeclaredTrial], Any],
+    options: DeclaredOptions,
+    audience: Audience,
+) -> Release:
+    """Run one arm that another library trains, unless it is released already; return its release.
+
+    See :meth:`privtune.Study.optimize_declared`.
+
+    Args:
+        life: The study, an open one.
+        objective: The user's function of a trial.
+        options: What its training is declared to release, how it is scored, and at which cost.
+        audience: Who hears of it.
+    """
+    options = replace(options, strategy=_named_strategy(life, options))
+    plan, trainer = _declared_arm(life, objective, options)
+    return _lead(life, plan, trainer, audience, task=None, check_data=None, force=options.force)
+
+
+def _lead(
+    life: Life,
+    plan: Plan,
+    trainer: TaskTrainer | DeclaredTrainer,
+    audience: Audience,
+    *,
+    task: Task | None,
+    check_data: Callable[[], None] | None,
+    force: bool,
+) -> Release:
+    """Carry an arm of an open study from any state to its release, and return the release.
+
+    Args:
+        life: The study.
+        plan: The arm's.
+        trainer: Trains it.
+        audience: Who hears of it.
+        task: What the engine trains; None for a declared mechanism.
+        check_data: Stops an arm before its charge where the records are not what is declared of them.
+        force: Whether to charge although records or scores are not worth it.
+    """
+    observer = audience.observer
+
+    def announce_release(plan: Plan, release: Release) -> None:
+        observer.released(plan, release)
+        audience.announce(release)
+
+    spinner = _progress_bar(plan) if audience.show_progress_bar else nullcontext()
+    with life.alone(plan.arm), spinner:
+        plan = life.outlast(partial(life.planned, plan))
+        stage = life.outlast(partial(life.stage, plan))
+        program = trainer.describe(plan)
+        life.outlast(partial(check_programs, life, {plan.arm: program}))
+        if stage is Stage.ANNOUNCED:
+            earlier_release = life.outlast(partial(life.release, plan))
+            if earlier_release is not None:
                 _log.warning(
                     "Arm %r of study %r has been released: its release is returned, nothing was run "
                     "or spent.",
                     plan.arm,
                     life.name,
                 )
-                return there, task
-            if task is not None and stage is Stage.PLANNED and not anyway:
-                check_worth([plan], task)
-            (release,) = carry_on(
-                life,
-                [plan],
-                trainer,
-                observer,
-                announce,
-                look=look if stage is Stage.PLANNED else None,
-                anyway=anyway,
-            )
-    return release, task
+                return earlier_release
+        if stage is Stage.PLANNED:
+            _check_before_charge(life, plan, task, force=force)
+        (release,) = carry_on(
+            life,
+            [plan],
+            trainer,
+            observer,
+            announce_release,
+            check_data=check_data if stage is Stage.PLANNED else None,
+            force=force,
+        )
+    return release
 
 
-def _engine(
+def _progress_bar(plan: Plan) -> AbstractContextManager[Any]:
+    """Return a spinner with the arm's name, and no count that would tell a sealed number of runs."""
+    from rich.console import Console
+
+    label = f"{plan.arm} (sealed)" if plan.is_sealed else plan.arm
+    return Console(file=open_stream(sys.stderr)).status(label)
+
+
+def _check_before_charge(life: Life, plan: Plan, task: Task | None, *, force: bool) -> None:
+    """Warn of other budgets for the dataset, log what scores will be worth, refuse worthless ones."""
+    # Of several budgets for one dataset the second is said, where the first charge is near.
+    dataset = life.spec.dataset_of(plan.dataset)
+    warning = life.ledger.check_dataset(life.budget, dataset)
+    is_public = task is not None and task.benchmark
+    if warning and not is_public:
+        _log.warning(warning)
+    if task is None:
+        return
+    _say_worth(plan, task)
+    if not force:
+        check_worth([plan], task)
+
+
+def _say_worth(plan: Plan, task: Task) -> None:
+    """Log what an arm's scores will be worth, with a warning if no report is planned."""
+    why_no_report = plan.details.get(NO_REPORT)
+    if why_no_report:
+        _log.warning("Arm %r: %s", plan.arm, why_no_report)
+    if _log.isEnabledFor(logging.INFO):
+        words = " ".join(words_of([plan], task))
+        _log.info("Arm %r: %s", plan.arm, words)
+
+
+def _engine_arm(
     life: Life,
-    build: Any,
-    strategy: Strategy,
+    task: Task,
+    options: EngineOptions,
     *,
     observer: Observer,
-    say: Callable[[str], None],
-    anyway: bool,
-    epsilon: float | None,
-    epochs: float | None,
-    expected_batch_size: int | None,
-    space: Mapping[str, Any] | None,
-    sampler: Any,
-    pruner: Any,
-    executor: str | Mapping[str, Any] | None,
-    n_jobs: int,
-    timeout: float | None,
-    noise: Any,
-    **records: Any,
+    notify: Callable[[str], None],
 ) -> tuple[Plan, TaskTrainer]:
-    """Return the plan and the trainer of an arm that the engine trains."""
-    from privtune.tasks.own import task_of
+    """Return the plan and the trainer of an arm that the engine trains.
 
-    task, compute = task_of(build, **records), life.spec.compute
+    Args:
+        life: The study, an open one.
+        task: What is trained.
+        options: The arguments of the arm.
+        observer: Hears of the progress.
+        notify: Says what is waited for.
+
+    Raises:
+        InvalidInputError: If an argument is wrong, or would have no effect.
+        StrategyError: If the strategy does not cover what comes with it.
+    """
+    _check_task(task)
+    compute = life.spec.compute
     check_device(compute.device)
-    chosen = Executor.of(executor or life.spec.executor, n_jobs)
-    # Other machines and processes have nothing that only this process holds.
-    here = task.code is None or sampler is not None or timeout is not None
-    if chosen.name in {"external", "ray", "slurm"} and here:
-        raise InvalidInputError(
-            "executor",
-            chosen.name,
-            "needs functions and data that workers can import, no sampler of your own and no timeout",
-            "Put them into a module and give them as 'package.module:function', the data as a function that "
-            "returns it.",
-        )
-    if chosen.name == "processes" and not here:
-        chosen.slots(compute.device)
-    _check_space(space, strategy, sampler)
-    context = _context(
-        life,
-        task,
-        epochs=epochs,
-        expected_batch_size=expected_batch_size,
-        space=space,
-        noise=noise,
+    executor = Executor.of(life.spec.executor, options.n_jobs)
+    _check_executor(executor, compute, task, options)
+    _check_space(options)
+    context = _context(life, task, options)
+    check_delta_of(task, context.delta, force=options.force)
+    strategy = _with_method_in_seal(life, options.strategy, task, context)
+    sampler = options.sampler
+    pruner = options.pruner
+    _check_covered(
+        strategy,
+        scored=task.validation_records > 0,
+        sampler=sampler,
+        pruner=pruner,
+        others=[InRun.name],
     )
-    check_delta_of(task, context.delta, anyway=anyway)
-    quiet: AbstractContextManager[Any] = nullcontext()
-    if needs_of(strategy).independent:
-        quiet = sealed(life.place(f"sealed/{strategy.arm}.log"), rehearsal=True)
-    with quiet:
-        strategy = _with_method(strategy, task, context)
-    scored = task.validation_records > 0
-    _check_covered(strategy, scored=scored, sampler=sampler, pruner=pruner, others=[InRun.name])
     _check_kinds(strategy, sampler, pruner)
-    target = _target_of(life, strategy.arm) if epsilon is None else epsilon
-    (plan,) = plan_arms([strategy], context, epsilon=target).plans
-    _check_searches(plan, sampler=sampler, pruner=pruner)
-    if space is not None:
-        plan = replace(plan, details={**plan.details, SPACE: without_numpy(space)})
-    if (sampler or pruner) is not None:
-        workers = {"n_jobs": n_jobs} if executor is None else {"executor": executor}
-        _check_seen(plan, {} if chosen.name == "inline" else workers)
+    plan = _plan_of(life, strategy, context, options)
+    if sampler is not None or pruner is not None:
+        _check_one_repetition(plan)
+        if executor.name != "inline":
+            if options.n_jobs == 1:
+                _check_one_worker(plan, "executor", life.spec.executor)
+            else:
+                _check_one_worker(plan, "n_jobs", options.n_jobs)
         _check_pruner(plan, pruner)
-    return plan, TaskTrainer(
+    trainer = TaskTrainer(
         life,
         task,
         observer,
         compute,
-        chosen,
-        say,
+        executor,
+        notify,
         strategy=strategy,
         sampler=sampler,
         pruner=pruner,
-        deadline=deadline_of(timeout),
+        deadline=deadline_of(options.timeout),
     )
+    return plan, trainer
 
 
-def _declared(
-    life: Life,
-    objective: Any,
-    mechanism: Mechanism,
-    strategy: Strategy,
-    *,
-    epsilon: float | None,
-    score: Score | str | None,
-    split: Mapping[str, int] | None,
-    validation: Any,
-    public: Mapping[str, Any] | None,
-    sampler: Any,
-    timeout: float | None,
-    anyway: bool,
-    **others: Any,
+def _check_task(task: Any) -> None:
+    """Refuse an object that is no task, and a task without a ``build``."""
+    if not isinstance(task, Task):
+        raise InvalidInputError(
+            "task",
+            type(task).__name__,
+            "must be a privtune.Task",
+            "Make one of your function: privtune.make_task(build, loss=..., data=...).",
+        )
+    if task.build is None:
+        raise InvalidInputError(
+            "task",
+            task.name,
+            "has no build, so nothing says what to train",
+            "Run it as a study of declared arms: privtune.create_study(name, task=..., arms=...).",
+        )
+
+
+def _plan_of(
+    life: Life, strategy: Strategy, context: PlanningContext, options: EngineOptions
+) -> Plan:
+    """Return the plan of an arm of a ``build``, with the arm's own search space if it has one."""
+    target = options.epsilon
+    if target is None:
+        target = _target_of(life, strategy.arm)
+    (plan,) = plan_arms([strategy], context, epsilon=target).plans
+    _check_searches(plan, sampler=options.sampler, pruner=options.pruner)
+    if options.space is None:
+        return plan
+    details = {**plan.details, SPACE: without_numpy(options.space)}
+    return replace(plan, details=details)
+
+
+def _check_executor(
+    executor: Executor, compute: Compute, task: Task, options: EngineOptions
+) -> None:
+    """Refuse remote workers for functions that only this process has, and more workers than GPUs allow."""
+    is_local = task.code is None or options.sampler is not None or options.timeout is not None
+    if is_local and executor.name in {"external", "ray", "slurm"}:
+        raise InvalidInputError(
+            "executor",
+            executor.name,
+            "needs functions and data that workers can import, no sampler of your own and no timeout",
+            "Put them into a module and give them as 'package.module:function', the data as a function that "
+            "returns it.",
+        )
+    if not is_local and executor.name == "processes":
+        executor.slots(compute.device)
+
+
+def _declared_arm(
+    life: Life, objective: Callable[[DeclaredTrial], Any], options: DeclaredOptions
 ) -> tuple[Plan, DeclaredTrainer]:
-    """Return the plan and the trainer of an arm of a declared mechanism."""
-    _check_declared(objective, mechanism, epsilon, others)
-    score = score if isinstance(score, Score) else Score(score or "accuracy")
+    """Return the plan and the trainer of an arm of a declared mechanism.
+
+    Args:
+        life: The study, an open one.
+        objective: The user's function, which trains by another library.
+        options: The arguments of the arm.
+
+    Raises:
+        InvalidInputError: If an argument is wrong.
+        UnitMismatchError: If the validation split counts another unit than the budget protects.
+    """
+    _check_declared(objective, options)
+    strategy = options.strategy
+    mechanism = options.mechanism
+    score = options.score
+    if not isinstance(score, Score):
+        score = Score(score or "accuracy")
     if is_of_loss(score.metric):
         raise InvalidInputError(
             "score",
@@ -447,10 +699,12 @@ def _declared(
             "is that which is trained on, which a declared mechanism does not tell",
             "Use privtune.Score(function of a model and one record, bound=...).",
         )
-    known, is_public = _validation(validation, public)
-    data = None if known is None else known.data
-    _check_covered(strategy, scored=data is not None, sampler=sampler, pruner=None)
-    _check_kinds(strategy, sampler, None)
+    validation, is_public = _validation(options.validation, options.public)
+    data = None if validation is None else validation.data
+    has_score = data is not None
+    is_private = has_score and not is_public
+    _check_covered(strategy, scored=has_score, sampler=options.sampler, pruner=None)
+    _check_kinds(strategy, options.sampler, None)
     budget = life.ledger.budget(life.budget)
     if life.spec.repeats > 1:
         raise InvalidInputError(
@@ -459,18 +713,16 @@ def _declared(
             "is for arms that the engine trains, and a mechanism is declared",
             "Declare an arm for each repetition.",
         )
-    if data is not None and not is_public:
+    if data is not None and is_private:
         refuse_other_unit(data.unit or RECORD, budget.unit, "The validation split", budget.name)
-    records = (split or {}).get("validation") or (1 if data is None else len(data))
-    scored = data is not None and not is_public
-    check_delta(
-        budget.delta,
-        mechanism.records + (records if scored else 0),
-        unit=budget.unit,
-        anyway=anyway,
-    )
+    expected_size = (options.split or {}).get("validation")
+    size = expected_size or (1 if data is None else len(data))
+    protected_records = mechanism.records
+    if is_private:
+        protected_records += size
+    check_delta(budget.delta, protected_records, unit=budget.unit, force=options.force)
     context = PlanningContext(
-        task=_declared_task(mechanism, records, public=is_public),
+        task=_declared_task(mechanism, size, public=is_public),
         schedule=mechanism.schedule,
         space=SearchSpace({}),
         delta=budget.delta,
@@ -479,76 +731,69 @@ def _declared(
         define_by_run=True,
         declared=mechanism.method,
     )
+    epsilon = options.epsilon
     if epsilon is None and mechanism.calibrate:
         epsilon = _target_of(life, strategy.arm)
     plan = plan_declared(
-        strategy, mechanism, context, epsilon=epsilon, unit=budget.unit, scored=data is not None
+        strategy, mechanism, context, epsilon=epsilon, unit=budget.unit, scored=has_score
     )
-    _check_searches(plan, sampler=sampler)
+    _check_searches(plan, sampler=options.sampler)
     function = None
-    if plan.score is not None and known is not None:
-        function = _score_function(score, known)
-    return plan, DeclaredTrainer(
-        life, objective, mechanism, strategy, sampler, deadline_of(timeout), data, function
+    if plan.score is not None and validation is not None:
+        function = _score_function(score, validation)
+    trainer = DeclaredTrainer(
+        life,
+        objective,
+        mechanism,
+        strategy,
+        options.sampler,
+        deadline_of(options.timeout),
+        data,
+        function,
     )
+    return plan, trainer
 
 
-_USUAL = {"n_jobs": 1, "precision": "float32", "benchmark": False}
-
-
-def _check_declared(
-    objective: object, mechanism: object, epsilon: float | None, others: Mapping[str, Any]
-) -> None:
-    """Refuse what is no objective and no mechanism, and arguments that it would ignore."""
-    for name, value in others.items():
-        if not _asks_for_nothing(name, value):
-            raise InvalidInputError(
-                name, "given", "goes with a build, and a mechanism is declared", "Leave it out."
-            )
+def _check_declared(objective: object, options: DeclaredOptions) -> None:
+    """Refuse a wrong objective or mechanism, and an ε beside a mechanism of fixed cost."""
+    mechanism = options.mechanism
     if not callable(objective):
         raise InvalidInputError("objective", objective, "must be a function of a trial")
     if not isinstance(mechanism, Mechanism):
         raise InvalidInputError(
             "mechanism", type(mechanism).__name__, "must be a privtune.Mechanism"
         )
-    if epsilon is not None and not mechanism.calibrate:
+    if options.epsilon is not None and not mechanism.calibrate:
         raise InvalidInputError(
             "epsilon",
-            epsilon,
+            options.epsilon,
             "does not go with calibrate=False: the arm costs what the declared event costs",
             "Leave one of them out.",
         )
 
 
-def _asks_for_nothing(name: str, value: Any) -> bool:
-    """Return whether an argument of ``optimize`` says what would be so without it."""
-    if value is None or value == _USUAL.get(name):
-        return True
-    if name == "executor":
-        return Executor.of(value, 1).name == "inline"
-    if name == "noise":
-        return NoiseOptions.of(value) == NoiseOptions()
-    return False
-
-
-def _named(life: Life, strategy: Strategy, arm: str | None, epsilon: object) -> Strategy:
+def _named_strategy(life: Life, options: ArmOptions) -> Strategy:
     """Return the strategy with the arm's name, in an open study."""
     if life.spec.task is not None:
         raise PrivTuneError(
             f"Study {life.name!r} has a task and declared arms; study.run() runs them. Make an open "
             "study for a function of your own: privtune.create_study(name, budget=...)."
         )
+    strategy = options.strategy
     if not hasattr(strategy, "plan") or isinstance(strategy, type):
         allowed = "must be one of privtune.strategies, like PapernotSteinke(mean_runs=10)"
         raise InvalidInputError("strategy", strategy, allowed)
-    if epsilon is not None:
-        check_number("epsilon", epsilon, above=0.0)
-    check_name(arm or strategy.arm, "arm")
-    return replace(strategy, arm=arm or strategy.arm)  # type: ignore[type-var]
+    if options.epsilon is not None:
+        check_number("epsilon", options.epsilon, above=0.0)
+    name = options.arm or strategy.arm
+    check_name(name, "arm")
+    return replace(strategy, arm=name)  # type: ignore[type-var]
 
 
-def _check_space(space: object, strategy: Strategy, sampler: Any) -> None:
-    """Refuse a space that is none, and one that nothing would be drawn from."""
+def _check_space(options: EngineOptions) -> None:
+    """Refuse a space of another form, and one that strategy or sampler would not draw from."""
+    space = options.space
+    strategy = options.strategy
     if space is None:
         return
     if not isinstance(space, Mapping) or not space:
@@ -565,7 +810,7 @@ def _check_space(space: object, strategy: Strategy, sampler: Any) -> None:
             f"is for a strategy that searches, and arm {strategy.arm!r} has one training",
             "Leave it out.",
         )
-    if own_sampler(sampler) is not None:
+    if own_sampler(options.sampler) is not None:
         raise InvalidInputError(
             "space",
             sorted(space),
@@ -574,18 +819,10 @@ def _check_space(space: object, strategy: Strategy, sampler: Any) -> None:
         )
 
 
-def _context(
-    life: Life,
-    task: Task,
-    *,
-    epochs: Any,
-    expected_batch_size: Any,
-    space: Mapping[str, Any] | None,
-    noise: Any,
-) -> PlanningContext:
-    """Return what an arm of a ``build`` is planned with: public facts."""
-    for name, value in (("epochs", epochs), ("expected_batch_size", expected_batch_size)):
-        if value is None:
+def _context(life: Life, task: Task, options: EngineOptions) -> PlanningContext:
+    """Return the planning context of an arm of a ``build``, made of public facts."""
+    for name in ("epochs", "expected_batch_size"):
+        if getattr(options, name) is None:
             raise InvalidInputError(
                 name,
                 None,
@@ -593,52 +830,75 @@ def _context(
                 "the records",
                 "study.optimize(..., epochs=10, expected_batch_size=64) is one way.",
             )
-    budget, spec = life.ledger.budget(life.budget), life.spec
+    budget = life.ledger.budget(life.budget)
+    spec = life.spec
     refuse_other_unit(task.unit or RECORD, budget.unit, "The data", budget.name)
-    given = {
-        "epochs": epochs,
-        "expected_batch_size": expected_batch_size,
-        "space": space or {},
-        "noise": spec.noise if noise is None else noise,
+    arm_fields = {
+        "epochs": options.epochs,
+        "expected_batch_size": options.expected_batch_size,
+        "report": spec.report if options.report == AUTO else read_report(options.report),
+        "space": options.space or {},
     }
-    return spec.model_copy(update=given).planning_context(task)
+    return spec.model_copy(update=arm_fields).planning_context(task)
+
+
+def _with_method_in_seal(
+    life: Life, strategy: Strategy, task: Task, context: PlanningContext
+) -> Strategy:
+    """Return the strategy with ``build``'s method, calling ``build`` in the seal of a sealed arm."""
+    if not needs_of(strategy).independent:
+        return _with_method(strategy, task, context)
+    log = life.place(f"sealed/{strategy.arm}.log")
+    with sealed(log, rehearsal=True):
+        return _with_method(strategy, task, context)
 
 
 def _with_method(strategy: Strategy, task: Task, context: PlanningContext) -> Strategy:
     """Return the strategy with the method that ``build`` names, which every trial is charged for."""
     if "method" not in {field.name for field in fields(strategy)}:  # type: ignore[arg-type]
         return strategy
-    of_arm: str = strategy.method  # type: ignore[attr-defined]
-    drawn = context.space.draw(Streams(bytes(32)), 0)
-    candidate = {**drawn, **getattr(strategy, "parameters", {})}
-    found = named_method(task, context.schedule, candidate)
-    if found in (None, of_arm):
+    method_of_arm: str = strategy.method  # type: ignore[attr-defined]
+    candidate = context.space.draw(Streams(bytes(32)), 0)
+    parameters = getattr(strategy, "parameters", {})
+    method = named_method(task, context.schedule, {**candidate, **parameters})
+    if method in (None, method_of_arm):
         return strategy
-    if of_arm != "dpsgd":
+    if method_of_arm != _default_method(strategy):
         raise InvalidInputError(
             "Candidate.method",
-            found,
-            f"differs from the arm's, {of_arm!r}",
+            method,
+            f"differs from the arm's, {method_of_arm!r}",
             "Name the method once: in the candidate, or in the strategy.",
         )
-    if found not in METHODS:
-        allowed = f"must be one of {', '.join(METHODS)}"
-        raise InvalidInputError("Candidate.method", found, allowed)
-    return replace(strategy, method=found)  # type: ignore[type-var]
+    if method not in METHODS:
+        refuse_name("Candidate.method", method, METHODS)
+    return replace(strategy, method=method)  # type: ignore[type-var]
+
+
+_USUAL_METHOD = "dpsgd"
+
+
+def _default_method(strategy: Strategy) -> str:
+    """Return the training method that a strategy uses if neither user nor ``build`` names one."""
+    defaults = {field.name: field.default for field in fields(strategy)}  # type: ignore[arg-type]
+    default = defaults["method"]
+    return default if isinstance(default, str) else _USUAL_METHOD
 
 
 def _target_of(life: Life, arm: str) -> float:
-    """Return the whole budget, if this arm is the first to be charged to it."""
-    others = [
-        charge
-        for charge in life.ledger.charges(life.budget)
-        if (charge.study, charge.arm) != (life.name, arm) and charge.state != "voided"
-    ]
-    if others:
-        raise PrivTuneError(
-            f"Budget {life.budget!r} has been charged before: say what arm {arm!r} may cost, "
-            f"epsilon=..., of the {show_left(life.ledger.remaining(life.budget))} that are left."
-        )
+    """Return the study's whole target ε for an arm that is the first to be charged to the budget.
+
+    Raises:
+        PrivTuneError: If there are other charges: a part of what is left is the user's to choose.
+    """
+    for charge in life.ledger.charges(life.budget):
+        is_another = charge.study != life.name or charge.arm != arm
+        if is_another and charge.state != "voided":
+            remaining = life.ledger.remaining(life.budget)
+            raise PrivTuneError(
+                f"Budget {life.budget!r} has been charged before: say what arm {arm!r} may cost, "
+                f"epsilon=..., of the {show_left(remaining)} that are left."
+            )
     return life.spec.target_epsilon
 
 
@@ -646,12 +906,13 @@ def _check_covered(
     strategy: Strategy, *, scored: bool, sampler: Any, pruner: Any, others: Sequence[str] = ()
 ) -> None:
     """Refuse a strategy that needs a search space or a score, or does not cover sampler or pruner."""
-    names = [*others, *(s.name for s in STRATEGIES.values() if not s.needs.task)]
+    without_task = [kind.name for kind in STRATEGIES.values() if not kind.needs.task]
+    names = [*others, *without_task]
     check_objective(strategy, scored=scored, sampler=sampler, pruner=pruner, others=names)
 
 
-def _check_seen(plan: Plan, workers: Mapping[str, object]) -> None:
-    """Refuse a sampler or pruner where trials run side by side, for it sees one after the other."""
+def _check_one_repetition(plan: Plan) -> None:
+    """Refuse a sampler or pruner of an arm that is repeated: repetitions must not learn of each other."""
     if plan.repeats > 1:
         raise InvalidInputError(
             "repeats",
@@ -659,24 +920,27 @@ def _check_seen(plan: Plan, workers: Mapping[str, object]) -> None:
             "does not go with a sampler or pruner of your own, which would see the trials of all repetitions",
             "Leave one of them out.",
         )
-    for name, value in workers.items():
-        if plan.is_sealed:
-            continue
-        raise InvalidInputError(
-            name,
-            value,
-            "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
-            "process",
-            "Leave one of them out.",
-        )
+
+
+def _check_one_worker(plan: Plan, name: str, value: object) -> None:
+    """Refuse a sampler or pruner of Optuna's where several workers would train shown trials."""
+    if plan.is_sealed:
+        return  # whose trials learn nothing of each other
+    raise InvalidInputError(
+        name,
+        value,
+        "does not go with a sampler or pruner of Optuna, which see one trial after the other, in this "
+        "process",
+        "Leave one of them out.",
+    )
 
 
 def _check_kinds(strategy: Strategy, sampler: object, pruner: object) -> None:
-    """Refuse what is no sampler and no pruner, such as a name, and a sampler beside the strategy's."""
+    """Refuse objects that are no sampler or pruner, and a sampler beside the strategy's own."""
     import optuna
 
-    own = callable(getattr(sampler, "draw", None)) and not isinstance(sampler, type)
-    if not (sampler is None or own or isinstance(sampler, optuna.samplers.BaseSampler)):
+    draws = callable(getattr(sampler, "draw", None)) and not isinstance(sampler, type)
+    if not (sampler is None or draws or isinstance(sampler, optuna.samplers.BaseSampler)):
         raise InvalidInputError(
             "sampler",
             sampler,
@@ -690,9 +954,11 @@ def _check_kinds(strategy: Strategy, sampler: object, pruner: object) -> None:
             "must be a pruner of Optuna's",
             "optuna.pruners.MedianPruner() is one.",
         )
+    if sampler is None:
+        return
     defaults = {each.name: each.default for each in fields(strategy)}  # type: ignore[arg-type]
     of_strategy = getattr(strategy, "sampler", None)
-    if sampler is None or of_strategy == defaults.get("sampler"):
+    if of_strategy == defaults.get("sampler"):
         return
     raise InvalidInputError(
         "sampler",
@@ -703,7 +969,7 @@ def _check_kinds(strategy: Strategy, sampler: object, pruner: object) -> None:
 
 
 def _check_pruner(plan: Plan, pruner: object) -> None:
-    """Refuse a pruner that nobody would ask, since scores of a private split are no scores on the way."""
+    """Refuse a pruner where trials have no exact scores on a public validation split."""
     if pruner is None or (plan.score is not None and plan.score.event is None):
         return
     raise InvalidInputError(
@@ -715,10 +981,12 @@ def _check_pruner(plan: Plan, pruner: object) -> None:
     )
 
 
-def _check_searches(plan: Plan, **given: Any) -> None:
+def _check_searches(plan: Plan, **choosers: Any) -> None:
     """Refuse a sampler or a pruner for an arm that has one training."""
-    for name, value in given.items():
-        if value is not None and plan.search is None:
+    if plan.search is not None:
+        return
+    for name, value in choosers.items():
+        if value is not None:
             raise InvalidInputError(
                 name,
                 type(value).__name__,
@@ -730,7 +998,7 @@ def _check_searches(plan: Plan, **given: Any) -> None:
 def _declared_task(mechanism: Mechanism, validation_records: int, *, public: bool) -> Task:
     """Return the public facts of a declared mechanism as a task without data, for planning."""
 
-    def nothing(*_: object) -> Any:
+    def refuse(*_: object) -> Any:
         raise InvalidInputError("task", "declared", "is trained by the user's own function")
 
     return Task(
@@ -741,15 +1009,15 @@ def _declared_task(mechanism: Mechanism, validation_records: int, *, public: boo
         test_records=1,
         input_shape=(),
         classes=None,
-        load=nothing,
-        model=nothing,
-        loss=nothing,
+        load=refuse,
+        model=refuse,
+        loss=refuse,
         public_validation=public,
     )
 
 
 def _score_function(score: Score, records: Records) -> LossOf | None:
-    """Return the user's score function of packed records; None for a metric, which takes one input."""
+    """Return the user's score function for packed records; None for a metric by its name."""
     from privtune.tasks.own import read_score
 
     function = None
@@ -767,15 +1035,18 @@ def _score_function(score: Score, records: Records) -> LossOf | None:
 
 def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[Records | None, bool]:
     """Return the validation records of a declared mechanism, and whether they are public."""
-    from privtune.tasks.own import read_records
+    from privtune.tasks.records import read_records
 
-    of_public = dict(public or {})
-    shown = of_public.pop("validation", None)
-    if of_public or (private is not None and shown is not None):
+    other_splits = dict(public or {})
+    public_records = other_splits.pop("validation", None)
+    is_public = public_records is not None
+    if other_splits or (private is not None and is_public):
         raise InvalidInputError(
             "public",
             sorted(public or {}),
             'is {"validation": (x, y)}, in the place of a private validation split',
         )
-    data = private if shown is None else shown
-    return None if data is None else read_records(data, field="validation"), shown is not None
+    data = public_records if is_public else private
+    if data is None:
+        return None, is_public
+    return read_records(data, field="validation"), is_public

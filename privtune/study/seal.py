@@ -1,17 +1,17 @@
-"""The seal of a round: while one runs, nothing in this process speaks to the outside.
+"""The seal of a round, which keeps all output of this process from leaving the trust boundary.
 
 Two layers: in every training on private records, what is printed, logged or displayed goes to the curator's
 log, since a printed loss is a number that nobody paid for (:func:`kept_for_curator`). A sealed round closes
 more (:func:`sealed`): how often something is said would tell how many trials there are.
 
-Under a seal MLflow refuses every read and write. When it is left, no thread, ``atexit`` handler or finaliser
-that a user's code started under it may be left: each could print once a trial after the seal. A seat belt,
-not a sandbox: code that opens a file or a socket itself is inside the trust boundary like the data.
+Under a seal MLflow refuses every read and write, in every thread. What a trial leaves behind (a thread, a
+handler of ``atexit``, a finaliser) is not watched: it may speak after the seal, and whoever starts it ends
+it. A seat belt, not a sandbox: code that opens a file or a socket itself is inside the trust boundary like
+the data.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import importlib.util
@@ -19,17 +19,14 @@ import io
 import logging
 import os
 import sys
-import sysconfig
 import threading
-import time
-import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from privtune.errors import PrivTuneError
+from privtune.files import open_own
 from privtune.study.replacement import replace_attribute
 
 if TYPE_CHECKING:
@@ -48,15 +45,17 @@ _FORMAT = logging.Formatter("%(levelname)s %(name)s: %(message)s")
 _URI = "MLFLOW_TRACKING_URI"
 
 _lock = threading.RLock()
+"""Held while the state below changes: threads of one study share a seal."""
+
 _undo = contextlib.ExitStack()  # what the outermost seal has changed
-_depth = 0
-_ran = False
+_depth = 0  # of seals that are entered and not left
+_ran = False  # whether a sealed round ran here, other than a rehearsal
 _undo_output = contextlib.ExitStack()  # what the outermost block of kept output has changed
 _output_depth = 0
 
 
 class _Voice(threading.local):
-    """Whether this thread speaks to the terminal although output is kept for the curator."""
+    """The state of a thread: whether it may print to the terminal while output is kept."""
 
     is_loud = False
 
@@ -65,16 +64,20 @@ _voice = _Voice()
 
 
 class SealedError(PrivTuneError):
-    """Code inside a sealed round tried to reach a tracking server, or one was listening already."""
+    """Code inside a sealed round tried to reach MLflow, or MLflow was logging when the round began."""
 
 
 class SealedTrialsError(PrivTuneError):
-    """Sealed trials were asked for outside of the trust boundary."""
+    """Sealed trials were requested outside of the trust boundary."""
 
 
 @contextlib.contextmanager
 def kept_for_curator(log: Path) -> Iterator[None]:
-    """Send what a block prints, warns, logs or displays to a file. Threads share one; the last opens it."""
+    """Send everything that a block prints, warns, logs or displays to the curator's file.
+
+    Args:
+        log: The curator's file, to which it is appended; ``os.devnull`` where this user may not write it.
+    """
     global _output_depth  # noqa: PLW0603 - one process, one state
     with _lock:
         if _output_depth == 0:
@@ -96,7 +99,10 @@ def kept_for_curator(log: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def aloud() -> Iterator[None]:
-    """Let this thread speak to the terminal within a block of kept output: observers see no record."""
+    """Let this thread print to the terminal within a block of kept output, but not in a sealed round.
+
+    Under a sealed round it does not: an observer would say how many trials there are.
+    """
     before = _voice.is_loud
     _voice.is_loud = True
     try:
@@ -107,16 +113,23 @@ def aloud() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
-    """Seal a block. Seals may be nested, and threads share one: the last to leave opens it."""
+    """Seal a block: keep its output for the curator and close MLflow.
+
+    Args:
+        log: The curator's file, for what is printed inside.
+        rehearsal: Whether the block is a rehearsal, on made-up records: ``round_ran`` leaves it out.
+
+    Raises:
+        SealedError: If something listens already.
+    """
     with kept_for_curator(log), _closed(rehearsal=rehearsal):
         yield
 
 
 @contextlib.contextmanager
 def _closed(*, rehearsal: bool) -> Iterator[None]:
-    """Close every way to MLflow, and see that nothing is left that could speak after the block."""
+    """Close MLflow for a block that may be nested and shared by threads; the last to leave reopens it."""
     global _depth, _ran  # noqa: PLW0603 - one process, one state
-    here, left = threading.get_ident(), list[str]()
     with _lock:
         _ran = _ran or not rehearsal
         if _depth == 0:
@@ -124,152 +137,43 @@ def _closed(*, rehearsal: bool) -> Iterator[None]:
             with contextlib.ExitStack() as failed:
                 failed.callback(_undo.close)
                 _close_mlflow()
-                _started.watch()
                 failed.pop_all()
         _depth += 1
-        _started.inside[here] += 1
     try:
         yield
     finally:
         with _lock:
-            last = _depth == 1
-            _started.inside[here] -= 1
-            _depth -= not last
-        if last:
-            try:
-                left = _started.end()  # under the seal: what speaks until now speaks to the log
-            finally:
-                with _lock:
-                    _depth -= 1
-                    if _depth == 0:
-                        _undo.close()
-    if left:
-        raise SealedError(
-            f"A sealed round has left {', '.join(dict.fromkeys(left))}, which may speak after it, once a "
-            "trial: how often would tell the secret number of trials. End what a trial starts before it "
-            "returns (join, shutdown, atexit.unregister, detach), or start it before the study runs."
-        )
+            _depth -= 1
+            if _depth == 0:
+                _undo.close()
 
 
 def round_ran() -> bool:
-    """Return whether this process has run a sealed round: the memory that it left may tell its size."""
+    """Return whether this process has run a sealed round, whose memory use may tell its size.
+
+    A rehearsal does not count: it trains on made-up records, as often as the plan says.
+    """
     return _ran
 
 
 def open_stream(stream: TextIO) -> TextIO:
-    """Return a stream to the same place that a seal leaves open, for what says nothing of a round."""
+    """Return a copy of a stream that stays open under a seal.
+
+    Args:
+        stream: A stream of now; that a seal puts another in its place later does not matter.
+
+    Returns:
+        A stream to a copy of its descriptor, which the caller closes; the stream itself where it has
+        none.
+    """
     try:
         return os.fdopen(os.dup(stream.fileno()), "w", encoding="utf-8", errors="replace")
     except (OSError, ValueError):  # a notebook's or a test's: no file underneath
         return stream
 
 
-_GRACE = 5.0
-"""Seconds that threads which are about to end have for it."""
-
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
-_OWN = str(Path(__file__).parents[1]) + os.sep
-
-
-def _is_library(file: str) -> bool:
-    packaged = any(folder in Path(file).parts for folder in ("site-packages", "dist-packages"))
-    return packaged or file.startswith((*_INSTALLED, _OWN))
-
-
-def _is_standard(file: str) -> bool:
-    return not _is_library(file) and file.startswith((*_STANDARD, "<frozen "))
-
-
-def _by_user() -> bool:
-    """Say whether a user's code asked for what is started, beyond Python's own modules."""
-    frame = sys._getframe(2)
-    while frame is not None and _is_standard(frame.f_code.co_filename):
-        if frame.f_code.co_name == "<module>":  # one of Python's own that is imported
-            return False
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and not _is_library(frame.f_code.co_filename)
-
-
-class _Started:
-    """Threads, handlers and finalisers that code under the seal has started."""
-
-    def __init__(self) -> None:
-        self.inside: Counter[int] = Counter()  # how often each thread has entered
-        self._clear()
-
-    def _clear(self) -> None:
-        self._all: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._threads: list[threading.Thread] = []  # that a user's code has started
-        self._finalisers: list[tuple[Any, object]] = []
-        self._handlers: list[Any] = []
-        self._expected = atexit._ncallbacks()
-
-    def watch(self) -> None:
-        """Note what is started from here on, until the seal is opened."""
-        self._clear()
-        start, finalise = threading.Thread.start, weakref.finalize.__init__
-        register, unregister = atexit.register, atexit.unregister
-
-        def started(it: threading.Thread) -> None:
-            if inside := self._is_inside():
-                self._all.add(it)  # before it starts others
-            start(it)
-            if inside and _by_user():
-                self._threads.append(it)
-
-        def registered(function: Any, *args: Any, **kwargs: Any) -> Any:
-            of_finalisers = function == weakref.finalize._exitfunc  # type: ignore[attr-defined]
-            if self._is_inside() and not of_finalisers and _by_user():
-                self._handlers.append(function)
-            self._expected += 1
-            return register(function, *args, **kwargs)
-
-        def unregistered(function: Any) -> None:
-            self._handlers = [handler for handler in self._handlers if handler != function]
-            unregister(function)
-
-        def finalised(it: Any, of: Any, function: Any, /, *args: Any, **kwargs: Any) -> None:
-            finalise(it, of, function, *args, **kwargs)
-            if self._is_inside() and _by_user():
-                self._finalisers.append((it, function))
-
-        replace_attribute(_undo, threading.Thread, "start", started)
-        replace_attribute(_undo, atexit, "register", registered)
-        replace_attribute(_undo, atexit, "unregister", unregistered)
-        replace_attribute(_undo, weakref.finalize, "__init__", finalised)
-
-    def end(self) -> list[str]:
-        """Wait for threads that are about to end; name what is left, and unregister handlers."""
-        deadline, found = time.monotonic() + _GRACE, []
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                found.append(f"thread {thread.name!r}")
-        found += [f"atexit handler {_name(handler)}" for handler in self._handlers]
-        if atexit._ncallbacks() > self._expected:  # by a name that register had before the seal
-            found.append("an atexit handler")
-        for handler in tuple(self._handlers):
-            atexit.unregister(handler)
-        for finaliser, function in self._finalisers:
-            if finaliser.alive and finaliser.atexit:
-                found.append(f"finaliser {_name(function)} of weakref.finalize")
-                finaliser.detach()
-        return found
-
-    def _is_inside(self) -> bool:
-        here = threading.current_thread()
-        return self.inside[threading.get_ident()] > 0 or here in self._all
-
-
-def _name(function: object) -> str:
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-
-
-_started = _Started()
-
-
 def _refuse_listeners() -> None:
+    """Refuse a seal while an MLflow run is active or MLflow autologging is on."""
     mlflow = sys.modules.get("mlflow")
     if getattr(mlflow, "active_run", lambda: None)() is not None:
         raise SealedError(
@@ -278,20 +182,24 @@ def _refuse_listeners() -> None:
         )
     tools = sys.modules.get("mlflow.utils.autologging_utils")
     integrations = getattr(tools, "AUTOLOGGING_INTEGRATIONS", {})
-    on = [name for name, options in integrations.items() if options.get("disable") is False]
-    if on:
+    libraries = [name for name, options in integrations.items() if options.get("disable") is False]
+    if libraries:
+        names = ", ".join(sorted(libraries))
         raise SealedError(
-            f"MLflow autologging is on ({', '.join(sorted(on))}) around a sealed round: it would log "
+            f"MLflow autologging is on ({names}) around a sealed round: it would log "
             "trials that must stay secret. Turn it off: mlflow.autolog(disable=True)."
         )
 
 
 def _close_mlflow() -> None:
-    """Close every way to a store, in MLflow as it is imported, or as it will be."""
+    """Close MLflow's stores, in modules that are imported now or later and in worker processes.
+
+    MLflow is not imported for that: it takes seconds, and most rounds never meet it.
+    """
     for name in _MLFLOW:
         if name in sys.modules:
             _close(sys.modules[name])
-    watch = _Watch()
+    watch = _ImportWatch()
     sys.meta_path.insert(0, watch)
     _undo.callback(sys.meta_path.remove, watch)
     # Worker processes inherit an address that leads nowhere.
@@ -304,19 +212,22 @@ def _close_mlflow() -> None:
 
 
 def _close(module: ModuleType) -> None:
-    owner, method = _MLFLOW[module.__name__]
-    replace_attribute(_undo, getattr(module, owner), method, _refuse)
+    """Replace the method of a module of MLflow through which everything reaches a store."""
+    class_name, method = _MLFLOW[module.__name__]
+    owner = getattr(module, class_name)
+    replace_attribute(_undo, owner, method, _refuse)
 
 
 def _refuse(*_args: Any, **_kwargs: Any) -> Any:
+    """Raise ``SealedError`` in the place of MLflow's methods."""
     raise SealedError(
         "A sealed round is running: nothing in it may be logged to MLflow, for its trials are not "
         "paid for. To see every trial, use the strategy that pays for everything."
     )
 
 
-class _Watch(MetaPathFinder):
-    """Closes MLflow's modules as soon as they are imported."""
+class _ImportWatch(MetaPathFinder):
+    """An import hook that closes MLflow's modules right after they are imported."""
 
     def __init__(self) -> None:
         self._searching = threading.local()
@@ -324,7 +235,10 @@ class _Watch(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module of MLflow as everybody would, and close it when it was executed."""
+        """Return the spec of a module of MLflow, whose loader closes it at the end; else None.
+
+        None for any other module, and for its own search: the other finders have their turn.
+        """
         if name not in _MLFLOW or getattr(self._searching, "now", False):
             return None
         self._searching.now = True
@@ -346,25 +260,30 @@ class _Watch(MetaPathFinder):
 
 
 def _close_notebook() -> None:
-    """Let a notebook display nothing: bars would show each trial."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if (publisher := getattr(shell, "display_pub", None)) is not None:
-        publish = publisher.publish
+    """Keep a notebook from displaying anything, since a progress bar would show each trial."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    publisher = getattr(get_shell(), "display_pub", None)
+    if publisher is None:
+        return
+    publish = publisher.publish
 
-        def publish_aloud(*args: Any, **kwargs: Any) -> None:
-            if _voice.is_loud and _depth == 0:
-                publish(*args, **kwargs)
+    def publish_aloud(*args: Any, **kwargs: Any) -> None:
+        if _voice.is_loud and _depth == 0:
+            publish(*args, **kwargs)
 
-        replace_attribute(_undo_output, publisher, "publish", publish_aloud)
+    replace_attribute(_undo_output, publisher, "publish", publish_aloud)
 
 
-# Whatever handlers there are: they may write to a file, a server, or a stream of before.
 def _log(_logger: logging.Logger, record: logging.LogRecord) -> None:
+    """Write a record of any logger to the curator's log.
+
+    It goes past the handlers that there are: they may write to a file, a server, or a stream of before.
+    """
     sys.stderr.write(f"{_FORMAT.format(record)}\n")
 
 
 class _Output(io.TextIOBase):
-    """A stream to the curator's log, and to where it led before for a thread that may speak."""
+    """A stream to the curator's log, or to its former target for a thread that may print."""
 
     def __init__(self, log: TextIO, before: TextIO) -> None:
         super().__init__()
@@ -416,12 +335,13 @@ def _redirect(log: Path) -> None:
             _undo_output.callback(stream.close)
     for descriptor in (1, 2):
         try:
-            before = os.dup(descriptor)
+            terminal = os.dup(descriptor)
         except OSError:  # the stream is closed, as those of a daemon are
             continue
         os.dup2(file.fileno(), descriptor)
-        _undo_output.callback(os.close, before)
-        _undo_output.callback(os.dup2, before, descriptor)
+        # Undone from the last to the first: the descriptor is put back, then its copy closed.
+        _undo_output.callback(os.close, terminal)
+        _undo_output.callback(os.dup2, terminal, descriptor)
     # Text that waits in a buffer was printed under the seal: it goes to the log, before the
     # streams are put back.
     _undo_output.callback(_flush)
@@ -431,11 +351,13 @@ def _redirect(log: Path) -> None:
 
 
 def _open(log: Path) -> TextIO:
+    """Return a stream that appends to a log, or to the null device if the log cannot be written."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    nowhere = Path(os.devnull)
     try:
-        descriptor = os.open(log, flags, 0o600)
+        descriptor = os.open(nowhere, flags) if log == nowhere else open_own(log, flags)
     except OSError:  # a worker of another machine or user: the folder is not its own
-        descriptor = os.open(os.devnull, flags)
+        descriptor = os.open(nowhere, flags)
     return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
 
 

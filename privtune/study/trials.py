@@ -1,4 +1,4 @@
-"""The trials of arms in Optuna's storage, for the curator, and those that are paid for and open.
+"""The trials of arms in Optuna's storage: sealed ones for the curator, shown ones that are paid for.
 
 Each arm is an Optuna study ``NAME/ARM``. Optuna's storage commits at every step of a trial; a study needs
 one commit, when the trial is told. What an open trial was given stands in rows until the arm is released:
@@ -8,20 +8,24 @@ with another candidate after a crash, the release would tell of the crash, which
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution, distribution_to_json, json_to_distribution
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from privtune.imports import quiet_optuna, unsearched
-from privtune.ledger.engines import translated
+from privtune.ledger.engines import DatabaseError, database_cause, translated
+from privtune.ledger.errors import SENSELESS, Place
+from privtune.ledger.reading import parsing
 from privtune.ledger.storage import Storage
 from privtune.spaces import categorical, inside, with_tuples
 
@@ -35,41 +39,60 @@ if TYPE_CHECKING:
     from privtune.study.rows import Results
 
 
-Kept = dict[str, tuple[Any, "BaseDistribution"]]
+Suggestions = dict[str, tuple[Any, "BaseDistribution"]]
+"""What a trial was suggested, by hyperparameter: the value, and the law that it was drawn from."""
 
 INDEX = "privtune:index"  # attribute of a trial: its number in its round
 _TUPLES = "privtune:tuples"  # likewise, by hyperparameter: the places of choices that are tuples
 _OUTSIDE = "params:"
-_ASKED, _REPORTED = ".asked", ".reported"
+_ASKED = ".asked"
+_REPORTED = ".reported"
+_STORED = Place("privtune_blobs", "data")
+_TRIALS = "trials"  # a table of Optuna's
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class ShownTrial:
-    """A trial of Optuna's whose suggestions are stored at once, so that a crash changes none."""
+    """A trial of Optuna's whose suggestions are stored at once, so that a crash changes none.
 
-    def __init__(self, trial: optuna.Trial, kept: Kept, keep: Callable[[int, bytes], None]) -> None:
-        self._trial, self._keep = trial, keep
-        self._kept: Kept = {}
+    Args:
+        trial: Optuna's trial, in memory.
+        suggestions: What the trial was suggested before, in this process or another.
+        keep: Stores a suggestion, of which it gets the number in its trial and the line.
+    """
+
+    def __init__(
+        self,
+        trial: optuna.Trial,
+        suggestions: Suggestions,
+        keep: Callable[[int, bytes], None],
+    ) -> None:
+        self._trial = trial
+        self._keep = keep
+        self._suggestions: Suggestions = {}
         self.reports: dict[int, float] = {}
-        self.take(kept)
+        self.take(suggestions)
 
-    def take(self, kept: Kept) -> None:
-        """Take what the trial was suggested in another process."""
-        self._kept |= kept
+    def take(self, suggestions: Suggestions) -> None:
+        """Add the suggestions that the trial got in another process."""
+        self._suggestions |= suggestions
+        values = {name: value for name, (value, _) in suggestions.items()}
         # As with trials that Optuna's users enqueue: a suggestion of this name returns this value.
-        self._trial._fixed_params.update({name: value for name, (value, _) in kept.items()})
+        self._trial._fixed_params.update(values)
 
     def suggest(self, name: str, distribution: BaseDistribution) -> Any:
-        """Suggest a value of a distribution; the value that the trial had, if its process died."""
+        """Return a value of a distribution, the same as before a crash, and store it."""
         value = self._trial._suggest(name, distribution)
-        if name not in self._kept:
-            line = [name, value, _law_to_json(distribution)]
-            self._keep(len(self._kept), f"{json.dumps(line)}\n".encode())
-            self._kept[name] = value, distribution
+        if name not in self._suggestions:
+            entry = [name, value, _law_to_json(distribution)]
+            # The end of the line tells a line that broke off, as in a crash, from one that is complete.
+            line = f"{json.dumps(entry)}\n"
+            self._keep(len(self._suggestions), line.encode())
+            self._suggestions[name] = value, distribution
         return value
 
     def report(self, value: float, step: int) -> None:
-        """Report an intermediate score."""
+        """Report an intermediate score at a step to Optuna."""
         self.reports[step] = value
         self._trial.report(value, step)
 
@@ -78,21 +101,27 @@ class ShownTrial:
         return self._trial.should_prune()
 
     def suggest_kept(self) -> None:
-        """Suggest again what the trial had been given, if it was trained before its process died."""
-        for name, (_, distribution) in self._kept.items():
+        """Suggest to Optuna's trial all stored values that it was not asked for in this process."""
+        for name, (_, distribution) in self._suggestions.items():
             if name not in self._trial.params:
                 self._trial._suggest(name, distribution)
 
 
 class _Planned(optuna.Study):
-    """A study whose number of trials is planned, so that nothing else ends it."""
+    """An Optuna study whose number of trials is fixed by the plan."""
 
     def stop(self) -> None:
-        """Go on: samplers that are through with their points ask for an end."""
+        """Ignore a sampler's request to end the study."""
 
 
 class ShownTrials:
-    """The trials of an arm, in the order of their numbers, each told once."""
+    """The shown trials of an arm by number, each drawn and told to Optuna once.
+
+    Args:
+        study: Optuna's study of the arm, in the ledger's storage.
+        results: The arm's sealed results, where what open trials were suggested is kept.
+        lend: Has the database for what Optuna writes.
+    """
 
     def __init__(
         self,
@@ -100,7 +129,10 @@ class ShownTrials:
         results: Results,
         lend: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._stored, self._results, self._lend = study, results, lend
+        self._study = study  # in the ledger's storage
+        self._results = results
+        self._lend = lend
+        # Suggestions that were stored before: by name, a few letters each, and read when asked for.
         self._before = [name for name in results.names() if _ASKED in name]
         memory = optuna.storages.InMemoryStorage()
         # Of the same name: Hyperband derives a trial's bracket from it.
@@ -109,131 +141,193 @@ class ShownTrials:
         self._memory = _Planned(study.study_name, memory)
         ended = study.get_trials(deepcopy=False, states=_ENDED)
         self._memory.add_trials([from_storage(trial) for trial in ended])
-        self._ids: dict[int, int] = {
-            trial.user_attrs[INDEX]: trial._trial_id
-            for trial in self._memory.get_trials(deepcopy=False)
-            if INDEX in trial.user_attrs
-        }
+        # By the number in the round: Optuna's id of the trial in memory.
+        self._ids: dict[int, int] = {}
+        for trial in self._memory.get_trials(deepcopy=False):
+            if INDEX in trial.user_attrs:
+                self._ids[trial.user_attrs[INDEX]] = trial._trial_id
         self._told = set(self._ids)
         self._open: dict[int, ShownTrial] = {}
 
     def ask(
         self, number: int, *, sampler: BaseSampler, pruner: BasePruner | None = None
     ) -> ShownTrial:
-        """Return trial ``number``, drawn by a sampler that sees the earlier ones; drawn once."""
-        # A study of its own over the same trials: several that are open draw by a sampler each.
-        memory = _Planned(
-            self._memory.study_name,
-            self._memory._storage,
+        """Return trial ``number``, drawn once by a sampler that sees the earlier trials.
+
+        Args:
+            number: The trial's number among those of all repetitions.
+            sampler: Optuna's; it draws when the trial is suggested something.
+            pruner: Optuna's; none unless it is given.
+        """
+        if number in self._told:
             # Some samplers write to a trial when it is opened; one that was told stays as it is.
-            optuna.samplers.RandomSampler() if number in self._told else sampler,
-            pruner or optuna.pruners.NopPruner(),
-        )
-        if number not in self._ids:
+            sampler = optuna.samplers.RandomSampler()
+        if pruner is None:
+            pruner = optuna.pruners.NopPruner()
+        # A study of its own over the same trials: several that are open draw by a sampler each.
+        memory = _Planned(self._memory.study_name, self._memory._storage, sampler, pruner)
+        trial_id = self._ids.get(number)
+        if trial_id is None:
             template = create_trial(state=TrialState.RUNNING, user_attrs={INDEX: number})
-            self._ids[number] = memory._storage.create_new_trial(memory._study_id, template)
-        trial = optuna.Trial(memory, self._ids[number])
+            trial_id = memory._storage.create_new_trial(memory._study_id, template)
+            self._ids[number] = trial_id
+        trial = optuna.Trial(memory, trial_id)
         start = f"trial-{number}{_ASKED}"
-        kept = _read(self._results.get(n) or b"" for n in self._before if n.startswith(start))
-        self._open[number] = ShownTrial(
-            trial, kept, lambda count, line: self._results.put(f"{start}-{count:06d}", line)
-        )
-        return self._open[number]
+        contents: list[bytes] = []
+        for name in self._before:
+            if name.startswith(start):
+                contents.append(self._results.get(name) or b"")
+        suggestions = _read_suggestions(contents)
+
+        def keep(count: int, line: bytes) -> None:
+            name = f"{start}-{count:06d}"
+            self._results.put(name, line)
+
+        shown_trial = ShownTrial(trial, suggestions, keep)
+        self._open[number] = shown_trial
+        return shown_trial
 
     def take(self, numbers: Iterable[int]) -> None:
-        """Take what open trials were suggested and reported in other processes."""
+        """Add the suggestions and reports that open trials got in other processes.
+
+        Args:
+            numbers: Of trials whose rows are done; one that is not open here is left out.
+        """
         for number in numbers:
-            if (trial := self._open.get(number)) is None:
+            trial = self._open.get(number)
+            if trial is None:
                 continue
             trial.take(suggested(self._results, number))
-            reports = json.loads(self._results.get(f"trial-{number}{_REPORTED}") or b"[]")
+            name = f"trial-{number}{_REPORTED}"
+            reports = json.loads(self._results.get(name) or b"[]")
             trial.suggest_kept()
             for step, value in reports:
                 trial.report(value, step)
 
     def hand_over(self, number: int) -> None:
-        """Keep what a trial reported here, for the process that tells how it ended."""
-        if reports := self._open[number].reports:
-            content = json.dumps(list(reports.items())).encode()
-            self._results.put(f"trial-{number}{_REPORTED}", content)
+        """Store a trial's intermediate reports for the process that tells its end."""
+        reports = self._open[number].reports
+        if reports:
+            text = json.dumps(list(reports.items()))
+            name = f"trial-{number}{_REPORTED}"
+            self._results.put(name, text.encode())
 
     def tell(self, number: int, *, score: float, pruned: bool) -> None:
-        """Store how a trial ended: once, whole, in one transaction."""
+        """Store how a trial ended, once and in one transaction.
+
+        Args:
+            number: The trial's number among those of all repetitions.
+            score: Its score; NaN counts as the worst one.
+            pruned: Whether the pruner ended it.
+        """
         if number in self._told:
             return
         trial = self._open.pop(number)
         trial.suggest_kept()
         # A pruned trial counts with its last report, which pruners and TPE know to read.
-        state = TrialState.PRUNED if pruned else TrialState.COMPLETE
-        value = None if pruned else -math.inf if math.isnan(score) else score
-        ended = self._memory.tell(trial._trial, value, state)
+        if pruned:
+            ended = self._memory.tell(trial._trial, None, TrialState.PRUNED)
+        else:
+            value = _value_of(score)
+            ended = self._memory.tell(trial._trial, value, TrialState.COMPLETE)
         with self._lend():
-            self._stored.add_trial(_to_storage(ended))
+            self._study.add_trial(_to_storage(ended))
         self._told.add(number)
 
 
-def suggested(results: Results, number: int) -> Kept:
-    """Return what a trial was suggested, by whatever process, up to now."""
-    names = (f"trial-{number}{_ASKED}-{count:06d}" for count in itertools.count())
-    lines = itertools.takewhile(lambda line: line is not None, map(results.get, names))
-    return _read(line for line in lines if line is not None)
+def _value_of(score: float) -> float:
+    """Return a score as Optuna accepts it, with −∞ for NaN."""
+    return -math.inf if math.isnan(score) else score
 
 
-def _read(kept: Iterable[bytes]) -> Kept:
-    """Return the values and laws that were kept; a line that broke off was never used."""
-    out: Kept = {}
-    lines = (line for content in kept for line in content.splitlines(keepends=True))
-    for line in lines:
-        if not line.endswith(b"\n"):
-            continue
-        name, value, law = json.loads(line)
-        out[name] = with_tuples(value), _law_from_json(name, law)
-    return out
+def suggested(results: Results, number: int) -> Suggestions:
+    """Return the stored suggestions of a trial, made in any process so far.
+
+    Args:
+        results: The arm's sealed results.
+        number: The trial's number among those of all repetitions.
+    """
+    contents: list[bytes] = []
+    for count in itertools.count():
+        name = f"trial-{number}{_ASKED}-{count:06d}"
+        content = results.get(name)
+        if content is None:
+            break
+        contents.append(content)
+    return _read_suggestions(contents)
+
+
+def _read_suggestions(contents: Iterable[bytes]) -> Suggestions:
+    """Return the values and laws in stored lines by name, without lines cut off by a crash."""
+    suggestions: Suggestions = {}
+    for content in contents:
+        for line in content.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                continue
+            with parsing(_STORED):
+                name, value, law = json.loads(line)
+                suggestions[name] = with_tuples(value), _law_from_json(name, law)
+    return suggestions
 
 
 def _law_to_json(law: BaseDistribution) -> str:
+    """Return a distribution as JSON text, in which tuples become lists."""
     if isinstance(law, CategoricalDistribution):
         return json.dumps({"choices": law.choices})
     return distribution_to_json(law)
 
 
 def _law_from_json(name: str, text: str) -> BaseDistribution:
+    """Return the distribution of a JSON text of ``_law_to_json``, with tuples for lists."""
     fields = json.loads(text)
     if "choices" in fields:
-        return categorical(name, with_tuples(fields["choices"]))
+        choices = with_tuples(fields["choices"])
+        return categorical(name, choices)
     return json_to_distribution(text)
 
 
 def _to_storage(trial: FrozenTrial) -> FrozenTrial:
-    """Return a trial as Optuna's storage can hold it: with texts for tuples, and a note of which."""
+    """Return a trial with texts for tuples, which Optuna's storage cannot hold, and a note of them.
+
+    Optuna's tables hold choices as JSON, which would make lists of tuples: other choices than were drawn.
+    """
     tuples: dict[str, list[int]] = {}
-    params, laws = dict(trial.params), dict(trial.distributions)
+    params = dict(trial.params)
+    laws = dict(trial.distributions)
     for name, law in trial.distributions.items():
-        choices = getattr(law, "choices", ())
-        if places := [place for place, choice in enumerate(choices) if isinstance(choice, tuple)]:
-            tuples[name] = places
-            texts = [
-                f"tuple {json.dumps(c)}" if place in places else c
-                for place, c in enumerate(choices)
-            ]
-            laws[name] = categorical(name, texts)
-            params[name] = texts[int(law.to_internal_repr(params[name]))]
-    return _changed(trial, params, laws, {**trial.user_attrs, _TUPLES: tuples}) if tuples else trial
+        choices = list(getattr(law, "choices", ()))
+        places = [place for place, choice in enumerate(choices) if isinstance(choice, tuple)]
+        if not places:
+            continue
+        tuples[name] = places
+        for place in places:
+            text = json.dumps(choices[place])
+            choices[place] = f"tuple {text}"
+        laws[name] = categorical(name, choices)
+        index = int(law.to_internal_repr(params[name]))
+        params[name] = choices[index]
+    if not tuples:
+        return trial
+    attributes = {**trial.user_attrs, _TUPLES: tuples}
+    return _changed(trial, params, laws, attributes)
 
 
 def from_storage(trial: FrozenTrial) -> FrozenTrial:
-    """Restore the tuples of a trial that Optuna's storage holds as texts."""
-    params, laws = dict(trial.params), dict(trial.distributions)
-    others = {name: value for name, value in trial.user_attrs.items() if name != _TUPLES}
-    for name, places in trial.user_attrs.get(_TUPLES, {}).items():
+    """Return a trial of Optuna's storage with its tuples restored from texts."""
+    params = dict(trial.params)
+    laws = dict(trial.distributions)
+    attributes = dict(trial.user_attrs)
+    tuples = attributes.pop(_TUPLES, {})
+    for name, places in tuples.items():
         law: Any = laws[name]
-        choices = [
-            with_tuples(json.loads(c.removeprefix("tuple "))) if place in places else c
-            for place, c in enumerate(law.choices)
-        ]
-        params[name] = choices[int(law.to_internal_repr(params[name]))]
+        choices = list(law.choices)
+        for place in places:
+            text = choices[place].removeprefix("tuple ")
+            choices[place] = with_tuples(json.loads(text))
+        index = int(law.to_internal_repr(params[name]))
+        params[name] = choices[index]
         laws[name] = categorical(name, choices)
-    return _changed(trial, params, laws, others)
+    return _changed(trial, params, laws, attributes)
 
 
 def _changed(
@@ -242,57 +336,119 @@ def _changed(
     laws: dict[str, BaseDistribution],
     attributes: dict[str, Any],
 ) -> FrozenTrial:
+    """Return a copy of a trial with other parameters, distributions and attributes."""
     trial = copy.copy(trial)
-    trial.params, trial.distributions = params, laws
+    trial.params = params
+    trial.distributions = laws
     trial.user_attrs = attributes
     return trial
 
 
 class StudyTrials:
-    """The trials of one study, in the ledger's storage: what Optuna writes takes its turn like the ledger."""
+    """All trials of one study, in Optuna's tables in the ledger's database.
+
+    Args:
+        storage: The ledger's database.
+        study: The study's name, with which the names of Optuna's studies begin.
+    """
 
     def __init__(self, storage: Storage, study: str) -> None:
-        self._home, self._study = storage, study
+        self._home = storage
+        self._study = study
 
     def record(self, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]) -> None:
-        """Record the trials of a finished round, for the curator's tools. A row is written once."""
-        with self._home.lend():
+        """Store the trials of a finished round for the curator's tools, each once.
+
+        Args:
+            arm: The arm's name.
+            space: What the trials were drawn from: Optuna's tables hold a law beside each value.
+            results: The round's results; those that are recorded already are left out.
+        """
+        with self._lent(), self._reading(arm):
             study = self._open(arm)
-            there = {t.user_attrs.get(INDEX) for t in study.get_trials(deepcopy=False)}
-            study.add_trials([_finished(space, r) for r in results if r.index not in there])
+            trials = study.get_trials(deepcopy=False)
+            indices = {trial.user_attrs.get(INDEX) for trial in trials}
+            new_trials: list[FrozenTrial] = []
+            for result in results:
+                if result.index not in indices:
+                    new_trials.append(_finished(space, result))
+            study.add_trials(new_trials)
 
     def shown(self, arm: str, results: Results, *, repetition: int = 0) -> ShownTrials:
-        """Return the trials of an arm that pays for all of them, to ask and to tell."""
-        with self._home.lend():
+        """Return the trials of one repetition of an arm that pays for all of its trials.
+
+        Args:
+            arm: The arm's name.
+            results: Its sealed results.
+            repetition: Which of its repetitions; each has trials of its own.
+        """
+        with self._lent(), self._reading(arm):
             study = self._open(_repeated(arm, repetition))
-        return ShownTrials(study, results, self._home.lend)
+        with self._reading(arm):
+            return ShownTrials(study, results, self._lent)
 
     def of(self, arm: str) -> list[optuna.trial.FrozenTrial]:
-        """Return the sealed trials of an arm. For the curator alone."""
-        with self._home.lend():
-            study = self._open(arm)
-        return [from_storage(trial) for trial in study.get_trials()]
+        """Return the stored trials of an arm, which may be sealed, for the curator alone.
 
-    def records(self, arm: str) -> list[dict[str, Any]]:
-        """Return number, state, parameters and score of the sealed trials of an arm."""
-        return [
-            {"number": t.number, "state": t.state.name, "params": _all_params(t), "score": t.value}
-            for t in self.of(arm)
-        ]
+        Raises:
+            StudyCorruptedError: If Optuna's tables cannot be read.
+        """
+        with self._reading(arm):
+            if not self._home.has_table(_TRIALS):
+                return []
+            try:
+                # Not those that this process remembers: they are compared with what was noted of them.
+                name = f"{self._study}/{arm}"
+                study = optuna.load_study(study_name=name, storage=self._reader)
+            except KeyError:
+                return []
+            return [from_storage(trial) for trial in study.get_trials()]
 
     def delete(self, arms: Sequence[str], *, repeats: int = 1) -> None:
-        """Delete the trials of arms."""
-        for arm in [_repeated(arm, number) for arm in arms for number in range(repeats)]:
-            with self._home.lend(), suppress(KeyError):  # no trial may ever have been kept
-                optuna.delete_study(study_name=f"{self._study}/{arm}", storage=self._storage)
+        """Delete the trials of arms, in each of their repetitions."""
+        for arm in arms:
+            for number in range(repeats):
+                self._delete(_repeated(arm, number))
+
+    def _delete(self, arm: str) -> None:
+        """Delete the trials of one repetition of an arm, if it has any."""
+        name = f"{self._study}/{arm}"
+        with self._lent(), self._reading(arm), suppress(KeyError):
+            optuna.delete_study(study_name=name, storage=self._storage)
 
     def close(self) -> None:
-        """Close the connections."""
-        if "_database" in self.__dict__:
-            self._database.remove_session()
-            self._database.engine.dispose()
+        """Close Optuna's connections to the database."""
+        for name in ("_database", "_reader"):
+            if name in self.__dict__:
+                storage: optuna.storages.RDBStorage = getattr(self, name)
+                storage.remove_session()
+                storage.engine.dispose()
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
+        """Lend the database to Optuna for a block, since SQLite allows one writer at a time."""
+        with self._home.lend():
+            try:
+                yield
+            except StorageInternalError as error:
+                # What the database said: a connection that was lost is no error of the arm's.
+                raise database_cause(error) or error.__cause__ or error from None
+
+    @contextmanager
+    def _reading(self, arm: str) -> Iterator[None]:
+        """Turn errors of Optuna on damaged rows into one error that names study and arm."""
+        try:
+            yield
+        except (optuna.exceptions.OptunaError, DatabaseError, *SENSELESS) as error:
+            cause = database_cause(error)
+            if cause is not None:
+                with translated(self._home.safe_url):
+                    raise cause from None
+            place = Place("trials", "trial_id", f"study {self._study!r}, arm {arm!r}")
+            raise place.error("or another of Optuna's tables cannot be read") from error
 
     def _open(self, arm: str) -> optuna.Study:
+        """Return Optuna's study of an arm, created without its log message if there is none."""
         with quiet_optuna():
             return optuna.create_study(
                 study_name=f"{self._study}/{arm}",
@@ -304,9 +460,26 @@ class StudyTrials:
     @cached_property
     def _database(self) -> optuna.storages.RDBStorage:
         # Opened when trials are read or kept: a study that is only looked at needs none of it.
+        return self._open_database()
+
+    @cached_property
+    def _reader(self) -> optuna.storages.RDBStorage:
+        # Writes nothing, so that a copy of a store can be read.
+        return self._open_database(skip_compatibility_check=True, skip_table_creation=True)
+
+    def _open_database(self, **options: Any) -> optuna.storages.RDBStorage:
+        """Return Optuna's storage in the ledger's database, with the ledger's connection options."""
+        from alembic.util import CommandError
+
         url = self._home.url.render_as_string(hide_password=False)
-        with translated(self._home.safe_url), unsearched():
-            return optuna.storages.RDBStorage(url, engine_kwargs=self._home.options_for_others)
+        try:
+            with translated(self._home.safe_url), unsearched():
+                return optuna.storages.RDBStorage(
+                    url, engine_kwargs=self._home.options_for_others, **options
+                )
+        except CommandError as error:
+            place = Place("alembic_version", "version_num")
+            raise place.error("names no version of Optuna's tables") from error
 
     @cached_property
     def _storage(self) -> optuna.storages.BaseStorage:
@@ -315,38 +488,82 @@ class StudyTrials:
         return optuna.storages.get_storage(self._database)
 
 
+def records_of(trials: Sequence[FrozenTrial]) -> list[dict[str, Any]]:
+    """Return number, state, parameters and score of each trial, JSON-ready."""
+    records = []
+    for trial in trials:
+        record = {
+            "number": trial.number,
+            "state": trial.state.name,
+            "params": _all_params(trial),
+            "score": trial.value,
+        }
+        records.append(record)
+    return records
+
+
+def digest_of_trials(trials: Sequence[FrozenTrial]) -> str:
+    """Return the SHA-256 of all that trials show, except for times.
+
+    The charge notes it: a trial that is changed in Optuna's tables later is found by it.
+    """
+    parts = []
+    for trial in trials:
+        steps = {str(step): value for step, value in trial.intermediate_values.items()}
+        part = [
+            trial.number,
+            trial.state.name,
+            repr(trial.value),
+            _as_texts(trial.params),
+            _as_texts(trial.distributions),
+            _as_texts(trial.user_attrs),
+            _as_texts(steps),
+        ]
+        parts.append(part)
+    # A number that is none, as in a damaged row, has a digest that is not the right one.
+    text = json.dumps(parts, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _as_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the ``repr`` of each value by name, which tells tuples from lists."""
+    return {name: repr(value) for name, value in values.items()}
+
+
 def _repeated(arm: str, repetition: int) -> str:
-    """Return what Optuna calls a repetition of an arm: no name of an arm has a slash."""
+    """Return the name of an arm's repetition in Optuna's tables: ``ARM``, then ``ARM/1`` and so on."""
     return f"{arm}/{repetition}" if repetition else arm
 
 
 def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTrial:
     """Return a round's trial as a finished trial of Optuna's, in the arm's space."""
     # Parameters outside of the space become attributes: Optuna refuses laws that change from trial to trial.
-    params = {
-        key: result.params[key]
-        for key in space
-        if key in result.params and inside(space[key], result.params[key])
+    params = {}
+    for name in space:
+        if name in result.params and inside(space[name], result.params[name]):
+            params[name] = result.params[name]
+    attributes: dict[str, Any] = {
+        INDEX: result.index,
+        "ended": str(result.ended),
+        "unusable": result.unusable,
     }
+    for name, value in result.params.items():
+        if name not in params:
+            attributes[f"{_OUTSIDE}{name}"] = value
     score = -math.inf if result.score is None else result.score
     return optuna.trial.create_trial(
         params=params,
-        distributions={key: space[key] for key in params},
-        value=-math.inf if math.isnan(score) else score,
-        user_attrs={
-            INDEX: result.index,
-            "ended": str(result.ended),
-            "unusable": result.unusable,
-            **{f"{_OUTSIDE}{k}": v for k, v in result.params.items() if k not in params},
-        },
+        distributions={name: space[name] for name in params},
+        value=_value_of(score),
+        user_attrs=attributes,
     )
 
 
 def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     """Return a recorded trial's parameters, those outside of the space included."""
-    outside = {
-        key.removeprefix(_OUTSIDE): with_tuples(value)
-        for key, value in trial.user_attrs.items()
-        if key.startswith(_OUTSIDE)
-    }
-    return {**trial.params, **outside}
+    params = dict(trial.params)
+    for attribute, value in trial.user_attrs.items():
+        if attribute.startswith(_OUTSIDE):
+            name = attribute.removeprefix(_OUTSIDE)
+            params[name] = with_tuples(value)
+    return params

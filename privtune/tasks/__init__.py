@@ -1,4 +1,4 @@
-"""Tasks: what a study works on. Importing this package does not import torch."""
+"""Tasks that studies work on, in a package that imports no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from privtune.imports import lazily
 
 if TYPE_CHECKING:
-    from privtune.tasks._draft import draft
-    from privtune.tasks._facts import (
+    from privtune.facts import (
         A_RECORD,
         MECHANISM,
         PRECISION,
@@ -17,10 +16,11 @@ if TYPE_CHECKING:
         PublicFacts,
         TaskDataError,
     )
-    from privtune.tasks._fine_tuning import fine_tuned
-    from privtune.tasks._partition import Sizes, by_unit, split, unit_records
-    from privtune.tasks._task import Candidate, Score, Task, TaskData
+    from privtune.tables.draft import draft
     from privtune.tasks.built_in import TASKS, get_task
+    from privtune.tasks.partition import Sizes, by_unit, split, unit_records
+    from privtune.tasks.pretrained import fine_tuned
+    from privtune.tasks.task import Candidate, Score, Task, TaskData
     from privtune.training.mechanism.data import Packing, TensorData
 
 __all__ = [

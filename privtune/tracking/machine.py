@@ -1,4 +1,4 @@
-"""What a training does to the machine: CPU, memory, and the GPU where NVML sees one.
+"""Samples of the machine during a training: CPU, memory, and the GPU if NVML sees one.
 
 Only where it is asked for, since load and memory tell how many records there are; for arms that are
 not sealed alone, and before the first sealed round of a process: a load that rises and falls tells how
@@ -11,19 +11,18 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from privtune.files import open_private, private_folder
+from privtune.files import private_folder, write_whole
 from privtune.training.engine.compute import check_device
-from privtune.views.record import Sample
+from privtune.views.arm import Sample
 
 UNCOVERED = "; no ε covers what they tell of the records"
 
 
 class MachineSampler:
-    """Samples the machine in a thread, into memory, from the start to :meth:`stop`.
+    """A sampler of the machine in a thread, which holds its samples in memory until :meth:`stop`.
 
     Args:
         interval: Seconds between two samples.
@@ -47,12 +46,16 @@ class MachineSampler:
         return {"state": f"{self._state}{UNCOVERED}", "samples": self._samples}
 
     def keep(self, path: Path) -> None:
-        """End the sampling, and keep the samples beside the release: they may be logged later."""
+        """End the sampling, and write the samples to a file beside the release, to be logged later.
+
+        Args:
+            path: The file that they are written to, as JSON, for its owner alone.
+        """
         private_folder(path.parent)
-        with open_private(path) as file:
-            json.dump(self.stop(), file)
+        write_whole(path, json.dumps(self.stop()))
 
     def _watch(self) -> None:
+        """Take a sample at every interval until the end, as the body of the thread."""
         import psutil
 
         psutil.cpu_percent()  # the first call only sets the mark that the next one measures from
@@ -60,21 +63,24 @@ class MachineSampler:
             self._take()
 
     def _take(self) -> None:
+        """Take a sample: the seconds since the start, and values by MLflow's names of system metrics."""
         import psutil
 
-        memory = psutil.virtual_memory()
+        system_memory = psutil.virtual_memory()
+        process_memory = psutil.Process().memory_info()
         values = {
             "system/cpu_utilization_percentage": float(psutil.cpu_percent()),
-            "system/system_memory_usage_megabytes": memory.used / 1e6,
-            "system/process_memory_megabytes": psutil.Process().memory_info().rss / 1e6,
+            "system/system_memory_usage_megabytes": system_memory.used / 1e6,
+            "system/process_memory_megabytes": process_memory.rss / 1e6,
         }
         for index, handle in self._gpus.items():
             values |= _gpu_values(index, handle)
-        self._samples.append((time.monotonic() - self._started, values))
+        seconds = time.monotonic() - self._started
+        self._samples.append((seconds, values))
 
 
 def _gpus(device: str) -> tuple[dict[int, Any], str]:
-    """Return NVML's handle of a training's own GPU by its number, none on the CPU; and what is watched."""
+    """Return the training's GPU as NVML's handle by number (none on the CPU), and what is watched."""
     try:
         import pynvml
 
@@ -82,29 +88,32 @@ def _gpus(device: str) -> tuple[dict[int, Any], str]:
         place = check_device(device)
         if place == "cpu":
             return {}, "CPU and memory"
-        number = int(place.partition(":")[2] or 0)
-        return {number: pynvml.nvmlDeviceGetHandleByUUID(_uuid_of(place))}, "CPU, memory and GPU"
+        _, _, number = place.partition(":")
+        handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid_of(place))
+        return {int(number or 0): handle}, "CPU, memory and GPU"
     except Exception as error:  # NVML raises its own types, and none at all without a driver
         return {}, f"CPU and memory; GPU off: {error}"
 
 
 def _uuid_of(device: str) -> str:
-    """Return the UUID by which NVML knows a CUDA device, whatever hides the others."""
+    """Return the UUID of a CUDA device: it stays the same when CUDA_VISIBLE_DEVICES hides others."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}"
 
 
 def _gpu_values(index: int, handle: Any) -> dict[str, float]:
+    """Return the memory and utilisation of a GPU, by MLflow's names of system metrics.
+
+    One reading that fails (MIG slices have no utilisation) does not lose the other.
+    """
     import pynvml
 
-    readings: dict[str, Callable[[], float]] = {
-        "memory_usage_megabytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6,
-        "utilization_percentage": lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-    }
     values: dict[str, float] = {}
-    for name, read in readings.items():
-        # One reading that fails (MIG slices have no utilisation) must not lose the other.
-        with contextlib.suppress(pynvml.NVMLError):
-            values[f"system/gpu_{index}_{name}"] = read()
+    with contextlib.suppress(pynvml.NVMLError):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        values[f"system/gpu_{index}_memory_usage_megabytes"] = memory.used / 1e6
+    with contextlib.suppress(pynvml.NVMLError):
+        rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+        values[f"system/gpu_{index}_utilization_percentage"] = float(rates.gpu)
     return values

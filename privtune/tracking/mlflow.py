@@ -8,29 +8,30 @@ study's own database, and :func:`sync_study` logs it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
-from privtune.files import forget_times
-from privtune.ledger.places import artifact_root
+from privtune.serving.exported import pyfunc_of
 from privtune.study import Observer
+from privtune.study.observer import releases_of
 from privtune.study.seal import round_ran
-from privtune.tracking import store
 from privtune.tracking.machine import MachineSampler
-from privtune.tracking.model import dated, pyfunc_of
-from privtune.tracking.store import TrackingUnavailableError, tracking_uri
-from privtune.tracking.view import VIEW_TAG, saved_view
-from privtune.training.mechanism.metrics import lower_is_better
+from privtune.tracking.process import TrackingProcess, TrackingTimeoutError
+from privtune.tracking.store import OWNER_TAG, TrackingUnavailableError, tracking_uri
+from privtune.tracking.view import saved_view
+from privtune.tracking.writer import PackedModel, TrackingPlace
 from privtune.views import record
-from privtune.views.text import budget_line, first_metric, metric_of
+from privtune.views.text import budget_line, first_metric
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
-    from privtune.study import ArmStatus, Study
+    from privtune.study import Study
+    from privtune.study.observer import Arms
 
 __all__ = ["MlflowObserver", "log_model", "sync_study"]
 
@@ -38,7 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 class MlflowObserver(Observer):
-    """An observer that logs every release of a study, and never holds the study up.
+    """An observer that logs every release of a study to MLflow, within a budget of time.
+
+    All that one release logs has one budget of time, ``PRIVTUNE_TRACKING_SECONDS`` (60 unless it is set),
+    more for a large model. Once it is used up, nothing more is logged by this observer.
 
     Args:
         study: The study.
@@ -49,46 +53,79 @@ class MlflowObserver(Observer):
 
     Attributes:
         unavailable: Why MLflow could not be reached the last time, or ``None``.
+
+    Raises:
+        InvalidInputError: If ``PRIVTUNE_TRACKING_SECONDS`` is no number above 0.
     """
 
     def __init__(
-        self, study: Study, *, uri: str | None = None, sampling_seconds: float | None = None
+        self,
+        study: Study,
+        *,
+        uri: str | None = None,
+        sampling_seconds: float | None = None,
     ) -> None:
         self._study = study
         self.uri = tracking_uri(study.storage, uri)
         self.unavailable: TrackingUnavailableError | None = None
-        if sampling_seconds is None and os.environ.get(record.SWITCH, "").lower() in {"true", "1"}:
+        switch = os.environ.get(record.SWITCH, "")
+        is_switched_on = switch.lower() in {"true", "1"}
+        if sampling_seconds is None and is_switched_on:
             sampling_seconds = 1.0
         self._sampling_seconds = sampling_seconds
         self._samplers: dict[str, MachineSampler] = {}
+        self._process = TrackingProcess()
+        self._has_given_up = False
+
+    def rehearsed(self, plan: Plan, seconds: float | None) -> None:
+        """Start the tracking process early: it imports MLflow while the arm is trained."""
+        if not self._has_given_up:
+            self._process.start()
 
     def arm_started(self, plan: Plan) -> None:
-        """Watch the machine if asked to, unless the arm is sealed or a sealed one ran in this process."""
-        if self._sampling_seconds is not None and not plan.is_sealed and not round_ran():
-            device = self._study.spec.compute.device
-            self._samplers[plan.arm] = MachineSampler(self._sampling_seconds, device)
+        """Start to sample the machine if asked to; a sealed arm, this one or one before it, prevents it."""
+        if self._sampling_seconds is None or plan.is_sealed or round_ran():
+            return
+        device = self._study.spec.compute.device
+        self._samplers[plan.arm] = MachineSampler(self._sampling_seconds, device)
 
     def arm_failed(self, plan: Plan) -> None:
-        """Log nothing: an arm that was interrupted has released nothing yet."""
+        """End the sampling and the tracking process after an interrupted arm, which released nothing."""
         self._end(plan)
+        self._process.close()
 
     def released(self, plan: Plan, release: Release) -> None:
         """Log every release that is not logged yet, unless a sealed arm is still to come."""
         self._end(plan)
+        if self._has_given_up:
+            return  # a tracker that hangs would hold up each release as long as the first
         try:
-            sync_study(self._study, uri=self.uri)
+            _sync(self._study, self._process, self.uri)
             self.unavailable = None
         except TrackingUnavailableError as error:
+            self._has_given_up = isinstance(error, TrackingTimeoutError)
+            if self.unavailable is None or self._has_given_up:  # once, and not with each release
+                _log.warning(
+                    "%s The study goes on; log its releases later with: privtune study sync %s",
+                    error,
+                    self._study.name,
+                )
             self.unavailable = error
-            _log.warning(
-                "%s The study goes on; log its releases later with: privtune study sync %s",
-                error,
-                self._study.name,
-            )
+        if self._has_given_up or self._is_complete():
+            self._process.close()
+
+    def _is_complete(self) -> bool:
+        """Return whether every arm is released, so that nothing is left to log."""
+        status = self._study.status()
+        return all(arm.release is not None for arm in status)
 
     def _end(self, plan: Plan) -> None:
-        if (sampler := self._samplers.pop(plan.arm, None)) is not None:
-            sampler.keep(self._study._life.place(f"{plan.arm}/{record.MACHINE}"))
+        """End the sampling of an arm, if there is any, and write its samples beside the release."""
+        sampler = self._samplers.pop(plan.arm, None)
+        if sampler is not None:
+            life = self._study._life
+            path = life.place(f"{plan.arm}/{record.MACHINE}")
+            sampler.keep(path)
 
 
 def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
@@ -102,49 +139,110 @@ def sync_study(study: Study, *, uri: str | None = None) -> tuple[str, ...]:
         The arms that were logged now; none while a sealed arm has not been released.
 
     Raises:
-        TrackingUnavailableError: If the store cannot be reached. Run it again later: what was
-            logged completely is not logged twice.
+        TrackingUnavailableError: If the store cannot be reached, or one release takes longer than
+            ``PRIVTUNE_TRACKING_SECONDS``. Run it again later: what was logged completely is not logged
+            twice.
+    """
+    with TrackingProcess() as process:
+        return _sync(study, process, tracking_uri(study.storage, uri))
+
+
+def _sync(study: Study, process: TrackingProcess, uri: str) -> tuple[str, ...]:
+    """Log every release that the store does not hold; return the names of the logged arms.
+
+    While a sealed arm is to come, nothing is written: see the module.
     """
     status = study.status()
     if any(arm.plan.is_sealed and arm.release is None for arm in status):
         return ()
-    released = [(arm.plan, arm.release) for arm in status if arm.release is not None]
-    if not released:
+    if not releases_of(status):
         return ()
-    with store.open_client(study.storage, tracking_uri(study.storage, uri)) as client:
-        tags = {"privtune.kind": "study", "privtune.task": study.spec.task_name}
-        experiment = store.experiment_id(client, study.name, storage=study.storage, tags=tags)
-        there = store.published(client, experiment)
-        missing = [pair for pair in released if pair[0].digest() not in there]
+    process.start()
+    with process.opened(_place(study, uri)) as store:
+        published = store.published()
+        missing = []
+        for arm in status:
+            if arm.release is not None and arm.plan.digest() not in published:
+                missing.append((arm.plan, arm.release))
         if not missing:
             return ()
         view = record.budget_view(study)
-        for plan, release in missing:
-            arm = record.arm_record(study, plan, release, view)
-            store.write_record(client, experiment, arm)
-        client.set_experiment_tag(experiment, "mlflow.note.content", record.study_note(study, view))
-        client.set_experiment_tag(experiment, VIEW_TAG, _view(study, status))
+        for number, (plan, release) in enumerate(missing):
+            if number > 0:
+                store.begin_anew()
+            arm_record = record.arm_record(study, plan, release, view)
+            store.write(arm_record)
+        note = record.study_note(study, view, status)
+        store.describe(note, _view(study, status))
     return tuple(plan.arm for plan, _ in missing)
 
 
-def _view(study: Study, status: Sequence[ArmStatus]) -> str:
-    releases = [arm.release for arm in status if arm.release is not None]
-    curves = {record.CURVE_NAMES.get(name, name) for release in releases for name in release.curves}
-    released = dict.fromkeys(name for release in releases for name in release.params)
-    # What a build suggests is searched as well, and stands in no space; what arms fix is not.
-    fixed = {name for arm in status for name in arm.plan.params}
-    space = study.spec.space
-    params = [name for name in space if name in released]
-    params += [name for name in released if name not in space and (not space or name not in fixed)]
+def _place(study: Study, uri: str) -> TrackingPlace:
+    """Return the tracking place of a study: its storage, store and experiment, with the owner as a tag."""
+    tags = {
+        "privtune.kind": "study",
+        "privtune.task": study.spec.task_name,
+        OWNER_TAG: study._life.row.owner.id,
+    }
+    return TrackingPlace(study.storage, uri, study.name, tags)
+
+
+def _view(study: Study, status: Arms) -> str:
+    """Return the saved view of a study's experiment: its columns and charts."""
+    releases = releases_of(status)
     utility = first_metric(status)
-    mean = "_mean" if any(release.repetitions for release in releases) else ""
+    short = record.short_name(utility)
+    metric = short
+    sureness = [f"{short}_low", f"{short}_high"]
+    if any(release.repetitions for release in releases):
+        metric = f"{short}_mean"
+        sureness = [f"{short}_se"]
     return saved_view(
-        params=params,
-        curves=sorted(curves),
-        utility=f"{record.short_name(utility)}{mean}",
-        ascending=lower_is_better(metric_of(utility)),
+        params=_shared_params(study, status, releases),
+        curves=_moving_curves(releases),
+        utility=metric,
+        sureness=sureness,
+        ascending=utility.lower_is_better,
         arms=len(status),
     )
+
+
+def _shared_params(study: Study, status: Arms, releases: Sequence[Release]) -> list[str]:
+    """Return the hyperparameters that several arms have, first those of the space in its order.
+
+    What one arm alone has is nothing to compare. What a build suggests is searched as well, and stands in no
+    space; what arms fix is not.
+    """
+    counts: Counter[str] = Counter()
+    for release in releases:
+        counts.update(release.params.keys())
+    shared = [name for name, count in counts.items() if count > 1]
+    fixed: set[str] = set()
+    for arm in status:
+        fixed.update(arm.plan.params)
+    space = study.spec.space
+    params = [name for name in space if name in shared]
+    for name in shared:
+        is_searched = not space or name not in fixed
+        if name not in space and is_searched:
+            params.append(name)
+    return params
+
+
+def _moving_curves(releases: Sequence[Release]) -> list[str]:
+    """Return the names, as MLflow shows them, of curves with more than one value in some release."""
+    names = set()
+    for release in releases:
+        for name, values in release.curves.items():
+            if _moves(values):
+                names.add(record.CURVE_NAMES.get(name, name))
+    return sorted(names)
+
+
+def _moves(curve: Sequence[float]) -> bool:
+    """Return whether a curve has at least two different finite values."""
+    values = set(filter(math.isfinite, curve))
+    return len(values) > 1
 
 
 def log_model(
@@ -165,59 +263,37 @@ def log_model(
 
     Raises:
         PrivTuneError: If the arm has released no model.
-        TrackingUnavailableError: If the store cannot be reached.
+        TrackingUnavailableError: If the store cannot be reached, or that takes longer than
+            ``PRIVTUNE_TRACKING_SECONDS``.
     """
     release = study.release(arm)
     (plan,) = (plan for plan in study.plans if plan.arm == arm)
     if release.is_nothing:
         raise PrivTuneError(f"Arm {arm!r} of study {study.name!r} has released no model.")
-    sync_study(study, uri=uri)
-    place = tracking_uri(study.storage, uri)
-    with store.open_client(study.storage, place) as client, _fluent(place):
-        experiment = store.experiment_id(client, study.name, storage=study.storage, tags={})
-        run = store.published(client, experiment).get(plan.digest())
-        if run is None:
-            raise PrivTuneError(
-                f"Arm {arm!r} cannot be logged before every sealed arm of study {study.name!r} has "
-                "been released."
-            )
-        with pyfunc_of(study, arm) as given:
-            import mlflow
-
-            info = dated().log(
-                artifact_path=None,
-                name="model",
-                flavor=mlflow.pyfunc,
-                run_id=run,
-                registered_model_name=register,
-                tags=given["metadata"],
-                **given,
-            )
-        forget_times(artifact_root(study.storage) / "mlflow", within=True)
-        if register is not None:
+    place = _place(study, tracking_uri(study.storage, uri))
+    with TrackingProcess() as process:
+        _sync(study, process, place.uri)
+        with pyfunc_of(study, arm) as flavour, process.opened(place) as store:
+            run = store.published().get(plan.digest())
+            if run is None:
+                raise PrivTuneError(
+                    f"Arm {arm!r} cannot be logged before every sealed arm of study {study.name!r} has "
+                    "been released."
+                )
             view = record.budget_view(study)
-            ours = [c.id for c in view.charges if (c.study, c.arm) == (study.name, arm)]
-            tags = given["metadata"] | {
+            charge_id = ""
+            for charge in view.charges:
+                if (charge.study, charge.arm) == (study.name, arm):
+                    charge_id = charge.id
+            tags = flavour["metadata"] | {
                 "privtune.method": release.guarantee.method,
-                "privtune.charge": ours[-1] if ours else "",
+                "privtune.charge": charge_id,
                 "privtune.event": plan.charged.to_json()[:5_000],
             }
-            number = str(info.registered_model_version)
-            for name, value in tags.items():
-                client.set_model_version_tag(register, number, name, value)
-            note = budget_line(study.spec.budget, view.spent, view.left)
-            client.update_model_version(register, number, description=note)
-    return str(info.model_uri)
-
-
-@contextlib.contextmanager
-def _fluent(uri: str) -> Iterator[None]:
-    """Point MLflow's global functions, which its model flavours use, at a store for a while."""
-    import mlflow
-
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    try:
-        yield
-    finally:
-        mlflow.set_tracking_uri(before)
+            lines = (
+                f"{budget_line(study.spec.budget, view.spent, view.left)}.",
+                tags["privtune.quote"],
+                f"It takes {tags['privtune.inputs']}.",
+            )
+            model = PackedModel(run, flavour, register, tags, description="\n\n".join(lines))
+            return store.log_model(model)

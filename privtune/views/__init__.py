@@ -1,1 +1,1 @@
-"""What people read of a study: its record, the report, the privacy statement. Needs no tracker."""
+"""Documents of a study for people: its record, the report, the privacy statement; none needs a tracker."""

@@ -1,4 +1,4 @@
-"""What officers and registries ask for, answered from plans, ledger and certificate.
+"""Answers to the questions of privacy officers and registries, from plans, ledger and certificate.
 
 NIST Special Publication 800-226 (March 2025, doi:10.6028/NIST.SP.800-226) evaluates a claim of
 differential privacy by a pyramid: each layer rests on the one below it. The questions are ours, in the
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,9 +24,10 @@ from privtune.ledger import ChargeState
 from privtune.ledger.audits import contradictions
 from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to, show_epsilon, show_left
+from privtune.prose import capitalise
 from privtune.tasks import A_RECORD, MECHANISM
-from privtune.views.page import render
-from privtune.views.text import public_facts, stage_line, together, weakened
+from privtune.views.templating import render
+from privtune.views.text import describe_dataset, public_facts, stage_line, together, weakened
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan
@@ -42,8 +43,14 @@ SCHEMA = (
 """The version of the schema that entries are tested against."""
 
 
-class Line(NamedTuple):
-    """One charge: its study and arm, empty for a release made elsewhere, and all of it in one line."""
+class ChargeLine(NamedTuple):
+    """One charge as a line of text, with its study and arm: both empty for a release made elsewhere.
+
+    Args:
+        study: The study that was charged.
+        arm: Its arm.
+        text: Number, event, ε alone and state.
+    """
 
     study: str
     arm: str
@@ -52,9 +59,18 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a study's certificate says, in the words that officers and registries ask for.
+    """The facts of a study's certificate, in the words that officers and registries ask for.
 
     Every number is one of the certificate's, or follows from its events alone.
+
+    Args:
+        study: Its name.
+        task: Its task's name.
+        plans: Of all arms.
+        weakened: What weakens the guarantee; empty if nothing does.
+        certificate: The budget's.
+        unprotected: Arms that released something without any guarantee.
+        stages: What each stage released, a line each.
     """
 
     study: str
@@ -62,45 +78,49 @@ class Evidence:
     plans: tuple[Plan, ...]
     weakened: str
     certificate: Mapping[str, Any]
-    unprotected: tuple[str, ...]  # arms that released something without any guarantee
+    unprotected: tuple[str, ...]
     stages: tuple[str, ...]
 
     @property
     def terms(self) -> Mapping[str, Any]:
-        """The budget's terms."""
+        """The budget's terms, as the certificate has them."""
         terms: Mapping[str, Any] = self.certificate["budget"]["terms"]
         return terms
 
     @property
     def unit(self) -> str:
-        """What is protected, in a word."""
+        """The privacy unit, in a word."""
         return str(self.terms["unit"])
 
     @property
     def wording(self) -> PromiseWording:
-        """The words of what is promised."""
+        """The wording of the guarantee for this privacy unit."""
         return PromiseWording(self.unit)
 
     @property
     def guarantee(self) -> Guarantee:
-        """What everything charged to the budget costs together."""
-        said = self.certificate["guarantee"]
-        adjacency = Adjacency(said["adjacency"])
-        return Guarantee(float(said["epsilon"]), float(said["delta"]), said["method"], adjacency)
+        """The guarantee (ε, δ) of all charges to the budget together."""
+        record = self.certificate["guarantee"]
+        return Guarantee(
+            float(record["epsilon"]),
+            float(record["delta"]),
+            record["method"],
+            Adjacency(record["adjacency"]),
+        )
 
     @property
     def neighbours(self) -> str:
-        """What neighbouring datasets are."""
+        """The definition of neighbouring datasets, in words."""
         return self.wording.define_neighbours(self.guarantee.adjacency)
 
     @property
     def dataset(self) -> str:
-        """The protected dataset, as the budget describes it, or the task."""
-        return self.terms["dataset"] or f"the private data of task {self.task}"
+        """The protected dataset in words, as the budget's log has it; if it has no name, by the budget's."""
+        return describe_dataset(self.certificate)
 
     @property
     def spent(self) -> str:
-        """ε and δ of everything, and how they are known."""
+        """The ε and δ of all charges together, with the method that computed them, in words."""
         spent = self.guarantee
         return (
             f"ε = {show_epsilon(spent.epsilon, 4)} at δ = {spent.delta:g}, {spent.adjacency} "
@@ -109,109 +129,140 @@ class Evidence:
 
     @property
     def limit(self) -> str:
-        """What was fixed before anything was released."""
-        kept = "kept" if self.certificate["within_budget"] else "BROKEN"
-        ended = "closed for good" if self.certificate["budget"]["closed"] else "not closed"
+        """The budget's limit, fixed at its creation, and whether it is exceeded and closed, in words."""
+        excess = "not exceeded" if self.certificate["within_budget"] else "EXCEEDED"
+        state = "closed for good" if self.certificate["budget"]["closed"] else "still open"
         return (
-            f"fixed beforehand, for everything ever released on this budget: ε = "
-            f"{self.terms['epsilon']:g} at δ = {self.terms['delta']:g}; it is {kept}, and {ended}"
+            f"limit for everything released on this budget, fixed when it was created: ε = "
+            f"{self.terms['epsilon']:g} at δ = {self.terms['delta']:g}; {excess}; the budget is {state}"
         )
 
     @property
     def libraries(self) -> str:
         """The libraries that computed the certificate, with their versions."""
-        return ", ".join(f"{name} {of}" for name, of in self.certificate["libraries"].items())
+        versions = self.certificate["libraries"].items()
+        return ", ".join(f"{name} {version}" for name, version in versions)
 
     @property
     def loud(self) -> tuple[str, ...]:
-        """What takes away from the guarantee, a sentence each."""
-        found = []
+        """The sentences on what weakens the guarantee."""
+        sentences = []
         if self.unprotected:
             names = ", ".join(self.unprotected)
-            found.append(f"No guarantee at all covers what these arms released: {names}.")
+            sentences.append(f"What these arms released has no privacy guarantee: {names}.")
         if self.weakened:
-            found.append(f"{self.weakened[:1].upper()}{self.weakened[1:]}.")
+            sentence = capitalise(self.weakened)
+            sentences.append(f"{sentence}.")
         if not self.certificate["within_budget"]:
-            found.append("The budget is broken: what was charged costs more than it promises.")
-        return (*found, *contradictions(self.certificate.get("audits", ())))
+            sentences.append(
+                "The budget is exceeded: all charges together cost more than its limit."
+            )
+        audits = self.certificate.get("audits", ())
+        return (*sentences, *contradictions(audits))
 
     @property
     def noises(self) -> str:
-        """Where noise comes from, each source once; that of a declared training is its own."""
-        own = [plan.training.noise for plan in self.plans]
-        said = [f"{noise.source}, {noise.floating_point}" for noise in own]
-        said += [f"in the training of {arm}, that of another library" for arm, _ in self.declared]
-        return "; ".join(dict.fromkeys(said))
+        """The sources of noise in words, each once, with those of trainings by other libraries."""
+        sources: dict[str, None] = {}
+        for plan in self.plans:
+            noise = plan.training.noise
+            sources[f"{noise.source}, {noise.floating_point}"] = None
+        for arm, _ in self.declared:
+            sources[f"in the training of {arm}, that of the other library"] = None
+        return "; ".join(sources)
 
     @property
     def declared(self) -> list[tuple[str, str]]:
-        """Arms whose training is declared, and by whom."""
-        known = ((plan.arm, plan.public_facts.get(MECHANISM)) for plan in self.plans)
-        return [(arm, words) for arm, words in known if words]
+        """The arms with a declared training, each with the text of the declaration."""
+        arms = []
+        for plan in self.plans:
+            mechanism = plan.public_facts.get(MECHANISM)
+            if mechanism:
+                arms.append((plan.arm, mechanism))
+        return arms
 
     @property
     def public(self) -> list[str]:
-        """What is declared public, a line each."""
-        facts = public_facts(self.plans)
-        return [f"{arms}: {name}: {value}" for arms, f in facts for name, value in f.items()]
+        """The facts that are declared public, a line each."""
+        lines = []
+        for arms, facts in public_facts(self.plans):
+            lines += [f"{arms}: {name}: {value}" for name, value in facts.items()]
+        return lines
 
     @property
     def grouped(self) -> list[str]:
-        """What a unit is made of, where it is more than a record."""
-        said = dict.fromkeys(plan.public_facts.get(A_RECORD) for plan in self.plans)
-        return [f"What is sampled and clipped as one: {one}." for one in said if one]
+        """The sentences on units that are sampled and clipped as a whole, if they are more than a record."""
+        sentences: dict[str, None] = {}
+        for plan in self.plans:
+            unit = plan.public_facts.get(A_RECORD)
+            if unit:
+                sentences[f"Unit that is sampled and clipped as a whole: {unit}."] = None
+        return list(sentences)
 
     @property
     def whose(self) -> str:
-        """What is left to answer about the unit."""
+        """The question about the privacy unit that only the curator can answer."""
         return self.wording.open_question
 
     @property
     def audited(self) -> list[str]:
-        """What the audits say that the certificate carries."""
+        """The results of the audits in the certificate, a line for each mechanism."""
         audits = self.certificate.get("audits", ())
-        said = [
-            f"{audit['study']}/{audit['arm']}, {row['mechanism']}: by experiment on made-up records ε ≥ "
-            f"{row['audited']:.4g} at {audit['confidence']:.0%} confidence ({row['runs']:,} runs, seed "
-            f"{audit['seed']}); lower bound {show_left(row['lower'], 4)}, reported "
-            f"{show_epsilon(row['reported'], 4)}, published {audit['published']:g}."
-            for audit in audits
-            for row in audit["rows"]
-        ]
-        return [*said, *contradictions(audits)]
+        lines = []
+        for audit in audits:
+            for row in audit["rows"]:
+                lines.append(
+                    f"{audit['study']}/{audit['arm']}, {row['mechanism']}: by experiment on made-up "
+                    f"records ε ≥ {row['audited']:.4g} at {audit['confidence']:.0%} confidence "
+                    f"({row['runs']:,} runs, seed {audit['seed']}); lower bound "
+                    f"{show_left(row['lower'], 4)}, reported {show_epsilon(row['reported'], 4)}, "
+                    f"published {audit['published']:g}."
+                )
+        return [*lines, *contradictions(audits)]
 
     @cached_property
-    def charges(self) -> tuple[Line, ...]:
+    def charges(self) -> tuple[ChargeLine, ...]:
         """Every charge that was not voided, oldest first."""
-        adjacency, delta = self.guarantee.adjacency, self.guarantee.delta
         lines = []
         for charge in self.certificate["charges"]:
             if charge["state"] == ChargeState.VOIDED:
                 continue
-            event = event_from_dict(charge["event"])
-            alone = epsilon(event, delta, adjacency=adjacency).epsilon
-            who = "/".join(filter(None, (charge["study"], charge["arm"]))) or "outside of a study"
-            note = f" ({charge['note']})" if charge["note"] else ""
-            said = (
-                f"{charge['id']}, {who}{note}: {formula(event)}; alone ε = {show_epsilon(alone, 4)}; "
-                f"{charge['state']}"
+            line = ChargeLine(
+                charge["study"],
+                charge["arm"],
+                self._describe_charge(charge),
             )
-            lines.append(Line(charge["study"], charge["arm"], said))
+            lines.append(line)
         return tuple(lines)
 
+    def _describe_charge(self, charge: Mapping[str, Any]) -> str:
+        """Return one line about a charge: its number, event, state, and the ε of this charge alone."""
+        event = event_from_dict(charge["event"])
+        together = self.guarantee
+        alone = epsilon(event, together.delta, adjacency=together.adjacency)
+        names = filter(None, (charge["study"], charge["arm"]))
+        origin = "/".join(names) or "outside of a study"
+        note = ""
+        if charge["note"]:
+            note = f" ({charge['note']})"
+        return (
+            f"{charge['id']}, {origin}{note}: {formula(event)}; alone ε = "
+            f"{show_epsilon(alone.epsilon, 4)}; {charge['state']}"
+        )
+
     @property
-    def own(self) -> list[Line]:
+    def study_lines(self) -> list[ChargeLine]:
         """The study's own charges."""
         return [line for line in self.charges if line.study == self.study]
 
     @property
-    def others(self) -> list[Line]:
-        """What others charged to the same budget."""
+    def others(self) -> list[ChargeLine]:
+        """The charges to the same budget from outside of the study."""
         return [line for line in self.charges if line.study != self.study]
 
 
 def evidence(study: Study) -> Evidence:
-    """Collect what a study's certificate says, once something was released.
+    """Return the evidence of a study's certificate, once something was released.
 
     Raises:
         PrivTuneError: Nothing was released yet.
@@ -230,70 +281,121 @@ def evidence(study: Study) -> Evidence:
         weakened(study),
         study.certificate(),
         tuple(plan.arm for plan in released if not plan.is_private),
-        tuple(stage_line(stage) for stage in study.stages),
+        tuple(map(stage_line, study.stages)),
     )
 
 
 def to_markdown(study: Study) -> str:
-    """Return the answers as Markdown."""
-    found = evidence(study)
-    head = [*(f"**{_escaped(line)}**" for line in found.loud), *map(_escaped, _head(found))]
-    lines = [f"# Evaluation after NIST SP 800-226: {_escaped(found.study)}", ""]
-    lines += [*[part for line in head for part in (f"> {line}", ">")][:-1], ""]
-    for layer in _layers(found):
-        lines += [f"## {layer['title']}", ""]
-        for answer in layer["answers"]:
-            lines += [f"### {answer['question']}", ""]
-            lines += [f"- {_escaped(line)}" for line in answer["known"]]
-            lines += [f"- **{OPEN}:** {answer['open']}"] if answer["open"] else []
+    """Return the answered questionnaire as Markdown, with what weakens the guarantee at the top.
+
+    Raises:
+        PrivTuneError: Nothing was released yet.
+    """
+    proof = evidence(study)
+    lines = [f"# Evaluation after NIST SP 800-226: {_escaped(proof.study)}", ""]
+    for line in proof.loud:
+        lines += [f"> **{_escaped(line)}**", ">"]
+    for line in _head(proof):
+        lines += [f"> {_escaped(line)}", ">"]
+    lines[-1] = ""  # no bar behind the last one
+    for layer in _layers(proof):
+        lines += [f"## {layer.title}", ""]
+        for question in layer.questions:
+            lines += [f"### {question.words}", ""]
+            lines += [f"- {_escaped(line)}" for line in question.known]
+            if question.open:
+                lines.append(f"- **{OPEN}:** {question.open}")
             lines.append("")
     return "\n".join(lines)
 
 
 def to_html(study: Study) -> str:
-    """Return the answers as one page that needs nothing from outside."""
-    found = evidence(study)
+    """Return the answered questionnaire as one HTML page that needs nothing from outside.
+
+    Raises:
+        PrivTuneError: Nothing was released yet.
+    """
+    proof = evidence(study)
     return render(
         "officer.html",
-        title=f"Evaluation after NIST SP 800-226: {found.study}",
-        loud=found.loud,
-        head=_head(found),
-        layers=_layers(found),
+        title=f"Evaluation after NIST SP 800-226: {proof.study}",
+        loud=proof.loud,
+        head=_head(proof),
+        layers=_layers(proof),
         open=OPEN,
     )
 
 
-def _layers(found: Evidence) -> list[dict[str, Any]]:
-    """Return the questionnaire with its answers, from the top of the pyramid to its base."""
-    spent = ceil_to(found.guarantee.epsilon, 3)
-    means = found.wording.explain_epsilon(spent, found.guarantee.delta)
-    layers: list[dict[str, Any]] = []
-    for line in render("officer.txt", found=found, meaning=means).splitlines():
-        kind, _, said = line.partition(" ")
-        if kind == "#":
-            layers.append({"title": said, "answers": []})
-        elif kind == "?":
-            layers[-1]["answers"].append({"question": said, "known": [], "open": ""})
-        elif kind == "-":
-            layers[-1]["answers"][-1]["known"].append(said)
-        elif kind == "!":
-            layers[-1]["answers"][-1]["open"] = said
+@dataclass
+class OfficerQuestion:
+    """A question of a layer, with its known answer and what is left open.
+
+    Args:
+        words: The question.
+        known: What the evidence says, a line each.
+        open: What is left to answer; empty if nothing is.
+    """
+
+    words: str
+    known: list[str] = field(default_factory=list)
+    open: str = ""
+
+
+@dataclass
+class Layer:
+    """A layer of NIST's pyramid, with its questions.
+
+    Args:
+        title: Its title.
+        questions: Of the layer, in order.
+    """
+
+    title: str
+    questions: list[OfficerQuestion] = field(default_factory=list)
+
+
+def _layers(proof: Evidence) -> list[Layer]:
+    """Return the questionnaire with its answers, from the top of the pyramid to its base.
+
+    The template's lines begin with a mark of their kind: a layer, a question, what is known, what is
+    open. Values are on one line each, so that nothing in them begins a line.
+    """
+    spent = ceil_to(proof.guarantee.epsilon, 3)
+    meaning = proof.wording.explain_epsilon(spent, proof.guarantee.delta)
+    questionnaire = render("officer.txt", found=proof, meaning=meaning)
+    layers: list[Layer] = []
+    question = OfficerQuestion("")  # none was asked yet
+    for line in questionnaire.splitlines():
+        kind, _, words = line.partition(" ")
+        match kind:
+            case "#":
+                layers.append(Layer(words))
+            case "?":
+                question = OfficerQuestion(words)
+                layers[-1].questions.append(question)
+            case "-":
+                question.known.append(words)
+            case "!":
+                question.open = words
     return layers
 
 
-def _head(found: Evidence) -> list[str]:
+def _head(proof: Evidence) -> list[str]:
+    """Return the opening lines: from which certificate the answers come, and what they cannot say."""
+    exported_at = proof.certificate["exported_at"]
+    version = proof.certificate["libraries"]["privtune"]
     return [
-        f"Made from the certificate of {found.certificate['exported_at']} of budget "
-        f"{found.terms['name']}, by PrivTune {found.certificate['libraries']['privtune']}. The questions "
-        "follow the pyramid of NIST SP 800-226 (March 2025), whose layers rest on those below; they do not "
-        "replace reading it.",
+        f"Made from the certificate of {exported_at} of budget {proof.terms['name']}, by PrivTune "
+        f"{version}. The questions follow NIST SP 800-226 (March 2025), from the top layer of its "
+        "pyramid to the base. They do not replace reading it.",
         f"What no tool can know is marked “{OPEN}”.",
     ]
 
 
 def _escaped(value: str) -> str:
-    """Return text that Markdown shows as it is, whoever wrote it."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(value.split()))
+    """Return a text on one line, with Markdown's special characters escaped."""
+    line = " ".join(value.split())
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", line)
 
 
 def to_yaml(study: Study) -> str:
@@ -302,42 +404,55 @@ def to_yaml(study: Study) -> str:
     Raises:
         PrivTuneError: Nothing was released, or something without any guarantee.
     """
-    found = evidence(study)
-    if found.unprotected or not math.isfinite(found.guarantee.epsilon):
-        what = ", ".join(found.unprotected) or f"budget {found.terms['name']}"
+    proof = evidence(study)
+    spent = proof.guarantee
+    if proof.unprotected or not math.isfinite(spent.epsilon):
+        what = ", ".join(proof.unprotected) or f"budget {proof.terms['name']}"
         raise PrivTuneError(
             f"{what} released something without any guarantee: that is no deployment of differential "
             "privacy, and cannot be registered."
         )
-    own = {line.arm: line.text for line in found.own}
+    charges = {line.arm: line.text for line in proof.study_lines}
+    arms = []
+    tuning = []
+    for plan in proof.plans:
+        arm = f"{plan.arm} ({plan.strategy})"
+        arms.append(arm)
+        charge = charges.get(plan.arm)
+        if charge is not None:
+            tuning.append(f"{arm}: {_tuning(plan)} Charge {charge}.")
+    study_name = proof.study.lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", study_name)
     return render(
         "registry.yaml",
         schema=SCHEMA,
         open=OPEN,
-        found=found,
-        slug=re.sub(r"[^a-z0-9]+", "-", found.study.lower()).strip("-") or "study",
-        arms=", ".join(f"{plan.arm} ({plan.strategy})" for plan in found.plans),
-        epsilon=ceil_to(found.guarantee.epsilon, 4),
+        found=proof,
+        slug=slug.strip("-") or "study",
+        arms=", ".join(arms),
+        epsilon=ceil_to(spent.epsilon, 4),
         # YAML reads 1e-05, without a point, as a text.
-        delta=yaml.safe_dump(found.guarantee.delta).split()[0],
-        tuning=[
-            f"{plan.arm} ({plan.strategy}): {_tuning(plan)} Charge {own[plan.arm]}."
-            for plan in found.plans
-            if plan.arm in own
-        ],
-        upper=lambda line: line[:1].upper() + line[1:],
+        delta=yaml.safe_dump(spent.delta).split()[0],
+        tuning=tuning,
+        upper=capitalise,
     )
 
 
 def _tuning(plan: Plan) -> str:
-    """Say in a sentence how an arm came to its hyperparameters."""
+    """Say in a sentence how an arm came to its hyperparameters: fixed, adapted within one run, or searched.
+
+    It follows the arm's name.
+    """
+    if plan.search is None and plan.params:
+        return "its hyperparameters were fixed in advance."
     if plan.search is None:
         return (
-            "its hyperparameters were given beforehand."
-            if plan.params
-            else "sets its hyperparameters within one training, from releases that are paid for."
+            "adapts its hyperparameters within one training, from noised releases that are charged."
         )
-    scored = plan.score is None or plan.score.event is not None
-    how = "noised scores" if scored else "scores on a split that is declared public"
-    kept = "The number of trials is secret, the winner alone is shown." if plan.is_sealed else ""
-    return f"chooses among trials by {how}. {kept}".strip()
+    scores = "noised scores"
+    if plan.score is not None and plan.score.event is None:
+        scores = "scores on a split that is declared public"
+    sentence = f"chooses among trials by {scores}."
+    if plan.is_sealed:
+        sentence += " The number of trials is secret, and only the winner is released."
+    return sentence

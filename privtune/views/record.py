@@ -1,4 +1,4 @@
-"""What a tracker is told about an arm: names, parameters, metrics, notes, documents.
+"""The record of an arm for a tracker: names, parameters, metrics, notes, documents.
 
 Everything here is a function of a plan, a release and the public part of the ledger. It never sees
 a trial, so it cannot show one.
@@ -9,39 +9,41 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import epsilon
 from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to, floor_to, show_epsilon
-from privtune.plots._style import looks
+from privtune.plots.style import looks
+from privtune.prose import capitalise
 from privtune.strategies import Ending
 from privtune.strategies.plan import epsilon_spent
 from privtune.strategies.spread import Spread, values_of
+from privtune.study.arm_row import ArmRow
+from privtune.study.observer import ArmStatus
 from privtune.tasks import PRECISION, PRETRAINED, TRAINED
-from privtune.tasks._facts import declared_note
-from privtune.training.mechanism.metrics import label
-from privtune.views.page import render
+from privtune.training.mechanism.metric_name import MetricName
+from privtune.views.arm import LEDGER_TABLE, ArmRecord, Point, Sample
+from privtune.views.headline import headline
+from privtune.views.templating import render
 from privtune.views.text import (
     budget_line,
     charged_repetitions,
-    draws,
-    metric_of,
+    chosen_line,
+    declared_sentences,
     stage_line,
     together,
     weakened,
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from privtune.accounting import Guarantee
     from privtune.strategies import Plan, Release, TrialResult
     from privtune.study import Study
+    from privtune.study.observer import Arms
     from privtune.training.mechanism.estimates import ScoreEstimate
 
 CURVE_NAMES = {"learning_rate": "lr", "max_grad_norm": "clip", "val_accuracy": "acc/val"}
@@ -49,25 +51,29 @@ CURVE_NAMES = {"learning_rate": "lr", "max_grad_norm": "clip", "val_accuracy": "
 
 _SHORT = {"accuracy": "acc", "balanced_accuracy": "bal_acc"}
 
-LEDGER_TABLE = "privacy/ledger.json"
-
-Point = tuple[str, float, int]
-Sample = tuple[float, dict[str, float]]
-
 MACHINE = "machine.json"
 """The file beside an arm's release that keeps system metrics until they are logged."""
 
 SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"  # MLflow's own
-SEALED_STATE = "off: they would show how long a sealed round took"
+SEALED_STATE = (
+    "off: they would show how long a selection took, and so how many candidates it trained"
+)
 UNWATCHED_STATE = (
-    "off: they tell how many records there are, or how large a sealed round before them was; "
-    f"{SWITCH}=true logs them for arms that are not sealed, before the first sealed one"
+    "off: they would show how many records there are, or how many candidates an earlier selection trained; "
+    f"{SWITCH}=true logs them for the arms before the first selection"
 )
 
 
 @dataclass(frozen=True)
 class BudgetView:
-    """The public state of a study's budget at one moment; times of charges stay behind."""
+    """The public state of a study's budget at one moment, without the times of charges.
+
+    Args:
+        charges: All of the budget, also those of other studies.
+        spent: What they cost together.
+        left: ε that the filter still grants.
+        certificate: The budget's.
+    """
 
     charges: tuple[Charge, ...]
     spent: Guarantee
@@ -75,43 +81,11 @@ class BudgetView:
     certificate: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class ArmRecord:
-    """What a tracker's run of one arm holds, all of it.
-
-    Args:
-        arm: Name of the arm; the run's name.
-        digest: Digest of its plan; the run's identity.
-        tags: Short texts.
-        params: Parameters, written once.
-        points: Metrics as (name, value, step), finite values only.
-        note: Markdown; the first line is the budget.
-        number: The arm's place in its study.
-        seconds: Measured time; 0 for a private arm, whose run must not have a length.
-        samples: System metrics as (seconds since the start, values).
-        documents: JSON artifacts by path.
-        report: The arm's page.
-        model: The released model's file.
-        children: One record a trial, where every trial is paid for; else empty.
-    """
-
-    arm: str
-    digest: str
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    points: tuple[Point, ...]
-    note: str
-    number: int = 0
-    seconds: float = 0.0
-    samples: tuple[Sample, ...] = ()
-    documents: Mapping[str, Any] = field(default_factory=dict)
-    report: str = ""
-    model: Path | None = None
-    children: tuple[ArmRecord, ...] = ()
-
-
 def budget_view(study: Study) -> BudgetView:
-    """Read the public state of a study's budget."""
+    """Read the public state of a study's budget.
+
+    All of it at once: numbers of one page that were read at different moments contradict each other.
+    """
     name = study.spec.budget.name
     with Ledger(study.storage) as ledger:
         return BudgetView(
@@ -123,35 +97,63 @@ def budget_view(study: Study) -> BudgetView:
 
 
 def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> ArmRecord:
-    """Build what is logged of one arm."""
+    """Build the record of one arm for a tracker, from its release and the state of the budget.
+
+    Args:
+        study: The arm's.
+        plan: The arm's.
+        release: What the arm released.
+        view: From :func:`budget_view`.
+
+    Returns:
+        All that a tracker's run of the arm holds. Trials are in it only where all are released.
+    """
     budget = study.spec.budget
-    one_run = epsilon(plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
-    watched, samples = _machine(study, plan)
+    one_run = budget.guarantee_of(plan.training.event).epsilon
+    status = ArmStatus(plan, release.guarantee, "settled", release)
+    row = ArmRow.of(status)
+    system_metrics, samples = _machine(study, plan)
     params = _params(study, plan, release)
     note = _arm_note(study, plan, release, view, one_run)
     ledger = ledger_table(view.charges, study)
-    numbers = {"ε of the procedure": release.guarantee.epsilon}
-    numbers["ε of one training (not the promise)"] = one_run
+    numbers = {
+        "ε of this arm alone": show_epsilon(release.guarantee.epsilon, 4),
+        "ε of the budget, all charges together": show_epsilon(view.spent.epsilon, 4),
+        "ε of one training (not the promise)": show_epsilon(one_run, 4),
+    }
     page = render(
         "arm.html",
         title=f"{plan.arm}: privacy report",
         arm=plan.arm,
         note=[line.replace("**", "") for line in note.splitlines() if line],
-        numbers={name: show_epsilon(value, 4) for name, value in numbers.items()} | params,
+        numbers={**numbers, **params},
         ledger=ledger,
         certificate=view.certificate,
     )
-    arms = [each.arm for each in study.plans]
-    colour = {"mlflow.runColor": looks(arms)[plan.arm].colour}
+    arms = [other.arm for other in study.plans]
+    look = looks(arms)[plan.arm]
+    colour = {"mlflow.runColor": look.colour}
+    children: tuple[ArmRecord, ...] = ()
+    if not plan.is_sealed:
+        children = tuple(_child(plan, trial, colour) for trial in release.trials)
+    budget_metrics = {
+        "eps/one_run": ceil_to(one_run, 4),
+        "eps/budget": ceil_to(view.spent.epsilon, 4),
+        "eps/left": floor_to(view.left, 4),
+    }
     return ArmRecord(
         arm=plan.arm,
         digest=plan.digest(),
-        tags={**_tags(study, plan, release), **colour, "privtune.system_metrics": watched},
+        tags={
+            **_tags(study, plan, release),
+            **row.to_tags(),
+            **colour,
+            "privtune.system_metrics": system_metrics,
+        },
         params=params,
-        points=_points(study, plan, release, {"eps/one_run": one_run, "eps/left": view.left}),
+        points=_points(study, plan, release, row, budget_metrics),
         note=note,
         number=arms.index(plan.arm),
-        seconds=0.0 if release.cost.expected else release.cost.wall_seconds or 0.0,
         samples=samples,
         documents={
             LEDGER_TABLE: ledger,
@@ -161,67 +163,98 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         },
         report=page,
         model=study.model_path(plan.arm),
-        children=() if plan.is_sealed else tuple(_child(plan, t, colour) for t in release.trials),
+        children=children,
     )
 
 
 def _points(
-    study: Study, plan: Plan, release: Release, known: Mapping[str, float]
+    study: Study,
+    plan: Plan,
+    release: Release,
+    row: ArmRow,
+    budget_metrics: Mapping[str, float],
 ) -> tuple[Point, ...]:
-    """Return an arm's metrics; upper bounds are rounded up to what a column shows, what is left down."""
-    budget, cost = study.spec.budget, release.cost
+    """Return an arm's metrics as points, with upper bounds rounded up and what is left rounded down.
+
+    Args:
+        study: The arm's.
+        plan: The arm's: curves of a sealed one, and ε by step, stay behind.
+        release: What the arm released.
+        row: The arm's row of the comparison.
+        budget_metrics: Rounded values about the budget, by name.
+    """
+    budget = study.spec.budget
     values = {
-        "eps/total": ceil_to(release.guarantee.epsilon, 4),
-        "eps/one_run": ceil_to(known["eps/one_run"], 4),
-        "eps/left": floor_to(known["eps/left"], 4),
+        **row.to_metrics(),
+        **budget_metrics,
         **_scores(release.estimates),
         **_scores(release.choice, curves=release.curves),
-        "cost/gradients": round(cost.gradient_evaluations, 0),
-        # Three digits: a tenth of a second would be 0.0 for a small study.
-        "cost/seconds": None if cost.wall_seconds is None else float(f"{cost.wall_seconds:.3g}"),
     }
-    points = [(name, value, 0) for name, value in values.items() if value is not None]
+    points = _at_first_step(values)
     points += _repetitions(release)
     if not plan.is_sealed:
         points += _curves(release.curves)
     if not plan.is_sealed and plan.is_private:
-        terms: dict[str, Any] = {"delta": budget.delta, "adjacency": budget.adjacency}
-        spent = epsilon_spent(plan, **terms)
-        points += [("eps/spent", ceil_to(value, 4), step) for step, value in spent]
+        curve = epsilon_spent(plan, delta=budget.delta, adjacency=budget.adjacency)
+        for step, value in curve:
+            points.append(("eps/arm_steps", ceil_to(value, 4), step))
     # MLflow stores infinity as 1.8e308, which reads like a number: it is never logged.
     return tuple(point for point in points if math.isfinite(point[1]))
 
 
+def _at_first_step(values: Mapping[str, float]) -> list[Point]:
+    """Return metrics as points at step 0: trackers show a single point as a number, not as a curve."""
+    return [(name, value, 0) for name, value in values.items()]
+
+
 def _repetitions(release: Release) -> list[Point]:
-    """Return means and standard errors of a repeated arm, and each metric with a step a repetition."""
+    """Return a repeated arm's means and standard errors, and each metric with a step a repetition.
+
+    Empty of one draw. Standard errors have one digit more than means: they are smaller.
+    """
     if not release.repetitions:
         return []
     points: list[Point] = [("repeats", len(release.repetitions), 0)]
     for name, row in values_of(release).items():
-        short, spread = short_name(name), Spread.of(row)
-        points += [(f"{short}_each", round(v, 4), i) for i, v in enumerate(row) if v is not None]
-        if spread is not None:
-            points.append((f"{short}_mean", round(spread.mean, 4), 0))
-        if spread is not None and spread.error is not None:
+        short = short_name(MetricName.parse(name))
+        for repetition, value in enumerate(row):
+            if value is not None:
+                points.append((f"{short}_each", round(value, 4), repetition))
+        spread = Spread.of(row)
+        if spread is None:
+            continue
+        points.append((f"{short}_mean", round(spread.mean, 4), 0))
+        if spread.error is not None:
             points.append((f"{short}_se", round(spread.error, 5), 0))
     return points
 
 
 def _machine(study: Study, plan: Plan) -> tuple[str, tuple[Sample, ...]]:
-    """Return what is said of an arm's system metrics, and the samples that were kept of it."""
+    """Return a text on how an arm's machine was watched, and the samples that were kept.
+
+    Of a sealed arm there are none, whatever lies in the folder: how long a selection took tells how
+    many trials it had.
+    """
     path = study.folder / plan.arm / MACHINE
-    if plan.is_sealed or not path.exists():
-        return SEALED_STATE if plan.is_sealed else UNWATCHED_STATE, ()
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    return kept["state"], tuple((seconds, values) for seconds, values in kept["samples"])
+    if plan.is_sealed:
+        return SEALED_STATE, ()
+    if not path.exists():
+        return UNWATCHED_STATE, ()
+    text = path.read_text(encoding="utf-8")
+    record = json.loads(text)
+    samples = tuple((seconds, values) for seconds, values in record["samples"])
+    return record["state"], samples
 
 
 def ledger_table(charges: Sequence[Charge], study: Study) -> dict[str, Any]:
-    """Return the charges of a budget in the form of MLflow's table artifacts."""
+    """Return the charges of a budget in the form of MLflow's table artifacts.
+
+    ε is that of each charge alone: such numbers do not add up to that of all together.
+    """
     budget = study.spec.budget
     rows = []
     for charge in charges:
-        alone = epsilon(charge.event, budget.delta, adjacency=budget.adjacency)
+        alone = budget.guarantee_of(charge.event)
         rows.append(
             [
                 charge.id,
@@ -238,10 +271,21 @@ def ledger_table(charges: Sequence[Charge], study: Study) -> dict[str, Any]:
     return {"columns": columns, "data": rows}
 
 
-def study_note(study: Study, view: BudgetView) -> str:
-    """Return the experiment's note: MLflow shows its first line and folds the rest."""
+def study_note(study: Study, view: BudgetView, arms: Arms) -> str:
+    """Return the experiment's note: MLflow shows its first two lines and folds the rest.
+
+    Args:
+        study: The study.
+        view: From :func:`budget_view`.
+        arms: The states of its arms.
+    """
+    answer = headline(study, arms)
+    # MLflow breaks lines where the note does: a blank one would push the command below the fold.
     return render(
         "study.md",
+        answer=answer.answer,
+        use=answer.use,
+        advice=answer.advice,
         budget=budget_line(study.spec.budget, view.spent, view.left),
         together=together(view.spent),
         caveat=PromiseWording(study.spec.budget.unit).caveat,
@@ -249,98 +293,106 @@ def study_note(study: Study, view: BudgetView) -> str:
     )
 
 
-def short_name(name: str) -> str:
+def short_name(name: MetricName) -> str:
     """Return the short name of a metric on a split.
 
     Example:
-        >>> short_name("test_accuracy"), short_name("validation_loss"), short_name("test_auc")
-        ('acc/test', 'loss/val', 'auc/test')
-        >>> short_name("tuning_accuracy")  # of another model than the released one
+        >>> short_name(MetricName("test", "accuracy")), short_name(MetricName("validation", "loss"))
+        ('acc/test', 'loss/val')
+        >>> short_name(MetricName("tuning", "accuracy"))  # of another model than the released one
         'acc/tuning'
     """
-    metric = metric_of(name)
-    split = name.removesuffix(f"_{metric}")
-    return f"{_SHORT.get(metric, metric)}/{'val' if split == 'validation' else split}"
+    short_metric = _SHORT.get(name.metric, name.metric)
+    short_split = "val" if name.split == "validation" else name.split
+    return f"{short_metric}/{short_split}"
 
 
 def _child(plan: Plan, trial: TrialResult, colour: Mapping[str, str]) -> ArmRecord:
+    """Return the record of one trial, for an arm whose trials are all released."""
+    tags = {
+        "privtune.kind": "trial",
+        "privtune.strategy": plan.strategy,
+        **colour,
+    }
+    if trial.ended is not Ending.TRAINED:
+        tags["privtune.ended"] = str(trial.ended)
+    points = _trial_points(plan, trial)
+    points += _curves(trial.curves)
     return ArmRecord(
         arm=f"{plan.arm}/{trial.index}",
         digest=f"{plan.digest()}/{trial.index}",
-        tags={
-            "privtune.kind": "trial",
-            "privtune.strategy": plan.strategy,
-            **colour,
-            **({} if trial.ended is Ending.TRAINED else {"privtune.ended": str(trial.ended)}),
-        },
+        tags=tags,
         params={name: str(value) for name, value in trial.params.items()},
-        points=(*_trial_points(plan, trial), *_curves(trial.curves)),
-        note=f"Trial {trial.index} of {plan.arm}: every trial of this arm is paid for.",
+        points=tuple(points),
+        note=f"Trial {trial.index} of {plan.arm}. This arm releases every trial, and each one was charged.",
     )
 
 
 def _trial_points(plan: Plan, trial: TrialResult) -> list[Point]:
-    """Return a trial's score with the ends of its interval."""
-    if plan.score is None or trial.estimate is None:
+    """Return a trial's score and the ends of its interval as points at step 0."""
+    name = plan.score_name
+    if name is None or trial.estimate is None:
         return []
-    name = f"{plan.scored}_{label(plan.score.metric)}"
-    return [
-        (short, value, 0)
-        for short, value in _scores({name: trial.estimate}, curves=trial.curves).items()
-    ]
+    values = _scores({str(name): trial.estimate}, curves=trial.curves)
+    return _at_first_step(values)
 
 
 def _scores(
     scores: Mapping[str, ScoreEstimate], *, curves: Mapping[str, object] | None = None
 ) -> dict[str, float]:
-    """Return scores by short name with the ends of their intervals; of no information the ends alone.
+    """Return scores and the ends of their intervals by short name; uninformative scores have only ends.
 
     A value whose curve is logged is left out: it would stand at the curve's first step.
     """
-    drawn = {CURVE_NAMES.get(name, name) for name in curves or ()}
+    curve_names = {CURVE_NAMES.get(name, name) for name in curves or ()}
     values = {}
     for name, score in scores.items():
-        short = short_name(name)
-        if score.is_informative and short not in drawn:
+        short = short_name(MetricName.parse(name))
+        if score.is_informative and short not in curve_names:
             values[short] = round(score.value, 4)
-        values[f"{short}_low"] = round(score.low, 4)
-        values[f"{short}_high"] = round(score.high, 4)
+        values |= {
+            f"{short}_low": round(score.low, 4),
+            f"{short}_high": round(score.high, 4),
+        }
     return values
 
 
 def _curves(curves: Mapping[str, Sequence[float]]) -> list[Point]:
-    return [
-        (CURVE_NAMES.get(name, name), value, step)
-        for name, curve in curves.items()
-        for step, value in enumerate(curve)
-        if math.isfinite(value)
-    ]
+    """Return the finite values of curves by short name, with their steps."""
+    points = []
+    for name, curve in curves.items():
+        short = CURVE_NAMES.get(name, name)
+        for step, value in enumerate(curve):
+            if math.isfinite(value):
+                points.append((short, value, step))
+    return points
 
 
 def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
-    budget, facts = study.spec.budget, plan.public_facts
-    computed = dict(release.machine)  # not this machine, where a worker trained
+    """Return an arm's tags: short texts about it, without those that do not apply."""
+    budget = study.spec.budget
+    facts = plan.public_facts
+    machine = dict(release.machine)  # not this machine, where a worker trained
+    device = machine.pop("device", "")
+    is_private = math.isfinite(release.guarantee.epsilon)
+    temperature = ""
+    if release.temperature is not None:
+        temperature = f"{release.temperature:.4g}"
     tags = {
         "privtune.kind": "arm",
         "privtune.study": study.name,
-        "privtune.strategy": plan.strategy,
         "privtune.adjacency": str(budget.adjacency),
         "privtune.unit": plan.unit,
         "privtune.budget": budget.name,
-        "privtune.dataset": study.spec.task_name,
-        "privtune.delta": f"{budget.delta:g}",
-        "privtune.bound": release.guarantee.method,
-        "privtune.draws": draws(release),
+        "privtune.dataset": study.dataset or f"the data of budget {budget.name}",
+        "privtune.dataset_read": str(study.spec.dataset_of(plan.dataset)),
         "privtune.repetitions": charged_repetitions(plan),
-        "privtune.cost": "expected" if release.cost.expected else "measured",
-        "privtune.device": computed.pop("device", ""),
-        "privtune.versions": ", ".join(f"{name} {value}" for name, value in computed.items()),
-        "privtune.visibility": "sealed trials, winner only" if plan.is_sealed else "everything",
-        "privtune.not_private": ""
-        if math.isfinite(release.guarantee.epsilon)
-        else "no guarantee: ε is infinite",
+        "privtune.device": device,
+        "privtune.versions": ", ".join(f"{name} {value}" for name, value in machine.items()),
+        "privtune.not_private": "" if is_private else "no guarantee: ε is infinite",
         "privtune.weakened": weakened(study),
         "privtune.checked": release.checked,
+        "privtune.temperature": temperature,
         "privtune.pretrained": facts.get(PRETRAINED, ""),
         "privtune.trainable": facts.get(TRAINED, ""),
         "privtune.precision": facts.get(PRECISION, ""),
@@ -353,25 +405,36 @@ def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
 
 
 def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
-    """Return what an arm was told, what follows, and what was released: arms that differ log differently."""
-    told = {arm.name: arm.model_extra or {} for arm in study.spec.arms}.get(plan.arm, {})
+    """Return an arm's parameters as texts: its options, what follows from them, and its released values."""
     training = plan.training_of(release.params)
     method = training.to_dict()["method"]
-    laws = {"law": plan.runs, "score": plan.score, "report": plan.report}
-    params = {
-        **{f"method.{name}": value for name, value in method.items() if name != "name"},
-        **{f"option.{name}": value for name, value in told.items()},
-        **{
-            f"{what}.{name}": value
-            for what, terms in laws.items()
-            if terms is not None
-            for name, value in terms.to_dict().items()
-        },
-        "trials": None if plan.search is None else plan.search.trials,
-        "tuning_rate": plan.rate,
-        **{f"stage.{stage.plan.arm}": stage.plan.stage.to_dict() for stage in study.stages},
-        **{f"plan.{k}": v for k, v in plan.details.items() if isinstance(v, str | int | float)},
-        **{name: str(value) for name, value in release.params.items()},
+    params: dict[str, Any] = {}
+    for name, value in method.items():
+        if name != "name":
+            params[f"method.{name}"] = value
+    for name, value in _options(study, plan.arm).items():
+        params[f"option.{name}"] = value
+    groups = {
+        "law": plan.runs,
+        "score": plan.score,
+        "report": plan.report,
+    }
+    for kind, terms in groups.items():
+        if terms is None:
+            continue
+        for name, value in terms.to_dict().items():
+            params[f"{kind}.{name}"] = value
+    if plan.search is not None:
+        params["trials"] = plan.search.trials
+    params["tuning_rate"] = plan.rate
+    for stage in study.stages:
+        params[f"stage.{stage.plan.arm}"] = stage.plan.stage.to_dict()
+    for name, value in plan.details.items():
+        if isinstance(value, str | int | float):
+            params[f"plan.{name}"] = value
+    for name, value in release.params.items():
+        params[name] = str(value)
+    params |= {
         "strategy": plan.strategy,
         "delta": f"{release.guarantee.delta:g}",
         "method": str(method["name"]),
@@ -379,30 +442,55 @@ def _params(study: Study, plan: Plan, release: Release) -> dict[str, str]:
         "sample_rate": f"{training.schedule.sample_rate:.6g}",
         "steps": str(training.schedule.steps),
     }
-    # A mapping in the order of its names, so that arms alike read alike.
-    texts = {
-        name: value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-        for name, value in params.items()
-        if value is not None
-    }
-    return {name: text for name, text in texts.items() if text}
+    return _as_texts(params)
+
+
+def _options(study: Study, name: str) -> Mapping[str, Any]:
+    """Return the options of an arm of a spec; an open study's arms have none.
+
+    Args:
+        study: The arm's.
+        name: The arm's.
+    """
+    for arm in study.spec.arms:
+        if arm.name == name:
+            return arm.model_extra or {}
+    return {}
+
+
+def _as_texts(params: Mapping[str, Any]) -> dict[str, str]:
+    """Return parameters as texts, without those that are None or empty."""
+    texts = {}
+    for name, value in params.items():
+        if value is None:
+            continue
+        text = value
+        if not isinstance(value, str):
+            # A mapping in the order of its names, so that arms alike read alike.
+            text = json.dumps(value, sort_keys=True, default=str)
+        if text:
+            texts[name] = text
+    return texts
 
 
 def _arm_note(study: Study, plan: Plan, release: Release, view: BudgetView, one_run: float) -> str:
-    declared = "; ".join(filter(None, (declared_note(plan.public_facts), release.checked)))
-    notes = [f"{declared[:1].upper()}{declared[1:]}." if declared else "", release.note]
+    """Return the note of an arm's run: its budget first, then sentences about its ε."""
+    budget = study.spec.budget
+    notes = [chosen_line(budget, release.guarantee, view.spent)]
+    notes += declared_sentences([plan])
+    if release.checked:
+        sentence = capitalise(release.checked)
+        notes.append(f"{sentence}.")
+    notes += filter(None, (release.note, charged_repetitions(plan)))
+    notes += map(stage_line, study.stages)
     return render(
         "arm.md",
-        budget=budget_line(study.spec.budget, view.spent, view.left),
-        caveat=PromiseWording(study.spec.budget.unit).short_caveat,
+        budget=budget_line(budget, view.spent, view.left),
+        caveat=PromiseWording(budget.unit).short_caveat,
         plan=plan,
         guarantee=release.guarantee,
         total=release.guarantee.epsilon,
         one_run=one_run,
-        delta=f"{study.spec.budget.delta:g}",
-        notes=[
-            *filter(None, (*notes, charged_repetitions(plan))),
-            *(stage_line(stage) for stage in study.stages),
-        ],
-        expected=release.cost.expected,
+        delta=f"{budget.delta:g}",
+        notes=notes,
     )

@@ -1,60 +1,58 @@
-"""The page of a study, with the privacy statement that somebody is asked to sign, and that of one chart."""
+"""The HTML report of a study, with a privacy statement to sign, and a page or picture of one chart."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from privtune.accounting import epsilon, explain
+from privtune.accounting import explain
 from privtune.accounting.registry import formula
 from privtune.errors import InvalidInputError
+from privtune.facts import rows_note
 from privtune.ledger.audits import contradictions
 from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to, show_epsilon, show_left
 from privtune.strategies.laws import say_few_runs
-from privtune.study.audits import audits_of
+from privtune.study.arm_audits import audits_of
+from privtune.study.observer import releases_of
 from privtune.tasks import PRETRAINED
-from privtune.tasks._facts import rows_note
 from privtune.views import text
-from privtune.views.comparison import order_of, show_probability, table_of
-from privtune.views.page import Values, figure, render
+from privtune.views.comparison import table_of
+from privtune.views.headline import constant_notes, headline
+from privtune.views.order import order_of, show_probability
 from privtune.views.record import budget_view, ledger_table
+from privtune.views.templating import Values, figure, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import plotly.graph_objects as go
 
     from privtune.strategies import Plan
-    from privtune.study import ArmStatus, Study
+    from privtune.study import Study
+    from privtune.study.observer import Arms, ArmStatus
+    from privtune.study.spec import BudgetSpec
     from privtune.views.record import BudgetView
 
 
 def render_study(study: Study) -> str:
-    """Return the report of a study: HTML with Plotly inside, which opens without a network."""
-    arms, view, budget = study.status(), budget_view(study), study.spec.budget
-    stages = [
-        (
-            stage.plan.arm,
-            stage.plan.stage.type,
-            show_epsilon(stage.guarantee.epsilon),
-            f"{stage.plan.scale:.4g}",
-            stage.words or stage.state,
-        )
-        for stage in study.stages
-    ]
+    """Return the report of a study: HTML with Plotly inside, which opens without a network.
+
+    It shows releases, plans and charges, and none of a sealed arm's trials.
+    """
+    arms = study.status()
+    view = budget_view(study)
     return render(
         "study.html",
         plotly=True,
         title=f"{study.name}: hyperparameter tuning under differential privacy",
         study=study.name,
-        budget=text.budget_line(budget, view.spent, view.left),
+        budget=text.budget_line(study.spec.budget, view.spent, view.left),
         seed=study.spec.seed,
         declared=text.declared_trainings(study),
         comparison=_comparison(arms),
         order=_order(arms),
-        spread=text.spread_notes(arms),
+        answer=headline(study, arms).lines,
+        spread=[*constant_notes(arms), *text.spread_notes(arms)],
         expected=text.EXPECTED,
-        stages=stages,
+        stages=_stages(study),
         figures=_figures(study, arms),
         charges=_charges(study, view),
         audits=_audits(audits_of(study)),
@@ -64,8 +62,24 @@ def render_study(study: Study) -> str:
     )
 
 
+def _stages(study: Study) -> list[tuple[str, ...]]:
+    """Return a row for each stage: its name, type, ε, noise, and its release or its state."""
+    rows: list[tuple[str, ...]] = []
+    for stage in study.stages:
+        plan = stage.plan
+        row = (
+            plan.arm,
+            plan.stage.type,
+            show_epsilon(stage.guarantee.epsilon),
+            f"{plan.scale:.4g}",
+            stage.words or stage.state,
+        )
+        rows.append(row)
+    return rows
+
+
 def render_chart(study: Study, kind: str = ".html") -> str | bytes:
-    """Return one chart: what arms reached, their ε and their cost.
+    """Return the comparison chart as a page or a picture: the metric, ε and cost of each arm.
 
     Args:
         study: The study.
@@ -75,102 +89,184 @@ def render_chart(study: Study, kind: str = ".html") -> str | bytes:
         InvalidInputError: If arms have no metric in common, or none is released.
     """
     from privtune.plots import plot_comparison
-    from privtune.plots._image import to_image
+    from privtune.plots.image import to_image
 
     arms = study.status()
     name, values = text.utility_column(arms)
-    if " or " in name or set(values.values()) <= {text.NOT_MEASURED}:
-        why = "no released arm has it, or others have another one"
+    is_measured = any(value != text.NOT_MEASURED for value in values.values())
+    if " or " in name or not is_measured:
+        why = "no released arm has it, or arms have different metrics"
         remedy = "Run the study first, or see the table: privtune study compare NAME."
         raise InvalidInputError("metric", name, why, remedy)
-    chart = plot_comparison(study, metric=text.first_metric(arms), arms=arms)
+    metric = text.first_metric(arms)
+    chart = plot_comparison(study, metric=metric, arms=arms)
     if kind != ".html":
         return to_image(chart, kind)
-    return render("chart.html", plotly=True, title=study.name, shown=_compared(chart, arms))
+    return render(
+        "chart.html",
+        plotly=True,
+        title=study.name,
+        shown=_compared(chart, arms),
+    )
 
 
-def _compared(chart: go.Figure, arms: Sequence[ArmStatus]) -> Values:
-    """Return the figure of the comparison, and what its lines are for."""
-    noised = any(arm.plan.report is not None and arm.plan.report.event is not None for arm in arms)
-    said = {"utility": text.explain_utility(arms), "noised": noised}
-    said |= {"repeated": any(arm.release and arm.release.repetitions for arm in arms)}
-    return {**figure("arms", chart), "lines": chart.data[0].error_x.visible, **said}
+def _compared(chart: go.Figure, arms: Arms) -> Values:
+    """Return the template's values of the comparison's figure, and whether arms are noised or repeated.
+
+    Args:
+        chart: From :func:`privtune.plots.plot_comparison`.
+        arms: The arms that it shows: their metric may be noised, and their runs repeated.
+    """
+    is_noised = False
+    is_repeated = False
+    for arm in arms:
+        report = arm.plan.report
+        if report is not None and report.event is not None:
+            is_noised = True
+        if arm.release and arm.release.repetitions:
+            is_repeated = True
+    return {
+        **figure("arms", chart),
+        "lines": chart.data[0].error_x.visible,
+        "utility": text.explain_utility(arms),
+        "noised": is_noised,
+        "repeated": is_repeated,
+    }
 
 
-def _comparison(arms: Sequence[ArmStatus]) -> Values:
+def _comparison(arms: Arms) -> Values:
+    """Return the table of the comparison, and which of its columns are numbers."""
     rows = table_of(arms)
-    columns = [*rows[0]] if rows else ["arm"]
+    columns = list(rows[0]) if rows else ["arm"]
     return {
         "columns": columns,
-        "rows": [[*row.values()] for row in rows],
+        "rows": [list(row.values()) for row in rows],
         "caption": "The same in numbers",
         "numeric": columns[2:-1],
     }
 
 
-def _order(arms: Sequence[ArmStatus]) -> Values:
-    """Return the table of all pairs of repeated arms; nothing of fewer than two."""
+def _order(arms: Arms) -> Values:
+    """Return the table of probabilities that one repeated arm beats another; empty for fewer than two."""
     order = order_of(arms)
     if len(order) < 2:
         return {}
-    rows = [
-        (arm, *("—" if arm == other else show_probability(row[other]) for other in order))
-        for arm, row in order.items()
-    ]
-    caption = (
-        "The probability that the mean of the arm in the row is better than that in the column"
-    )
-    return {"columns": ("", *order), "rows": rows, "caption": caption, "numeric": (*order,)}
+    rows = []
+    for arm, row in order.items():
+        cells = [arm]
+        for other in order:
+            cell = "—" if arm == other else show_probability(row[other])
+            cells.append(cell)
+        rows.append(tuple(cells))
+    return {
+        "columns": ("", *order),
+        "rows": rows,
+        "caption": (
+            "Probability that the mean of the row's arm is better than the mean of the column's arm"
+        ),
+        "numeric": tuple(order),
+    }
 
 
-def _figures(study: Study, arms: Sequence[ArmStatus]) -> Values:
-    """Return the figures by name; those of which nothing was measured are left out."""
+def _figures(study: Study, arms: Arms) -> Values:
+    """Return the page's figures by name, without those for which nothing was measured.
+
+    Charts are imported here and not above: a page is the only thing that needs Plotly.
+    """
     from privtune import plots
-    from privtune.plots._study import costs_at_other_means, shares
 
-    parts: Values = {
+    budget_chart = plots.plot_budget(study)
+    metric = text.first_metric(arms)
+    comparison_chart = plots.plot_comparison(study, metric=metric, arms=arms)
+    figures: Values = {
+        "budget": figure("budget", budget_chart, numbers=_shares_table(study)),
+        "comparison": _compared(comparison_chart, arms),
+    }
+    if any(release.curves for release in releases_of(arms)):
+        curves = plots.plot_trajectories(study, arms=arms)
+        figures["trajectories"] = figure("trajectories", curves)
+    figures["laws"] = _laws(study, arms)
+    return figures
+
+
+def _shares_table(study: Study) -> Values:
+    """Return the table behind the budget's figure: each charge with the ε it added and its ε alone."""
+    from privtune.plots.study_charts import shares
+
+    rows = []
+    for label, added, alone in shares(study):
+        row = (
+            label,
+            show_epsilon(added, 4),
+            show_epsilon(alone, 4),
+        )
+        rows.append(row)
+    return {
         "columns": ("charge", "ε added", "ε alone"),
-        "rows": [(of, show_epsilon(a, 4), show_epsilon(b, 4)) for of, a, b in shares(study)],
-        "caption": "What each charge added to the composition",
+        "rows": rows,
+        "caption": "How much each charge added to ε of the composition",
         "numeric": ("ε added", "ε alone"),
     }
-    found: Values = {"budget": figure("budget", plots.plot_budget(study), numbers=parts)}
-    chart = plots.plot_comparison(study, metric=text.first_metric(arms), arms=arms)
-    found["comparison"] = _compared(chart, arms)
-    if any(arm.release is not None and arm.release.curves for arm in arms):
-        found["trajectories"] = figure("trajectories", plots.plot_trajectories(study, arms=arms))
-    laws: dict[object, list[Plan]] = {}
-    for plan in (arm.plan for arm in arms if arm.plan.runs is not None):
-        laws.setdefault((plan.runs, plan.charged), []).append(plan)
-    found["laws"] = []
-    for number, plans in enumerate(laws.values()):
-        costs = costs_at_other_means(study, plans[0])
-        numbers: Values = {
-            "columns": ("mean runs", "ε"),
-            "rows": [(f"{mean:g}", show_epsilon(cost, 4)) for mean, cost in costs],
-            "caption": "ε of the selection at other means, with the same noise",
-            "numeric": ("mean runs", "ε"),
-        }
-        chart = plots.plot_runs(study, arm=plans[0].arm)
-        law: Any = plans[0].runs
-        shown = figure(f"runs-{number}", chart, numbers=numbers)
-        found["laws"].append((", ".join(plan.arm for plan in plans), say_few_runs(law), shown))
-    return found
+
+
+def _laws(study: Study, arms: Arms) -> list[tuple[str, str, Values]]:
+    """Return the arms, a warning and the figure of each law of runs."""
+    from privtune import plots
+
+    plans_by_law: dict[object, list[Plan]] = {}
+    for arm in arms:
+        plan = arm.plan
+        if plan.runs is None:
+            continue
+        law = (plan.runs, plan.charged)
+        plans_by_law.setdefault(law, []).append(plan)
+    laws = []
+    for number, plans in enumerate(plans_by_law.values()):
+        first = plans[0]
+        runs: Any = first.runs
+        names = ", ".join(plan.arm for plan in plans)
+        chart = plots.plot_runs(study, arm=first.arm)
+        numbers = _runs_table(study, first)
+        picture = figure(f"runs-{number}", chart, numbers=numbers)
+        laws.append((names, say_few_runs(runs), picture))
+    return laws
+
+
+def _runs_table(study: Study, plan: Plan) -> Values:
+    """Return the table behind the figure of a law of runs: mean numbers of runs and their ε.
+
+    Args:
+        study: Its budget gives δ and the relation of neighbours.
+        plan: Of the first arm with this law.
+    """
+    from privtune.plots.study_charts import costs_at_other_means
+
+    columns = ("mean runs", "ε")
+    rows = []
+    for mean, cost in costs_at_other_means(study, plan):
+        rows.append((f"{mean:g}", show_epsilon(cost, 4)))
+    return {
+        "columns": columns,
+        "rows": rows,
+        "caption": "ε of the selection for other mean numbers of runs, with the same noise",
+        "numeric": columns,
+    }
 
 
 def _charges(study: Study, view: BudgetView) -> Values:
+    """Return the table of all charges, with the derivation of each ε."""
     budget = study.spec.budget
-    why = {
-        event: {
-            "summary": formula(event),
-            "tree": explain(event, budget.delta, adjacency=budget.adjacency),
+    rows = []
+    table = ledger_table(view.charges, study)["data"]
+    for row, charge in zip(table, view.charges, strict=True):
+        derivation = {
+            "summary": formula(charge.event),
+            "tree": explain(charge.event, budget.delta, adjacency=budget.adjacency),
         }
-        for event in {charge.event for charge in view.charges}
-    }
-    rows = ledger_table(view.charges, study)["data"]
+        rows.append((*row[:5], derivation))
     return {
         "columns": ("charge", "study", "arm", "state", "ε alone", "why this ε"),
-        "rows": [(*row[:5], why[c.event]) for row, c in zip(rows, view.charges, strict=True)],
+        "rows": rows,
         "caption": f"All charges of budget {budget.name}",
         "numeric": ("ε alone",),
         "wide": ("why this ε",),
@@ -178,62 +274,102 @@ def _charges(study: Study, view: BudgetView) -> Values:
 
 
 def _audits(records: list[Values]) -> Values:
+    """Return the section of kept audits, contradictions first; empty without any audit.
+
+    Lower bounds are rounded down and upper ones up: rounding must not hide that one is above another.
+    """
     from privtune import plots
 
     if not records:
         return {}
-    rows = [
-        (
-            f"{record['arm']}: {row['mechanism']}",
-            *(show_left(row[name], 4) for name in ("audited", "lower")),
-            show_epsilon(row["reported"], 4),
-            f"{record['published']:g}",
-            f"{row['runs']:,}",
-            f"{record['seed']}",
-        )
-        for record in records
-        for row in record["rows"]
-    ]
+    rows = []
+    untouched: dict[str, None] = {}  # what an audit says nothing about, each once
+    for record in records:
+        untouched |= dict.fromkeys(record["untouched"])
+        for row in record["rows"]:
+            cells = (
+                f"{record['arm']}: {row['mechanism']}",
+                show_left(row["audited"], 4),
+                show_left(row["lower"], 4),
+                show_epsilon(row["reported"], 4),
+                f"{record['published']:g}",
+                f"{row['runs']:,}",
+                f"{record['seed']}",
+            )
+            rows.append(cells)
     columns = ("of", "audited ≤", "lower ≤", "reported ≤", "published", "runs", "seed")
-    sure = f"{records[0]['confidence']:.0%}"
+    confidence = f"{records[0]['confidence']:.0%}"
     return {
         "contradictions": contradictions(records),
         "table": {
             "columns": columns,
             "rows": rows,
-            "caption": f"Bounds on ε from below, by experiment, at {sure} confidence each",
+            "caption": f"Lower bounds on ε from attacks on made-up records, each at {confidence} confidence",
             "numeric": columns[1:],
         },
         "figure": figure("audits", plots.plot_audits(records)),
-        "untouched": list(dict.fromkeys(line for r in records for line in r["untouched"])),
+        "untouched": list(untouched),
     }
 
 
-def _statement(study: Study, arms: Sequence[ArmStatus], view: BudgetView) -> Values:
-    """Return what the privacy statement says, which a data-protection officer is asked to sign."""
-    budget, terms = study.spec.budget, view.certificate["budget"]["terms"]
+def _statement(study: Study, arms: Arms, view: BudgetView) -> Values:
+    """Return the values of the privacy statement, which a data-protection officer is asked to sign.
+
+    Args:
+        study: The study.
+        arms: The states of its arms.
+        view: The budget's state: ε is rounded up to three places, once, so that the words that explain it
+            and the number agree.
+    """
+    budget = study.spec.budget
+    terms = view.certificate["budget"]["terms"]
     wording = PromiseWording(terms["unit"])
     spent = ceil_to(view.spent.epsilon, 3)
-    costs = []
-    for plan, guarantee in ((arm.plan, arm.guarantee) for arm in arms):
-        one = epsilon(plan.training.event, budget.delta, adjacency=budget.adjacency).epsilon
-        costs.append((plan.arm, show_epsilon(one), show_epsilon(guarantee.epsilon)))
-    released = [f"stage {stage.plan.arm}: {stage.words}" for stage in study.stages if stage.words]
-    released += [f"{a.plan.arm}: {', '.join(a.plan.released)}" for a in arms if a.release]
+    costs = [_cost_of(arm, budget) for arm in arms]
+    total = ("everything charged to the budget", "—", show_epsilon(spent))
+    pretrained = {plan.public_facts.get(PRETRAINED) for plan in study.plans}
     return {
         "terms": terms,
         "neighbour": wording.state_change(budget.adjacency),
         "spent": show_epsilon(spent),
         "delta": f"{budget.delta:g}",
         "limit": f"{budget.epsilon:g}",
-        "dataset": terms["dataset"] or f"the private data of task {study.spec.task_name}",
+        "dataset": text.describe_dataset(view.certificate),
         "meaning": wording.explain_epsilon(spent, budget.delta),
         "caveat": wording.caveat,
-        "costs": [*costs, ("everything charged to the budget", "—", show_epsilon(spent))],
+        "costs": [*costs, total],
         "together": text.together(view.spent),
-        "released": released,
+        "released": _released(study, arms),
         "sealed": [f"{arm.plan.arm}: {', '.join(arm.plan.sealed)}" for arm in arms],
-        "uncharged": any(p.repeats > 1 and not p.repeats_charged for p in study.plans),
+        "uncharged": any(plan.repeats > 1 and not plan.repeats_charged for plan in study.plans),
         "rows_of_a_query": any(rows_note(plan.public_facts) for plan in study.plans),
-        "pretrained": sorted(filter(None, {p.public_facts.get(PRETRAINED) for p in study.plans})),
+        "pretrained": sorted(filter(None, pretrained)),
     }
+
+
+def _released(study: Study, arms: Arms) -> list[str]:
+    """Return a line for each stage and arm that has released something, with what it released."""
+    lines = []
+    for stage in study.stages:
+        if stage.words:
+            lines.append(f"stage {stage.plan.arm}: {stage.words}")
+    for arm in arms:
+        if arm.release:
+            lines.append(f"{arm.plan.arm}: {', '.join(arm.plan.released)}")
+    return lines
+
+
+def _cost_of(arm: ArmStatus, budget: BudgetSpec) -> tuple[str, str, str]:
+    """Return an arm's name, the ε of one of its trainings, and the ε of the whole arm.
+
+    Args:
+        arm: How far it is.
+        budget: Whose δ both numbers are at.
+    """
+    plan = arm.plan
+    training = budget.guarantee_of(plan.training.event)
+    return (
+        plan.arm,
+        show_epsilon(training.epsilon),
+        show_epsilon(arm.guarantee.epsilon),
+    )

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from privtune.accounting import Adjacency, Composed, Gaussian, PoissonSampled, Repeated, calibrate
 from privtune.accounting.curves import sampled_gaussian_curve
-from privtune.tasks.stages import DpPca
+from privtune.stages.dp_pca import DpPca
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.metrics import moment_sensitivity, moments, noised
 from privtune.training.mechanism.oracle import Oracle
@@ -342,7 +342,7 @@ def regression(arm: str, dimensions: int, *, epochs: float) -> list[dict[str, An
     """Run the paper's example; the value is the squared distance from the best point, 0."""
     split, seeds, sigma = points(dimensions), 20, 0.03 if arm.endswith("0.03") else 0.1
     schedule = Schedule.from_epochs(records=1000, expected_batch_size=1, epochs=epochs)
-    own, method = {"largest_variance": 1.0}, AdaCliP(sigma)
+    own, method = {"largest_variance": 1.0}, AdaCliP(sigma, start="paper")
     if arm == "fixed":
         own, method = {"max_grad_norm": 1.0}, FixedDPSGD(sigma)
     elif arm.startswith("told"):

@@ -151,7 +151,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         pca, noise = parts.shared(schedule, at, PCA)
         split, seeds = parts.projected(split, pca), min(seeds, 2)
         layers = FixedDPSGD(noise, clipping="by-layer")
-        method: Any = AdaCliP(noise) if arm.startswith("AdaCliP") else layers
+        method: Any = AdaCliP(noise, start="paper") if arm.startswith("AdaCliP") else layers
         grid = _network(arm, at)
         return parts.chosen(method, schedule, parts.network, split, grid, seeds)
     if part == "momentum":
@@ -194,10 +194,10 @@ def _logistic(
         started = parts.Started.for_budget(schedule, **budget, deviation_decay=0.997, **own)
         return started, _pairs((0.3, 1e-2), (1.0, 1e-3), (1.0, 3e-3), (1.0, 1e-2))
     if arm == LONG:
-        method = AdaCliP.for_budget(schedule, **budget, deviation_decay=0.997)
+        method = AdaCliP.for_budget(schedule, **budget, deviation_decay=0.997, start="paper")
         return method, _pairs((0.3, 1e-1), (1.0, 1e-2), (1.0, 1e-1), (3.0, 1e-1))
     literal = arm != "AdaCliP"
-    method = AdaCliP.for_budget(schedule, **budget, per_record=not literal)
+    method = AdaCliP.for_budget(schedule, **budget, per_record=not literal, start="paper")
     return method, LITERAL if literal else _adaclip(epsilon)
 
 

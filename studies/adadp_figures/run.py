@@ -67,7 +67,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     epochs = 1 if options.smoke else arms.EPOCHS
     schedule = Schedule.from_epochs(
         records=len(task.split),
-        expected_batch_size=min(CLIENTS if task.clients else BATCH, len(task.split) / 4),
+        expected_batch_size=min(CLIENTS if task.clients else BATCH, len(task.split) // 4),
         epochs=epochs,
     )
     method, seeds = arms.method_of(arm, sigma), range(5 if options.smoke else SEEDS[name])

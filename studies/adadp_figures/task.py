@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from privtune.tasks import unit_records
-from privtune.training.mechanism.data import OfUnits, TensorData, rows_of
+from privtune.training.mechanism.data import ModelOfUnits, TensorData, rows_of
 from studies.harness import Split, cross_entropy, mnist
 
 POOLED, CONV, SOFTMAX = "196-64-64-10", "conv, then 400-64-5", "49-10"
@@ -34,7 +34,7 @@ class Net:
 
     def model(self) -> nn.Module:
         """Return a fresh network; that of clients is called on their rows."""
-        return OfUnits(self._rows(), 1) if self.clients else self._rows()
+        return ModelOfUnits(self._rows(), 1) if self.clients else self._rows()
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each record: of a client, the sum of its rows'."""

@@ -15,12 +15,12 @@ from torch import nn
 
 from privtune.accounting import Event
 from privtune.accounting import events as ev
-from privtune.accounting.hyfreedp import hyfreedp_loss_steps
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.oracle import Oracle, Sample
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import HyFreeDP
 from privtune.training.methods.hyfreedp import HyFreeDPState
+from privtune.training.methods.hyfreedp_account import hyfreedp_loss_steps
 from studies.harness import Split, cross_entropy
 from studies.sheet import Row, by, markdown, mean
 

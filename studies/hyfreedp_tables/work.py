@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from privtune.accounting import calibrate, hyfreedp_event
+from privtune.accounting import calibrate
 from privtune.tasks import Task, fine_tuned
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import (
@@ -24,9 +24,10 @@ from privtune.training.methods import (
     Prodigy,
     PublicRate,
 )
+from privtune.training.methods.hyfreedp_account import hyfreedp_event
 from studies.harness import Split, TrainingResult, accuracies, fit, secrets_for
 from studies.hyfreedp_tables import curves
-from studies.sheet import Options, release_of
+from studies.sheet import Options, releases_of
 from studies.transfer.task import digits_5_to_9, half, public_weights
 
 NORM = {"max_grad_norm": 0.1}  # Adam does not see the scale of its gradients
@@ -148,12 +149,13 @@ def fill_accuracy(cell: Mapping[str, Any], options: Options) -> list[dict[str, A
     task, split, _ = setting(cell["part"], options)
     if arm == "DP-hyper":
         path = public_weights(128)
-        named = "studies.transfer.task:digits_5_to_9"
+        named = "studies.transfer.task:public_digits"
         kind = {"type": "fine-tuning", "pretrained": str(path), "trainable": cell["part"]}
         terms = {"task": {**kind, "task": named}, "epochs": 5, "expected_batch_size": BATCH}
         low, high = RATES[cell["part"]][0], RATES[cell["part"]][-1]
         space = {"learning_rate": {"type": "float", "low": low, "high": high, "log": True}}
-        runs = [release_of(SEARCH, seed=s, space=space, **told, **terms) for s in range(seeds)]
+        # One study, so that the seeds draw their numbers of candidates by strata of the law.
+        runs = releases_of(SEARCH, repeats=seeds, space=space, **told, **terms)
         return [line(arm, s, run["spent"], 100 * run["accuracy"]) for s, run in enumerate(runs)]
     rates = rates_of(cell, options)
     found = train_arm(cell, options, rates, seeds)

@@ -170,7 +170,8 @@ def fill(of: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     rho, sensitivity = zcdp_budget(eps, delta), 2.0 * lipschitz / len(y)
     try:
         whole = Schedule(len(y), 1.0, largest)
-        exact = PUR.for_budget(whole, epsilon=eps, delta=delta, lipschitz=bound, **own)
+        own_noise = {**own, "noise_multiplier": 1.0}  # the paper's
+        exact = PUR.for_budget(whole, epsilon=eps, delta=delta, lipschitz=bound, **own_noise)
     except InvalidInputError:
         exact = None
     # By account: the method, its steps, the seed, and the ε that it really spends.

@@ -72,7 +72,9 @@ def arm_of(name: str, runs: int, epochs: int) -> dict[str, Any]:
     if name in STEPS:
         parameters = CLIP | {"learning_rate": STEPS[name]}
         return {"strategy": "fixed", "parameters": parameters, "options": options}
-    return {"strategy": "liu-talwar", "mean_runs": runs, "parameters": CLIP, "options": options}
+    # The paper's law, which halts after any run.
+    law = {"mean_runs": runs, "min_runs": 1}
+    return {"strategy": "liu-talwar", **law, "parameters": CLIP, "options": options}
 
 
 def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:

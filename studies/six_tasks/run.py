@@ -46,7 +46,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "adadp": {"strategy": "adadp", "parameters": CLIP},
     "adaclip": {
         "strategy": "adaclip",
-        "parameters": {"learning_rate": 0.5, "largest_variance": 1e-3},
+        "parameters": {"learning_rate": 0.5, "largest_variance": 3e-3},
     },
     "prodigy": {"strategy": "prodigy"},
 }

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from privtune.tasks import Sizes, Task, TaskData, TaskDataError, get_task
 from privtune.tasks._models import linear
-from privtune.tasks._partition import places
+from privtune.tasks.partition import places
 from privtune.training.mechanism.data import TensorData
 from studies.harness import cross_entropy
 from studies.transfer.task import digits_5_to_9

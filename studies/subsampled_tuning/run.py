@@ -93,7 +93,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     if options.smoke:
         terms |= {"epochs": 1}
     what, runs = cell["what"].removesuffix(MANY), 40 if cell["what"].endswith(MANY) else 10
-    arm = {**HOW[cell["how"]], **ARMS[what], "mean_runs": runs}
+    arm = {**HOW[cell["how"]], **ARMS[what], "mean_runs": runs, "min_runs": 1}  # the paper's law
     told = {"epsilon": cell["epsilon"], "delta": 1e-5, "seed": cell["seed"]}
     return [release_of(arm, **told, space=SPACES[what], **terms)]
 

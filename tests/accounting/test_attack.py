@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import privtune.accounting as dp
+from privtune.accounting.best_of_k import Table, Threshold, Tuner
 from privtune.accounting.pairs import tuner_pair
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.runs import RunLaw
-from privtune.accounting.selection import Table, Threshold, Tuner
 from tests.accounting.test_rearrangement import LAWS, small_mechanism, worst_order
 from tests.tiers import FULL
 
@@ -141,7 +141,7 @@ MUTANTS = {
     "outcomes pay a fifth less": (Tuner, "support", lambda self, z: 0.8 * real_support(self, z), "envelope"),
     "nothing ran shows nothing": (RunLaw, "zero_probability", 0.0, "envelope"),
     "twice what Q has is taken off": (
-        dp.selection, "tangents",
+        dp.best_of_k, "tangents",
         lambda value, slope, points: (2.0 * value(points[:-1]), 2.0 * value(points[1:])), "envelope",
     ),
     "a profile is read too far right": (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import privtune.accounting as dp
 from privtune.accounting import epsilon
 from privtune.accounting.accountant import _answer
+from privtune.accounting.best_of_k import Table
 from privtune.accounting.calibration import rounded_up, sketch, solve_decreasing
-from privtune.accounting.selection import Table
 from privtune.errors import InvalidInputError, PrivTuneError
 from tests.accounting.helpers import counted, steps
 

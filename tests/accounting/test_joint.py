@@ -19,15 +19,17 @@ from privtune.accounting import (
     Repeated,
     delta,
     epsilon,
-    hyfreedp_event,
-    hyfreedp_loss_steps,
-    hyfreedp_noise,
     scale_noise,
 )
 from privtune.accounting.curves import ORDERS
 from privtune.accounting.events import flatten
 from privtune.accounting.rdp import rdp_curve
 from privtune.errors import InvalidInputError
+from privtune.training.methods.hyfreedp_account import (
+    hyfreedp_event,
+    hyfreedp_loss_steps,
+    hyfreedp_noise,
+)
 from tests.tiers import FULL
 
 SETTINGS = [(0.1, 0.6, 0.7), (0.5, 2.0, 1.0), (1e-3, 0.5, 0.3)]

@@ -15,11 +15,11 @@ from privtune.accounting import (
     epsilon,
     lower_bound,
 )
+from privtune.accounting.best_of_k import Tuner
 from privtune.accounting.lower import Instance
 from privtune.accounting.pld import fine_pair
 from privtune.accounting.pmf import LossPmf
 from privtune.accounting.rearrangement import Blocks, Cells, Items, Rearranged
-from privtune.accounting.selection import Tuner
 from tests.accounting.helpers import attained, steps
 from tests.tiers import FULL
 
@@ -112,9 +112,9 @@ def free_of_price(self, z, cost):
 
 
 MUTANTS = {
-    "no lower losses": (Blocks, "_paid", lambda self, own, lower: own),
-    "twice the depth": (Cells, "below", lambda self, taken, depth: below(self, taken, 2.0 * depth)),
-    "no mass above": (Cells, "below", lambda self, taken, depth: below(self, 0.0 * taken, depth)),
+    "no lower losses": (Blocks, "_most_paid", lambda self, by_points, by_groups: by_points),
+    "twice the depth": (Cells, "below", lambda self, above, depth: below(self, above, 2.0 * depth)),
+    "no mass above": (Cells, "below", lambda self, above, depth: below(self, 0.0 * above, depth)),
     "no tangents": (Cells, "below", tangents_missed),
     "levels are free": (Cells, "charged", lambda self, z: 0.0),
     "half the price": (Cells, "charged", lambda self, z: 0.5 * charged(self, z)),

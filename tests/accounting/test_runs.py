@@ -193,6 +193,82 @@ def p_value(law, draws):
     return stats.chi2.sf(total, keep.sum() - 1)
 
 
+STRATIFIED = [
+    Geometric(7.5),
+    Logarithmic(12.0, minimum=3),
+    TruncatedNegativeBinomial(-0.5, 8.0),
+    Poisson(4.0),
+    Binomial(20, 8.0, minimum=3),
+]
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("law", STRATIFIED, ids=str)
+@pytest.mark.parametrize("count", [1, 4])
+def test_each_of_stratified_numbers_has_the_law(law, count):
+    """Chi-square at level 1e-6 in every place; strata without their permutation are rejected."""
+    rng = np.random.default_rng(7)
+    draws = np.array([law.sample_strata(count, rng) for _ in range(3_000)])
+    assert draws.shape == (3_000, count)
+    for place in range(count):
+        assert p_value(law, draws[:, place]) > 1e-6
+    if count > 1:
+        ordered = np.sort(draws, axis=1)
+        assert p_value(law, ordered[:, 0]) < 1e-6
+        # Two places share no stratum, so that they lie on one side of the median less often.
+        above = draws > law.quantile(0.5)
+        assert np.corrcoef(above.T)[0, 1] < -5 / 3_000**0.5
+
+
+class Rigged:
+    """Stands for a generator whose common level and permutation are known."""
+
+    def __init__(self, level):
+        self.level = level
+
+    def random(self):
+        return self.level
+
+    def permutation(self, count):
+        return np.arange(count)[::-1]
+
+
+@pytest.mark.parametrize("law", STRATIFIED, ids=str)
+def test_stratified_numbers_are_one_quantile_a_stratum(law):
+    """Bisection over all levels: strata of a fine grid of common levels fill up the whole law."""
+    fine, count = 500, 5
+    drawn = [law.sample_strata(count, Rigged((n + 0.5) / fine)) for n in range(fine)]
+    cumulated = np.cumsum(law.pmf(np.arange(np.max(drawn) + 2)))
+    for n, numbers in enumerate(drawn):
+        levels = [(place + (n + 0.5) / fine) / count for place in range(count)][::-1]
+        assert list(numbers) == list(np.searchsorted(cumulated, levels, side="right"))
+    seen = np.bincount(np.ravel(drawn), minlength=cumulated.size) / (fine * count)
+    assert abs(np.cumsum(seen) - cumulated).max() <= 1.0 / (fine * count)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 49])
+def test_the_last_stratum_ends_where_a_single_draw_does(count):
+    """(count - 1 + u) / count rounds to 1 at the largest u: no number of runs is at level 1."""
+    law, largest = Geometric(10.0), 1.0 - 2.0**-53
+    assert max(law.sample_strata(count, Rigged(largest))) == law.sample(Rigged(largest)) < 400
+
+
+def test_the_mean_of_stratified_numbers_is_off_by_a_stratum_at_most():
+    """A monotone function of K from a to b: the mean over N strata is within (b - a) / N of its own."""
+    law, rng = Geometric(10.0), np.random.default_rng(3)
+    exact = 1.0 - float(law.pgf(0.9))  # P(one of the best tenth is found)
+    for count in (5, 10, 40):
+        means = [np.mean(1.0 - 0.9 ** np.array(law.sample_strata(count, rng))) for _ in range(200)]
+        assert max(abs(np.array(means) - exact)) <= 1.0 / count
+        free = [np.mean([1.0 - 0.9 ** law.sample(rng) for _ in range(count)]) for _ in range(200)]
+        assert np.std(means) < 0.6 * np.std(free)
+
+
+def test_strata_of_no_number_are_refused():
+    with pytest.raises(InvalidInputError, match="count"):
+        Geometric(10.0).sample_strata(0, np.random.default_rng(0))
+
+
 def test_sampling_from_the_operating_system_varies():
     draws = {Geometric(1000).sample() for _ in range(20)}
     assert len(draws) > 10

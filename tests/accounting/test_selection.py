@@ -30,10 +30,10 @@ from privtune.accounting import (
     lower_bound,
 )
 from privtune.accounting import delta as dp_delta
+from privtune.accounting.best_of_k import Threshold, Tuner
 from privtune.accounting.curves import ORDERS, selection_curve
 from privtune.accounting.lower import Instance
 from privtune.accounting.pmf import LossPmf
-from privtune.accounting.selection import Threshold, Tuner
 from tests.accounting.helpers import finite_pmf, steps
 from tests.tiers import FULL
 

@@ -109,7 +109,7 @@ def test_a_fixed_number_and_a_threshold():
     found = both["one run more on average (binomial, mean 5)"]
     assert found.epsilon == epsilon(more, 1e-5).epsilon
     later = Composed([fixed, ThresholdSelection(base, 1 / 6)])
-    found = both["one run more at most, on average (a threshold, mean 5)"]
+    found = both["one more run on average, at most (a threshold, mean 5)"]
     assert found.epsilon == pytest.approx(epsilon(later, 1e-5).epsilon, rel=1e-9)
     assert not [words for words in both if words.startswith("at most")]
 

@@ -27,7 +27,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from privtune import Budget, PrivTuneError, load_study, strategies
 from privtune.accounting import PoissonSampled, Repeated
 from privtune.errors import InvalidInputError
-from privtune.ledger import BudgetExceededError, Charge, Ledger
+from privtune.ledger import BudgetExceededError, Charge, DatasetMismatchError, Ledger
 from privtune.sklearn import PrivateClassifier, PrivateRegressor, PublicFactWarning
 from privtune.study import study_names
 from tests.test_extras import hide
@@ -77,6 +77,9 @@ def test_what_scikit_learn_checks(
     check(estimator)
 
 
+BUDGET = Budget(4.0, 1e-5, name="blobs")
+
+
 @pytest.fixture
 def blobs() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     rng = np.random.default_rng(3)
@@ -86,7 +89,7 @@ def blobs() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Made:
-    def made(budget: Any = (4.0, 1e-5), **given: Any) -> PrivateClassifier:
+    def made(budget: Any = BUDGET, **given: Any) -> PrivateClassifier:
         usual = {
             "bounds": (-1, 2),
             "classes": [0, 1],
@@ -99,7 +102,7 @@ def make(tmp_path: Path) -> Made:
     return made
 
 
-def charges(folder: Path, name: str = "default") -> list[Charge]:
+def charges(folder: Path, name: str = "blobs") -> list[Charge]:
     with Ledger(folder / "p.db") as ledger:
         return list(ledger.charges(name))
 
@@ -112,7 +115,7 @@ def test_each_fit_is_charged_once_and_refused_where_it_does_not_fit(
     assert (charge.state, charge.study, charge.arm) == ("settled", model.study_, "fit")
     assert 3.4 < model.guarantee_.epsilon <= 3.5
     before = model.predict_proba(blobs[0])
-    with pytest.raises(BudgetExceededError, match=r"'default'.*does not hold this"):
+    with pytest.raises(BudgetExceededError, match=r"'blobs'.*has no room for this charge"):
         model.fit(*blobs)
     assert len(charges(tmp_path)) == 1
     assert study_names(tmp_path / "p.db") == [model.study_], "a refused fit leaves no study"
@@ -120,7 +123,28 @@ def test_each_fit_is_charged_once_and_refused_where_it_does_not_fit(
     model.set_params(epsilon=0.3).fit(*blobs)
     assert len(charges(tmp_path)) == 2
     with pytest.raises(PrivTuneError, match="exists with epsilon = 4"):
-        make((5.0, 1e-5)).fit(*blobs)
+        make(Budget(5.0, 1e-5, name="blobs")).fit(*blobs)
+
+
+@pytest.mark.parametrize("given", [(4.0, 1e-5), [4.0, 1e-5], 4.0, "iris", None])
+def test_two_numbers_name_no_dataset(make: Made, blobs: Any, tmp_path: Path, given: Any) -> None:
+    """Every dataset has a budget of its own, so a budget without a name is none."""
+    with pytest.raises(InvalidInputError, match=r"privtune\.Budget\(4\.0, 1e-05, name="):
+        make(given).fit(*blobs)
+    assert not (tmp_path / "p.db").exists()
+
+
+def test_frames_of_other_columns_are_another_dataset(
+    make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = blobs
+    make(epsilon=1.0).fit(pandas.DataFrame(x, columns=["age", "height"]), y)
+    make(epsilon=0.5).fit(pandas.DataFrame(x, columns=["age", "weight"]), y)
+    with pytest.raises(DatasetMismatchError, match="columns pixel, colour"):
+        make(epsilon=0.5).fit(pandas.DataFrame(x, columns=["pixel", "colour"]), y)
+    assert len(charges(tmp_path)) == 2
+    assert len(study_names(tmp_path / "p.db")) == 2, "a refused fit leaves no study"
 
 
 def reached(start: object) -> Iterator[object]:
@@ -150,7 +174,7 @@ def test_the_end_of_a_pipeline_is_cloned_and_pickled(
     assert len(charges(tmp_path)) == 1
     assert fitted.score(x, y) > 0.7
     assert not hasattr(clone(fitted).named_steps["model"], "model_")
-    assert clone(fitted).get_params()["model__budget"] == (4.0, 1e-5)
+    assert clone(fitted).get_params()["model__budget"] == BUDGET
     assert clone(fitted).set_params(model__epochs=3).named_steps["model"].epochs == 3
     assert not [part for part in reached(fitted) if len(x) in getattr(part, "shape", ())]
     packed = pickle.dumps(fitted)
@@ -193,6 +217,28 @@ def test_a_strategy_charges_its_whole_search_once(make: Made, blobs: Any, tmp_pa
     assert plan.score is not None
     assert plan.training.schedule.records == 140
     assert charge.event == plan.event
+
+
+def test_a_share_of_the_records_calibrates_probabilities(
+    make: Made, blobs: Any, tmp_path: Path
+) -> None:
+    """Charged with the fit, on records that are not trained on; predicted classes are the logits' own."""
+    x, y = blobs
+    model = make(test=0.4, records=200, random_state=1).fit(x, y)
+    (charge,) = charges(tmp_path)
+    with closing(load_study(model.study_, storage=tmp_path / "p.db")) as study:
+        (plan,) = study.plans
+    assert charge.event == plan.event
+    assert plan.training.schedule.records == 120
+    assert plan.report is not None
+    assert plan.report.records == 80
+    temperature = model.release_.temperature
+    assert temperature is not None
+    with torch.no_grad():
+        logits = model.model_(torch.from_numpy(model._scaled(np.asarray(x, np.float64))))
+    np.testing.assert_allclose(model.predict_proba(x), (logits / temperature).softmax(dim=1))
+    assert model.predict(x).tolist() == model.classes_[logits.argmax(dim=1)].tolist()
+    assert pickle.loads(pickle.dumps(model)).release_.temperature == temperature
 
 
 def test_what_is_outside_of_the_public_facts_is_clipped_or_adds_nothing(
@@ -272,6 +318,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "hidden": {"hidden": (0,)},
     "records": {"records": 0},
     "validation": {"validation": 1.0, "strategy": strategies.PapernotSteinke(mean_runs=2)},
+    "test": {"test": 1.0},
+    "less than no test": {"test": -0.1},
     "method": {"strategy": strategies.InRun(arm="a", method="magic")},
     "strategy": {"strategy": "auto"},
     "epochs": {"epochs": -1},
@@ -300,7 +348,7 @@ def test_what_is_not_supported_is_refused(make: Made, blobs: Any, tmp_path: Path
     with pytest.raises(TypeError, match="sample_weight"):
         make().fit(x, y, sample_weight=np.ones(200))
     texts, number = np.where(x > 0.5, "alice", "1").astype(object), make().get_params()
-    for name in ("classes", "strategy"):
+    for name in ("classes", "strategy", "class_weight", "test"):
         del number[name]
     for refused in (
         lambda: make().fit(texts, y),
@@ -310,7 +358,7 @@ def test_what_is_not_supported_is_refused(make: Made, blobs: Any, tmp_path: Path
             refused()
         assert "alice" not in f"{shown.value} {shown.value.__cause__}"
     with pytest.raises(TypeError, match="classes"):
-        PrivateClassifier((4.0, 1e-5), bounds=(0, 1))  # type: ignore[call-arg]
+        PrivateClassifier(BUDGET, bounds=(0, 1))  # type: ignore[call-arg]
     with pytest.raises(InvalidInputError, match="one class alone"):
         make(classes=range(1)).fit(x, y)
     assert study_names(tmp_path / "p.db") == []
@@ -336,7 +384,7 @@ def test_records_that_do_not_fit_are_refused_with_what_an_estimator_can_change(
     with pytest.raises(InvalidInputError, match=said) as refused:
         make(classes=classes).fit(x[: len(labels)], labels)
     assert "--" not in str(refused.value), "no flag of a command line"
-    assert "anyway" not in str(refused.value)
+    assert "force" not in str(refused.value)
     assert study_names(tmp_path / "p.db") == []
 
 
@@ -381,10 +429,10 @@ def test_a_delta_that_is_too_large_is_answered_with_another_budget(
     make: Made, blobs: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        InvalidInputError, match=r"above one over the number .* budget of another name"
+        InvalidInputError, match=r"above 1 / \(number of .* budget under another name"
     ) as refused:
-        make((4.0, 0.01)).fit(*blobs)
-    assert "anyway" not in str(refused.value)
+        make(Budget(4.0, 0.01, name="blobs")).fit(*blobs)
+    assert "force" not in str(refused.value)
     assert study_names(tmp_path / "p.db") == []
 
 
@@ -395,3 +443,130 @@ def test_without_scikit_learn_one_sentence_says_what_is_missing(
     monkeypatch.delitem(sys.modules, "privtune.sklearn")
     with pytest.raises(PrivTuneError, match=r"needs sklearn.*pip install 'privtune\[demo\]'"):
         importlib.import_module("privtune.sklearn")
+
+
+@pytest.mark.parametrize("strategy", [None, strategies.PapernotSteinke(mean_runs=2)])
+def test_a_fit_may_measure_its_model_on_records_that_it_keeps_apart(
+    make: Made, blobs: Any, tmp_path: Path, strategy: Any
+) -> None:
+    """Whatever the strategy, within the ε of the fit; and the kept records are not trained on."""
+    x, y = blobs
+    model = make(strategy=strategy, test=0.25, random_state=1).fit(x, y)
+    score = model.release_.estimates["test_accuracy"]
+    assert 0.0 < score.low <= score.value <= score.high
+    assert score.width < 0.5
+    assert model.guarantee_.epsilon <= 4.0
+    with closing(load_study(model.study_, storage=tmp_path / "p.db")) as study:
+        (plan,) = study.plans
+    assert plan.training.schedule.records == (150 if strategy is None else 110)
+    with pytest.raises(InvalidInputError, match=r"test = 1.5"):
+        make(test=1.5).fit(x, y)
+    searching = make(strategy=strategies.PapernotSteinke(mean_runs=2), test=0.9)
+    with pytest.raises(InvalidInputError, match=r"test = 0.9.*validation"):
+        searching.fit(x, y)
+
+
+def linear_parts(model: PrivateClassifier, x: Any) -> Any:
+    return x @ model.coef_.T + model.intercept_
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], ["a", "b", "c"]])
+def test_a_linear_classifier_has_scikit_learn_s_coefficients(
+    make: Made, blobs: Any, labels: list[str]
+) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    x = np.clip(blobs[0], -1, 2)
+    y = np.array(labels)[np.arange(len(x)) % len(labels)]
+    model = make(classes=labels, bounds=([-1, -2], [2, 3])).fit(x, y)
+    theirs = LogisticRegression().fit(x, y)
+    for name in ("coef_", "intercept_"):
+        assert getattr(model, name).shape == getattr(theirs, name).shape
+    scores = model.decision_function(x)
+    assert scores.shape == theirs.decision_function(x).shape
+    assert scores == pytest.approx(np.squeeze(linear_parts(model, x)))
+    places = (scores > 0).astype(int) if len(labels) == 2 else scores.argmax(axis=1)
+    assert (np.array(labels)[places] == model.predict(x)).all()
+    ratios = np.log(model.predict_proba(x))
+    assert ratios[:, 1] - ratios[:, 0] == pytest.approx(
+        scores if len(labels) == 2 else scores[:, 1] - scores[:, 0]
+    )
+
+
+def test_a_linear_regression_has_coefficients_in_the_units_that_were_given(tmp_path: Path) -> None:
+    x = np.linspace(2, 4, 300)[:, None]
+    y = 10 + 3 * x[:, 0]
+    model = PrivateRegressor(
+        Budget(8.0, 1e-5, name="line"),
+        bounds=(2, 4),
+        target_range=(10, 25),
+        records=300,
+        storage=tmp_path / "p.db",
+    ).fit(x, y)
+    assert model.coef_.shape == (1,)
+    predictions = model.predict(x)
+    inside = (predictions > 10) & (predictions < 25)
+    assert inside.mean() > 0.5
+    assert (x @ model.coef_ + model.intercept_)[inside] == pytest.approx(predictions[inside])
+
+
+def test_a_network_has_no_coefficients(make: Made, blobs: Any) -> None:
+    model = make(hidden=(3,))
+    assert not hasattr(model, "coef_"), "it is not fitted"
+    model.fit(*blobs)
+    assert not hasattr(model, "coef_")
+    with pytest.raises(AttributeError, match="intercept_ is of linear models"):
+        model.intercept_  # noqa: B018
+    assert model.decision_function(blobs[0]).shape == (200,)
+
+
+def test_class_weights_move_the_decision_and_not_the_charge(make: Made, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.random(1000) < 0.1).astype(int)
+    x = rng.normal(y[:, None], 1.0, (1000, 2))
+    given = {"records": 1000, "bounds": (-4, 4), "epochs": 10, "epsilon": 2.0, "random_state": 1}
+    share = {}
+    for name, weights in (("none", None), ("one", {1: 9}), ("all", {0: 2, 1: 18})):
+        strategy = strategies.Fixed(parameters={"learning_rate": 1.0})
+        model = make(Budget(9.0, 1e-5, name="w"), strategy=strategy, class_weight=weights, **given)
+        share[name] = model.fit(x, y).predict(x).mean()
+    assert share["none"] < 0.1 < share["one"]
+    assert share["all"] == share["one"], "the ratio of the weights is what counts"
+    first, *others = charges(tmp_path, "w")
+    for other in others:
+        assert other.event == first.event
+
+
+@pytest.mark.parametrize(
+    ("weights", "strategy", "says"),
+    [
+        ("balanced", FIXED, "counts of private records"),
+        ("even", FIXED, "must list a public weight"),
+        ([1, 2], FIXED, "must map classes to weights"),
+        ({0: 1, 2: 3}, FIXED, r"\[2\]: must be classes, which are 0, 1"),
+        ({0: 0.0}, FIXED, "above 0"),
+        ({0: -1}, FIXED, "above 0"),
+        ({0: float("inf")}, FIXED, "finite"),
+        ({1: 9}, strategies.InRun(arm="fit", method="hyfreedp"), "equally long, as hyfreedp does"),
+        (
+            {1: 9},
+            strategies.InRun(arm="fit", method="public-rate"),
+            "equally long, as public-rate does",
+        ),
+        ({1: 9}, strategies.Auto(arm="fit"), "that auto may choose"),
+    ],
+)
+def test_class_weights_that_cannot_be_had_cost_nothing(
+    make: Made, blobs: Any, tmp_path: Path, weights: Any, strategy: Any, says: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"class_weight = .*{says}") as caught:
+        make(class_weight=weights, strategy=strategy).fit(*blobs)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "p.db").exists()
+
+
+def test_class_weights_train_by_a_method_that_clips_unless_told(make: Made, blobs: Any) -> None:
+    plain = make(strategy=None).fit(*blobs)
+    assert plain.release_.strategy == "hyfreedp"
+    weighted = make(Budget(4.0, 1e-5, name="w"), strategy=None, class_weight={1: 2}).fit(*blobs)
+    assert weighted.release_.strategy == "fixed"

@@ -15,7 +15,13 @@ import torch
 
 from privtune.accounting import Geometric
 from privtune.audit import audit
-from privtune.audit.laws import LEVEL, check_noise, check_rounds, check_runs, check_sampler
+from privtune.audit.machinery_laws import (
+    LEVEL,
+    check_noise,
+    check_rounds,
+    check_runs,
+    check_sampler,
+)
 from privtune.ledger.rounds import OpenRound, Rounds
 from privtune.strategies import Fixed, PapernotSteinke, Scoring
 from privtune.strategies import selection as selecting

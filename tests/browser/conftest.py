@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from tests.tiers import PATIENCE
 from tests.tracked import Tracked
-from tests.tracking.servers import Server, free_port
+from tests.tracking.servers import Server
 
 
 class Browser:
@@ -95,13 +94,14 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def ui(tracked: Tracked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``privtune ui`` itself, as a user starts it."""
-    folder = tmp_path_factory.mktemp("ui")
-    port = free_port()
-    command = [sys.executable, "-m", "privtune", "ui", "--no-browser", "--port", str(port)]
-    command += ["--storage", tracked.study.storage]
-    root = Path(__file__).parents[2]
-    server = Server(command, port=port, log=folder / "ui.log", cwd=root)
-    yield server.start()
+def ui(
+    browser: Browser, tracked: Tracked, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """``privtune ui`` itself, as a user starts it; the browser has been let in."""
+    server = Server.ui(tracked.study.storage, tmp_path_factory.mktemp("ui"), "--no-browser")
+    server.start()
+    browser.open(server.address).wait(
+        lambda: browser.run("return location.search") == "" and browser.text, "MLflow"
+    )
+    yield server
     server.stop()

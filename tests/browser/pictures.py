@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from tests.browser.conftest import Browser, chromium
-from tests.browser.test_mlflow_ui import address
 from tests.tracking.servers import Server, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +38,7 @@ def main() -> None:
 
 def take(browser: Browser, server: Server, report: Path) -> None:
     browser.size(1440, 900)
-    browser.open(address(server))
+    browser.open(server.address)
     for name in (
         "[data-component-id='mlflow.assistant.chat_panel.close']",
         "[aria-label='Hide banner']",

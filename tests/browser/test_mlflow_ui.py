@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
+from pathlib import Path
 
 import pytest
 
-from privtune.plots._style import looks
+from privtune.plots.style import looks
+from privtune.tracking.guard import add_key, write_door
 from privtune.tracking.view import experiment_url
 from tests.browser.conftest import Browser
 from tests.tracked import Tracked
@@ -38,25 +39,19 @@ def run_url(base: str, experiment_id: str, run_id: str, artifact: str = "") -> s
     return f"{url}?workflowType=machine_learning"
 
 
-def address(ui: Server) -> str:
-    """The link that ``privtune ui`` printed."""
-    found = re.search(r"MLflow: (\S+)", ui.log.read_text())
-    assert found is not None
-    return found[1]
-
-
 def test_the_printed_link_opens_the_saved_view(
     browser: Browser, ui: Server, tracked: Tracked
 ) -> None:
-    link = address(ui)
-    assert link == experiment_url(ui.url, tracked.experiment.experiment_id)
+    page = experiment_url(ui.url, tracked.experiment.experiment_id)
+    assert ui.address == add_key(page, ui.key)
     browser.size(1440, 900)
-    browser.open(link).wait_for("Privacy budget toy", "defaults", "selection", "hyfree")
+    browser.open(ui.address).wait_for("Privacy budget toy", "defaults", "selection", "hyfree")
+    assert "key=" not in browser.run("return location.href")
     # As MLflow opens first: its assistant, which no setting of MLflow's closes, takes a quarter.
     browser.wait_for("MLflow Assistant")
     browser.wait(lambda: len(browser.run(CARDS)) >= 2, "the result and the cost")
     first, second = browser.run(CARDS)[:2]
-    assert (first["title"], second["title"]) == ("acc/test", "cost/gradients")
+    assert (first["title"], second["title"]) == ("acc/test", "eps/arm")
     assert [first["whole"], second["whole"]] == [True, True], "no title is cut"
     assert first["top"] == second["top"], "two in a row"
     assert first["width"] > 200
@@ -69,18 +64,28 @@ def test_the_printed_link_opens_the_saved_view(
         drawn = {arms[c]: value for c, value in zip(card["colours"], card["x"], strict=True)}
         known = {arm: run.data.metrics[card["title"]] for arm, run in tracked.runs.items()}
         assert drawn == known, "every bar has the colour of its arm"
-    browser.size(2200, 900)
+    browser.size(2800, 900)
     browser.open(experiment_url(ui.url, tracked.experiment.experiment_id, charts=False))
-    browser.wait_for("acc/test", "eps/total", "eps/one_run", "eps/left", "cost/seconds")
+    browser.wait_for("acc/test", "eps/arm", "eps/one_run", "eps/left", "cost/cpu_seconds")
     text = browser.text
     assert "Sort: acc/test" in text
     assert "3 matching runs" in text
     assert "does not exist" not in text
     for run in tracked.runs.values():
-        assert f"{run.data.metrics['eps/total']:g}" in text
+        assert f"{run.data.metrics['eps/arm']:g}" in text
     best = sorted(tracked.runs.values(), key=lambda r: -r.data.metrics["acc/test"])
     places = [text.index(f"\n{run.info.run_name}\n") for run in (best[0], best[-1])]
     assert places == sorted(places), "arms are sorted by accuracy"
+
+
+def test_the_page_that_a_browser_is_started_with_opens_mlflow(
+    browser: Browser, ui: Server, tmp_path: Path
+) -> None:
+    browser.driver.delete_all_cookies()
+    browser.open(write_door(tmp_path, ui.address).as_uri())
+    browser.wait_for("Privacy budget toy", "selection")
+    assert "key=" not in browser.run("return location.href")
+    assert browser.run("return document.cookie") == ""
 
 
 def test_an_arm_s_page_shows_its_note_and_artifacts(
@@ -89,7 +94,7 @@ def test_an_arm_s_page_shows_its_note_and_artifacts(
     run = tracked.runs["selection"]
     page = run_url(ui.url, tracked.experiment.experiment_id, run.info.run_id)
     browser.size(1600, 1200)
-    browser.open(page).wait_for("Privacy budget toy", "selection", "learning_rate", "tests.toy")
+    browser.open(page).wait_for("Privacy budget toy", "selection", "learning_rate", "blobs")
     page = run_url(ui.url, tracked.experiment.experiment_id, run.info.run_id, "privacy/ledger.json")
     browser.open(page).wait_for("ε alone", "toy-2", "best of K")
     page = run_url(ui.url, tracked.experiment.experiment_id, run.info.run_id, "privacy/report.html")

@@ -1,15 +1,20 @@
 """``privtune account`` from a file and from standard input, for people and for programs."""
 
 import json
+import math
 import re
 import time
 from decimal import Decimal
 
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
 from typer.testing import CliRunner
 
 from privtune.accounting import (
     Adjacency,
+    ApproximateDP,
     Composed,
     Gaussian,
     Geometric,
@@ -25,7 +30,7 @@ from privtune.accounting import (
 from privtune.accounting.costs import sensitivity
 from privtune.cli._common import patience
 from privtune.cli.account import Neighbours, app
-from privtune.errors import InvalidInputError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.numbers import ceil_digits
 
 pytestmark = pytest.mark.quick
@@ -137,6 +142,90 @@ def test_refusals_are_errors_of_the_project(arguments):
     assert str(result.exception)
 
 
+def test_what_is_not_finite_or_not_usual_is_explained():
+    leak = ApproximateDP(1.0, 1e-4)
+    said = run("epsilon", "-", "--delta", "1e-5", event=leak)
+    assert "ε = ∞ at δ = 1e-05 (add-remove)\n" in said
+    assert "No ε is enough: a part has δ = 0.0001, which is above the target δ = 1e-05." in said
+    assert "No ε" not in run("epsilon", "-", "--delta", "1e-3", event=leak)
+    replaced = run(
+        "epsilon", "-", "--delta", "1e-5", "--adjacency", "replace-one", event=Gaussian(2.0)
+    )
+    assert "over the sensitivity to a replacement" in replaced
+    assert "replacement" not in run("epsilon", "-", "--delta", "1e-5", event=Gaussian(2.0))
+    small = ("dpsgd", "--records", "1077", "--batch", "64", "--epochs", "2", "--noise", "2")
+    assert "δ = 0.01 is above one over the 1,077 records" in run(*small, "--delta", "0.01")
+    assert "is above one over" not in run(*small, "--delta", "1e-5")
+
+
+TF_PRIVACY = [  # noise multiplier, epochs, epsilon: tensorflow/privacy, tutorials/README.md
+    (1.3, 15, 1.19),
+    (1.1, 60, 3.01),
+    (0.7, 45, 7.10),
+]
+MNIST = ("dpsgd", "--records", "60000", "--batch", "256", "--delta", "1e-5")
+
+
+def dpsgd(*arguments):
+    result = runner.invoke(app, [*MNIST, *arguments, "--json"], catch_exceptions=False)
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(("noise", "epochs", "published"), TF_PRIVACY)
+def test_five_numbers_are_the_training_that_tf_privacy_has_published(noise, epochs, published):
+    document = dpsgd("--noise", str(noise), "--epochs", str(epochs))
+    theirs = dp_event.SelfComposedDpEvent(
+        dp_event.PoissonSampledDpEvent(document["rate"], dp_event.GaussianDpEvent(noise)),
+        document["steps"],
+    )
+    orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
+    renyi = rdp_privacy_accountant.RdpAccountant(orders).compose(theirs)
+    # The tutorial is older than today's conversion: this is the one of Mironov (2017).
+    bounds = [
+        bound + math.log(1e5) / (order - 1) for order, bound in zip(orders, renyi._rdp, strict=True)
+    ]
+    assert min(bounds) == pytest.approx(published, abs=0.01)
+    exact = pld_privacy_accountant.PLDAccountant().compose(theirs).get_epsilon(1e-5)
+    assert document["epsilon"] == pytest.approx(exact, rel=2e-3)
+    assert document["epsilon"] < published
+
+
+@pytest.mark.parametrize("target", [0.5, 3.0, 8.0])
+def test_a_target_gives_the_least_noise_that_meets_it(target):
+    document = dpsgd("--epsilon", str(target), "--epochs", "15")
+    noise = document["noise_multiplier"]
+    again = dpsgd("--noise", str(noise), "--epochs", "15")
+    assert again["epsilon"] <= target
+    less = dpsgd("--noise", str(noise * 0.999), "--epochs", "15")
+    assert less["epsilon"] > target
+    shown = runner.invoke(app, [*MNIST, "--epsilon", str(target), "--epochs", "15"]).stdout
+    assert printed(r"noise multiplier = ([\d.]+)", shown)[0] >= Decimal(str(noise))
+    for word in ("add-remove", "pld", "Poisson", "256/60000", "3,516 steps"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        (("--batch", "60001", "--noise", "1"), "number of records, 60000"),
+        (("--records", "0", "--noise", "1"), "records = 0"),
+        (("--noise", "-1"), "noise_multiplier = -1"),
+        (("--noise", "nan"), "noise_multiplier = nan"),
+        (("--noise", "1", "--delta", "1"), "delta = 1"),
+        (("--noise", "1", "--epochs", "0"), "epochs = 0"),
+        (("--noise", "1", "--epochs", "1e30"), "epochs = 1e+30"),
+        (("--noise", "1", "--epsilon", "3"), "Both were given"),
+        ((), "Neither was given"),
+        (("--epsilon", "0"), "epsilon = 0"),
+    ],
+)
+def test_a_wrong_number_is_one_sentence(changed, word):
+    result = runner.invoke(app, [*MNIST, "--epochs", "15", *changed])
+    assert isinstance(result.exception, PrivTuneError)
+    assert word in str(result.exception)
+    assert not result.stdout
+
+
 def test_compare():
     document = json.loads(run("compare", "-", "--json", event=BASE))
     assert document["ours"]["epsilon"] == epsilon(BASE, 1e-5).epsilon
@@ -146,7 +235,7 @@ def test_compare():
         document["ours"]["epsilon"], rel=1e-3
     )
     shown = run("compare", "-", "--delta", "1e-6")
-    assert "cannot" in shown
+    assert "none" in shown
     assert f"{ceil_digits(epsilon(TUNED, 1e-6).epsilon, 6):.6g}" in shown
 
 

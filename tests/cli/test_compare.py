@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 import privtune
-from privtune.strategies.registry import describe
+from privtune.api import SpecFields
+from privtune.strategies.catalog import describe
 from privtune.study import StudySpec
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
@@ -32,8 +33,8 @@ def test_no_word_is_broken_at_any_width(
     monkeypatch.setattr(_common, "console", lambda: Console(width=width))
     cells = ("papernot-steinke", "2.500", "0.9100 [0.8800, 0.9400]", "1,234,567")
     names = ("selection-of-many", "a-name-of-an-arm-that-is-quite-long")
-    columns = ("arm", "strategy", "ε", "test auc", "gradient evaluations")
-    _common.show_table(columns, [(name, *cells) for name in names], whole=True)
+    columns = ("arm", "strategy", "ε", "test auc", "gradients")
+    _common.show_table(columns, [(name, *cells) for name in names], keep_lines=True)
     words = capsys.readouterr().out.split()
     for word in (*names, *cells[:2], "[0.8800,", "1,234,567"):
         assert word in words
@@ -79,9 +80,11 @@ def test_every_form_of_a_comparison(
     assert [row["arm"] for row in rows] == [arm["arm"] for arm in document["arms"]]
     for row, arm in zip(rows, document["arms"], strict=True):
         assert float(row["epsilon"]) == arm["epsilon"]
-        assert float(row["test_accuracy"]) == arm["utility"]["test_accuracy"]
+        assert float(row["test_accuracy"]) == arm["estimates"]["test_accuracy"]["value"]
         assert float(row["test_accuracy_low"]) <= float(row["test_accuracy"])
     lines = cli("study", "compare", "toy", *at, "--md").out.splitlines()
+    assert lines[0].startswith(document["headline"]["answer"])
+    lines = lines[lines.index("") + 1 :]
     assert len({line.count("|") for line in lines[: 2 + len(rows)]}) == 1
     assert lines[2 + len(rows)] == ""
     assert cli("study", "compare", "toy", *at, "--md", "--csv").code == 2
@@ -106,4 +109,6 @@ def test_every_option_of_every_method_and_strategy_is_described() -> None:
 
 def test_create_study_takes_every_field_of_a_spec_by_name() -> None:
     given = set(inspect.signature(privtune.create_study).parameters)
-    assert given - {"storage", "load_if_exists", "anyway"} == set(StudySpec.model_fields)
+    of_the_call = {"storage", "load_if_exists", "tracking", "force", "fields"}
+    of_the_spec = given - of_the_call | set(SpecFields.__annotations__)
+    assert of_the_spec == set(StudySpec.model_fields)

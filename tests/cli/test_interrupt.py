@@ -38,7 +38,7 @@ PLACES = [
     "privtune.study.rehearsal.dry_run",
     "privtune.study.lifecycle.Life.charge",
     "privtune.study.lifecycle.Life.start",
-    "privtune.study.rounds.train_trials",
+    "privtune.study.arm_rounds.train_trials",
     "privtune.study.lifecycle.Life.settle",
     "privtune.study.lifecycle.Life.announce",
 ]
@@ -55,7 +55,7 @@ def made(tmp_path: Path, **changes: Any) -> tuple[str, tuple[str, ...]]:
 def check(code: int, said: str, command: tuple[str, ...]) -> None:
     assert code == 130, said
     assert said.count("\n") == 1, said
-    assert said.endswith(f"go on with: privtune {shlex.join(command)}\n")
+    assert said.endswith(f"To continue, run: privtune {shlex.join(command)}\n")
 
 
 def charges(storage: str) -> list[str]:
@@ -75,11 +75,18 @@ def test_an_import_that_is_interrupted_says_how_to_go_on(tmp_path: Path, module:
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("error", [None, RuntimeError("between two states"), OSError("half-way")])
 def test_an_interrupted_command_says_how_to_go_on(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception | None
 ) -> None:
+    """It may come while a library is between two states, whose way out fails then."""
+
     def stop(*args: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if error is not None:
+                raise error
 
     storage, command = made(tmp_path)
     monkeypatch.setattr(place, stop)
@@ -121,3 +128,29 @@ def test_sigterm_is_ctrl_c_and_nothing_is_lost(
     with closing(Study("toy", storage)) as study:
         (release,) = study.releases()
     assert (release.arm, release.is_nothing) == ("selection", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "charges_told"),
+    [
+        (("study", "compare", "toy", "--html", "page.html"), "privtune.cli.study._load", False),
+        (("budget", "show", "toy"), "privtune.ledger.Ledger", False),
+        (("demo", "--folder", "here"), "privtune.cli.commands.private_folder", True),
+    ],
+)
+def test_a_command_that_charges_nothing_says_nothing_of_charges(
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    place: str,
+    charges_told: bool,
+) -> None:
+    def stop(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(place, stop)
+    done = cli(*words)
+    check(done.code, done.err, words)
+    assert ("charged" in done.err) == charges_told

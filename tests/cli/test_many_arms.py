@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from privtune import plots
-from privtune.plots._study import shares
-from privtune.plots._style import MOST_TRACES
+from privtune.plots.study_charts import shares
+from privtune.plots.style import MOST_TRACES
 from privtune.study import Study, rows
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
@@ -50,9 +50,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     found: Counter[str] = Counter()
     read = rows._read_arm
 
-    def counting(row: sa.Row) -> rows.Arm:  # type: ignore[type-arg]
+    def counting(row: sa.Row, study: rows.StudyRow) -> rows.Arm:  # type: ignore[type-arg]
         found["rows"] += 1
-        return read(row)
+        return read(row, study)
 
     def sent(*_: object) -> None:
         found["statements"] += 1
@@ -83,8 +83,8 @@ def test_what_is_read_is_linear_in_the_number_of_arms(
         assert len(parts) <= MOST_TRACES
         assert sum(added for _, added, _ in parts) == pytest.approx(study.spent().epsilon)
         assert parts[0][0] == "arm-00 to arm-01"
-        reached, costs, gradients, alone = plots.plot_comparison(study).data
+        reached, costs, gradients = plots.plot_comparison(study).data
         assert len(reached.y) == len(reached.error_x.array) == 28
-        assert [len(costs.x), len(gradients.x), len(alone.x)] == [28, 28, 0]
+        assert [len(costs.x), len(gradients.x)] == [28, 28]
         for curve in plots.plot_trajectories(study).data:
             assert [x for x in curve.x if x == 0] == [0] * 28

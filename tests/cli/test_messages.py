@@ -22,8 +22,9 @@ from privtune.cli._app import mount
 from privtune.errors import InvalidInputError
 from privtune.imports import find_function
 from privtune.study import Study, StudySpec
+from privtune.study.arm_row import ArmRow
 from privtune.tasks import get_task
-from privtune.views.comparison import _COLUMNS, to_csv
+from privtune.views import comparison
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 from tests.toy import exact_score
@@ -171,11 +172,12 @@ FORMULAS = ("=1+1", "+1", "-1+cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", " =
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
-    arm: dict[str, Any] = dict.fromkeys([*_COLUMNS, "spread"])
-    arm |= {"params": {"choice": text, text: 1, "rate": -0.5}, "arm": text}
-    arm |= {"estimates": {text: exact_score(0.5).to_shown()}}
-    document = {"arms": [arm]}
-    (head, row) = csv.reader(io.StringIO(to_csv(document), newline=""))
+    arm = ArmRow(
+        {"arm": text},
+        params={"choice": text, text: 1, "rate": -0.5},
+        scores={text: exact_score(0.5)},
+    )
+    (head, row) = csv.reader(io.StringIO(comparison.write_csv([arm]), newline=""))
     for cell in (*head, *row):
         assert not cell.lstrip(" ").startswith(("=", "+", "@", "\t", "\r")), cell
         if cell.startswith("-"):

@@ -34,7 +34,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     }
     for parsed in (StudySpec.parse(spec), toy_spec(arms=arms)):
         study = Study.create(parsed, storage)
-        study.run(anyway=True)
+        study.run(force=True)
         study.close()
     return storage
 
@@ -43,9 +43,9 @@ def test_predictions_stand_beside_their_rows(cli: Cli, storage: str, tmp_path: P
     lines = (tmp_path / "patients.csv").read_text("cp1252").splitlines()
     odd = ['50;f;college;2020-01-01;1;"no', "1;2;3;4;5;6;7", "", "50;f"]
     Path("asked.csv").write_text("\r\n".join([*lines, *odd]), "cp1252")
-    assert (
-        cli("predict", "patients", "arm", "asked.csv", "--to", "out.csv").out == "Wrote out.csv.\n"
-    )
+    done = cli("predict", "patients", "arm", "asked.csv", "--to", "out.csv")
+    assert done.out == "Wrote out.csv, readable by you alone.\n"
+    assert "No prediction for 1 of 63 rows" in done.err
     with open("out.csv", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == [*lines[0].split(";"), "prediction", "probability_no", "probability_yes"]
@@ -74,8 +74,8 @@ def test_what_cannot_be_asked_is_said_in_a_sentence(cli: Cli, storage: str) -> N
         ("patients", "arm", "short.csv", "--to", "new.csv"): "have no column education, seen",
         ("patients", "arm", "absent.csv"): "absent.csv is not there.",
         ("patients", "arm", "none.csv", "--to", "none.csv"): "must be another file",
-        ("patients", "other", "none.csv"): "no release of an arm 'other'",
-        ("toy", "arm", "none.csv"): "takes arrays, which no CSV file holds",
+        ("patients", "other", "none.csv"): "has no arm 'other'",
+        ("toy", "arm", "none.csv"): "holds 4 cells, and the model takes arrays float32 [n, 6]",
     }.items():
         done = cli("predict", *words)
         assert (done.code, done.out) == (1, "")
@@ -92,6 +92,8 @@ def test_a_model_is_exported_with_its_guarantee(cli: Cli, storage: str) -> None:
     study = Study("patients", storage)
     assert json.loads(done.out)["privtune.certificate"] == study.certificate()["digest"]
     assert Path("model/MLmodel").exists()
+    made = [Path("model"), *Path("model").rglob("*")]
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
     again = cli("model", "export", "patients", "arm", "--to", "model")
     assert (again.code, again.out) == (1, "")
     assert "must be a new folder" in again.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 from privtune.accounting import Composed, epsilon, event_from_dict
 from privtune.study import Study
 from tests.cli.conftest import Cli
-from tests.study.conftest import toy_spec
+from tests.study.conftest import FIXED, toy_spec
 from tests.toy import LOADS
 
 
@@ -36,17 +37,39 @@ def spec(tmp_path: Path) -> str:
 def test_plan_says_whether_a_stored_budget_holds_the_study(
     cli: Cli, spec: str, at: tuple[str, str], tmp_path: Path
 ) -> None:
-    assert "Budget toy is not there yet" in cli("study", "plan", spec, *at).out
+    assert "Budget toy does not exist yet" in cli("study", "plan", spec, *at).out
     assert not (tmp_path / "p.db").exists()
     assert cli("study", "create", spec, *at).code == 0
-    assert "is left, holds this study." in cli("study", "plan", spec, *at).out
+    holds = "Budget toy holds this study: ε = 0.0000 is spent now, and with the study all charges"
+    assert holds in cli("study", "plan", spec, *at).out
+    listed = cli("study", "list", *at).out
+    assert "planned, nothing charged" in listed
     spent = tmp_path / "spent.json"
     spent.write_text(json.dumps({"type": "zcdp", "rho": 0.05}))
     assert cli("budget", "charge", "toy", str(spent), "--note", "another tool", *at).code == 0
     refused = cli("study", "plan", spec, *at)
     assert refused.code == 1
-    assert "does not hold this" in refused.err
-    assert "expected runs" in refused.out
+    assert "has no room for this charge" in refused.err
+    assert "mean runs" in refused.out
+
+
+def test_plan_advises_to_leave_out_the_same_training(
+    cli: Cli, tmp_path: Path, at: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    same = [{"name": "auto", "strategy": "auto"}, {"name": "hyfree", "strategy": "hyfreedp"}]
+    spec = write(tmp_path, task="tests.toy:linear_blobs", arms=[*same, FIXED])
+    advice = (
+        "Arms auto and hyfree run the same training: leave one out, and the others get more of ε."
+    )
+    planned = cli("study", "plan", spec)
+    assert planned.out.count(advice) == 1
+    assert planned.out.count("so the learning rate rests on little") <= 1
+    assert cli("study", "create", spec, *at).code == 0
+    assert advice in caplog.messages
+    other = [{**same[1], "name": "far", "spread": 3.0}]
+    assert (
+        "the same training" not in cli("study", "plan", write(tmp_path, arms=[same[0], *other])).out
+    )
 
 
 def test_plan_shows_every_arm_and_touches_nothing(
@@ -62,7 +85,7 @@ def test_plan_shows_every_arm_and_touches_nothing(
         "defaults",
         "selection",
         "hyfree",
-        "expected runs",
+        "mean runs",
         "one candidate with probability 25%",
         "sealed",
         "No data was touched",
@@ -82,6 +105,7 @@ def test_plan_as_json(cli: Cli, spec: str) -> None:
     assert selection["expected_runs"] == pytest.approx(4)
     few = {"none": 0.0, "one": 0.25, "at_most_two": 0.4375}  # a geometric number of mean 4
     assert selection["few_runs"] == pytest.approx(few, rel=1e-12)
+    assert selection["floor"] is None
     for offer in selection["min_runs"]:
         charged = json.loads(json.dumps(selection["event"]))
         charged["runs"]["minimum"] = offer["min_runs"]
@@ -90,6 +114,28 @@ def test_plan_as_json(cli: Cli, spec: str) -> None:
     assert selection["guarantee"]["bounds"]
     assert selection["expected_gradient_evaluations"] == pytest.approx(4 * 2 * 240)
     assert {"noise_multiplier", "score_noise_multiplier"} <= set(selection["noise_multipliers"])
+
+
+def test_plan_shows_the_floor_and_its_price(cli: Cli, spec: str, tmp_path: Path) -> None:
+    more = tmp_path / "more.yaml"
+    text = Path(spec).read_text(encoding="utf-8")
+    assert text.count("mean_runs: 4") == 1
+    more.write_text(text.replace("mean_runs: 4", "mean_runs: 8"), encoding="utf-8")
+    shown = " ".join(cli("study", "plan", str(more)).out.split())
+    assert "at least 2 candidates, and exactly two with probability 14.3%" in shown  # 1 / 7
+    assert "fewest runs 2 (min_runs); without this minimum the same noise would cost ε = " in shown
+    assert "but train at most one candidate with probability 12.5%" in shown
+    (selection,) = [
+        arm
+        for arm in json.loads(cli("study", "plan", str(more), "--json").out)["arms"]
+        if arm.get("floor") is not None
+    ]
+    assert selection["few_runs"] == pytest.approx({"none": 0.0, "one": 0.0, "at_most_two": 1 / 7})
+    without = json.loads(json.dumps(selection["event"]))
+    assert without["runs"].pop("minimum") == selection["floor"]["min_runs"] == 2
+    assert selection["floor"]["epsilon_without"] == epsilon(event_from_dict(without), 1e-5).epsilon
+    assert selection["floor"]["epsilon_without"] < selection["guarantee"]["epsilon"]
+    assert selection["floor"]["few_without"] == pytest.approx(1 / 8)
 
 
 def test_plan_with_advice(cli: Cli, spec: str) -> None:
@@ -134,7 +180,12 @@ def test_a_whole_life(cli: Cli, spec: str, at: tuple[str, str]) -> None:
     assert document["budget"]["charged"] <= 6.0
     assert document["budget"]["left"] >= 0
 
-    assert json.loads(cli("study", "list", *at, "--json").out) == ["toy"]
+    [listed] = json.loads(cli("study", "list", *at, "--json").out)
+    assert (listed["name"], listed["budget"]) == ("toy", "toy")
+    assert (listed["arms"], listed["released"]) == (3, 3)
+    assert listed["since"] == f"{datetime.now(UTC):%Y-%m-%d}"
+    assert listed["epsilon"] == pytest.approx(document["budget"]["charged"], rel=1e-6)
+    assert "3 of 3 arms released" in cli("study", "list", *at).out
     shown = json.loads(cli("study", "show", "toy", *at, "--json").out)
     assert "sealed_trials" not in shown
     curator = json.loads(cli("study", "show", "toy", *at, "--curator", "--json").out)
@@ -179,6 +230,8 @@ def test_a_mistake_is_one_sentence_and_exit_code_1(
 def test_catalogues(cli: Cli) -> None:
     names = {row["name"] for row in json.loads(cli("strategies", "--json").out)}
     assert {"fixed", "papernot-steinke", "dpsgd", "hyfreedp", "subsampled-tuning"} <= names
+    metrics = {row["name"] for row in json.loads(cli("metrics", "--json").out)}
+    assert {"accuracy", "auc", "mae", "package.module:function"} <= metrics
     assert "digits-mlp" in cli("tasks").out
     tasks = {row["name"] for row in json.loads(cli("tasks", "--json").out)}
     assert {"digits-cnn", "mnist-mlp", "iris-logistic"} <= tasks
@@ -194,11 +247,11 @@ def test_a_plan_draws_ten_examples_and_shows_trades(cli: Cli, tmp_path: Path) ->
     spec = write(tmp_path, arms=[AUTO, TUNED, ORACLE])
     done = cli("study", "plan", spec)
     assert done.code == 0, done.err
-    assert "Ten examples of what the space draws (the arms draw others)" in done.out
+    assert "Ten random candidates from the search space" in done.out
     assert "chosen:" in done.out
     assert "everything released (composition)" in done.out
     assert "times fewer" in done.out
-    assert "needs --non-private" in done.out
+    assert "only with --non-private" in done.out
     spec = write(tmp_path, arms=[OPEN, ORACLE])
     document = json.loads(cli("study", "plan", spec, "--json").out)
     assert len(document["examples"]) == 10
@@ -226,7 +279,7 @@ def test_a_spec_that_was_changed_is_planned_anew_until_something_is_charged(
     assert cli("study", "create", write(tmp_path, arms=[first]), *at).code == 0
     done = cli("study", "run", write(tmp_path, arms=[OPEN]), *at, "--no-mlflow")
     assert done.code == 0, done.err
-    assert "Study 'toy' had charged nothing, and is planned anew: arms." in done.err
+    assert "The spec of study 'toy' has changed: arms. Nothing had been charged, so" in done.err
     spent = json.loads(cli("budget", "show", "toy", *at, "--json").out)
     refused = cli("study", "run", write(tmp_path, arms=[first], epochs=3), *at, "--no-mlflow")
     assert refused.code == 1
@@ -271,7 +324,7 @@ def test_an_oracle_needs_its_flag(cli: Cli, tmp_path: Path, at: tuple[str, str])
 
     deleted = cli("study", "delete", "toy", *at, "--yes")
     assert deleted.code == 0
-    assert "stays charged" in deleted.out
+    assert "Its charges stay on the budget" in deleted.out
     assert cli("study", "show", "toy", *at).code == 1
     charges = json.loads(cli("budget", "charges", "toy", *at, "--json").out)
     assert charges

@@ -87,7 +87,7 @@ def test_devices_that_are_not_there(gpus: None, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InvalidInputError, match=r"none here\. CUDA_VISIBLE_DEVICES is ''"):
         check_device("cuda")
     for name in ("cuda:", "cuda:-1", "cuda:01", "CUDA", "mps", "cuda:1,2", None, 0):
-        with pytest.raises(InvalidInputError, match="must be auto, cpu, cuda or cuda:N"):
+        with pytest.raises(InvalidInputError, match="must be one of auto, cpu, cuda, or cuda:N"):
             check_device(name, here=False)  # type: ignore[arg-type]
     assert check_device("cuda:77", here=False) == "cuda:77"
 

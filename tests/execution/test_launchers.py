@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +20,7 @@ from privtune.study import Study
 from privtune.study.workers import assist
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import BREAK
+from tests.tiers import ROOT
 
 ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
 SENTINEL = "sentinel-that-no-accident-writes-7c1f"
@@ -71,6 +76,29 @@ def test_what_no_node_can_hold_is_refused_before_ray_waits_for_ever(
 ) -> None:
     with pytest.raises(PrivTuneError, match="wait for ever"):
         make(url).run(executor={"type": "ray", "gpus": 64}, n_jobs=2)
+
+
+@pytest.mark.slow
+def test_workers_on_ray_look_for_no_module_in_the_folder(tmp_path: Path) -> None:
+    """The command line's own cluster; workers stand in its folder, which is on no path."""
+    ray = pytest.importorskip("ray")
+    code = (
+        "from privtune.execution.launchers import run_on_ray\n"
+        "from privtune.imports import OWN_PROCESS\n"
+        "from tests.execution.workers import place\n"
+        "import pathlib\n"
+        "OWN_PROCESS.set()\n"
+        "left = lambda: int(not pathlib.Path('place.json').exists())\n"
+        "run_on_ray(place, ('a', 'b'), jobs=1, gpus=0, open_count=left)\n"
+    )
+    places = [str(ROOT), str(Path(ray.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    environment |= {"RAY_AUTH_MODE": "token", "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    folder, path = json.loads((tmp_path / "place.json").read_text())
+    assert folder == str(tmp_path)
+    assert not {"", folder} & set(path)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.execution import table
 from privtune.execution.launchers import wait_for
-from privtune.execution.table import Handed, make_rounds, patiently, work_through
+from privtune.execution.table import RowResult, make_rounds, patiently, work_through
 from privtune.files import OwnFolder
 from privtune.ledger import Budget, ChargeRequest, Ledger, LedgerConnectionError
 from privtune.ledger.rounds import Lease, Rounds
@@ -85,7 +85,7 @@ def test_a_restart_while_results_are_handed_in_together_loses_and_doubles_nothin
 ) -> None:
     dropped: list[int] = []
 
-    def run(leases: Sequence[Lease]) -> Iterator[Handed]:
+    def run(leases: Sequence[Lease]) -> Iterator[RowResult]:
         for done in workers.numbers(leases):
             number = done.lease.number
             more = number != leases[-1].number
@@ -108,7 +108,7 @@ def test_a_restart_while_results_are_handed_in_together_loses_and_doubles_nothin
 
 @pytest.mark.quick
 def test_a_database_that_stays_away_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_PATIENCE", 0.05)
+    monkeypatch.setattr(table, "PATIENCE", 0.05)
 
     def away() -> int:
         raise LedgerConnectionError("the connection failed")
@@ -131,7 +131,7 @@ def test_every_session_is_ended_in_mid_round(postgres_url: str) -> None:
 
         sa.event.listen(ledger.log.storage.engine, "checkout", note)
 
-        def run(leases: Sequence[Lease]) -> Iterator[Handed]:
+        def run(leases: Sequence[Lease]) -> Iterator[RowResult]:
             for done in workers.numbers(leases):
                 with other.log.storage.write() as connection:
                     for pid in sessions:
@@ -173,13 +173,13 @@ def test_a_worker_that_was_cut_off_loses_its_rows_and_not_the_round(
         rounds = make_rounds(ledger, lease_seconds=0.05)
         dropped: list[int] = []
 
-        def late(leases: Sequence[Lease]) -> Iterator[Handed]:
+        def late(leases: Sequence[Lease]) -> Iterator[RowResult]:
             with monkeypatch.context() as patch:
                 patch.setattr(Rounds, "renew_some", lambda self, leases: tuple(leases))
                 # Beyond the end of its leases, somebody else does the round.
                 work_through(rounds, charge, workers.numbers, stack=4, lease_seconds=60.0)
             for lease in leases:
-                yield Handed(lease, -1.0, {}, drop=lambda: dropped.append(1))
+                yield RowResult(lease, -1.0, {}, drop=lambda: dropped.append(1))
 
         work_through(rounds, charge, late, stack=3, lease_seconds=60.0)
         assert len(dropped) == 3
@@ -202,7 +202,7 @@ def test_short_rows_are_leased_many_at_once_and_run_in_their_stacks(
         leases.extend([len(found)] if found else [])
         return found
 
-    def run(rows: Sequence[Lease]) -> Iterator[Handed]:
+    def run(rows: Sequence[Lease]) -> Iterator[RowResult]:
         stacks.append(len(rows))
         return workers.numbers(rows)
 

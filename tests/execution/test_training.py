@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError
-from privtune.execution.training import part_of, seconds_per_step, train_trials
+from privtune.execution.trial_training import TrialWork, part_of, seconds_per_step, train_trials
 from privtune.strategies import ScorePlan, TrainingPlan, TrialResult
 from privtune.training.engine.compute import Compute
 from privtune.training.engine.train import Training
@@ -46,14 +46,16 @@ def run(
     compute: Compute = ON_CPU,
 ) -> list[TrialResult]:
     return train_trials(
-        training,
-        task=TASK,
-        data=DATA,
-        records=records,
-        score=ScorePlan(60, 1.0),
+        TrialWork(
+            training=training,
+            task=TASK,
+            data=DATA,
+            records=records,
+            score=ScorePlan(60, 1.0),
+            compute=compute,
+        ),
         trials=trials,
         secrets={n: bytes([n]) * 32 for n in trials},
-        compute=compute,
     )
 
 
@@ -83,14 +85,16 @@ def test_the_metric_loss_is_the_tasks_own_clipped(
 
     task = replace(TASK, loss=loss, model=lambda: torch.nn.Linear(6, 3))
     (found,) = train_trials(
-        TRAINING,
-        task=task,
-        data=DATA,
-        records=DATA.train,
-        score=ScorePlan(60, None, metric="loss", options={"bound": bound}),
+        TrialWork(
+            training=TRAINING,
+            task=task,
+            data=DATA,
+            records=DATA.train,
+            score=ScorePlan(60, None, metric="loss", options={"bound": bound}),
+            compute=ON_CPU,
+        ),
         trials={0: PARAMS},
         secrets={0: bytes(32)},
-        compute=ON_CPU,
     )
     weights = found.weights.double().numpy()
     x, y = DATA.validation.x.double().numpy(), DATA.validation.y.numpy()
@@ -153,14 +157,16 @@ def test_a_class_that_was_not_declared_is_no_record(
     bad, absent = TensorData(part.x, y), part.marked(torch.arange(len(part)) == 5)
     found, expected = (
         train_trials(
-            TRAINING,
-            task=TASK,
-            data=replace(DATA, **{split: own}),
-            records=own if split == "train" else DATA.train,
-            score=ScorePlan(60, 1.0),
+            TrialWork(
+                training=TRAINING,
+                task=TASK,
+                data=replace(DATA, **{split: own}),
+                records=own if split == "train" else DATA.train,
+                score=ScorePlan(60, 1.0),
+                compute=ON_CPU,
+            ),
             trials={0: PARAMS, 1: PARAMS},
             secrets={0: bytes(32), 1: bytes([1]) * 32},
-            compute=ON_CPU,
         )
         for own in (bad, absent)
     )

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from privtune.execution.table import Handed, make_rounds, patiently, work_through
+from privtune.execution.table import RowResult, make_rounds, patiently, work_through
 from privtune.ledger import Ledger
 from privtune.ledger.rounds import Lease
+
+
+def place(*_: str) -> int:
+    """Write down where this worker works, and where it looks for modules."""
+    Path("place.json").write_text(json.dumps([os.getcwd(), sys.path]))
+    return 0
 
 
 def honest(url: str, charge: str) -> None:
@@ -23,7 +31,7 @@ def honest(url: str, charge: str) -> None:
 def dying(url: str, charge: str, folder: str, deaths: int) -> None:
     """Die in the middle of a row, as often as ``deaths`` says, over all workers together."""
 
-    def run(leases: Sequence[Lease]) -> Iterator[Handed]:
+    def run(leases: Sequence[Lease]) -> Iterator[RowResult]:
         for done in numbers(leases):
             lease = done.lease
             Path(folder, f"output-{lease.number}-{lease.attempt}").write_text(str(done.score))
@@ -52,16 +60,16 @@ def hopeless(url: str, charge: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def numbers(leases: Sequence[Lease]) -> Iterator[Handed]:
+def numbers(leases: Sequence[Lease]) -> Iterator[RowResult]:
     for lease in leases:
         score = int.from_bytes(lease.seed[:6]) / 2**48
-        yield Handed(lease, score, {"pid": os.getpid()})
+        yield RowResult(lease, score, {"pid": os.getpid()})
 
 
 def slow(url: str, charge: str) -> None:
     """Hand in the same numbers, each after a while; opening the ledger, too, waits for a database."""
 
-    def run(leases: Sequence[Lease]) -> Iterator[Handed]:
+    def run(leases: Sequence[Lease]) -> Iterator[RowResult]:
         for done in numbers(leases):
             time.sleep(0.05)
             yield done

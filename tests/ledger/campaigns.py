@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from privtune.accounting import Gaussian
+from privtune.files import write_whole
 from privtune.ledger import (
     Budget,
     BudgetExceededError,
@@ -33,7 +34,6 @@ from privtune.ledger import (
     verify,
     verify_certificate,
 )
-from privtune.ledger.page import write_file
 from privtune.ledger.rounds import Rounds
 from tests.ledger.conftest import complete_one, lease_one
 
@@ -201,7 +201,7 @@ def _worker(url: str, name: str, notes: str, jobs: int) -> None:
             ledger.create_budget(Budget(50.0, 1e-5, name=name))
             for job in range(jobs):
                 _do(ledger, name, f"job-{job}", file.write)
-            write_file(Path(f"{notes}.json"), str(export_certificate(ledger.log.storage, name)))
+            write_whole(Path(f"{notes}.json"), str(export_certificate(ledger.log.storage, name)))
             file.write("export\n")
 
 

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from privtune.ledger import Ledger
-from privtune.ledger.rounds import Finished, Lease, Rounds
+from privtune.ledger.rounds import Lease, Rounds, Submission
 from privtune.ledger.schema import VERSION_TABLE
 
 POSTGRES = os.environ.get("PRIVTUNE_TEST_POSTGRES_URL", "")
@@ -76,4 +76,4 @@ def renew_one(rounds: Rounds, lease: Lease) -> Lease | None:
 def complete_one(
     rounds: Rounds, lease: Lease, score: float, result: Mapping[str, Any], **more: Any
 ) -> bool:
-    return bool(rounds.complete_some([Finished(lease, score, result, **more)]))
+    return bool(rounds.complete_some([Submission(lease, score, result, **more)]))

@@ -46,7 +46,7 @@ def test_a_refusal_says_bounds() -> None:
     """What is asked and spent is never less than it says, what is left never more."""
     budget = Budget(EPSILON, DELTA, name="b")
     said = str(BudgetExceededError(budget, requested=2.001, spent=1.0049, remaining=1.9959))
-    assert "asks for ε = 2.001 on its own; ε = 1.005 is spent, ε = 1.995 is left" in said
+    assert "costs ε = 2.001 alone; ε = 1.005 is spent, ε = 1.995 is left" in said
 
 
 @pytest.mark.parametrize("first", [costing(0.5).event, costing(2.5).event])
@@ -90,15 +90,20 @@ def test_a_refused_study_is_told_an_epsilon_that_fits(ledger: Ledger) -> None:
     def arms(epsilon: float) -> list[ChargeRequest]:
         both = dp.calibrate(study, epsilon=epsilon, delta=DELTA).event
         assert isinstance(both, dp.Composed)
-        return [ChargeRequest(event) for event in both.events]
+        return [ChargeRequest(event, study="toy") for event in both.events]
 
     with pytest.raises(BudgetExceededError) as refused:
         ledger.reserve("b", arms(2.9))
     [said] = refused.value.fitting
-    assert "all noise multiplied by" in said
+    assert "times the noise" in said
     assert "σ" not in said  # of one training that nobody asked for
-    lower = float(said.rpartition("epsilon: ")[2])
+    lower = float(said.rpartition("epsilon: ")[2].rstrip(")"))
     assert 1.0 < lower < 2.9
+    with pytest.raises(BudgetExceededError) as outside:
+        ledger.reserve("b", [ChargeRequest(request.event) for request in arms(2.9)])
+    assert [phrase.partition(";")[0] for phrase in refused.value.fitting] == list(
+        outside.value.fitting
+    ), "no spec of a study"
     ledger.reserve("b", arms(lower))
 
 
@@ -164,3 +169,42 @@ def test_a_release_recorded_where_none_was_admitted_is_read_at_a_larger_delta(
     found = ledger.spent("b")
     assert found.delta == pytest.approx((1.0 + APPROXIMATE_SHARE + ODOMETER_SHARE) * DELTA)
     assert EPSILON < found.epsilon < 1.5 * EPSILON
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_what_fits_next_fits(ledger: Ledger, started: bool) -> None:
+    """One more arm of the ε that is said, by itself, is admitted."""
+    training = dp.Repeated(100, dp.PoissonSampled(0.02, dp.Gaussian(2.0)))
+    [charge] = ledger.reserve("b", [ChargeRequest(training)])
+    if started:
+        ledger.start(charge.id)
+    selection = dp.PrivateSelection(training, dp.Geometric(10, minimum=2))
+    kinds = (training, selection, dp.Gaussian(1.0))
+    for arm, kind in zip(ledger.next_arms("b"), kinds, strict=True):
+        assert arm.epsilon > 0.5
+        ledger.check("b", [dp.calibrate(kind, epsilon=arm.epsilon, delta=DELTA).event])
+
+
+def test_nothing_fits_on_a_budget_that_is_used_up(ledger: Ledger) -> None:
+    [charge] = ledger.reserve("b", [costing(EPSILON)])
+    ledger.start(charge.id)
+    assert [arm.epsilon for arm in ledger.next_arms("b")] == [0.0, 0.0, 0.0]
+    ledger.record("b", ChargeRequest(dp.NonPrivate()))
+    assert [arm.epsilon for arm in ledger.next_arms("b")] == [0.0, 0.0, 0.0]
+    assert list(ledger.spent_by_charge("b").values())[-1] == math.inf
+
+
+def test_a_charge_s_cost_with_all_before_it_is_what_the_odometer_read(ledger: Ledger) -> None:
+    """After the declared block: the same number as at that time; what was given up counts for nothing."""
+    for charge in ledger.reserve("b", [costing(0.5), costing(0.7)]):
+        ledger.start(charge.id)
+    readings = [ledger.spent("b").epsilon]
+    for _ in range(3):
+        ledger.reserve("b", [ChargeRequest(dp.Gaussian(15.0))], start=True)
+        readings.append(ledger.spent("b").epsilon)
+    costs = ledger.spent_by_charge("b")
+    assert list(costs.values())[1:] == readings
+    assert 0.5 <= costs["b-1"] < costs["b-2"]
+    [charge] = ledger.reserve("b", [ChargeRequest(dp.Gaussian(15.0))])
+    ledger.void(charge.id)
+    assert ledger.spent_by_charge("b")["b-6"] == readings[-1]

@@ -16,7 +16,7 @@ from tests.ledger.campaigns import RaceReport, crash, race
 from tests.tiers import FULL
 
 LOG = logging.getLogger("campaign")
-WORKERS = 32 if FULL else 6
+WORKERS = 40 if FULL else 6
 CRASHES = 200 if FULL else 8
 
 

@@ -20,12 +20,15 @@ from privtune.ledger import (
     ChargeRequest,
     Ledger,
     LedgerCorruptedError,
+    StoreCopyError,
     UnknownBudgetError,
     backup,
     verify,
 )
 from privtune.ledger.backups import DRAFT
 from privtune.ledger.doctor import check_storage
+from privtune.ledger.errors import LedgerConnectionError
+from privtune.study.restore import restore_store
 
 ASKED = ChargeRequest(Gaussian(20.0))
 
@@ -63,7 +66,7 @@ def test_a_copy_without_the_log_knows_what_is_missing(
     with copied(path, tmp_path, "-heads") as copy:
         for use in (
             lambda: verify(copy.log.storage, "b"),
-            lambda: copy.reserve("b", [ASKED]),
+            lambda: copy.remaining("b"),
             lambda: copy.spent("b"),
         ):
             with pytest.raises(LedgerCorruptedError, match=r"1 of 9 entries.*write-ahead log"):
@@ -79,7 +82,6 @@ def test_a_budget_that_is_missing_whole_is_not_made_again(tmp_path: Path) -> Non
         with copied(path, tmp_path, "-heads") as copy:
             for use in (
                 lambda: verify(copy.log.storage, "b"),
-                lambda: copy.create_budget(Budget(4.0, 1e-5, name="b")),
                 lambda: copy.charges("b"),
             ):
                 with pytest.raises(LedgerCorruptedError, match="0 of 2 entries"):
@@ -94,7 +96,7 @@ def test_a_copy_of_the_database_alone_says_what_cannot_be_told(
     with copied(path, tmp_path) as copy:
         found = verify(copy.log.storage, "b")
         assert found.charges == 0
-        assert "cannot be told" in found.warnings[0]
+        assert "not be noticed" in found.warnings[0]
     assert verify(ledger.log.storage, "b").warnings == ()
 
 
@@ -104,15 +106,22 @@ def test_an_old_copy_that_is_put_back_is_told(path: Path, ledger: Ledger, tmp_pa
     ledger.close()
     shutil.copy(old, path)
     with Ledger(f"sqlite:///{path}") as back, pytest.raises(LedgerCorruptedError, match="9 of 10"):
-        back.reserve("b", [ASKED])
+        back.spent("b")
+    with pytest.raises(LedgerCorruptedError, match="9 of 10"):
+        restore_store(path)
     Path(f"{path}-heads").unlink()  # as the message says, for who means it
+    with Ledger(f"sqlite:///{path}") as back, pytest.raises(StoreCopyError):
+        back.reserve("b", [ASKED])
+    restore_store(path)
     with Ledger(f"sqlite:///{path}") as back:
         back.reserve("b", [ASKED])
-        verify(back.log.storage, "b")
+        (warning,) = verify(back.log.storage, "b").warnings
+        assert "restored from a copy" in warning
 
 
 def test_a_log_that_went_another_way_is_told(path: Path, ledger: Ledger, tmp_path: Path) -> None:
     old = backup(ledger.log.storage, tmp_path / "old.db")
+    restore_store(old)
     with Ledger(f"sqlite:///{old}") as other:
         other.reserve("b", [ASKED])
     ledger.reserve("b", [ASKED])
@@ -136,10 +145,14 @@ def test_a_new_database_owes_nothing_to_one_that_is_gone(path: Path, ledger: Led
 
 def test_heads_that_cannot_be_noted_stop_nobody(path: Path, tmp_path: Path) -> None:
     Path(f"{path}-heads").mkdir()
+    with pytest.raises(LedgerConnectionError, match="-heads is a folder"):
+        Ledger(f"sqlite:///{path}")
+    Path(f"{path}-heads").rmdir()
     with Ledger(f"sqlite:///{path}") as ledger:
+        Path(f"{path}-heads").mkdir()  # meanwhile
         ledger.create_budget(Budget(4.0, 1e-5, name="b"))
         ledger.reserve("b", [ASKED])
-        assert "cannot be told" in verify(ledger.log.storage, "b").warnings[0]
+        assert "not be noticed" in verify(ledger.log.storage, "b").warnings[0]
 
 
 def test_a_line_that_broke_off_says_nothing(path: Path, ledger: Ledger) -> None:
@@ -156,7 +169,9 @@ def test_a_backup_is_whole_and_its_owners(ledger: Ledger, tmp_path: Path) -> Non
     assert not list(tmp_path.glob("*.tmp"))
     with Ledger(f"sqlite:///{file}") as copy:
         found = verify(copy.log.storage, "b", head=ledger.head("b"))
-        assert (found.charges, found.warnings) == (8, ())
+        assert found.charges == 8
+        (warning,) = found.warnings
+        assert f"This database is a copy of {ledger.log.storage.identity().home.place}" in warning
     with pytest.raises(InvalidInputError, match="must be a new file"):
         backup(ledger.log.storage, file)
     with pytest.raises(InvalidInputError, match="in a folder that exists"):

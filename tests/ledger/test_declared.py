@@ -58,7 +58,7 @@ def test_the_unit_is_under_the_chain(sqlite_url: str) -> None:
     assert verify_certificate(certificate).charges == 1
     assert "differentially private per person" in render_certificate(certificate)
     for entry, change in (
-        (0, {"terms": {**Budget(3.0, 1e-5).to_dict()}}),
+        (0, {"terms": {**Budget(3.0, 1e-5, name="b").to_dict()}}),
         (1, {"unit": "hospital"}),
     ):
         edited = copy.deepcopy(certificate)
@@ -88,7 +88,7 @@ def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:
     keys = {"event", "study", "arm", "note", "plan_digest", "basis", "unit"}
     assert set(third) == keys
     for charge in certificate["charges"]:
-        assert set(charge) == {*keys, "id", "state"}
+        assert set(charge) == {*keys, "id", "state", "dataset"}
 
     edited = copy.deepcopy(certificate)
     edited["entries"][1]["body"]["public"]["training records"] = "10,770, private"
@@ -109,7 +109,7 @@ def test_a_certificate_states_the_filter_that_decided_and_no_other(sqlite_url: s
     assert "filter" not in quiet
     assert later["filter"]["used"] > 0.0
     assert [verify_certificate(certificate).charges for certificate in (quiet, later)] == [1, 2]
-    assert "nothing was admitted by it" in render_certificate(quiet)
+    assert "no charge went through it" in render_certificate(quiet)
     with pytest.raises(LedgerCorruptedError):
         verify_certificate({key: value for key, value in later.items() if key != "filter"})
     with pytest.raises(LedgerCorruptedError, match="no privtune-certificate of version 5"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,12 +262,30 @@ def test_a_dominating_pair_weighs_what_the_exact_divergence_is() -> None:
     for order in (1.5, 3.0, 6.0):
         index = int(np.searchsorted(ORDERS, order))
         exact = rdp_curve(SAMPLED)[index]
-        paired = weights._paired(
+        paired = weights._weigh_by_pair(
             dp.PoissonSampled(0.01, dp.Gaussian(1.2)), 1000, float(ORDERS[index])
         )
         assert paired is not None
         assert paired.delta < 1e-12
         assert exact * (1 - 1e-6) <= paired.divergence <= exact * 1.02
+
+
+def test_a_pair_without_a_moment_weighs_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mass below zero has no logarithm: then the moment says nothing, and is no divergence of zero."""
+    pair = weights._pair
+    step = dp.PoissonSampled(0.01, dp.Gaussian(1.2))
+
+    def with_mass_below_zero(event: dp.Event) -> Any:
+        directions = []
+        for pmf in pair(event):
+            masses = pmf.masses.copy()
+            masses[0] = -1e-300
+            directions.append(replace(pmf, masses=masses))
+        return directions
+
+    assert weights._weigh_by_pair(step, 1000, 3.0) is not None
+    monkeypatch.setattr(weights, "_pair", with_mass_below_zero)
+    assert weights._weigh_by_pair(step, 1000, 3.0) is None
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,9 @@ def test_the_gap_is_looked_for_between_points_too() -> None:
     """Two points that hold, with a chord that does not: the Gaussian profile is convex."""
     points = np.array([0.0, 1.5])
     deltas = gaussian_profile(1.0, points)
-    assert not weights._holds(points, deltas, 0.0, 1.0001, 1e-3)
-    assert weights._holds(points, deltas, 0.0, 1.0001, 0.2)
+    profile = weights.OneSidedProfile(points, deltas, 0.0)
+    assert not weights._is_below_gaussian(profile, 1.0001, 1e-3)
+    assert weights._is_below_gaussian(profile, 1.0001, 0.2)
 
 
 # Mechanisms whose losses are multiples of STEP, as (loss in steps, probability with the record);
@@ -149,10 +150,10 @@ def variance_of(mechanism: Mechanism, slack: float) -> float:
             (sign * k * STEP, p if sign > 0 else p * math.exp(-k * STEP)) for k, p in mechanism
         ]
         deltas = [sum(p * max(0.0, -math.expm1(e - x)) for x, p in losses) for e in points]
-        sides.append(np.array(deltas))
+        sides.append(weights.OneSidedProfile(points, np.array(deltas), 0.0))
     grid = np.geomspace(1e-4, 20.0, 4000)
     return next(
-        float(v) for v in grid if all(weights._holds(points, side, 0.0, v, slack) for side in sides)
+        float(v) for v in grid if all(weights._is_below_gaussian(side, v, slack) for side in sides)
     )
 
 
@@ -242,7 +243,7 @@ def test_what_d_alone_covers_weighs_next_to_nothing(event: dp.Event) -> None:
 @pytest.fixture
 def ledger(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A filter in force; its refusals look for nothing that would fit, which takes most of the time."""
-    monkeypatch.setattr("privtune.ledger.ledger.suggestions", lambda *_: ())
+    monkeypatch.setattr("privtune.ledger.ledger.suggestions", lambda *_, **__: ())
     opened = Ledger(sqlite_url)
     opened.create_budget(Budget(EPSILON, DELTA, name="b"))
     [first] = opened.reserve("b", [ChargeRequest(dp.Gaussian(1000.0))])
@@ -342,7 +343,7 @@ def test_the_wrong_order_is_no_log(
 ) -> None:
     """A divergence after a Gaussian charge, or a Gaussian charge beside what still runs."""
     found = iter(bases)
-    monkeypatch.setattr("privtune.ledger.ledger.ask", lambda *_: None)
+    monkeypatch.setattr("privtune.ledger.ledger.ask", lambda *_, **__: None)
     weights = [Weight(1e-3, 0.0)]
     monkeypatch.setattr("privtune.ledger.ledger.admit", lambda *_: (next(found), weights))
     request = [ChargeRequest(dp.Gaussian(50.0))]

@@ -20,6 +20,7 @@ from privtune.ledger import Budget, ChargeRequest, Ledger, LedgerBusyError
 from privtune.ledger.places import STORE, artifact_root
 from privtune.ledger.storage import Storage, _make_private
 from privtune.study import Study
+from privtune.study.restore import restore_store
 from tests.study.conftest import toy_spec
 
 _OBEYED = "-dac_override,-dac_read_search,-fowner"
@@ -90,13 +91,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def restored(finished: Path, folder: Path) -> Path:
+    """Make a store of its own, with a finished study, in a folder that is made; return its file."""
+    shutil.copytree(finished, folder)
+    path = folder / "p.db"
+    restore_store(path)
+    return path
+
+
 @pytest.fixture(params=["file", "folder", "uri"])
 def read_only(request: pytest.FixtureRequest, finished: Path, tmp_path: Path) -> Iterator[str]:
     if _AS_OTHERS and shutil.which(_AS_OTHERS[0]) is None:
         pytest.skip("needs setpriv: the superuser writes to everything")
-    folder = tmp_path / "a folder of 100%"
-    shutil.copytree(finished, folder)
-    path = folder / "p.db"
+    path = restored(finished, tmp_path / "a folder of 100%")
+    folder = path.parent
     if request.param == "file":
         path.chmod(0o400)
     if request.param == "folder":
@@ -147,19 +155,16 @@ def test_who_may_only_read_reads_and_leaves_nothing(read_only: str, tmp_path: Pa
 
 def test_who_reads_beside_a_writer(finished: Path, tmp_path: Path) -> None:
     """With a write-ahead log that lies there, SQLite reads it; one that it cannot read is said."""
-    folder = tmp_path / "live"
-    shutil.copytree(finished, folder)
-    url = f"sqlite:///{folder / 'p.db'}?mode=ro&uri=true".replace("///", "///file:")
-    with Ledger(f"sqlite:///{folder / 'p.db'}") as writer:
+    path = restored(finished, tmp_path / "live")
+    with Ledger(path) as writer:
         writer.create_budget(Budget(1.0, 1e-5, name="late"))
-        assert (folder / "p.db-wal").exists()
-        with Ledger(url) as reader:
+        assert path.with_name("p.db-wal").exists()
+        with Ledger(f"sqlite:///file:{path}?mode=ro&uri=true") as reader:
             assert {budget.name for budget in reader.budgets()} == {"toy", "late"}
 
 
 def test_what_changes_while_it_is_read_is_not_shown(finished: Path, tmp_path: Path) -> None:
-    path = tmp_path / "p.db"
-    shutil.copy(finished / "p.db", path)
+    path = restored(finished, tmp_path / "live")
     url = f"sqlite:///file:{path}?mode=ro&uri=true"
     with Ledger(url) as reader:
         assert len(reader.charges("toy")) == 1

@@ -20,7 +20,7 @@ from privtune.ledger import (
     RoundStuckError,
 )
 from privtune.ledger.history import History
-from privtune.ledger.rounds import SKIPPED, Finished, Lease, OpenRound, Rounds, leased
+from privtune.ledger.rounds import SKIPPED, Lease, OpenRound, Rounds, Submission, leased
 from privtune.ledger.schema import tasks
 from tests.ledger.conftest import complete_one, lease_one, renew_one
 
@@ -76,7 +76,7 @@ def test_a_settled_round_is_over(ledger: Ledger, rounds: Rounds, begin: Begin) -
     """Whoever comes late finds its results gone: that is no reason to train them again."""
     opened = begin(1)
     [lease] = rounds.lease_some(opened.charge_id, "w", most=1)
-    rounds.complete_some([Finished(lease, 0.5, {})])
+    rounds.complete_some([Submission(lease, 0.5, {})])
     ledger.settle(opened.charge_id)
     with pytest.raises(ChargeStateError, match="its round is over"):
         rounds.reopen(opened.charge_id, 0, lambda _: None)
@@ -365,14 +365,14 @@ def test_results_of_one_moment_are_one_transaction(
     assert complete_one(rounds, fast, 0.5, {"by": "fast"})
     kept: list[int] = []
 
-    def handed(fail: int | None = None) -> list[Finished]:
+    def handed(fail: int | None = None) -> list[Submission]:
         def keep(number: int) -> None:
             if number == fail:
                 raise OSError("the disk is full")
             kept.append(number)
 
         return [
-            Finished(
+            Submission(
                 lease, 0.1 * lease.number, {"by": "late"}, keep=lambda _, n=lease.number: keep(n)
             )
             for lease in reversed(late)

@@ -19,7 +19,13 @@ def test_a_new_ledger_refuses_edits_by_triggers_and_notes_its_version(ledger_url
         if connection.dialect.name == "sqlite":
             query = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
         else:
-            query = "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"
+            # Other tests keep schemas of their own in this database.
+            query = """
+                SELECT tgname FROM pg_trigger
+                JOIN pg_class ON pg_class.oid = tgrelid
+                JOIN pg_namespace ON pg_namespace.oid = relnamespace
+                WHERE nspname = current_schema() AND NOT tgisinternal
+            """
         triggers = connection.execute(sa.text(query)).all()
         assert len(triggers) == (2 if connection.dialect.name == "sqlite" else 1)
 

@@ -32,7 +32,7 @@ from privtune.ledger import (
 from privtune.ledger.chain import Kind
 from privtune.ledger.engines import translated
 from privtune.ledger.places import artifact_root, checked_url, database_path
-from privtune.ledger.rounds import Finished, Rounds
+from privtune.ledger.rounds import Rounds, Submission
 from privtune.ledger.storage import Storage
 from privtune.ledger.urls import masked, masked_url
 from privtune.study.trials import StudyTrials
@@ -156,7 +156,7 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     path.write_text("no database" * 1000)
     with pytest.raises(LedgerCorruptedError):
         Ledger(f"sqlite:///{path}")
-    with pytest.raises(LedgerConnectionError):
+    with pytest.raises(InvalidInputError, match="is a folder"):
         Ledger(f"sqlite:///{tmp_path}")
 
 
@@ -198,7 +198,7 @@ def test_postgres_answers_whatever_the_server_defaults_to(postgres_url: str) -> 
         [charge] = ledger.reserve("b", [ASKED])
         rounds = Rounds(ledger)
         rounds.open(charge.id, count=1)
-        rounds.complete_some([Finished(*rounds.lease_some(charge.id, "w", most=1), score, {})])
+        rounds.complete_some([Submission(*rounds.lease_some(charge.id, "w", most=1), score, {})])
         assert [result.score for result in rounds.results(charge.id)] == [score]
         with ledger.log.storage.read() as connection:
             connection.exec_driver_sql("SELECT pg_sleep(0.1)")
@@ -351,7 +351,7 @@ def test_one_wrong_clock_locks_nobody_out(ledger_url: str, years: int) -> None:
         assert before <= first.created_at <= honest.created_at <= datetime.now(UTC)
         assert abs(wrong.created_at - before) > timedelta(days=364 * abs(years))
         [warning] = verify(ledger.log.storage, "b").warnings
-    assert f"Entry {4 if years > 0 else 3} is dated before its predecessor" in warning
+    assert f"Entry {4 if years > 0 else 3} has an earlier date than the entry before it" in warning
     intact(ledger_url, charges=3)
 
 

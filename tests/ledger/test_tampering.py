@@ -245,7 +245,7 @@ def test_a_recorded_release_is_weighed_anew_and_breaks_the_budget(ledger: Ledger
     found = verify(ledger.log.storage, "b")
     assert found.guarantee.epsilon > 4
     assert not found.within_budget
-    assert "THE BUDGET IS BROKEN" in found.warnings[0]
+    assert "THE BUDGET IS EXCEEDED" in found.warnings[0]
 
 
 def test_a_declared_budget_has_no_filter(sqlite_url: str) -> None:
@@ -430,6 +430,7 @@ def test_kinds_are_what_the_log_says() -> None:
     """The words are part of the format: a new meaning is a new word."""
     assert [str(kind) for kind in Kind] == [
         "created", "reserved", "started", "settled", "voided", "closed", "audited",
+        "restored",
     ]  # fmt: skip
 
 
@@ -467,8 +468,8 @@ def test_a_weight_that_is_higher_today_is_a_warning(admitted: Ledger) -> None:
     rewritten(admitted, lighter(0.009))
     found = verify(admitted.log.storage, "b")
     assert found.within_budget
-    [warning] = [text for text in found.warnings if "version's account" in text]
-    assert "1 admissions (entry 5)" in warning
+    [warning] = [text for text in found.warnings if "this version of PrivTune computes" in text]
+    assert "For 1 charge (entry 5)" in warning
     assert "0.9%" in warning
     # What is printed holds for the weight of today, which is above the noted one.
     assert honest <= found.guarantee.bounds["filter"] <= honest + 0.009 * 4.0
@@ -506,7 +507,7 @@ def test_a_block_that_costs_a_little_more_today_is_a_warning(declared: Ledger) -
     assert found.within_budget
     assert found.guarantee.epsilon == pytest.approx(COST)
     assert "0.8%" in found.warnings[-1]
-    # It admits nothing more: what counts from now on is the account of today.
+    # It refuses every charge: what counts from now on is the account of today.
     with Ledger(declared.url) as fresh, pytest.raises(BudgetExceededError):
         fresh.reserve("b", [ChargeRequest(Gaussian(1e6))])
 
@@ -519,7 +520,7 @@ def test_nothing_is_forgiven_where_no_rule_admitted(sqlite_url: str) -> None:
         opened.record("b", ChargeRequest(BLOCK[1]))
         found = verify(opened.log.storage, "b")
     assert not found.within_budget
-    assert "THE BUDGET IS BROKEN" in found.warnings[0]
+    assert "THE BUDGET IS EXCEEDED" in found.warnings[0]
 
 
 def edited(certificate: dict[str, Any], part: str, **changes: Any) -> dict[str, Any]:

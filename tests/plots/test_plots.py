@@ -12,10 +12,11 @@ import pytest
 from privtune import plots
 from privtune.accounting import PrivateSelection, epsilon
 from privtune.errors import InvalidInputError
-from privtune.plots._study import ranked, shares
-from privtune.plots._style import looks
+from privtune.plots.study_charts import ranked, shares
+from privtune.plots.style import looks
 from privtune.strategies import Repetition
 from privtune.study import ArmStatus, Study
+from privtune.training.mechanism.metric_name import MetricName
 from tests.toy import exact_score
 from tests.tracked import Tracked
 
@@ -46,7 +47,7 @@ def test_parts_of_the_budget_sum_to_what_was_spent(study: Study) -> None:
 
 
 def test_the_comparison_has_a_row_for_each_arm_the_best_above(study: Study) -> None:
-    reached, cost, gradients, alone = plots.plot_comparison(study).data
+    reached, cost, gradients = plots.plot_comparison(study).data
     assert list(reached.x) == sorted(reached.x)
     assert list(reached.y) == list(cost.y) == list(gradients.y)
     for place, arm in enumerate(reached.y):
@@ -61,11 +62,6 @@ def test_the_comparison_has_a_row_for_each_arm_the_best_above(study: Study) -> N
         assert reached.error_x.arrayminus[place] == accuracy.value - accuracy.low
         assert cost.x[place] == status.guarantee.epsilon
         assert gradients.x[place] == status.plan.expected_gradient_evaluations
-    # Only the search is forgotten by what is usually claimed.
-    (selection,) = [plan for plan in study.plans if plan.is_sealed]
-    assert dict(zip(alone.y, alone.x, strict=True)) == {
-        selection.arm: epsilon(selection.training.event, 1e-5).epsilon
-    }
 
 
 def test_repeated_arms_stand_at_their_mean_with_its_standard_error(study: Study) -> None:
@@ -82,7 +78,22 @@ def test_repeated_arms_stand_at_their_mean_with_its_standard_error(study: Study)
     assert reached.error_x.array == pytest.approx([0.1] * 3)
     assert reached.error_x.arrayminus == pytest.approx([0.1] * 3)
     title = figure.layout.annotations[0].text
-    assert title == "test accuracy, mean of 2 ± standard error"
+    assert title == "test accuracy<br>mean of 2 ± standard error"
+
+
+def test_titles_of_panels_do_not_run_into_each_other(study: Study) -> None:
+    figure = plots.plot_comparison(study)
+    # A third of the panel is what labels beside it may leave.
+    for title in figure.layout.annotations:
+        assert max(map(len, title.text.split("<br>"))) <= 28
+    for axis in (figure.layout.xaxis, figure.layout.xaxis2, figure.layout.xaxis3):
+        assert (axis.tickangle, axis.nticks) == (0, 4)
+
+
+def test_parts_of_the_budget_are_shown_as_what_they_add(study: Study) -> None:
+    bar = plots.plot_budget(study)
+    assert all(" +" in trace.text for trace in bar.data if trace.name != "left")
+    assert "added" in bar.layout.xaxis.title.text
 
 
 def test_arms_of_equal_epsilon_stand_at_it(study: Study) -> None:
@@ -206,7 +217,7 @@ def test_a_loss_has_its_interval_and_no_percent(tmp_path: Path) -> None:
     (score,) = release.choice.values()
     assert point.error_x.array[0] == pytest.approx(score.high - score.value)
     assert figure.layout.xaxis.tickformat is None
-    assert figure.layout.annotations[0].text == "validation loss, one draw, 95% interval"
+    assert figure.layout.annotations[0].text == "validation loss<br>one draw, 95% interval"
 
 
 def test_the_smallest_loss_stands_above(study: Study) -> None:
@@ -218,7 +229,7 @@ def test_the_smallest_loss_stands_above(study: Study) -> None:
         )
         for s in arms[:2]
     ]
-    rows = ranked([arms[2], *released[::-1]], "test_loss")
+    rows = ranked([arms[2], *released[::-1]], MetricName("test", "loss"))
     assert [(s.plan.arm, value) for s, value in rows] == [
         ("defaults", 0.0), ("selection", 1.0), ("hyfree", None)
     ]  # fmt: skip

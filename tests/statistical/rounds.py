@@ -12,9 +12,16 @@ import numpy as np
 import torch
 
 from privtune.audit.bounds import LowerBound
-from privtune.execution.training import part_of
+from privtune.execution.trial_training import part_of
 from privtune.spaces import SearchSpace
-from privtune.strategies import Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
+from privtune.strategies import (
+    NamedTraining,
+    Plan,
+    PlanningContext,
+    Scoring,
+    TrainingPlan,
+    TrialResult,
+)
 from privtune.tasks import Task
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import Schedule
@@ -98,18 +105,10 @@ class ToyRound(FakeRound):
             for n, value in enumerate(noise.tolist())
         ]
 
-    def train(
-        self,
-        plan: Plan,
-        training: TrainingPlan,
-        params: Mapping[str, Any],
-        *,
-        name: str,
-        scored: bool = False,
-    ) -> TrialResult:
+    def train(self, request: NamedTraining) -> TrialResult:
         self.named += 1
         noise = float(self.streams.numpy("noise", self.named).normal())
-        return self.trial(self.named, training, params, noise)
+        return self.trial(self.named, request.training, request.params, noise)
 
 
 def sides(run: Callable[[bytes, bool], float], runs: int) -> list[Any]:

@@ -64,7 +64,7 @@ def audited(strategy, shown, *, runs, composed=False, low=LOW, high=HIGH, count=
 
     def run(secret, canary):
         trials = ToyRound(plan, secret, canary=canary, score=preferred, runs=count)
-        return shown(plan, strategy.run(plan, trials))
+        return shown(plan, trials.run(strategy, plan))
 
     def audit():
         claim = Claim(plan.event, DELTA) if composed else None
@@ -226,7 +226,7 @@ def validation_audit(label, *, noised_first, monkeypatch):
 
     def run(secret, canary):
         trials = ScoredRound(plan, secret, canary=canary, score=lambda *_: 0.0)
-        best = strategy.run(plan, trials).result
+        best = trials.run(strategy, plan).result
         return 0.0 if best is None else 10.0 * float(best.weights[0]) - float(best.weights[1]) / 100
 
     return note(label, lambda: lower_bound(*sides(run, 500), delta=DELTA), reported), reported

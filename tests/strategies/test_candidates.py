@@ -73,7 +73,7 @@ def test_entries_are_drawn_uniformly_and_take_what_they_need() -> None:
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"candidates": [{"name": "x"}]}, RATE, "candidate 1 of arm 'a'.*must be a mapping with a method"),
     ({"candidates": [{"method": "adam"}]}, RATE, "method = 'adam': must be one of"),
-    ({"candidates": [{"method": "dpsgd", "rate": 1}]}, RATE, "are not known; it takes method, name"),
+    ({"candidates": [{"method": "dpsgd", "rate": 1}]}, RATE, "it takes method, name, options, parameters"),
     ({"candidates": [LIST[0], LIST[0]]}, {}, "stand there twice: give each a name"),
     ({"candidates": [{"method": "dpsgd"}]}, RATE, "'a: dpsgd'.*also needs max_grad_norm"),
     ({"candidates": [{"method": "hyfreedp"}]}, RATE, "take no learning_rate, which the space searches"),

@@ -25,14 +25,16 @@ from privtune.strategies import (
     EntryPointError,
     Fixed,
     Needs,
+    Outcome,
     PapernotSteinke,
     Plan,
+    Round,
     StrategyError,
     make_strategy,
     plan_arm,
     registered,
 )
-from privtune.strategies.registry import describe
+from privtune.strategies.catalog import describe
 from privtune.study import Study
 from privtune.training.methods import METHODS
 from tests.cli.conftest import Cli, cli
@@ -139,7 +141,7 @@ class Mine:
     needs: ClassVar[Needs] = Needs()
     arm: str
     def plan(self, context, *, epsilon): ...
-    def run(self, plan, trials): ...
+    def run(self, plan, trials): yield
 """
 
 
@@ -155,6 +157,7 @@ class Mine:
         (BODY.replace("    needs: ClassVar[Needs] = Needs()\n", ""), "must declare what it needs"),
         (BODY.replace("    arm: str\n", ""), "must have a field arm"),
         (BODY.replace("def plan", "def planned"), "must have the method plan"),
+        (BODY.replace("trials): yield", "trials): ..."), "a method run that yields"),
         (BODY.replace("arm: str", "arm: 'Nowhere'"), "types that can be read"),
     ],
 )
@@ -170,7 +173,7 @@ def test_a_package_that_cannot_be_used_is_one_sentence(
     assert ".." not in said
     assert said.endswith(".")
     (found,) = registered()
-    assert (found.found, found.problem) == (None, said)
+    assert (found.cls, found.problem) == (None, said)
     assert make_strategy("fixed", arm="a", options={}) == Fixed(arm="a")
 
 
@@ -180,7 +183,9 @@ def test_a_package_is_loaded_when_a_study_names_it(install: Install) -> None:
     make_strategy("hyfreedp", arm="a", options={})
     assert "good_module" not in sys.modules
     assert type(make_strategy("mine", arm="a", options={})).__module__ == "good_module"
-    with pytest.raises(PrivTuneError, match=r"options of strategy 'mine' = \['x'\]: are not known"):
+    with pytest.raises(
+        PrivTuneError, match="options of strategy 'mine' = 'x': it takes no options"
+    ):
         make_strategy("mine", arm="a", options={"x": 1})
     with pytest.raises(PrivTuneError, match=r"must be one of .*, mine, .*papernot"):
         make_strategy("nobodys", arm="a", options={})
@@ -193,7 +198,7 @@ def test_the_name_of_what_is_built_in_is_refused(
     module = BODY.replace('"mine"', f'"{name}"', 1)
     install("clash", {name: "clashing:Mine"}, clashing=module)
     (found,) = registered()
-    assert found.found is None
+    assert found.cls is None
     list_strategies()
     listed = " ".join(capsys.readouterr().out.split())
     assert f"{name} (from clash 1.0): {found.problem}" in listed
@@ -223,7 +228,8 @@ def test_the_methods_readme_adds_a_method(install: Install, tmp_path: Path) -> N
     assert (found.name, found.source, found.problem) == ("sign-descent", "my-package 1.0", "")
     assert "sign-descent" in METHODS
     assert "sign-descent" not in list(METHODS)
-    assert [row["name"] for row in describe("sign-descent")["options"]][-1] == "max_grad_norm"
+    options = [row["name"] for row in describe("sign-descent")["options"]]
+    assert options[-2:] == ["max_grad_norm", "clipping"]
     rate = {"parameters": {"learning_rate": 0.1}}
     arms = [
         {"name": "signs", "strategy": "sign-descent", **rate},
@@ -274,7 +280,7 @@ def test_a_method_that_cannot_be_used_is_one_sentence(
 ) -> None:
     install("bad", {name: "bad_method:Mine"}, group="privtune.methods", bad_method=module)
     (found,) = registered()
-    assert found.found is None
+    assert found.cls is None
     assert found.problem.startswith(f"Method '{name}' of bad 1.0 ")
     assert message in found.problem
     if name == "mine":
@@ -297,9 +303,16 @@ class Silent(PapernotSteinke):
     needs = None  # type: ignore[assignment]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Returning(PapernotSteinke):
+    def run(self, plan: Plan, trials: Round) -> Any:
+        return Outcome(None)
+
+
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
+        (Returning(mean_runs=2), "Method run of Returning is no generator: it must yield"),
         (Undeclared(mean_runs=2), "seals its trials"),
         (Silent(mean_runs=2), "Silent does not declare what it needs"),
         (AdamAlone(mean_runs=2), "method of arm .* = 'dpsgd': must be one of dp-adam"),

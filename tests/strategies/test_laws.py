@@ -30,9 +30,9 @@ from privtune.accounting import (
     scale_noise,
 )
 from privtune.errors import PrivTuneError
-from privtune.strategies import LiuTalwar, NoRunFitsError, PapernotSteinke, Plan
+from privtune.strategies import DPHyper, LiuTalwar, NoRunFitsError, PapernotSteinke, Plan
 from privtune.strategies import SubsampledTuning as Subsampled
-from privtune.strategies.laws import choose_law, price_of_minimums
+from privtune.strategies.laws import choose_law, floor_of, price_of_minimums
 from tests.strategies.world import BOTH, context
 
 AUTO: dict[str, Any] = {"mean_runs": "auto", "training_epsilon": 1.0}
@@ -54,12 +54,12 @@ def test_the_mean_is_the_largest_that_fits(strategy: Any) -> None:
     plan = strategy.plan(context(), epsilon=1.5)
     runs = plan.runs
     assert isinstance(plan.event, PrivateSelection | ThresholdSelection)
-    assert plan.event == strategy._whole(plan.event.event, runs)
+    assert plan.event == strategy._selection_event(plan.event.event, runs)
     one = epsilon(plan.event.event, 1e-5).epsilon
     assert 0.999 < one <= 1.0, "each run costs what was said"
     assert epsilon(plan.event, 1e-5).epsilon <= 1.5
     more = {**runs.to_dict(), "mean": runs.to_dict()["mean"] + 0.001}
-    above = strategy._whole(plan.event.event, run_law_from_dict(more))
+    above = strategy._selection_event(plan.event.event, run_law_from_dict(more))
     assert epsilon(above, 1e-5).epsilon > 1.5, "one thousandth more does not fit"
     assert plan.details["mean_runs_auto"]["training_epsilon"] == 1.0
     assert plan.details["mean_runs_auto"]["mean_runs"] == plan.runs.expected_runs
@@ -103,9 +103,78 @@ def test_a_fewest_number_of_runs_is_part_of_what_is_charged(strategy: Any, fewes
 
 
 @pytest.mark.parametrize(
+    ("strategy", "fewest"),
+    [
+        (PapernotSteinke(), 2),
+        (PapernotSteinke(law="logarithmic", mean_runs=6), 2),
+        (PapernotSteinke(law="truncated_negative_binomial", shape=0.5), 2),
+        (LiuTalwar(), 2),
+        (LiuTalwar(maximum=40), 2),
+        (Subsampled(), 3),
+        (Subsampled(mean_runs=5), 2),  # no more than half of the mean is sure
+        (DPHyper(), 2),
+        (PapernotSteinke(min_runs=1), None),
+        (LiuTalwar(min_runs=1), None),
+        (Subsampled(min_runs=1), None),
+        (PapernotSteinke(min_runs=5), 5),
+        (PapernotSteinke(mean_runs=5.9), None),  # a third of it is less than 2
+        (PapernotSteinke(mean_runs=6), 2),
+        (Subsampled(mean_runs=3.9), None),
+        (PapernotSteinke(maximum=5), None),
+        (PapernotSteinke(maximum=5000), None),  # no law with a floor has this cap
+        (PapernotSteinke(law="poisson"), None),  # its release may be nothing
+        (PapernotSteinke(law="binomial", n=30), None),
+        (LiuTalwar(gamma=0.1), None),  # 1 / gamma is the mean
+        (LiuTalwar(threshold=0.9), None),  # charged 2 epsilon only without
+        (LiuTalwar(gamma=0.1, min_runs=3), 3),
+    ],
+    ids=str,
+)
+def test_a_law_has_a_floor_where_there_is_room(strategy: Any, fewest: int | None) -> None:
+    """The mean is the one that was asked for, and the floor is in the law that is charged and drawn."""
+    law = strategy.run_law()
+    assert law.minimum == fewest
+    given = 12.0 if strategy.min_runs == 3 else strategy.mean_runs or 10.0
+    assert law.mean == pytest.approx(given)
+    least = 0 if getattr(strategy, "law", "") in ("poisson", "binomial") else fewest or 1
+    masses = law.pmf(range(200))
+    assert masses[:least].sum() == 0.0 < masses[least]
+
+
+def test_the_floor_costs_what_the_plan_says() -> None:
+    """Without it the same noise costs what the event without its minimum costs, and K is 1 in a tenth."""
+    for strategy, fewest in ((PapernotSteinke(), 2), (Subsampled(variant=2), 3)):
+        plan = strategy.plan(context(), epsilon=2.0)
+        terms: dict[str, Any] = {"delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
+        floor = floor_of(plan.event, plan.runs, **terms)
+        assert floor is not None
+        charged = json.dumps(plan.event.to_dict())
+        assert f'"minimum": {fewest}' in charged
+        without = event_from_json(charged.replace(f', "minimum": {fewest}', ""))
+        assert floor.epsilon_without == epsilon(without, 1e-5).epsilon
+        assert 1.8 < floor.epsilon_without < epsilon(plan.event, 1e-5).epsilon
+        assert floor.few_without == pytest.approx(0.1)
+        assert floor.words.startswith(
+            f"{fewest} (min_runs); without this minimum the same noise would cost"
+        )
+        assert floor.words.endswith("but train at most one candidate with probability 10%")
+    plain = PapernotSteinke(min_runs=1).plan(context(), epsilon=2.0)
+    assert floor_of(plain.event, plain.runs, **terms) is None
+
+
+def test_a_mean_that_is_found_has_the_floor_where_it_fits() -> None:
+    """Of a training of epsilon = 1: few fit a target of 1.2 in the mean, and many one of 2."""
+    few = PapernotSteinke(**AUTO).plan(context(), epsilon=1.2).runs
+    many = PapernotSteinke(**AUTO).plan(context(), epsilon=2.0).runs
+    assert few.mean < 6.0 <= many.mean
+    assert (few.minimum, many.minimum) == (None, 2)
+
+
+@pytest.mark.parametrize(
     ("space", "law", "offered"),
     [
         (BOTH, {"mean_runs": 5}, [2, 3]),  # two powers of ten
+        (BOTH, {"mean_runs": 6}, []),  # the floor is there
         (BOTH, {"mean_runs": 2.5}, [2]),
         (BOTH, {"mean_runs": 20}, []),  # one run in a twentieth of rounds
         (BOTH, {"mean_runs": 5, "min_runs": 2}, []),

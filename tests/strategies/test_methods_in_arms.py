@@ -128,6 +128,7 @@ OTHER: dict[str, Any] = {
     "loss_noise": "laplace",
     "optimizer": "sgd",
     "fit": "paper",
+    "start": "paper",
     "spread": 7.0,
     "regime": "non-convex",
     "adjacency": "add-remove",

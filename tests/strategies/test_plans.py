@@ -87,7 +87,9 @@ def test_a_plan_meets_its_target_and_survives_json(strategy: Strategy, space: di
 @pytest.mark.quick
 def test_every_strategy_has_a_case() -> None:
     covered = {strategy.name for strategy, _ in CASES} | {"non-private-grid"}
-    assert covered == set(STRATEGIES)
+    assert covered == set(STRATEGIES), (
+        "add a case to CASES, and an audit to tests/statistical/test_strategies.py"
+    )
 
 
 @pytest.mark.quick

@@ -37,7 +37,7 @@ SPACE = SearchSpace.from_dict(BOTH)
 
 def test_the_best_is_released() -> None:
     trials = FakeRound(SPACE, count=20)
-    outcome = PapernotSteinke().run(PapernotSteinke().plan(context(), epsilon=2.0), trials)
+    outcome = trials.run(PapernotSteinke(), PapernotSteinke().plan(context(), epsilon=2.0))
     scores = [-abs(math.log(SPACE.draw(trials.streams, n)["learning_rate"])) for n in range(20)]
     assert outcome.result is not None
     assert outcome.result.score == max(scores)
@@ -46,16 +46,16 @@ def test_the_best_is_released() -> None:
 
 @pytest.mark.parametrize("strategy", [PapernotSteinke(law="poisson", mean_runs=1.5)])
 def test_no_run_at_all_is_a_release_of_nothing(strategy: PapernotSteinke) -> None:
-    outcome = strategy.run(strategy.plan(context(), epsilon=2.0), FakeRound(SPACE, count=0))
+    outcome = FakeRound(SPACE, count=0).run(strategy, strategy.plan(context(), epsilon=2.0))
     assert outcome.result is None
-    assert "drew 0" in outcome.note
+    assert "number of runs was 0" in outcome.note
     assert "another law" in outcome.note
 
 
 def test_nan_and_failures_lose_to_any_score() -> None:
     scores = iter([math.nan, -math.inf, -5.0, math.nan])
     trials = FakeRound(SPACE, score=lambda _: next(scores))
-    outcome = PapernotSteinke().run(PapernotSteinke().plan(context(), epsilon=2.0), trials)
+    outcome = trials.run(PapernotSteinke(), PapernotSteinke().plan(context(), epsilon=2.0))
     assert outcome.result is not None
     assert outcome.result.index == 2
 
@@ -66,7 +66,7 @@ def test_ties_are_broken_by_the_rounds_secret_not_by_the_order() -> None:
         trials = FakeRound(SPACE, score=lambda _: 1.0)
         trials.streams = type(trials.streams)(bytes([secret]) * 32)
         plan = PapernotSteinke().plan(context(), epsilon=2.0)
-        result = PapernotSteinke().run(plan, trials).result
+        result = trials.run(PapernotSteinke(), plan).result
         winners.add(result.index)
     assert len(winners) > 2
 
@@ -80,12 +80,12 @@ def test_a_known_threshold_releases_the_first_that_reaches_it_or_nothing() -> No
     capped = LiuTalwar(threshold=0.5, maximum=40).plan(context(), epsilon=2.0)
     assert isinstance(capped.event, PrivateSelection)
     given = iter(scores)
-    outcome = strategy.run(plan, FakeRound(SPACE, score=lambda _: next(given)))
+    outcome = FakeRound(SPACE, score=lambda _: next(given)).run(strategy, plan)
     assert outcome.result is not None
     assert outcome.result.score == 0.6
     strict = LiuTalwar(threshold=0.95)
     given = iter(scores)
-    outcome = strict.run(plan, FakeRound(SPACE, score=lambda _: next(given)))
+    outcome = FakeRound(SPACE, score=lambda _: next(given)).run(strict, plan)
     assert outcome.result is None
     assert "0.95" in outcome.note
 
@@ -106,7 +106,7 @@ def test_subsampled_tuning_tries_smaller_rates_and_releases_what_was_drawn(
         assert tried == {"learning_rate": pytest.approx(3.0 * factor), "max_grad_norm": 2.0}
     assert plan.training.as_trained({"learning_rate": 3.0}) == {"learning_rate": 3.0}
     trials = FakeRound(SPACE, count=8)
-    outcome = strategy.run(plan, trials)
+    outcome = trials.run(strategy, plan)
     ((name, training, params),) = trials.trained
     assert name == "final"
     assert training.part == ("rest" if variant == 1 else "all")
@@ -134,7 +134,7 @@ def test_dp_hyper_searches_at_its_share_and_trains_once_with_the_rest() -> None:
     selection, final = parts_of(plan.event)
     assert epsilon(selection, 1e-5).epsilon < 0.45 < 1.6 < epsilon(final, 1e-5).epsilon < 2.0
     trials = FakeRound(SPACE, count=8)
-    outcome = strategy.run(plan, trials)
+    outcome = trials.run(strategy, plan)
     ((name, training, params),) = trials.trained
     assert (name, training) == ("final", plan.training)
     best = max(
@@ -161,7 +161,7 @@ def parts_of(event: Event) -> tuple[Event, Event]:
 def test_everything_tells_the_sampler_and_releases_every_trial() -> None:
     strategy = Everything(trials=5)
     trials = FakeRound(SPACE)
-    outcome = strategy.run(strategy.plan(context(), epsilon=2.0), trials)
+    outcome = trials.run(strategy, strategy.plan(context(), epsilon=2.0))
     assert len(outcome.trials) == 5
     assert sorted(trials.told) == [0, 1, 2, 3, 4]
     assert outcome.result is not None
@@ -176,7 +176,7 @@ def test_linear_scaling_follows_the_line_inside_the_bounds() -> None:
     plan = strategy.plan(context(RATE), epsilon=2.0)
     assert plan.search is not None
     trials = FakeRound(SearchSpace.from_dict(RATE))
-    outcome = strategy.run(plan, trials)
+    outcome = trials.run(strategy, plan)
     assert [name for name, _, _ in trials.trained][-1] == "final"
     assert len(trials.trained) == 7 == plan.expected_runs
     noises = [t.method.noise_multiplier for _, t, _ in trials.trained]
@@ -201,7 +201,7 @@ def test_linear_scaling_extrapolates_rate_times_steps() -> None:
     for training in plan.search.trainings:  # what runs for fewer steps is charged for fewer
         assert Repeated(3, training.event).to_json() in charged
     trials = FakeRound(SearchSpace.from_dict(RATE))
-    outcome = strategy.run(plan, trials)
+    outcome = trials.run(strategy, plan)
     drawn = [trials.space.draw(trials.streams, n)["learning_rate"] for n in range(6)]
     run = [params["learning_rate"] for _, _, params in trials.trained]
     assert run[:6] == pytest.approx(
@@ -223,6 +223,6 @@ def test_linear_scaling_extrapolates_rate_times_steps() -> None:
 def test_the_oracle_walks_the_whole_grid() -> None:
     strategy = NonPrivateGrid(points=3)
     trials = FakeRound(SPACE)
-    outcome = strategy.run(strategy.plan(context(), epsilon=2.0), trials)
+    outcome = trials.run(strategy, strategy.plan(context(), epsilon=2.0))
     assert len(outcome.trials) == 9
     assert len({tuple(t.params.values()) for t in outcome.trials}) == 9

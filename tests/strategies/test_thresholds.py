@@ -61,7 +61,7 @@ def test_percents_are_answered_with_the_share(name: str) -> None:
 
 
 def test_a_loss_is_answered_with_its_minus() -> None:
-    with pytest.raises(InvalidInputError, match=r"counts with a minus. Write -0\.5\.$"):
+    with pytest.raises(InvalidInputError, match=r"its negative. Write -0\.5\.$"):
         plan_of(0.5, Scoring(metric="loss", bound=4.0))
 
 

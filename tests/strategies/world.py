@@ -10,7 +10,19 @@ import torch
 
 from privtune.accounting import Adjacency
 from privtune.spaces import SearchSpace
-from privtune.strategies import Ending, Plan, PlanningContext, Scoring, TrainingPlan, TrialResult
+from privtune.strategies import (
+    Ending,
+    NamedTraining,
+    Outcome,
+    Plan,
+    PlanningContext,
+    Request,
+    Scoring,
+    SealedRound,
+    TrainingPlan,
+    TrialResult,
+    advance,
+)
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from tests.toy import blobs
@@ -61,32 +73,37 @@ class FakeRound:
             ended=Ending.DIVERGED if score == -math.inf else Ending.TRAINED,
         )
 
+    def run(self, strategy: Any, plan: Plan) -> Outcome:
+        """Return what a strategy releases, each request answered at once."""
+        run = strategy.run(plan, self)
+        request = advance(run)
+        while not isinstance(request, Outcome):
+            request = advance(run, self.answer(plan, request))
+        return request
+
+    def answer(self, plan: Plan, request: Request) -> Sequence[TrialResult]:
+        if isinstance(request, SealedRound):
+            return self.select(plan)
+        if isinstance(request, NamedTraining):
+            return [self.train(request)]
+        assert plan.search is not None
+        results = []
+        for number, params in request.candidates.items():
+            training = plan.search.training_of(params)
+            results.append(self.train(NamedTraining(f"trial-{number}", training, params, True)))
+        return results
+
     def select(self, plan: Plan) -> Sequence[TrialResult]:
         return [
             self._result(n, {**plan.params, **self.space.draw(self.streams, n)})
             for n in range(self.count)
         ]
 
-    def train(
-        self,
-        plan: Plan,
-        training: TrainingPlan,
-        params: Mapping[str, Any],
-        *,
-        name: str,
-        scored: bool = False,
-    ) -> TrialResult:
-        self.trained.append((name, training, dict(params)))
-        return self._result(len(self.trained) - 1, params)
+    def train(self, request: NamedTraining) -> TrialResult:
+        self.trained.append((request.name, request.training, dict(request.params)))
+        return self._result(len(self.trained) - 1, request.params)
 
     at_once = 1
-
-    def train_numbered(self, plan: Plan, trials: Mapping[int, Any]) -> Sequence[TrialResult]:
-        assert plan.search is not None
-        return [
-            self.train(plan, plan.search.training_of(p), p, name=f"trial-{n}", scored=True)
-            for n, p in trials.items()
-        ]
 
     def ask(self, number: int, make: Any) -> Mapping[str, Any]:
         make(self.space)

@@ -49,7 +49,7 @@ def test_a_stopped_run_says_one_sentence_and_goes_on(number, tmp_path):
         time.sleep(0.1)
     running.send_signal(number)
     _, said = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 130
+    assert running.returncode == 130, said
     assert said == "Stopped. What is done stays; the same command goes on.\n"
     before = SHEET.read(out)
     assert SHEET.main([*command[3:], "--minutes", "0"]) == 0  # one cell more

@@ -20,9 +20,7 @@ def test_its_study_can_be_planned(name, capsys, monkeypatch):
     """The product trains the method of the paper: every arm plans and all fit the budget."""
     path = FOLDER / name / "study.yaml"
     monkeypatch.setattr(sys, "argv", ["privtune", "study", "plan", str(path), "--json"])
-    with pytest.raises(SystemExit) as done:
-        command_line()
-    assert not done.value.code
+    command_line()
     plan = json.loads(capsys.readouterr().out)
     spec = yaml.safe_load(path.read_text())
     assert [arm["arm"] for arm in plan["arms"]] == [arm["name"] for arm in spec["arms"]]

@@ -22,14 +22,14 @@ from privtune.files import OwnFolder
 from privtune.ledger import rounds as ledger_rounds
 from privtune.ledger.storage import Storage
 from privtune.strategies import Fixed, PapernotSteinke
-from privtune.study import Study, delete_study, rounds
+from privtune.study import Study, arm_rounds, delete_study
 from privtune.study import run as running
 from privtune.study._objects import ObjectStore
 from privtune.study.lifecycle import Life
 from privtune.study.rows import StoredStudy
 from privtune.study.trials import StudyTrials
 from privtune.training.engine import checkpoint
-from tests.study.elsewhere import OWN, simple
+from tests.study.elsewhere import OWN, TERMS, simple
 
 TRACEBACK = 99
 """How a process ends whose command ended in a traceback."""
@@ -67,7 +67,9 @@ def added(url: str, arm: str) -> str:
     chooses = arm.startswith("selection")
     strategy = PapernotSteinke(mean_runs=2) if chooses else Fixed()
     with closing(Study("open", url)) as study:
-        release = study.optimize(simple, strategy=strategy, epsilon=0.5, arm=arm, **OWN)
+        release = study.optimize(
+            privtune.make_task(simple, **OWN), strategy=strategy, epsilon=0.5, arm=arm, **TERMS
+        )
     return release.arm
 
 
@@ -214,7 +216,7 @@ def _watched(reached: Callable[[int, str], object]) -> Iterator[None]:
     for name in ("charge", "start", "keep", "settle", "announce"):
         patch(Life, name, named(name, getattr(Life, name)))
     patch(running, "rehearse", named("plan", running.rehearse))
-    patch(rounds, "train_trials", named("train", rounds.train_trials))
+    patch(arm_rounds, "train_trials", named("train", arm_rounds.train_trials))
     patch(checkpoint, "_SECONDS", 0.0)
     patch(checkpoint, "_SHARE", 1e9)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import replace
 from typing import Any
@@ -71,34 +72,32 @@ def conditional(trial: privtune.Trial) -> privtune.Candidate:
     return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate, heavy))
 
 
-OWN: dict[str, Any] = {
-    "loss": loss,
-    "train": TRAIN,
-    "validation": VALIDATION,
-    "epochs": 1,
-    "expected_batch_size": 24,
-}
-"""Arguments of ``study.optimize`` for fixed splits of 240 and 60 records."""
+OWN: dict[str, Any] = {"loss": loss, "train": TRAIN, "validation": VALIDATION}
+"""Arguments of ``privtune.make_task`` for fixed splits of 240 and 60 records."""
 
 PATHS: dict[str, Any] = {
     "loss": "tests.study.elsewhere:loss",
     "data": "tests.study.elsewhere:records",
     "split": {"train": 240, "validation": 60},
-    "epochs": 1,
-    "expected_batch_size": 24,
 }
-"""Arguments that processes elsewhere can import."""
+"""The same, which processes elsewhere can import."""
+
+TERMS: dict[str, Any] = {"epochs": 1, "expected_batch_size": 24}
+"""Arguments of ``study.optimize`` for them."""
+
+
+def optimize_own(study: Any, build: Any, **arguments: Any) -> Any:
+    """Run an arm by arguments of ``privtune.make_task`` and of ``study.optimize``, whichever they are."""
+    names = inspect.signature(privtune.make_task).parameters
+    task = {name: arguments.pop(name) for name in [*arguments] if name in names}
+    return study.optimize(privtune.make_task(build, **task), **arguments)
 
 
 def own_task() -> Task:
     """Return the task of ``conditional``, for specs that name it."""
-    from privtune.tasks.own import own_task
-
-    return own_task(conditional, loss=loss, train=TRAIN, validation=VALIDATION)
+    return privtune.make_task(conditional, loss=loss, train=TRAIN, validation=VALIDATION)
 
 
 def plain_task() -> Task:
     """Return the task of ``plain``, for specs that name it."""
-    from privtune.tasks.own import own_task
-
-    return own_task(plain, loss=loss, train=TRAIN, validation=VALIDATION)
+    return privtune.make_task(plain, loss=loss, train=TRAIN, validation=VALIDATION)

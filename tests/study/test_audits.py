@@ -65,7 +65,11 @@ def forged(certificate: dict[str, Any]) -> dict[str, Any]:
 def test_a_certificate_carries_what_was_kept_and_verifies(certificate: dict[str, Any]) -> None:
     [record] = certificate["audits"]
     assert record["passed"]
-    assert verify_certificate(json.loads(json.dumps(certificate))).warnings == ()
+    [warning] = verify_certificate(json.loads(json.dumps(certificate))).warnings
+    assert (
+        warning
+        == "Charge toy-1, as the study noted: fixed seed: no guarantee against whoever knows it."
+    )
     assert "<h2>Audits</h2>" in render_certificate(certificate)
 
 
@@ -113,7 +117,7 @@ def test_an_audit_that_goes_with_its_study_is_not_forgotten(tmp_path: Path) -> N
         certificate = export_certificate(ledger.log.storage, "toy")
     assert "audits" not in certificate
     [said] = [w for w in verify_certificate(certificate).warnings if "audit" in w]
-    assert "agreed with what is reported, and was deleted with its study" in said
+    assert "agreed with the reported ε. It was deleted" in said
 
 
 OF_ANOTHER = {
@@ -172,7 +176,7 @@ def test_what_was_found_is_held_against_the_account_of_today(
     [record] = certificate["audits"]
     record["rows"][0].update(audited=50.0, reported=1000.0)
     [warning] = contradictions([check_audit(record, ran.spec.budget.to_budget())])
-    assert "contradicts what is reported of one training: ε is above 50" in warning
+    assert "contradicts the reported ε of one training: it is above 50" in warning
 
 
 def test_the_report_and_the_officer_s_page_show_the_chain(ran: Study) -> None:
@@ -195,9 +199,9 @@ def test_what_contradicts_is_kept_and_said_everywhere(
     assert [record["passed"] for record in audits_of(study)].count(False) == 1
     certificate = study.certificate()
     warnings = verify_certificate(certificate).warnings
-    assert any("contradicts what is reported of one training" in said for said in warnings)
+    assert any("contradicts the reported ε of one training" in said for said in warnings)
     for page in (render_certificate(certificate), render_study(study), to_markdown(study)):
-        assert "contradicts what is reported of one training" in page
+        assert "contradicts the reported ε of one training" in page
     file = tmp_path / "c.json"
     done = cli(
         "budget", "export", study.spec.budget.name, "--storage", storage, "--output", str(file)

@@ -27,7 +27,7 @@ from privtune.study.trial import _PLANNED
 from privtune.training.methods import METHODS
 from privtune.views.comparison import comparison_document
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import OWN
+from tests.study.elsewhere import OWN, TERMS
 from tests.study.test_optimize import charges, make, started
 
 STRATEGIES = [Fixed(), PapernotSteinke(mean_runs=3), Everything(trials=3)]
@@ -89,7 +89,7 @@ def test_what_no_file_can_hold_is_refused_before_the_charge(storage: str, strate
         return trained(trial)
 
     with pytest.raises(InvalidInputError, match=r"^act") as refused:
-        make(storage).optimize(build, strategy=strategy, **OWN)
+        make(storage).optimize(privtune.make_task(build, **OWN), strategy=strategy, **TERMS)
     assert "\n" not in str(refused.value)
     assert charges(storage) == 0
 
@@ -113,7 +113,7 @@ def test_choices_have_an_order(storage: str, choices: Any) -> None:
         return trained(trial)
 
     with pytest.raises(InvalidInputError, match=r"^act"):
-        make(storage).optimize(build, strategy=Fixed(), **OWN)
+        make(storage).optimize(privtune.make_task(build, **OWN), strategy=Fixed(), **TERMS)
     assert charges(storage) == 0
 
 
@@ -169,7 +169,7 @@ def test_what_is_suggested_is_what_is_released_and_loaded(storage: str, strategy
         return all(any(same(params[what], c) for c in RIGHT[what][1]) for what in RIGHT)
 
     study = make(storage, seed=4)
-    release = study.optimize(build, strategy=strategy, **OWN)
+    release = study.optimize(privtune.make_task(build, **OWN), strategy=strategy, **TERMS)
     assert all(known(params) for params in (release.params, *given))
     assert {type(v) for n, v in release.params.items() if n not in RIGHT} == {float, int}
     with closing(Study("loop", storage, curator=True)) as again:
@@ -200,13 +200,14 @@ def test_a_resumed_trial_has_the_tuple_that_it_was_given(storage: str) -> None:
 
     begun: list[bool] = []
     study = make(storage, seed=4)
-    arguments = {**OWN, "strategy": Everything(trials=5, sampler="tpe"), "observer": started(begun)}
+    arguments = {"strategy": Everything(trials=5, sampler="tpe"), "observer": started(begun)}
+    task = privtune.make_task(build, **OWN)
     with pytest.raises(privtune.PrivTuneError):
-        study.optimize(build, **arguments)
+        study.optimize(task, **arguments, **TERMS)
     study.close()
     begun.clear()
     with closing(Study("loop", storage)) as again:
-        release = again.optimize(build, **arguments)
+        release = again.optimize(task, **arguments, **TERMS)
     drawn = [trial.params["widths"] for trial in release.trials]
     assert len(drawn) == 5
     assert all(isinstance(widths, tuple) for widths in drawn)
@@ -244,7 +245,9 @@ def test_a_name_is_a_text_that_can_be_kept(storage: str, name: Any) -> None:
         return trained(trial)
 
     with pytest.raises(InvalidInputError, match="name of a hyperparameter"):
-        make(storage).optimize(build, strategy=Everything(trials=2), **OWN)
+        make(storage).optimize(
+            privtune.make_task(build, **OWN), strategy=Everything(trials=2), **TERMS
+        )
     assert charges(storage) == 0
 
 
@@ -268,7 +271,7 @@ def test_what_belongs_to_the_plan_is_not_suggested(storage: str, name: str, kind
         return trained(trial)
 
     with pytest.raises(InvalidInputError, match="belongs to the plan") as refused:
-        make(storage).optimize(build, strategy=STRATEGIES[1], **OWN)
+        make(storage).optimize(privtune.make_task(build, **OWN), strategy=STRATEGIES[1], **TERMS)
     assert "study.optimize" in refused.value.remedy
     assert charges(storage) == 0
 

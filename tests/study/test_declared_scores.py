@@ -12,7 +12,7 @@ import torch
 import privtune
 from privtune.errors import InvalidInputError
 from privtune.strategies import Everything
-from privtune.study.declared import DeclaredTrial
+from privtune.study.declared_arms import DeclaredTrial
 from tests.study.test_declared import (
     SELECTION,
     Objective,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,11 +12,12 @@ import fsspec
 import pytest
 
 from privtune import PrivTuneError
-from privtune.files import OwnFolder
+from privtune.files import OwnFolder, UntrustedPathError
+from privtune.ledger import Ledger, LedgerCorruptedError, verify
 from privtune.ledger.doctor import check_artifacts
 from privtune.ledger.places import artifact_root
 from privtune.study import Study, delete_study, study_names
-from privtune.study._study import check_studies
+from privtune.study.facade import check_studies
 from privtune.study.lifecycle import Life
 from tests.ledger.campaigns import processes
 from tests.study import driven
@@ -82,7 +84,7 @@ def test_what_the_user_put_into_the_studys_own_folder_stays(storage: str, tmp_pa
 
 @pytest.mark.parametrize("what", ["root", "study", "arm", "file"])
 def test_links_lead_to_nobody_elses_files(what: str, storage: str, tmp_path: Path) -> None:
-    """Where the root or the study's folder was moved and linked, what is ours there goes, too."""
+    """Where the root was moved and linked, what is ours there goes, too; no link below it is followed."""
     with closing(ran(storage)) as study:
         places = {
             "root": study.folder.parent,
@@ -103,9 +105,15 @@ def test_links_lead_to_nobody_elses_files(what: str, storage: str, tmp_path: Pat
         theirs = {
             n: c for n, c in contents(tmp_path / "moved").items() if c.startswith(b"somebody")
         }
+        if what == "study":  # where a folder of ours belongs, a link is anybody's
+            before = contents(tmp_path)
+            with pytest.raises(UntrustedPathError, match="is a link, where a folder"):
+                study.delete()
+            assert contents(tmp_path) == before
+            return
         study.delete()
     assert {n: c for n, c in contents(tmp_path / "moved").items() if b"somebody" in c} == theirs
-    if what in ("root", "study"):
+    if what == "root":
         assert contents(tmp_path / "moved") == theirs
 
 
@@ -274,3 +282,22 @@ def test_the_list_says_nothing_of_what_was_forgotten(tmp_path: Path) -> None:
                                          "own/sealed/arm/trial-1"}  # fmt: skip
     folder.remove()
     assert contents(tmp_path) == {}
+
+
+def test_what_is_kept_of_sealed_trials_is_a_digest(storage: str, tmp_path: Path) -> None:
+    """How many trials a selection ran, their scores and times are as secret after a deletion as before."""
+    with closing(ran(storage)) as study:
+        study.delete()
+    with Ledger(storage) as ledger:
+        assert len(verify(ledger.log.storage, "toy").warnings) == 0
+    database = sqlite3.connect(tmp_path / "privtune.db")
+    with closing(database):
+        assert database.execute("SELECT count(*) FROM privtune_tasks").fetchone() == (0,)
+        ((trials, secret, digest),) = database.execute(
+            "SELECT tasks, secret, digest FROM privtune_rounds"
+        ).fetchall()
+        assert (trials, secret, len(digest)) == (0, "", 64)
+        database.execute("UPDATE privtune_rounds SET digest = ?", ("0" * 64,))
+        database.commit()
+    with Ledger(storage) as ledger, pytest.raises(LedgerCorruptedError, match="is not what it was"):
+        verify(ledger.log.storage, "toy")

@@ -17,7 +17,7 @@ from privtune.study import Study, plan_study, study_names
 from privtune.study.delta import check_delta, protected_records
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import FIXED, toy_spec
-from tests.study.elsewhere import OWN, linear
+from tests.study.elsewhere import OWN, TERMS, linear
 from tests.toy import blobs, public_blobs
 
 __all__ = ["cli"]
@@ -25,7 +25,7 @@ __all__ = ["cli"]
 RECORDS = 300  # of the toy task: the test split is public
 TOO_MUCH = 1.01 / RECORDS
 MUCH = 0.5 / RECORDS
-SAID = r"is above one over the number of protected records: publishing one record whole"
+SAID = r"is above 1 / \(number of protected records\): a program that publishes one random record"
 
 
 def spec_of(delta: float, **more: Any) -> Any:
@@ -73,14 +73,14 @@ def test_a_planned_study_says_what_delta_means(
 
 
 def test_whoever_was_told_goes_on(storage: str, caplog: pytest.LogCaptureFixture) -> None:
-    Study.create(spec_of(TOO_MUCH), storage, anyway=True).close()
+    Study.create(spec_of(TOO_MUCH), storage, force=True).close()
     assert warned(caplog)
     study = Study("toy", storage)
     (release,) = study.run()
     assert release.guarantee.delta == TOO_MUCH
 
 
-def test_the_command_line_says_it_and_takes_anyway(cli: Cli, tmp_path: Path) -> None:
+def test_the_command_line_says_it_and_takes_force(cli: Cli, tmp_path: Path) -> None:
     file, storage = tmp_path / "spec.yaml", f"sqlite:///{tmp_path / 'p.db'}"
     file.write_text(yaml.safe_dump(spec_of(TOO_MUCH).model_dump(mode="json")))
     commands = [
@@ -91,11 +91,11 @@ def test_the_command_line_says_it_and_takes_anyway(cli: Cli, tmp_path: Path) -> 
     for command in commands:
         done = cli(*command)
         assert done.code == 1
-        assert "publishing one record whole" in done.err
-        assert "--anyway" in done.err
+        assert "publishes one random record of" in done.err
+        assert "--force" in done.err
         assert "Traceback" not in done.err
     for command in commands:
-        assert cli(*command, "--anyway").code == 0
+        assert cli(*command, "--force").code == 0
 
 
 @pytest.mark.parametrize("strategy", [Fixed(), PapernotSteinke(mean_runs=2)], ids=lambda s: s.name)
@@ -103,13 +103,18 @@ def test_every_arm_of_an_open_study_is_asked(storage: str, strategy: Any) -> Non
     budget = privtune.Budget(6.0, 1.01 / 300, name="open")  # 240 and 60 records
     study = privtune.create_study("open", budget=budget, storage=storage)
     with pytest.raises(InvalidInputError, match=SAID):
-        study.optimize(linear, strategy=strategy, **OWN)
+        study.optimize(privtune.make_task(linear, **OWN), strategy=strategy, **TERMS)
     with Ledger(storage) as ledger:
         assert not ledger.charges("open")
-    assert study.optimize(linear, strategy=strategy, **OWN, anyway=True).arm == strategy.arm
+    assert (
+        study.optimize(
+            privtune.make_task(linear, **OWN), strategy=strategy, **TERMS, force=True
+        ).arm
+        == strategy.arm
+    )
 
 
-def test_python_creates_a_study_anyway(storage: str) -> None:
+def test_python_creates_a_study_by_force(storage: str) -> None:
     given: dict[str, Any] = {
         "budget": privtune.Budget(6.0, TOO_MUCH, name="toy"),
         "task": "tests.toy:blobs",
@@ -118,9 +123,9 @@ def test_python_creates_a_study_anyway(storage: str) -> None:
         "expected_batch_size": 24,
         "storage": storage,
     }
-    with pytest.raises(InvalidInputError, match="anyway=True"):
+    with pytest.raises(InvalidInputError, match="force=True"):
         privtune.create_study("toy", **given)
-    privtune.create_study("toy", **given, anyway=True).close()
+    privtune.create_study("toy", **given, force=True).close()
 
 
 def test_a_declared_mechanism_is_asked(storage: str) -> None:
@@ -136,8 +141,8 @@ def test_a_declared_mechanism_is_asked(storage: str) -> None:
 
     given = {"strategy": Fixed(), "mechanism": mechanism}
     with pytest.raises(InvalidInputError, match=SAID):
-        study.optimize(objective, **given)
-    assert study.optimize(objective, **given, anyway=True).params == {}
+        study.optimize_declared(objective, **given)
+    assert study.optimize_declared(objective, **given, force=True).params == {}
 
 
 def test_records_of_a_benchmark_are_at_no_risk(caplog: pytest.LogCaptureFixture) -> None:
@@ -154,6 +159,6 @@ def test_what_has_no_guarantee_has_no_delta(caplog: pytest.LogCaptureFixture) ->
 
 def test_units_are_counted_where_units_are_protected() -> None:
     with pytest.raises(
-        InvalidInputError, match=r"number of protected persons: .* one person whole"
+        InvalidInputError, match=r"number of protected persons\): .* one random person"
     ):
         check_delta(0.02, 100, unit="person")

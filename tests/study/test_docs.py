@@ -137,7 +137,7 @@ def test_the_python_of_the_site_runs(
     monkeypatch.chdir(tmp_path)
     (program,) = blocks("guide/own-model.md", "python")
     exec(compile(program, "own-model.md", "exec"), {})
-    assert "noised validation accuracy" in capsys.readouterr().out
+    assert re.search(r"test accuracy [\d.]+% \[", capsys.readouterr().out)
     ran = 0
     for code in [code for page in PAGES for code in blocks(page, "py")]:
         if any(mark in code for mark in NOT_RUN):
@@ -189,9 +189,10 @@ def test_the_language_model_of_the_guide_is_tuned(
 def test_the_python_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A net of one's own, which fits a screen and prints what it printed; an Opacus script beside it."""
+    """A net of one's own, which fits a screen and prints what it printed; then the guide's script."""
     readme = (DOCS.parent / "README.md").read_text("utf-8")
-    first, second = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (first,) = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (second,) = blocks("guide/declared.md", "python")
     (shown,) = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
     assert len(first.splitlines()) <= 40
     assert second.count("  # +") == 5
@@ -207,9 +208,20 @@ def test_the_python_of_the_readme_runs(
     assert "checked: Opacus sampled the declared data set" in capsys.readouterr().out
 
 
+def test_the_spec_and_the_commands_of_the_readme_are_right() -> None:
+    readme = (DOCS.parent / "README.md").read_text("utf-8")
+    (spec,) = re.findall(r"^```yaml\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    demo = (DOCS.parent / "privtune/tasks/digits-demo.yaml").read_text("utf-8")
+    assert yaml.safe_load(spec) == yaml.safe_load(demo)
+    assert {"make demo", "make test"} <= {
+        line.split("  #")[0].strip() for line in readme.splitlines()
+    }
+
+
 def test_no_other_python_is_on_the_site() -> None:
     """A block that is new is run by a test, or stands in the list with a reason."""
-    assert not [page.name for page in DOCS.glob("*.md") if blocks(page.name, "python", "py")]
+    pages = {page.name for page in DOCS.glob("*.md") if blocks(page.name, "python", "py")}
+    assert pages == {"certificates.md"}  # run by tests/ledger/test_certificate_page.py
     everything = "".join("".join(blocks(page, "python", "py")) for page in PAGES)
     assert all(everything.count(mark) == 1 for mark in NOT_RUN)
 

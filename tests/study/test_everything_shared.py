@@ -19,13 +19,13 @@ from privtune.execution.table import make_rounds
 from privtune.ledger import Budget, ChargeRequest, ChargeStateError, Ledger
 from privtune.ledger.rounds import Rounds
 from privtune.strategies import Everything
-from privtune.study import Study, rounds
+from privtune.study import Study, arm_rounds
 from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.ledger.campaigns import processes
 from tests.ledger.conftest import complete_one, lease_one
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import PATHS
+from tests.study.elsewhere import PATHS, TERMS, optimize_own
 from tests.study.test_lifecycle import WARMED
 from tests.study.test_workers import charges, drive, worker
 
@@ -61,7 +61,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have rows trained as workers do, in this process; return how many were given out at once."""
     batches: list[int] = []
 
-    def give_out(executor: Any, life: Life, plan: Any, *, compute: Any, tell: Any) -> Any:
+    def give_out(executor: Any, life: Life, plan: Any, *, compute: Any, notify: Any) -> Any:
         if executor.name == "inline":
             return None
 
@@ -100,8 +100,11 @@ def optimized(url: str, build: Any, **options: Any) -> Any:
     strategy = options.pop("strategy", Everything(trials=5, sampler="random"))
     budget = privtune.Budget(4.0, 1e-5, name="b")
     repeats = options.pop("repeats", 1)
-    study = privtune.create_study("s", budget=budget, storage=url, seed=3, repeats=repeats)
-    return study.optimize(build, strategy=strategy, **PATHS, **options)
+    executor = options.pop("executor", None)
+    study = privtune.create_study(
+        "s", budget=budget, storage=url, seed=3, repeats=repeats, executor=executor
+    )
+    return optimize_own(study, build, strategy=strategy, **PATHS, **TERMS, **options)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def dying(url: str, folder: str) -> None:
         Path(folder, "second" if Path(folder, "first").exists() else "first").touch()
         return hand_in(self, results)
 
-    rounds._SMALL = -1  # those of a stack one after the other, as large results are
+    arm_rounds._SMALL = -1  # those of a stack one after the other, as large results are
     Rounds.complete_some = complete_some  # type: ignore[method-assign]
     serve(url, idle_exit=600.0)
 

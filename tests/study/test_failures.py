@@ -27,15 +27,21 @@ from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.transcript import TranscriptMismatchError
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import FIXED, toy_spec
-from tests.study.elsewhere import OWN as ARGUMENTS
-from tests.study.elsewhere import conditional
+from tests.study.elsewhere import OWN as RECORDS
+from tests.study.elsewhere import TERMS, conditional
 from tests.study.test_optimize import make, started
 from tests.toy import blobs, curated
 
 __all__ = ["cli"]
 
 SECRET = "the record of Alice, 4711"
-MISTAKE: dict[str, Any] = {}
+
+
+class Switches(dict[str, Any]):
+    """What goes wrong next: no setting of the task, whose code stays the same."""
+
+
+MISTAKE = Switches()
 """What the task of this file does wrong, and how often it does it right before."""
 
 
@@ -198,7 +204,7 @@ def test_no_public_place_tells_what_stopped_a_charged_arm(
             serve(storage, study="toy", idle_exit=0.0)
         said.append(str(stopped.value))
         before = len(said)
-        assert serve(storage, idle_exit=0.0, tell=said.append) == 0
+        assert serve(storage, idle_exit=0.0, notify=said.append) == 0
         assert len(said) == before + 1
     client = MlflowClient(tracking_uri=uri)
     for experiment in client.search_experiments():
@@ -267,12 +273,16 @@ def test_a_build_that_raises_in_mid_round_goes_on_as_if_it_had_not(
     studies = [make(f"sqlite:///{tmp_path / name}.db", seed=11) for name in ("a", "b")]
     with pytest.raises(ArmStoppedError) as stopped:
         studies[0].optimize(
-            flaky, strategy=strategy, epsilon=5.0, observer=started(begun), **ARGUMENTS
+            privtune.make_task(flaky, **RECORDS),
+            strategy=strategy,
+            epsilon=5.0,
+            observer=started(begun),
+            **TERMS,
         )
     assert SECRET not in str(stopped.value)
     assert not studies[0].releases()
     found, expected = (
-        study.optimize(own, strategy=strategy, epsilon=5.0, **ARGUMENTS)
+        study.optimize(privtune.make_task(own, **RECORDS), strategy=strategy, epsilon=5.0, **TERMS)
         for study, own in zip(studies, (flaky, conditional), strict=True)
     )
     assert outcome([found]) == outcome([expected])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 import re
@@ -13,7 +14,8 @@ import pytest
 import privtune
 from privtune.errors import PrivTuneError
 from privtune.study import SealedTrialsError, Study
-from privtune.study._familiar import SAID, FamiliarNameError, answers, unknown
+from privtune.study.familiar_names import ANSWER_OF, HOME_OF, FamiliarNameError, answers, unknown
+from privtune.study.spec import SpecFields
 from tests.study.conftest import toy_spec
 
 EVERYTHING = {"name": "all", "strategy": "everything", "trials": 3, "sampler": "random"}
@@ -29,7 +31,7 @@ def ran(storage: str) -> Study:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", sorted(SAID))
+@pytest.mark.parametrize("name", sorted(ANSWER_OF))
 def test_each_answer_is_one_sentence(name):
     text = str(unknown("a study", name))
     assert text.startswith(f"{name}: ")
@@ -48,7 +50,7 @@ def test_names_that_answers_recommend_are_there():
     }
     later = {"mechanism"}
     found = 0
-    for text in SAID.values():
+    for text in ANSWER_OF.values():
         for start, home in homes.items():
             for path in re.findall(rf"(?<![\w.]){re.escape(start)}([a-z_A-Z.]+)", text):
                 where = home
@@ -60,6 +62,24 @@ def test_names_that_answers_recommend_are_there():
                     where = getattr(where, part)
                     found += 1
     assert found > 50
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", sorted(HOME_OF))
+def test_an_argument_is_sent_to_a_call_that_takes_it(name):
+    path, _, _ = HOME_OF[name].partition("(")
+    owner, _, function = path.partition(".")
+    home = {"privtune": privtune, "study": Study}[owner]
+    names = set(inspect.signature(getattr(home, function)).parameters)
+    if function == "create_study":
+        names |= set(SpecFields.__annotations__)
+    assert name in names
+
+
+@pytest.mark.quick
+def test_what_a_task_takes_is_sent_there():
+    names = set(inspect.signature(privtune.make_task).parameters)
+    assert names == {name for name, call in HOME_OF.items() if "make_task" in call}
 
 
 @pytest.mark.parametrize("name", ["trials_dataframe", "enqueue_trial", "ask", "tell", "best_trial"])
@@ -103,7 +123,7 @@ def test_optimize_answers_for_n_trials_before_it_asks_for_a_strategy(storage):
 @pytest.mark.quick
 def test_a_failing_property_says_its_own_error():
     class Broken:
-        __getattr__ = privtune.study._familiar.answer
+        __getattr__ = privtune.study.familiar_names.answer
 
         @property
         def trials(self):
@@ -132,6 +152,11 @@ def test_without_one_release_the_best_is_not_known(storage):
     study.run()
     with pytest.raises(PrivTuneError, match="of which defaults, selection are released"):
         study.best_value  # noqa: B018
+    assert study.release("defaults").number == 0
+    assert study.release("defaults").value is None
+    selection = study.release("selection")
+    assert selection.number is None, "it would tell how many trials there were"
+    assert selection.value == selection.score
     with pytest.raises(PrivTuneError, match="trials of arm 'defaults' are none: it trains once"):
         study.release("defaults").to_optuna()
     with pytest.raises(PrivTuneError, match="trials of arm 'selection' are sealed"):
@@ -147,7 +172,8 @@ def test_an_arm_that_pays_for_all_shows_all_and_nothing_that_is_sealed(ran, stor
         assert [trial.params for trial in found.trials] == [
             trial.params for trial in release.trials
         ]
-        assert found.best_value == release.score
+        assert found.best_value == release.score == release.value
+        assert found.best_trial.number == release.number
         law = found.trials[0].distributions["learning_rate"]
         assert (law.low, law.high, law.log) == (0.05, 5.0, True)
         figure = optuna.visualization.plot_slice(found)

@@ -14,10 +14,15 @@ import privtune
 from privtune.strategies import Everything, Fixed, PapernotSteinke, SubsampledTuning
 from privtune.study.failures import ArmStoppedError
 from privtune.training.mechanism.memory import RecordMemoryError
-from tests.study.elsewhere import OWN, TRAIN
+from tests.study.elsewhere import OWN, TERMS, TRAIN
 from tests.study.test_seal import make
 
-ARM: dict[str, Any] = {**OWN, "epsilon": 1.0}
+ARM: dict[str, Any] = {**TERMS, "epsilon": 1.0}
+
+
+def _task(build: Any, loss: Any) -> privtune.Task:
+    return privtune.make_task(build, **{**OWN, "loss": loss})
+
 
 OPTIMIZERS = {
     "SGD": lambda ps: torch.optim.SGD(ps, 0.5),
@@ -41,7 +46,7 @@ def test_a_list_that_build_fills_holds_first_weights(
         runs.append((model, {n: t.clone() for n, t in model.state_dict().items()}))
         return privtune.Candidate(model, OPTIMIZERS[name](list(model.parameters())))
 
-    release = make(tmp_path).optimize(build, strategy=strategy, **ARM)
+    release = make(tmp_path).optimize(privtune.make_task(build, **OWN), strategy=strategy, **ARM)
     released = release.model.state_dict()
     assert runs
     for model, first in runs:
@@ -75,7 +80,7 @@ def test_a_trial_knows_the_declared_number_of_records(
             model[0].weight.square().sum() / model.records
         )
 
-    make(tmp_path).optimize(build, strategy=strategy, **{**ARM, "loss": loss})
+    make(tmp_path).optimize(_task(build, loss), strategy=strategy, **ARM)
     assert seen == expected
 
 
@@ -89,7 +94,7 @@ def test_memory_is_refused_before_the_charge(tmp_path: Path) -> None:
 
     study = make(tmp_path)
     with pytest.raises(RecordMemoryError, match="calls"):
-        study.optimize(simple, strategy=Fixed(), **{**ARM, "loss": loss})
+        study.optimize(_task(simple, loss), strategy=Fixed(), **ARM)
     assert study.spent().epsilon == 0.0
 
 
@@ -107,7 +112,7 @@ def test_memory_of_the_first_records_is_named_and_stays_refused(tmp_path: Path) 
     study = make(tmp_path)
     for message in (r"outlives the call|kept between calls", "'anchors', which has kept records"):
         with pytest.raises(RecordMemoryError, match=message):
-            study.optimize(simple, strategy=Fixed(), **{**ARM, "loss": loss})
+            study.optimize(_task(simple, loss), strategy=Fixed(), **ARM)
     assert study.spent().epsilon == 0.0
 
 
@@ -127,7 +132,7 @@ def test_memory_of_a_real_record_stops_the_arm_before_its_release(
 
     study = make(tmp_path)
     with pytest.raises(ArmStoppedError if record == 100 else RecordMemoryError):
-        study.optimize(simple, strategy=Fixed(), **{**ARM, "loss": loss, "epochs": 8})
+        study.optimize(_task(simple, loss), strategy=Fixed(), **{**ARM, "epochs": 8})
     assert not study.releases()
     assert (study.spent().epsilon > 0.0) == (record == 100)
 

@@ -22,7 +22,7 @@ from privtune.strategies import (
 )
 from privtune.study import StudySpec, study_names
 from tests.study.conftest import PARAMETERS
-from tests.study.elsewhere import OWN, VALIDATION, own_task
+from tests.study.elsewhere import OWN, TERMS, VALIDATION, optimize_own, own_task
 
 BUDGET = privtune.Budget(6.0, 1e-5, name="given")
 
@@ -31,18 +31,27 @@ BUDGET = privtune.Budget(6.0, 1e-5, name="given")
     ("given", "said"),
     [
         ({"scoring": {"metric": "auc"}}, "scoring is given, .* score="),
-        ({"space": {"rate": {"type": "float", "low": 0.1, "high": 1.0}}}, "but space is given"),
-        ({"epochs": 3}, "but epochs is given"),
-        ({"expected_batch_size": 3}, "but expected_batch_size is given"),
-        ({"stages": [{"type": "histogram"}]}, "but stages is given"),
-        ({"arms": [{"name": "a", "strategy": "hyfreedp"}]}, "but arms is given"),
+        (
+            {"space": {"rate": {"type": "float", "low": 0.1, "high": 1.0}}},
+            "and space cannot go without one.*study.optimize",
+        ),
+        ({"epochs": 3}, "and epochs cannot go without one.*study.optimize"),
+        (
+            {"expected_batch_size": 3},
+            "and expected_batch_size cannot go without one.*study.optimize",
+        ),
+        ({"stages": [{"type": "histogram"}]}, "and stages cannot go without one.*study.optimize"),
+        (
+            {"arms": [{"name": "a", "strategy": "hyfreedp"}]},
+            "and arms cannot go without one.*study.optimize",
+        ),
         (
             {"scoring": {"metric": "nonsense"}},
             "'nonsense': must be one of accuracy, .*, or package",
         ),
         ({"report": {"metric": "nonsense"}}, "'nonsense': must be one of accuracy, .*, or package"),
         ({"report": {"metric": ["auc", "nonsense"]}}, "'nonsense'.*must be one of accuracy"),
-        ({"scoring": {"metric": "accuracy", "bound": 2.0}}, "bound.*it takes none"),
+        ({"scoring": {"metric": "accuracy", "bound": 2.0}}, "bound.*takes no options"),
     ],
 )
 def test_an_open_study_refuses_what_it_would_ignore(
@@ -117,7 +126,6 @@ PUBLIC = {
             {**OWN, "sampler": optuna.samplers.RandomSampler(), "n_jobs": 2},
             "n_jobs = 2: does not go with a sampler",
         ),
-        (PapernotSteinke(), {**OWN, "executor": "inline", "n_jobs": 2}, "n_jobs = 2: is not"),
         (
             PapernotSteinke(),
             {**PUBLIC, "score": privtune.Score(mechanism="laplace")},
@@ -153,7 +161,7 @@ def test_an_arm_refuses_what_it_has_no_use_for(
 ) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage)
     with pytest.raises(PrivTuneError, match=said):
-        study.optimize(one, strategy=strategy, **given)
+        optimize_own(study, one, strategy=strategy, **{**TERMS, **given})
     with Ledger(storage) as ledger:
         assert not ledger.charges("given")
 
@@ -185,7 +193,7 @@ def test_a_value_for_a_name_that_nothing_asks_for_is_refused(storage: str, strat
     study = privtune.create_study("given", budget=BUDGET, storage=storage)
     said = r"= \['learning_rate'\]: were suggested in none of \d+ rehearsals, .* asked for rate\."
     with pytest.raises(InvalidInputError, match=said):
-        study.optimize(one, strategy=strategy, **OWN)
+        study.optimize(privtune.make_task(one, **OWN), strategy=strategy, **TERMS)
     with Ledger(storage) as ledger:
         assert not ledger.charges("given")
 
@@ -193,13 +201,18 @@ def test_a_value_for_a_name_that_nothing_asks_for_is_refused(storage: str, strat
 def test_a_value_for_a_name_of_one_branch_is_taken(storage: str) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
     strategy = Fixed(parameters={"rate of d": 0.5})
-    assert "kind" in study.optimize(branching, strategy=strategy, **OWN).params
+    assert (
+        "kind"
+        in study.optimize(privtune.make_task(branching, **OWN), strategy=strategy, **TERMS).params
+    )
 
 
 def test_a_value_that_the_method_takes_is_taken(storage: str) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage, seed=3)
     strategy = Fixed(parameters=PARAMETERS)
-    assert not study.optimize(of_its_method, strategy=strategy, **OWN).is_nothing
+    assert not study.optimize(
+        privtune.make_task(of_its_method, **OWN), strategy=strategy, **TERMS
+    ).is_nothing
 
 
 def test_the_arguments_of_create_study_are_all_accounted_for() -> None:
@@ -211,69 +224,60 @@ def test_the_arguments_of_create_study_are_all_accounted_for() -> None:
     assert not refused & used
 
 
-USUAL = [
-    {"executor": "inline"},
-    {"executor": {"type": "inline"}},
-    {"noise": "plain"},
-    {"noise": privtune.NoiseOptions()},
-    {"noise": {"source": "fast", "floating_point": "plain"}},
-    {"benchmark": False},
-    {"n_jobs": 1},
-    {"precision": "float32"},
-    {"anyway": False},
-    {"callbacks": ()},
-    {"show_progress_bar": False},
-]
+def test_what_a_study_says_of_its_workers_goes_with_every_arm(storage: str) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage, executor="inline")
+    task = own_task()
+    terms: dict[str, Any] = {"strategy": PapernotSteinke(), "epochs": 1, "expected_batch_size": 24}
+    with pytest.raises(InvalidInputError, match="n_jobs = 2: is not for executor inline"):
+        study.optimize(task, n_jobs=2, **terms)
+    other = privtune.create_study("other", budget=BUDGET, storage=storage, executor="processes")
+    terms["strategy"] = Everything(trials=2)
+    with pytest.raises(
+        InvalidInputError, match="executor = 'processes': does not go with a sampler"
+    ):
+        other.optimize(task, sampler=TPE, **terms)
+    again = privtune.create_study(
+        "given", budget=BUDGET, storage=storage, executor="processes", load_if_exists=True
+    )
+    with pytest.raises(
+        InvalidInputError, match="executor = 'processes': does not go with a sampler"
+    ):
+        again.optimize(task, sampler=TPE, **terms)
+    with pytest.raises(PrivTuneError, match="created with other noise than"):
+        privtune.create_study(
+            "given", budget=BUDGET, storage=storage, noise="secure", load_if_exists=True
+        )
 
 
 def noisy(trial: Any) -> Any:
     return trial.result({"w": [0.5 * trial.plan.noise_multiplier]})
 
 
-@pytest.mark.parametrize("given", USUAL, ids=str)
-def test_what_would_be_so_anyway_is_no_demand(storage: str, given: dict[str, Any]) -> None:
+HOMES = {
+    "loss": r"loss= belongs to privtune.make_task\(build, loss=\.\.\.\)",
+    "precision": r"precision= belongs to privtune.make_task\(build, precision=\.\.\.\)",
+    "executor": r"executor= belongs to privtune.create_study\(\.\.\., executor=\.\.\.\)",
+    "noise": r"noise= belongs to privtune.create_study\(\.\.\., noise=\.\.\.\)",
+    "mechanism": r"belongs to study.optimize_declared\(objective, mechanism=\.\.\.\)",
+}
+
+
+@pytest.mark.parametrize(("name", "said"), HOMES.items(), ids=HOMES)
+def test_an_argument_of_another_function_is_sent_there(storage: str, name: str, said: str) -> None:
+    study = privtune.create_study("given", budget=BUDGET, storage=storage)
+    given: dict[str, Any] = {name: None}
+    with pytest.raises(TypeError, match=said):
+        study.optimize(own_task(), strategy=Fixed(), **TERMS, **given)
+
+
+@pytest.mark.parametrize("name", ["n_jobs", "epochs", "space", "report"])
+def test_what_a_declared_mechanism_would_ignore_is_refused(storage: str, name: str) -> None:
     study = privtune.create_study("given", budget=BUDGET, storage=storage)
     mechanism = privtune.Mechanism(
         privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
     )
-    declared = {"strategy": Fixed(), "mechanism": mechanism, "epsilon": 2.0}
-    assert study.optimize(noisy, **declared, **given).params == {}
-    task = own_task()
-    known = {"strategy": Fixed(arm="task"), "epochs": 1, "expected_batch_size": 24, "epsilon": 1.0}
-    assert study.optimize(task, **known, **given).arm == "task"
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"executor": "processes"},
-        {"executor": {"type": "processes"}},
-        {"noise": "secure"},
-        {"benchmark": True},
-        {"n_jobs": 2},
-        {"precision": "bfloat16"},
-        {"epochs": 1},
-        {"classes": 3},
-        {"pad_to": 4},
-        {"loss": "tests.study.elsewhere:loss"},
-        {"space": {"epochs": {"type": "categorical", "choices": [1, 2]}}},
-    ],
-    ids=str,
-)
-def test_what_a_declared_mechanism_would_ignore_is_refused(
-    storage: str, given: dict[str, Any]
-) -> None:
-    study = privtune.create_study("given", budget=BUDGET, storage=storage)
-    mechanism = privtune.Mechanism(
-        privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
-    )
-    with pytest.raises(InvalidInputError, match="goes with a build, and a mechanism is declared"):
-        study.optimize(noisy, strategy=Fixed(), mechanism=mechanism, **given)
-
-
-@pytest.mark.parametrize("given", [{"precision": "bfloat16"}, {"benchmark": True}], ids=str)
-def test_what_a_task_says_otherwise_is_refused(storage: str, given: dict[str, Any]) -> None:
-    study = privtune.create_study("given", budget=BUDGET, storage=storage)
-    known = {"strategy": Fixed(), "epochs": 1, "expected_batch_size": 24}
-    with pytest.raises(InvalidInputError, match="is the task's to say"):
-        study.optimize(own_task(), **known, **given)
+    given: dict[str, Any] = {name: None}
+    with pytest.raises(TypeError, match=rf"{name}= belongs to study.optimize\(task, {name}="):
+        study.optimize_declared(noisy, strategy=Fixed(), mechanism=mechanism, **given)
+    release = study.optimize_declared(noisy, strategy=Fixed(), mechanism=mechanism, epsilon=2.0)
+    assert release.params == {}

@@ -26,7 +26,7 @@ from tests.ledger.campaigns import processes
 from tests.ledger.conftest import POSTGRES, PostgresSchemas
 from tests.study import driven
 from tests.study.conftest import PARAMETERS, toy_spec
-from tests.study.elsewhere import OWN, simple
+from tests.study.elsewhere import OWN, TERMS, simple
 
 LOG = logging.getLogger("campaign")
 FULL = os.environ.get("PRIVTUNE_CAMPAIGN") == "full"
@@ -226,11 +226,12 @@ def test_what_was_refused_leaves_no_arm_behind(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'privtune.db'}"
     budget = privtune.Budget(1.0, 1e-5, name="open")
     study = privtune.create_study("open", budget=budget, storage=storage)
-    options: dict[str, Any] = {"strategy": privtune.strategies.Fixed(), **OWN}
+    options: dict[str, Any] = {"strategy": privtune.strategies.Fixed(), **TERMS}
+    task = privtune.make_task(simple, **OWN)
     with pytest.raises(privtune.PrivTuneError):
-        study.optimize(simple, epsilon=2.0, **options)
+        study.optimize(task, epsilon=2.0, **options)
     assert study.arms == ()
-    assert not study.optimize(simple, epsilon=0.5, **options).is_nothing
+    assert not study.optimize(task, epsilon=0.5, **options).is_nothing
 
 
 def test_a_second_runner_is_told_in_one_sentence(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 import privtune
 from privtune.strategies import InRun, PapernotSteinke
-from tests.study.elsewhere import OWN
+from tests.study.elsewhere import OWN, TERMS
 from tests.study.test_optimize import make
 
 OPEN = {"learning_rate": 0.2, "max_grad_norm": 1.0, "largest_variance": 0.1}
@@ -49,14 +49,18 @@ def test_a_method_trains_a_model_of_ones_own(name: str, said: str, storage: str)
 
     study = make(storage)
     if said == "by the arm":
-        release = study.optimize(build, strategy=InRun(arm="own", method=name), **OWN)
+        release = study.optimize(
+            privtune.make_task(build, **OWN), strategy=InRun(arm="own", method=name), **TERMS
+        )
         assert release.strategy == name
         assert release.curves
         for curve in release.curves.values():
             assert len(curve) == study.plans[0].training.schedule.steps
             assert any(math.isfinite(value) for value in curve)  # some have none on every step
     else:
-        release = study.optimize(build, strategy=PapernotSteinke(mean_runs=2), **OWN)
+        release = study.optimize(
+            privtune.make_task(build, **OWN), strategy=PapernotSteinke(mean_runs=2), **TERMS
+        )
         assert study.plans[0].training.method.name == name
         assert not release.curves
     assert release.guarantee.epsilon <= 6.0
@@ -77,7 +81,9 @@ def test_several_jobs_run_the_same_trials(tmp_path: object) -> None:
     for jobs in (1, 4):
         storage = f"sqlite:///{tmp_path}/{jobs}.db"
         strategy = PapernotSteinke(mean_runs=6, law="poisson")
-        make(storage, seed=5).optimize(build, strategy=strategy, n_jobs=jobs, **OWN)
+        make(storage, seed=5).optimize(
+            privtune.make_task(build, **OWN), strategy=strategy, n_jobs=jobs, **TERMS
+        )
         curated = privtune.load_study("loop", storage=storage, curator=True)
         found.append([(t["params"], t["score"]) for t in curated.sealed_trials("papernot-steinke")])
     one, four = found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,17 +19,23 @@ from privtune.accounting import Composed
 from privtune.errors import InvalidInputError
 from privtune.ledger.rounds import OpenRound
 from privtune.strategies import (
+    NamedTraining,
     Needs,
+    NumberedTrials,
     Outcome,
     Plan,
     PlanningContext,
+    Request,
     Round,
+    SealedRound,
     SearchPlan,
     StrategyError,
+    StrategyRun,
     TrainingPlan,
+    TrialResult,
 )
 from privtune.study import Study
-from privtune.study.rounds import Asked, Batch, StudyRound
+from privtune.study.arm_rounds import Batch, StudyRound, TrainingRequest
 from privtune.study.workers import make_files
 from privtune.tasks import Task
 from privtune.training.mechanism.streams import Streams
@@ -106,13 +113,12 @@ class Cancelling:
             final=False,
         )
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
-        both = [
-            trials.train(
-                plan, plan.training, {"learning_rate": 1.0, "max_grad_norm": norm}, name=name
-            )
-            for name, norm in zip(self.names, (50.0, 100.0), strict=True)
-        ]
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
+        both = []
+        for name, norm in zip(self.names, (50.0, 100.0), strict=True):
+            params = {"learning_rate": 1.0, "max_grad_norm": norm}
+            (result,) = yield NamedTraining(name, plan.training, params)
+            both.append(result)
         return Outcome(both[0], trials=tuple(both))
 
 
@@ -158,12 +164,26 @@ def opened(storage: str) -> Iterator[tuple[Study, Plan, Callable[[], StudyRound]
         yield study, plan, open_round
 
 
+def ask(trials: StudyRound, *requests: Request) -> list[TrialResult]:
+    """Return what a strategy is sent that asks for these, one after the other."""
+    results: list[TrialResult] = []
+
+    def run(plan: Plan, trials: Round) -> StrategyRun:
+        for request in requests:
+            results.extend((yield request))
+        return Outcome(None)
+
+    strategy: Any = SimpleNamespace(run=run)
+    trials.run(strategy)
+    return results
+
+
 def test_all_names_numbers_and_rows_have_independent_noise(opened: Any) -> None:
     """A correlation beyond 0.9 in 21 dimensions: once in 10**8 pairs; the seed is fixed."""
     study, plan, open_round = opened
     trials, params = open_round(), dict(plan.params)
-    found = [trials.train(plan, plan.training, params, name=name) for name in NAMES]
-    found += trials.train_numbered(plan, dict.fromkeys(range(4), params))
+    named = [NamedTraining(name, plan.training, params) for name in NAMES]
+    found = ask(trials, *named, NumberedTrials(dict.fromkeys(range(4), params)))
     rows = OpenRound("toy-1", 4, study._life.secret(plan))
     secrets = {n: rows.seed(n) for n in range(4)}
     candidates = dict.fromkeys(secrets, params)
@@ -182,7 +202,7 @@ def test_secrets_differ_with_anything_that_is_asked(opened: Any) -> None:
     training, other = plan.training, plan.training.scaled(2.0)
     params: list[Mapping[str, Any]] = [{}, {"a": 1.0}, {"a": 2.0}, {"a": "1.0"}, {"b": 1.0}]
     asked = [
-        Asked(key, train, candidate, scored)
+        TrainingRequest(key, train, candidate, scored)
         for key, train, candidate, scored in itertools.product(
             (*NAMES, *range(12)), (training, other), params, (False, True)
         )
@@ -197,8 +217,8 @@ def test_secrets_differ_with_anything_that_is_asked(opened: Any) -> None:
 def test_a_name_has_one_result(opened: Any) -> None:
     _, plan, open_round = opened
     params = dict(plan.params)
-    first = open_round().train(plan, plan.training, params, name="one")
-    again = open_round().train(plan, plan.training, params, name="one")
+    (first,) = ask(open_round(), NamedTraining("one", plan.training, params))
+    (again,) = ask(open_round(), NamedTraining("one", plan.training, params))
     assert torch.equal(first.weights, again.weights)
     for asked in (
         {"params": {**params, "max_grad_norm": 2.0}},
@@ -207,24 +227,29 @@ def test_a_name_has_one_result(opened: Any) -> None:
     ):
         wanted: Any = {"training": plan.training, "params": params, **asked}
         with pytest.raises(StrategyError, match="'one' was trained before"):
-            open_round().train(plan, name="one", **wanted)
-    open_round().train_numbered(plan, {2: params})
+            ask(open_round(), NamedTraining("one", **wanted))
+    ask(open_round(), NumberedTrials({2: params}))
     with pytest.raises(StrategyError, match="Trial 2 was trained before"):
-        open_round().train_numbered(plan, {2: {**params, "max_grad_norm": 2.0}})
+        ask(open_round(), NumberedTrials({2: {**params, "max_grad_norm": 2.0}}))
 
 
 @pytest.mark.parametrize("name", [b"final", 3, None, "half \ud800", "a\0b"])
 def test_what_is_no_text_is_no_name(opened: Any, name: Any) -> None:
     _, plan, open_round = opened
     with pytest.raises(InvalidInputError, match="name"):
-        open_round().train(plan, plan.training, plan.params, name=name)
+        ask(open_round(), NamedTraining(name, plan.training, plan.params))
+
+
+def test_what_is_no_request_is_refused(opened: Any) -> None:
+    with pytest.raises(StrategyError, match="yields str, which is no request"):
+        ask(opened[2](), "final")  # type: ignore[arg-type]
 
 
 def test_an_arm_has_sealed_rows_or_shown_trials(storage: str, opened: Any) -> None:
     """Both are numbered from 0: a row's noise is not a shown trial's."""
-    _, plan, open_round = opened
+    _, _, open_round = opened
     with pytest.raises(StrategyError, match="no law of runs"):
-        open_round().select(plan)
+        ask(open_round(), SealedRound())
     sealed_spec = toy_spec(
         name="other", arms=[{"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}]
     )
@@ -234,6 +259,6 @@ def test_an_arm_has_sealed_rows_or_shown_trials(storage: str, opened: Any) -> No
         trials = StudyRound(life, files)
         params = {"learning_rate": 1.0, "max_grad_norm": 1.0}
         with pytest.raises(StrategyError, match="sealed selection"):
-            trials.train_numbered(sealed, {0: params})
+            ask(trials, NumberedTrials({0: params}))
         with pytest.raises(StrategyError, match="sealed selection"):
             trials.ask(0, lambda _: None)  # type: ignore[arg-type, return-value]

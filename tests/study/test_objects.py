@@ -21,28 +21,11 @@ from privtune.ledger.rounds import Rounds
 from privtune.study import Study
 from privtune.study._objects import DamagedResultError, ObjectStore, check_address
 from privtune.study.lifecycle import Life
-from privtune.study.rows import Results, StudyRow, StudyStore
+from privtune.study.rows import Results, StoredStudy, StudyRow, StudyStore
 from tests.study.conftest import toy_spec
 
 SENTINEL = b"sentinel-that-no-accident-writes-7c1f"
 ARM = {"name": "arm", "strategy": "papernot-steinke", "mean_runs": 4}
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A server of S3's, empty but for a bucket; skipped where s3fs or moto is not installed."""
-    s3fs, moto = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    s3fs.S3FileSystem.clear_instance_cache()
-    fsspec.filesystem("s3").makedirs("s3://bucket", exist_ok=True)
-    yield server
-    server.stop()
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -71,9 +54,11 @@ def write(address: str, name: str, content: bytes) -> None:
 def rows(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Results]:
     monkeypatch.setattr("privtune.study.rows._LARGE", 20)
     with Ledger(f"sqlite:///{tmp_path / 'rows.db'}") as ledger:
-        row = StudyRow("toy", "uid", {"artifacts": address}, tmp_path / "files")
-        StudyStore(ledger.log.storage).create(row, [])
-        yield Results(ledger.log.storage, row, "sealed/arm/")
+        storage = ledger.log.storage
+        document = {"artifacts": address}
+        row = StudyRow("toy", "uid", document, tmp_path / "files", storage.identity().uid)
+        StudyStore(storage).create(row, [])
+        yield StoredStudy(storage, "toy").results.within("sealed/arm")
 
 
 @pytest.mark.quick
@@ -126,9 +111,12 @@ def test_anothers_object_is_no_result(rows: Results, address: str) -> None:
     for name in ("one", "two"):
         with pytest.raises(DamagedResultError):
             rows.get(name)
-    store = ObjectStore(address, "uid")
+    store = ObjectStore(address, "uid", "owner")
     place = store.put(SENTINEL, identity="sealed/arm/one", folder="f")
-    for other, identity in ((store, "sealed/arm/two"), (ObjectStore(address, "other"), "x")):
+    for other, identity in (
+        (store, "sealed/arm/two"),
+        (ObjectStore(address, "other", "owner"), "x"),
+    ):
         with pytest.raises(DamagedResultError):
             other.get(place, identity=identity)
     files_at(address).rm(address, recursive=True)
@@ -141,7 +129,7 @@ def test_parts_of_a_long_result_stay_in_their_order(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("privtune.study._objects._CHUNK", 10)
-    store = ObjectStore(address, "uid")
+    store = ObjectStore(address, "uid", "owner")
     place = store.put(SENTINEL[:30], identity="i", folder="f")
     assert store.get(place, identity="i") == SENTINEL[:30]
     ((name, content),) = objects(address).items()
@@ -191,7 +179,9 @@ def test_a_store_whose_package_is_missing_is_named_in_one_sentence(
         check_address(url)
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(PrivTuneError, match=f"not installed here.*{package}"):
-        ObjectStore(url, "uid").check()  # a worker's machine, which did not create the study
+        ObjectStore(
+            url, "uid", "owner"
+        ).check()  # a worker's machine, which did not create the study
 
 
 def test_a_store_that_cannot_be_written_is_said_before_the_charge(tmp_path: Path) -> None:
@@ -230,7 +220,7 @@ def test_what_stores_raise_is_one_sentence_without_their_words(
 ) -> None:
     monkeypatch.setattr(Refusing, "raises", raises, raising=False)
     monkeypatch.setitem(_registry, "refusing", Refusing)
-    store = ObjectStore("refusing://bucket", "uid")
+    store = ObjectStore("refusing://bucket", "uid", "owner")
     place = json.dumps({"name": "f/x", "key": "00" * 32})
     read = DamagedResultError if isinstance(raises, FileNotFoundError) else PrivTuneError
     with pytest.raises(PrivTuneError, match=f"cannot be written to from here .{says}") as caught:
@@ -251,9 +241,10 @@ def test_a_large_file_is_written_before_its_transaction(
     """So that neither the file's lock nor a row's is held while a disk takes its time."""
     monkeypatch.setattr("privtune.study.rows._LARGE", 20)
     with Ledger(f"sqlite:///{tmp_path / 'rows.db'}") as ledger:
-        row = StudyRow("toy", "uid", {}, tmp_path / "files")
-        StudyStore(ledger.log.storage).create(row, [])
-        results = Results(ledger.log.storage, row, "sealed/arm/")
+        storage = ledger.log.storage
+        row = StudyRow("toy", "uid", {}, tmp_path / "files", storage.identity().uid)
+        StudyStore(storage).create(row, [])
+        results = StoredStudy(storage, "toy").results.within("sealed/arm")
         if replace:
             results.put("one", SENTINEL[::-1])
         staged = results.stage("one", SENTINEL)

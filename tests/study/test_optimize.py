@@ -17,7 +17,7 @@ from scipy.stats import chisquare
 from torch import nn
 
 import privtune
-from privtune.errors import PrivTuneError
+from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.ledger import Ledger
 from privtune.spaces import LogNormal
 from privtune.strategies import (
@@ -39,7 +39,17 @@ from privtune.study.failures import ArmStoppedError
 from privtune.study.trial import Trial
 from privtune.training.mechanism.streams import Streams
 from tests.study.conftest import PARAMETERS, toy_spec
-from tests.study.elsewhere import OWN, PATHS, TRAIN, VALIDATION, conditional, linear, plain
+from tests.study.elsewhere import (
+    OWN,
+    PATHS,
+    TERMS,
+    TRAIN,
+    VALIDATION,
+    conditional,
+    linear,
+    optimize_own,
+    plain,
+)
 from tests.toy import blobs
 
 Build = Callable[[privtune.Trial], Any]
@@ -74,10 +84,10 @@ def test_a_conditional_space_is_searched_and_the_best_alone_released(storage: st
     study = make(storage, seed=3)
     heard: list[Any] = []
     release = study.optimize(
-        conditional,
+        privtune.make_task(conditional, **OWN),
         strategy=PapernotSteinke(mean_runs=4),
         callbacks=[lambda s, r: heard.append((s.name, r.arm))],
-        **OWN,
+        **TERMS,
     )
     assert release.guarantee.epsilon <= 6.0
     assert ("width" in release.params) == release.params["deep"]
@@ -94,7 +104,12 @@ def test_a_conditional_space_is_searched_and_the_best_alone_released(storage: st
     frame = study.compare()
     assert list(frame.index) == ["papernot-steinke"]
     assert frame.loc["papernot-steinke", "state"] == "settled"
-    again = study.optimize(conditional, strategy=PapernotSteinke(mean_runs=4), epsilon=6.0, **OWN)
+    again = study.optimize(
+        privtune.make_task(conditional, **OWN),
+        strategy=PapernotSteinke(mean_runs=4),
+        epsilon=6.0,
+        **TERMS,
+    )
     assert torch.equal(again.weights, release.weights)
     assert not study.finished, "another arm may come"
     assert charges(storage) == 1
@@ -137,7 +152,9 @@ def test_a_spec_and_python_give_the_same_bits(
     declared = Study.create(spec, storage)
     (one,) = declared.run()
     study = make(f"sqlite:///{tmp_path / 'other.db'}", seed=7, name="toy")
-    other = study.optimize(build, strategy=spec.arms[0].to_strategy(), **OWN)
+    other = study.optimize(
+        privtune.make_task(build, **OWN), strategy=spec.arms[0].to_strategy(), **TERMS
+    )
     assert one.params == other.params
     assert torch.equal(one.weights, other.weights)
     if build is plain:
@@ -159,7 +176,9 @@ def test_an_optimizer_s_iterates_are_averaged_as_the_method_s(
     given = {"learning_rate": 0.5, "max_grad_norm": 0.3}
     one, other, last = (
         make(f"sqlite:///{tmp_path / name}.db", seed=2).optimize(
-            build, strategy=Fixed(parameters=given, options={"average": kind}), **OWN
+            privtune.make_task(build, **OWN),
+            strategy=Fixed(parameters=given, options={"average": kind}),
+            **TERMS,
         )
         for name, build, kind in (("a", own, average), ("b", plain, average), ("c", own, "last"))
     )
@@ -171,7 +190,9 @@ def test_the_best_trial_is_released_and_all_are_for_the_curator_alone(
     storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = make(storage, seed=1)
-    release = study.optimize(conditional, strategy=PapernotSteinke(mean_runs=8), **OWN)
+    release = study.optimize(
+        privtune.make_task(conditional, **OWN), strategy=PapernotSteinke(mean_runs=8), **TERMS
+    )
     with pytest.raises(PrivTuneError, match="PRIVTUNE_CURATOR=1 or load the study with curator"):
         _ = study.trials
     curator = privtune.load_study("loop", storage=storage, curator=True)
@@ -191,7 +212,9 @@ def test_subsampled_tuning_trains_on_the_subset_and_then_on_the_rest(storage: st
         return candidate(nn.Linear(6, 3), seen[-1])
 
     release = make(storage).optimize(
-        spy, strategy=Subsampled(variant=1, rate=0.25, mean_runs=2), **OWN
+        privtune.make_task(spy, **OWN),
+        strategy=Subsampled(variant=1, rate=0.25, mean_runs=2),
+        **TERMS,
     )
     assert 0.05 <= release.params["learning_rate"] <= 0.2, "the space is that of the release"
     # A quarter is tuned on and three are trained on: a third of the rate.
@@ -242,11 +265,13 @@ def test_scores_by_a_function_are_clipped_record_by_record(
         {"loss": "loss", "dict": named}.get(form, function), bound=bound, maximize=form == "value"
     )
     release = make(storage).optimize(
-        small,
-        loss=named if form == "dict" else function,
-        score=score,
-        train=train,
-        public={"validation": held},
+        privtune.make_task(
+            small,
+            loss=named if form == "dict" else function,
+            score=score,
+            train=train,
+            public={"validation": held},
+        ),
         strategy=PapernotSteinke(mean_runs=2),
         epochs=1,
         expected_batch_size=24,
@@ -261,10 +286,10 @@ def test_processes_share_a_round_of_what_they_can_import(storage: str, tmp_path:
     there = f"sqlite:///{tmp_path / 'other.db'}"
     releases = [
         make(url, seed=5).optimize(
-            "tests.study.elsewhere:conditional",
+            privtune.make_task("tests.study.elsewhere:conditional", **PATHS),
             strategy=PapernotSteinke(mean_runs=4),
             n_jobs=jobs,
-            **PATHS,
+            **TERMS,
         )
         for url, jobs in ((storage, 1), (there, 2))
     ]
@@ -275,20 +300,41 @@ def test_processes_share_a_round_of_what_they_can_import(storage: str, tmp_path:
 def test_a_timeout_releases_nothing_and_can_go_on(storage: str) -> None:
     study, strategy = make(storage), PapernotSteinke(mean_runs=3)
     with pytest.raises(StudyInterruptedError, match="call optimize again"):
-        study.optimize(conditional, strategy=strategy, timeout=1e-9, **OWN)
+        study.optimize(
+            privtune.make_task(conditional, **OWN), strategy=strategy, timeout=1e-9, **TERMS
+        )
     assert not study.releases()
-    assert not study.optimize(conditional, strategy=strategy, **OWN).is_nothing
+    assert not study.optimize(
+        privtune.make_task(conditional, **OWN), strategy=strategy, **TERMS
+    ).is_nothing
     assert charges(storage) == 1
     with pytest.raises(PrivTuneError, match="exists with another plan"):
-        study.optimize(conditional, strategy=PapernotSteinke(mean_runs=5), epsilon=6.0, **OWN)
+        study.optimize(
+            privtune.make_task(conditional, **OWN),
+            strategy=PapernotSteinke(mean_runs=5),
+            epsilon=6.0,
+            **TERMS,
+        )
 
 
 def test_a_second_arm_must_say_what_it_may_cost(storage: str) -> None:
     study = make(storage)
-    study.optimize(conditional, strategy=PapernotSteinke(mean_runs=2), epsilon=2.0, **OWN)
+    study.optimize(
+        privtune.make_task(conditional, **OWN),
+        strategy=PapernotSteinke(mean_runs=2),
+        epsilon=2.0,
+        **TERMS,
+    )
     with pytest.raises(PrivTuneError, match="say what arm 'liu-talwar' may cost"):
-        study.optimize(conditional, strategy=LiuTalwar(mean_runs=2), **OWN)
-    study.optimize(conditional, strategy=LiuTalwar(mean_runs=2), epsilon=2.0, **OWN)
+        study.optimize(
+            privtune.make_task(conditional, **OWN), strategy=LiuTalwar(mean_runs=2), **TERMS
+        )
+    study.optimize(
+        privtune.make_task(conditional, **OWN),
+        strategy=LiuTalwar(mean_runs=2),
+        epsilon=2.0,
+        **TERMS,
+    )
     assert study.arms == ("papernot-steinke", "liu-talwar")
     assert study.spent().epsilon <= 6.0
 
@@ -304,9 +350,16 @@ def test_priors_and_a_sampler_of_ones_own(storage: str) -> None:
         return candidate(nn.Linear(6, 3), trial.suggest("rate", LogNormal(0.5, 0.2)))
 
     study, strategy = make(storage), PapernotSteinke(mean_runs=2)
-    first = study.optimize(own, strategy=strategy, epsilon=2.0, **OWN)
+    first = study.optimize(privtune.make_task(own, **OWN), strategy=strategy, epsilon=2.0, **TERMS)
     assert 0.1 < first.params["rate"] < 2.0
-    second = study.optimize(own, strategy=strategy, arm="mine", epsilon=2.0, sampler=Mine(), **OWN)
+    second = study.optimize(
+        privtune.make_task(own, **OWN),
+        strategy=strategy,
+        arm="mine",
+        epsilon=2.0,
+        sampler=Mine(),
+        **TERMS,
+    )
     assert second.params["rate"] == 0.5
 
 
@@ -328,11 +381,10 @@ def test_state_that_a_score_changes_stops_the_arm(storage: str, tmp_path: Path) 
     study = make(storage)
     with pytest.raises(ArmStoppedError):
         study.optimize(
-            build,
-            score=privtune.Score(score, bound=3.0),
+            privtune.make_task(build, score=privtune.Score(score, bound=3.0), **OWN),
             strategy=PapernotSteinke(),
             observer=started(begun),
-            **OWN,
+            **TERMS,
         )
     curated = privtune.load_study("loop", storage=storage, curator=True)
     assert "once trials have been trained" in curated.failures("papernot-steinke")[0]["traceback"]
@@ -349,7 +401,9 @@ def test_a_table_that_each_build_fills_is_refused(storage: str) -> None:
         return candidate(model)
 
     with pytest.raises(DependentTrialsError, match=r"changes the .* of a trial that was built"):
-        make(storage).optimize(build, strategy=PapernotSteinke(), **OWN)
+        make(storage).optimize(
+            privtune.make_task(build, **OWN), strategy=PapernotSteinke(), **TERMS
+        )
     assert charges(storage) == 0
 
 
@@ -365,7 +419,11 @@ def test_a_setting_that_each_build_changes_for_the_loss_is_refused(storage: str)
         return nn.functional.cross_entropy(model(x), y, reduction="none", label_smoothing=given)
 
     with pytest.raises(DependentTrialsError, match="changes the passes"):
-        make(storage).optimize(build, strategy=PapernotSteinke(), **{**OWN, "loss": smooth})
+        make(storage).optimize(
+            privtune.make_task(build, **{**OWN, "loss": smooth}),
+            strategy=PapernotSteinke(),
+            **TERMS,
+        )
     assert charges(storage) == 0
 
 
@@ -397,7 +455,9 @@ rates = torch.optim.lr_scheduler
     ids=["made of a function in build", "of several"],
 )
 def test_schedules_that_are_made_anew_are_the_same(storage: str, of: Any) -> None:
-    make(storage).optimize(_scheduled(of), strategy=PapernotSteinke(mean_runs=2), **OWN)
+    make(storage).optimize(
+        privtune.make_task(_scheduled(of), **OWN), strategy=PapernotSteinke(mean_runs=2), **TERMS
+    )
     assert charges(storage) == 1
 
 
@@ -407,9 +467,8 @@ def test_a_loss_that_is_one_number_without_an_axis_is_trained(storage: str) -> N
 
     given = {**OWN, "loss": mean}
     del given["validation"]  # a fixed arm chooses by no score
-    release = make(storage).optimize(
-        lambda trial: candidate(nn.Linear(6, 3)), strategy=Fixed(), **given
-    )
+    task = privtune.make_task(lambda trial: candidate(nn.Linear(6, 3)), **given)
+    release = make(storage).optimize(task, strategy=Fixed(), **TERMS)
     assert release.score is None
     assert charges(storage) == 1
 
@@ -440,13 +499,16 @@ REFUSED: list[tuple[Build, dict[str, Any], str]] = [
     (conditional, {"strategy": Auto()}, "cannot call a build of yours. Use .* or a task that has"),
     (conditional, {"strategy": PapernotSteinke}, "must be one of privtune.strategies"),
     (conditional, {"n_jobs": "2"}, "n_jobs = '2': must be a whole number"),
-    (conditional, {"executor": "external"}, "workers can import"),
     (conditional, {"timeout": math.nan}, "timeout = nan: must be finite seconds above 0"),
     (conditional, {"epsilon": "2"}, "epsilon = '2': must be a finite number"),
     (conditional, {"epochs": None}, "epochs = None: must be given"),
     (conditional, {"epochs": "4"}, "epochs = '4': must be a finite number"),
     (conditional, {"expected_batch_size": None}, "expected_batch_size = None: must"),
-    (conditional, {"expected_batch_size": "4"}, "expected_batch_size = '4': must lie between"),
+    (
+        conditional,
+        {"expected_batch_size": "4"},
+        "expected_batch_size = '4': must be a whole number between",
+    ),
     (conditional, {"callbacks": [1]}, "callbacks = .*: must be a list of functions"),
     (conditional, {"score": privtune.Score(_mean_score)}, r"score = \(\): must be one number"),
     (conditional, {"score": "nonsense"}, "'nonsense'.*: must be one of accuracy"),
@@ -457,7 +519,11 @@ REFUSED: list[tuple[Build, dict[str, Any], str]] = [
     (lambda t: candidate(_Named(6, 3)), {"loss": _logits, "score": "accuracy"}, "outputs = 'dict'"),
     (lambda t: privtune.Candidate(nn.Linear(6, 3)), {}, "must suggest learning_rate"),
     (lambda t: candidate(nn.Linear(6, 3), max_grad_norm=math.nan), {}, "max_grad_norm = nan"),
-    (lambda t: candidate(nn.Linear(6, 3), trainable="tail"), {}, "must be all, head, biases"),
+    (
+        lambda t: candidate(nn.Linear(6, 3), trainable="tail"),
+        {},
+        "must be one of all, head, biases",
+    ),
     (
         lambda t: privtune.Candidate(nn.Linear(6, 3), method="hyfreedp", max_grad_norm=1.0),
         {},
@@ -486,10 +552,27 @@ def test_what_cannot_be_trained_is_refused_before_the_charge(
     storage: str, build: Build, changes: dict[str, Any], said: str
 ) -> None:
     """Also what a training would meet late, as the end of a schedule."""
-    given = {"strategy": PapernotSteinke(), **OWN, "epochs": 10, **changes}
+    given = {"strategy": PapernotSteinke(), **OWN, **TERMS, "epochs": 10, **changes}
     with pytest.raises(Exception, match=said):
-        make(storage).optimize(build, **given)
+        optimize_own(make(storage), build, **given)
     assert charges(storage) == 0
+
+
+def test_workers_elsewhere_need_what_they_can_import(storage: str) -> None:
+    study = make(storage, executor="external")
+    task = privtune.make_task(conditional, **OWN)
+    with pytest.raises(InvalidInputError, match=r"executor = 'external': .* workers can import"):
+        study.optimize(task, strategy=PapernotSteinke(mean_runs=2), **TERMS)
+    assert charges(storage) == 0
+
+
+def test_a_function_is_no_task(storage: str) -> None:
+    study = make(storage)
+    said = r"task = 'function': must be a privtune\.Task\. Make one of your function: privtune\.make_task"
+    with pytest.raises(InvalidInputError, match=said):
+        study.optimize(conditional, strategy=PapernotSteinke(), **TERMS)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="has no build, so nothing says what to train"):
+        study.optimize(blobs(), strategy=PapernotSteinke(), **TERMS)
 
 
 @pytest.mark.parametrize("active", [True, False])
@@ -504,7 +587,9 @@ def test_the_users_own_logging_is_stopped(
     monkeypatch.setitem(sys.modules, "mlflow.utils.autologging_utils", tools)
     message = "mlflow.end_run" if active else "mlflow.autolog\\(disable=True\\)"
     with pytest.raises(SealedError, match=message):
-        make(storage).optimize(conditional, strategy=PapernotSteinke(mean_runs=2), **OWN)
+        make(storage).optimize(
+            privtune.make_task(conditional, **OWN), strategy=PapernotSteinke(mean_runs=2), **TERMS
+        )
     assert charges(storage) == 0
 
 
@@ -514,7 +599,9 @@ def test_an_open_study_has_no_arms_to_run_and_a_declared_one_no_build(storage: s
         study.run()
     declared = Study.create(toy_spec(arms=[{"name": "hyfree", "strategy": "hyfreedp"}]), storage)
     with pytest.raises(PrivTuneError, match="Make an open study"):
-        declared.optimize(conditional, strategy=PapernotSteinke(), **OWN)
+        declared.optimize(
+            privtune.make_task(conditional, **OWN), strategy=PapernotSteinke(), **TERMS
+        )
 
 
 def test_a_progress_bar_says_no_more_than_that_a_sealed_arm_runs(
@@ -523,7 +610,10 @@ def test_a_progress_bar_says_no_more_than_that_a_sealed_arm_runs(
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     release = make(storage, seed=3).optimize(
-        conditional, strategy=PapernotSteinke(mean_runs=4), show_progress_bar=True, **OWN
+        privtune.make_task(conditional, **OWN),
+        strategy=PapernotSteinke(mean_runs=4),
+        show_progress_bar=True,
+        **TERMS,
     )
     assert not release.is_nothing
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
@@ -532,7 +622,9 @@ def test_a_progress_bar_says_no_more_than_that_a_sealed_arm_runs(
 
 
 def test_a_model_is_made_by_the_program_that_ran_the_arm_alone(storage: str) -> None:
-    make(storage).optimize(linear, strategy=PapernotSteinke(mean_runs=2), **OWN)
+    make(storage).optimize(
+        privtune.make_task(linear, **OWN), strategy=PapernotSteinke(mean_runs=2), **TERMS
+    )
     release = privtune.load_study("loop", storage=storage).release("papernot-steinke")
     with pytest.raises(PrivTuneError, match="load_state_dict"):
         _ = release.model
@@ -542,7 +634,11 @@ def test_a_model_is_made_by_the_program_that_ran_the_arm_alone(storage: str) -> 
 def test_the_number_of_a_sealed_trial_is_a_draw_of_its_own(storage: str) -> None:
     """Uniform numbers exceed each of these bounds with a probability of 1e-6; the seed is fixed."""
     study = make(storage, seed=3)
-    study.optimize(linear, strategy=Fixed(parameters={"learning_rate": 0.5}), **OWN)
+    study.optimize(
+        privtune.make_task(linear, **OWN),
+        strategy=Fixed(parameters={"learning_rate": 0.5}),
+        **TERMS,
+    )
     training, streams = study.plans[0].training, Streams(bytes(32))
     found = [
         Trial(
@@ -580,7 +676,12 @@ def test_numbers_are_optuna_s_where_trials_are_shown_and_drawn_where_they_are_se
     for arm, strategy in (("all", Everything(trials=4)), ("best", PapernotSteinke(mean_runs=4))):
         begun.clear()
         study.optimize(
-            asked, strategy=strategy, arm=arm, epsilon=2.5, observer=started(begun), **OWN
+            privtune.make_task(asked, **OWN),
+            strategy=strategy,
+            arm=arm,
+            epsilon=2.5,
+            observer=started(begun),
+            **TERMS,
         )
     assert [*dict.fromkeys(seen["all"])] == [0, 1, 2, 3]
     assert min(seen["best"]) > 100, "no position"

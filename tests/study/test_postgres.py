@@ -16,7 +16,7 @@ import yaml
 
 from privtune.ledger import Ledger
 from privtune.ledger.schema import arms
-from privtune.study import Study, rounds
+from privtune.study import Study, arm_rounds
 from privtune.study.lifecycle import Life
 from privtune.study.rows import StudyStore
 from tests.cli.conftest import Cli, cli
@@ -77,7 +77,7 @@ def test_a_study_lives_on_postgres(
     assert json.loads(logged.out)["logged"] == ["selection", "all"]
     assert "Nothing to log" in cli("study", "sync", "served").out
     assert cli("budget", "verify", "toy").code == 0
-    assert json.loads(cli("study", "list", "--json").out) == ["served"]
+    assert [study["name"] for study in json.loads(cli("study", "list", "--json").out)] == ["served"]
 
     assert cli("study", "delete", "served", "--yes").code == 0
     with Ledger(served) as ledger:
@@ -90,12 +90,13 @@ def test_a_study_goes_on_from_another_directory(
 ) -> None:
     """Rows, results and models are where the database is; a file of a model is written anew."""
     monkeypatch.delenv("PRIVTUNE_ARTIFACTS")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
     study = Study.create(toy_spec(seed=1), served)
-    assert study.folder.is_relative_to(tmp_path / "here")
-    train, calls = rounds.train_trials, []
+    assert study.folder.is_relative_to(tmp_path / "data")
+    train, calls = arm_rounds.train_trials, []
 
     def stops(*args: Any, **options: Any) -> Any:
         calls.append(1)
@@ -103,11 +104,11 @@ def test_a_study_goes_on_from_another_directory(
             raise KeyboardInterrupt
         return train(*args, **options)
 
-    monkeypatch.setattr(rounds, "train_trials", stops)
+    monkeypatch.setattr(arm_rounds, "train_trials", stops)
     with pytest.raises(KeyboardInterrupt):
         study.run(stack=1)
     study.close()
-    shutil.rmtree(tmp_path / "here")  # as on another host, which has none of it
+    shutil.rmtree(tmp_path / "data")  # as on another host, which has none of it
 
     monkeypatch.chdir(tmp_path / "there")
     with closing(Study("toy", served)) as again:

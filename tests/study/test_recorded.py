@@ -11,13 +11,13 @@ import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from privtune.execution import training
+from privtune.execution import trial_training
 from privtune.ledger import Ledger
-from privtune.ledger.rounds import Finished, Rounds
+from privtune.ledger.rounds import Rounds, Submission
 from privtune.spaces import SearchSpace
 from privtune.strategies import TrialResult
 from privtune.study import Study
-from privtune.study.rounds import TrialFiles
+from privtune.study.arm_rounds import TrialFiles
 from privtune.study.rows import Results
 from privtune.study.trials import StudyTrials
 from tests.ledger.conftest import ledger_url, postgres_url, sqlite_url
@@ -69,7 +69,7 @@ def test_a_stack_hands_in_its_results_in_one_transaction(
     batches: list[int] = []
     whole = Rounds.complete_some
 
-    def complete_some(self: Rounds, results: Sequence[Finished]) -> frozenset[int]:
+    def complete_some(self: Rounds, results: Sequence[Submission]) -> frozenset[int]:
         batches.append(len(results))
         return whole(self, results)
 
@@ -89,7 +89,7 @@ def test_small_results_are_read_together_and_large_ones_are_left_out(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("privtune.study.rows._LARGE", 8)
-    monkeypatch.setattr("privtune.study.rows._ASKED", 2)
+    monkeypatch.setattr("privtune.study.rows._NAMES_AT_ONCE", 2)
     for number in range(5):
         results.put(f"{number}", bytes([number]))
     results.put("large", bytes(9))
@@ -100,14 +100,14 @@ def test_small_results_are_read_together_and_large_ones_are_left_out(
 def test_arms_that_cost_the_same_a_step_are_rehearsed_once(
     storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = training.seconds_per_step
+    whole = trial_training.seconds_per_step
 
     def timed(clock: Any, *, steps: int, threads: int) -> float:
         stacks.append((len(clock) - 1) // steps)
         return whole(clock, steps=steps, threads=threads)
 
     stacks: list[int] = []
-    monkeypatch.setattr(training, "seconds_per_step", timed)
+    monkeypatch.setattr(trial_training, "seconds_per_step", timed)
     fixed = {"strategy": "fixed", "parameters": PARAMETERS}
     selection = {"strategy": "papernot-steinke", "mean_runs": 4}
     arms = [{"name": "a", **fixed}, {"name": "b", **fixed}, {"name": "c", **selection}]

@@ -13,8 +13,10 @@ import yaml
 
 import privtune
 from privtune.errors import PrivTuneError
+from privtune.rehearsal.study_rehearsal import _rehearsal_spec
 from privtune.study import Study, StudySpec, plan_study
-from privtune.study.rehearsed import _CONSTANT, _changed
+from privtune.training.mechanism.constant import constant_answer
+from privtune.training.mechanism.metric_name import MetricName
 from tests.cli.conftest import Cli, cli  # noqa: F401  (a fixture)
 from tests.study.conftest import FIXED, toy_spec
 from tests.study.test_stages import spec as staged  # noqa: F401  (a fixture)
@@ -46,37 +48,38 @@ def test_the_arms_are_the_study_s_and_nothing_of_the_user_is_touched(
     study = Study.create(toy_spec(arms=[FIXED, WRONG, WILD], seed=1), storage)
     before, loads = sorted(tmp_path.iterdir()), len(LOADS)
     told: list[str] = []
-    found = privtune.rehearse_study(study, repeats=2, tell=told.append)
+    found = privtune.rehearse_study(study, repeats=2, notify=told.append)
     assert len(LOADS) == loads
     assert study.spent().epsilon == 0.0
     assert {status.state for status in study.status()} == {"planned"}
     assert sorted(tmp_path.iterdir()) == before  # the temporary storage is gone
-    assert told[0].startswith("Rehearsing 3 arms, 2 times each, on a stand-in for blobs: about")
+    assert told[0].startswith("Rehearsing 3 arms, 2 times each, on a stand-in for blobs: ")
     by_name = {arm.arm: arm for arm in found.arms}
     assert found.arms[0].arm == "defaults"
     assert by_name["defaults"].share_failed == 0.0
     assert by_name["never"].failed == {"released nothing": 0, "diverged": 0, "at chance": 2}
     assert by_name["wild"].share_failed == 1.0
     assert found.above(by_name["defaults"], by_name["never"]) > 0.9
-    assert found.metric == "test_accuracy"
+    assert found.metric == MetricName("test", "accuracy")
     assert 0.33 < found.chance < 0.5
 
 
 def test_what_is_rehearsed_is_planned_as_the_study_is(staged: StudySpec) -> None:  # noqa: F811
     many = toy_spec(repeats=3, arms=[FIXED, {**FIXED, "name": "more", "weight": 2.0}])
     for spec in (toy_spec(arms=[FIXED]), many, staged):
-        changed, task, _ = _changed(spec, None, 5)
+        changed, task, _ = _rehearsal_spec(spec, None, 5)
         assert task.benchmark
         assert _noises(changed) == pytest.approx(_noises(spec), rel=2e-3)
 
 
 def test_a_private_task_is_refused_and_other_sizes_are_said() -> None:
     with pytest.raises(PrivTuneError, match=r"'blobs': must be a task whose records are public"):
-        _changed(toy_spec(), "tests.toy:blobs", 2)
-    _, _, differs = _changed(toy_spec(), "iris-logistic", 2)
+        _rehearsal_spec(toy_spec(), "tests.toy:blobs", 2)
+    _, _, differs = _rehearsal_spec(toy_spec(), "iris-logistic", 2)
     assert differs == [
-        "Its sizes are 90, 30, 30 (train, validation, test), your task declares 240, 60, 60: sampling rates, "
-        "steps and noise are those of the other sizes."
+        "The rehearsal has 90, 30, 30 records (train, validation, test), but your task declares "
+        "240, 60, 60. So "
+        "its sampling rates, steps and noise differ from your study's."
     ]
 
 
@@ -88,14 +91,16 @@ def test_chance_varies_by_as_much_as_is_said() -> None:
     for _ in range(2000):
         ranks = rng.permutation(400) + 1  # of scores that say nothing
         aucs.append((ranks[y == 1].sum() - ones * (ones + 1) / 2) / (ones * zeros))
-    assert _CONSTANT["auc"](y) == (0.5, pytest.approx(np.std(aucs), rel=0.05))
+    answer = constant_answer("auc", y, of_classes=True)
+    assert answer is not None
+    assert (answer.value, answer.error) == (0.5, pytest.approx(np.std(aucs), rel=0.05))
     y = rng.integers(3, size=400).astype(float)
     guesses = rng.integers(3, size=(2000, 400))
     balanced = np.mean([(guesses[:, y == c] == c).mean(axis=1) for c in range(3)], axis=0)
-    assert _CONSTANT["balanced_accuracy"](y) == (
-        pytest.approx(1 / 3),
-        pytest.approx(balanced.std(), rel=0.05),
-    )
+    answer = constant_answer("balanced_accuracy", y, of_classes=True)
+    assert answer is not None
+    assert answer.value == pytest.approx(1 / 3)
+    assert answer.error == pytest.approx(balanced.std(), rel=0.05)
 
 
 def test_the_command_says_on_what_it_ran(

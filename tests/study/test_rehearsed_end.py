@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
+import privtune
 from privtune.errors import PrivTuneError
 from privtune.strategies import Everything, Fixed, PapernotSteinke, TrialResult
 from privtune.study import Study
-from privtune.study.release import pack_result, unpack_result
+from privtune.study.stored_results import pack_result, unpack_result
 from privtune.tasks import Task
 from tests import toy
 from tests.study.conftest import FIXED, toy_spec
-from tests.study.elsewhere import OWN
+from tests.study.elsewhere import OWN, TERMS
 from tests.study.test_optimize import candidate, charges, make
 
 COUNT = itertools.count()
@@ -124,7 +125,9 @@ def test_a_parameter_that_no_file_can_hold_is_found_before_the_charge(
             return x @ getattr(self, "__metadata__").T  # noqa: B009
 
     with pytest.raises(PrivTuneError, match="no file of a release can hold"):
-        make(storage).optimize(lambda _: candidate(Model()), strategy=strategy, **OWN)
+        make(storage).optimize(
+            privtune.make_task(lambda _: candidate(Model()), **OWN), strategy=strategy, **TERMS
+        )
     assert charges(storage) == 0
 
 
@@ -143,9 +146,13 @@ class Tied(nn.Module):
 def test_what_is_not_trained_must_be_the_same_every_time(storage: str) -> None:
     study = make(storage)
     with pytest.raises(PrivTuneError, match="what is not trained must be the same every time"):
-        study.optimize(lambda _: candidate(Tied(None)), strategy=Fixed(), **OWN)
+        study.optimize(
+            privtune.make_task(lambda _: candidate(Tied(None)), **OWN), strategy=Fixed(), **TERMS
+        )
     assert charges(storage) == 0
-    release = study.optimize(lambda _: candidate(Tied(0.5)), strategy=Fixed(), **OWN)
+    release = study.optimize(
+        privtune.make_task(lambda _: candidate(Tied(0.5)), **OWN), strategy=Fixed(), **TERMS
+    )
     assert torch.equal(release.model.scale, torch.full((6,), 0.5))
     assert torch.equal(release.model.last.weight.flatten(), release.weights[:18])
 
@@ -156,6 +163,8 @@ def test_what_is_trained_must_reach_the_loss(storage: str) -> None:
 
     with pytest.raises(PrivTuneError, match="does not reach"):
         make(storage).optimize(
-            lambda _: candidate(nn.Linear(6, 3)), strategy=Fixed(), **{**OWN, "loss": apart}
+            privtune.make_task(lambda _: candidate(nn.Linear(6, 3)), **{**OWN, "loss": apart}),
+            strategy=Fixed(),
+            **TERMS,
         )
     assert charges(storage) == 0

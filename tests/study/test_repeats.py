@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -18,17 +17,27 @@ from dp_accounting.pld import PLDAccountant
 import privtune
 from privtune.accounting import Adjacency, Repeated
 from privtune.errors import InvalidInputError
+from privtune.facts import declared_note
 from privtune.ledger import Charge, Ledger
-from privtune.plots._study import costs_at_other_means
-from privtune.strategies import Everything, Fixed, Outcome, Plan, Release, StrategyError
+from privtune.plots.study_charts import costs_at_other_means
+from privtune.strategies import (
+    Everything,
+    Fixed,
+    NamedTraining,
+    NumberedTrials,
+    Outcome,
+    Plan,
+    Release,
+    StrategyError,
+    StrategyRun,
+)
 from privtune.strategies.everything import selection_instead
 from privtune.strategies.plan import epsilon_spent
 from privtune.study import Study
+from privtune.study.arm_rounds import StudyRound, TrainingRequest, TrialFiles
 from privtune.study.lifecycle import Life
 from privtune.study.planning import plan_arms, plan_study
-from privtune.study.rounds import Asked, StudyRound, TrialFiles
 from privtune.study.workers import make_files
-from privtune.tasks._facts import declared_note
 from privtune.training.mechanism.streams import Streams
 from tests import toy
 from tests.study import elsewhere
@@ -116,7 +125,10 @@ def test_what_a_benchmark_spares_is_noted_in_the_ledger(storage: str) -> None:
 
 def test_repetitions_on_public_records_cost_what_one_costs(storage: str) -> None:
     once = plan_study(toy_spec(task=BENCHMARK)).plans
-    with closing(Study.create(toy_spec(task=BENCHMARK, repeats=3), storage)) as study:
+    spec = toy_spec(
+        task=BENCHMARK, repeats=3, seed=1
+    )  # few test records: others may agree by chance
+    with closing(Study.create(spec, storage)) as study:
         releases = study.run()
         for plan, before in zip(study.plans, once, strict=True):
             assert plan.charged == plan.event == before.event
@@ -140,14 +152,35 @@ def numbers(plan: Plan) -> np.ndarray:
     return np.array([plan.drawn_runs(Streams(bytes([seed] * 32))) for seed in range(250)])
 
 
-def test_each_repetition_draws_its_own_number_of_runs() -> None:
-    (plan,) = plan_study(toy_spec(task=BENCHMARK, arms=[SELECTION], repeats=4)).plans
+@pytest.mark.parametrize("public", [False, True], ids=["private", "public"])
+def test_each_repetition_draws_its_own_number_of_runs(public: bool) -> None:
+    """Independent of each other where each repetition is charged, by strata on public records."""
+    task = {"task": BENCHMARK} if public else {}
+    (plan,) = plan_study(toy_spec(arms=[SELECTION], repeats=4, **task)).plans
+    assert plan.repeats_charged != public
+    assert plan.runs is not None
     drawn = numbers(plan)
     assert drawn.shape == (250, 4)
     # A geometric law of mean 4 has a deviation of 3.5: five of its standard errors, and of a correlation's.
     assert abs(drawn.mean(axis=0) - 4.0).max() < 5 * 3.5 / 250**0.5
     off = np.corrcoef(drawn.T)[~np.eye(4, dtype=bool)]
-    assert abs(off).max() < 5 / 250**0.5
+    if public:
+        assert off.max() < 0.0
+    else:
+        assert abs(off).max() < 5 / 250**0.5
+    # One number of every quarter of the law, whichever repetition has it.
+    middle = plan.runs.quantile(0.5)
+    low = (drawn <= middle).sum(axis=1)
+    assert (low.min() >= 2) == public
+
+
+def test_one_run_draws_the_number_that_is_charged() -> None:
+    """A single repetition has no strata: what is drawn is the charged law's own sample."""
+    (plan,) = plan_study(toy_spec(task=BENCHMARK, arms=[SELECTION])).plans
+    assert plan.runs is not None
+    for seed in range(20):
+        streams = Streams(bytes([seed] * 32))
+        assert plan.drawn_runs(streams) == (plan.runs.sample(streams.numpy("runs", 0)),)
 
 
 class Stopped(Exception):
@@ -201,7 +234,7 @@ def test_no_two_repetitions_share_noise() -> None:
         plan=plan, secret=bytes(32), results=None, space={}, task=None, data=None
     )
     secrets = {
-        Asked("final", plan.training, {}, repetition=number).secret(streams)
+        TrainingRequest("final", plan.training, {}, repetition=number).secret(streams)
         for number in range(3)
         for streams in {
             files.streams_of(n).key("x"): files.streams_of(n) for n in range(3)
@@ -226,35 +259,66 @@ def opened(storage: str) -> Iterator[tuple[Plan, StudyRound]]:
         yield plan, StudyRound(life, files)
 
 
-def test_a_strategy_that_asks_for_something_else_each_time_is_stopped(opened: Any) -> None:
-    numbers = itertools.count()
+def test_each_repetition_runs_its_strategy_once_and_they_train_together(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    stacks: list[int] = []
+    train = TrialFiles.train
 
-    def run(plan: Plan, trials: StudyRound) -> Outcome:
-        number = next(numbers)
-        assert number < 10
-        return Outcome(trials.train(plan, plan.training, PARAMETERS, name=str(number)))
+    def counting(self: Any, batch: Any) -> Any:
+        stacks.append(len(batch.trials))
+        return train(self, batch)
+
+    def run(plan: Plan, trials: StudyRound) -> StrategyRun:
+        steps.append(f"{trials.repetition} begins")
+        (first,) = yield NamedTraining("first", plan.training, PARAMETERS)
+        steps.append(f"{trials.repetition} goes on")
+        (last,) = yield NamedTraining("last", plan.training, PARAMETERS)
+        return Outcome(last, trials=(first, last))
 
     strategy: Any = SimpleNamespace(run=run)
-    with pytest.raises(StrategyError, match="does not ask for the trainings that it waited for"):
-        opened[1].run(strategy)
+    monkeypatch.setattr(TrialFiles, "train", counting)
+    outcomes = opened[1].run(strategy)
+    assert steps == ["0 begins", "1 begins", "0 goes on", "1 goes on"]
+    assert stacks == [2, 2]
+    again = opened[1].run(strategy)
+    assert stacks == [2, 2], "what is stored answers a second run"
+    for outcome, stored in zip(outcomes, again, strict=True):
+        for result, same in zip(outcome.trials, stored.trials, strict=True):
+            assert bool((result.weights == same.weights).all())
+    weights = {result.weights.numpy().tobytes() for each in outcomes for result in each.trials}
+    assert len(weights) == 4
 
 
-def test_a_strategy_that_handles_everything_is_run_until_all_is_trained(opened: Any) -> None:
-    def run(plan: Plan, trials: StudyRound) -> Outcome:
+def test_an_error_of_a_training_ends_the_run(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy that handles its errors does not handle this one."""
+
+    def fail(self: Any, batch: Any) -> Any:
+        raise Stopped
+
+    def run(plan: Plan, trials: StudyRound) -> StrategyRun:
         try:
-            return Outcome(trials.train(plan, plan.training, PARAMETERS, name="final"))
-        except BaseException:
+            (result,) = yield NamedTraining("final", plan.training, PARAMETERS)
+        except Exception:
             return Outcome(None)
+        return Outcome(result)
 
     strategy: Any = SimpleNamespace(run=run)
-    assert [each.result is None for each in opened[1].run(strategy)] == [False, False]
+    monkeypatch.setattr(TrialFiles, "train", fail)
+    with pytest.raises(Stopped):
+        opened[1].run(strategy)
 
 
 @pytest.mark.parametrize("number", [-1, 3])
 def test_no_trial_beyond_the_plan_s_is_trained(opened: Any, number: int) -> None:
-    plan, trials = opened
+    def run(plan: Plan, trials: StudyRound) -> StrategyRun:
+        (result,) = yield NumberedTrials({number: PARAMETERS})
+        return Outcome(result)
+
+    strategy: Any = SimpleNamespace(run=run)
     with pytest.raises(StrategyError, match=f"pays for 3 trials.*asks for trial {number}"):
-        trials.train_numbered(plan, {number: PARAMETERS})
+        opened[1].run(strategy)
 
 
 @pytest.mark.parametrize("strategy", [Fixed(), Everything(trials=2, sampler="random")])
@@ -267,7 +331,11 @@ def test_functions_see_the_numbers_of_one_repetition(storage: str, strategy: Any
 
     budget = privtune.Budget(4.0, 1e-5, name="b")
     with closing(privtune.create_study("s", budget=budget, storage=storage, repeats=3)) as study:
-        release = study.optimize(build, strategy=strategy, benchmark=True, **elsewhere.PATHS)
+        release = study.optimize(
+            privtune.make_task(build, benchmark=True, **elsewhere.PATHS),
+            strategy=strategy,
+            **elsewhere.TERMS,
+        )
     assert release.utility == {}, "there is no test split"
     # What is built to be looked at alone has a random number below 2**31, as in a seal.
     assert {n for n in seen if n < 100} == set(range(getattr(strategy, "trials", 1)))
@@ -286,9 +354,10 @@ def test_trials_of_repetitions_are_apart_and_deleted(storage: str) -> None:
         (release,) = study.run()
         assert len(release.trials) == 3
         study.delete()
-    with closing(Study.create(toy_spec(), storage)), closing(Life("toy", storage)) as life:
+    again = toy_spec(budget={"name": "another", "epsilon": 6.0, "delta": 1e-5})
+    with closing(Study.create(again, storage)), closing(Life("toy", storage)) as life:
         # Optuna would say that the study is there.
-        assert life.trials.records("tpe/1") == []
+        assert life.trials.of("tpe/1") == []
 
 
 def test_what_repetitions_cannot_have_is_refused(storage: str) -> None:
@@ -301,6 +370,6 @@ def test_what_repetitions_cannot_have_is_refused(storage: str) -> None:
         event=privtune.accounting.Gaussian(2.0), records=100, declared_by="tests"
     )
     with closing(study), pytest.raises(InvalidInputError, match="a mechanism is declared"):
-        study.optimize(
+        study.optimize_declared(
             lambda trial: None, mechanism=mechanism, strategy=privtune.strategies.Fixed()
         )

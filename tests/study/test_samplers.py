@@ -17,8 +17,8 @@ import privtune
 from privtune.strategies import Everything
 from privtune.strategies.everything import SAMPLERS
 from privtune.study import Study
+from privtune.study.arm_rounds import Batch, TrialFiles
 from privtune.study.planning import plan_study
-from privtune.study.rounds import Batch, TrialFiles
 from tests.study.conftest import toy_spec
 from tests.study.elsewhere import TRAIN, VALIDATION, loss
 
@@ -127,12 +127,10 @@ def optimize(storage: str, **options: Any) -> tuple[Study, privtune.strategies.R
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        task = privtune.make_task(build, loss=loss, train=TRAIN, public={"validation": VALIDATION})
         release = study.optimize(
-            build,
+            task,
             strategy=Everything(trials=TRIALS),
-            loss=loss,
-            train=TRAIN,
-            public={"validation": VALIDATION},
             epochs=1,
             expected_batch_size=24,
             **{name: make() for name, make in options.items()},

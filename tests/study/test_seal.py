@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from pathlib import Path
@@ -20,11 +21,11 @@ import privtune
 from privtune.strategies import Fixed, PapernotSteinke
 from privtune.study import Observer, Study
 from privtune.study.seal import open_stream, sealed
-from tests.study.elsewhere import OWN, simple
+from tests.study.elsewhere import OWN, TERMS, simple
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-ARM: dict[str, Any] = {**OWN, "epsilon": 1.0}
+ARM: dict[str, Any] = {**TERMS, "epsilon": 1.0}
 WORD = "label-of-record-17"
 
 
@@ -63,7 +64,10 @@ def test_what_a_sealed_function_prints_goes_to_the_curators_log(
 ) -> None:
     study = make(tmp_path)
     release = study.optimize(
-        talking, strategy=PapernotSteinke(mean_runs=3), observer=Observer(), **ARM
+        privtune.make_task(talking, **OWN),
+        strategy=PapernotSteinke(mean_runs=3),
+        observer=Observer(),
+        **ARM,
     )
     assert not release.is_nothing
     shown = "".join(capfd.readouterr())
@@ -95,7 +99,7 @@ def test_handlers_hear_nothing_of_a_sealed_function(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], their_file: io.StringIO
 ) -> None:
     study = make(tmp_path)
-    study.optimize(talking, strategy=PapernotSteinke(mean_runs=3), **ARM)
+    study.optimize(privtune.make_task(talking, **OWN), strategy=PapernotSteinke(mean_runs=3), **ARM)
     assert WORD not in their_file.getvalue()
     for shown in (their_file.getvalue(), *capfd.readouterr()):
         assert "rial" not in shown
@@ -133,14 +137,15 @@ def test_what_a_training_prints_goes_to_the_curators_log(
 ) -> None:
     # Pytest keeps warnings; here they are printed, as in a user's program.
     monkeypatch.setattr(warnings, "showwarning", lambda said, *_: sys.stderr.write(f"{said}\n"))
-    study, arm = make(tmp_path), {**ARM, "loss": telling, "benchmark": benchmark}
+    study = make(tmp_path)
+    task = privtune.make_task(simple, **{**OWN, "loss": telling}, benchmark=benchmark)
     rehearsal: list[str] = []
 
     class Rehearsed(Speaking):
         def arm_started(self, plan: Any) -> None:
             rehearsal.append("".join(capfd.readouterr()))
 
-    study.optimize(simple, strategy=Fixed(), observer=Rehearsed(), **arm)
+    study.optimize(task, strategy=Fixed(), observer=Rehearsed(), **ARM)
     assert _LOSSES in rehearsal[0], "made-up records have no secrets"
     shown = capfd.readouterr()
     assert "step 1 of" in shown.out
@@ -155,7 +160,7 @@ def test_what_a_training_prints_goes_to_the_curators_log(
 def test_a_function_whose_trials_are_paid_for_prints_in_rehearsals(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    make(tmp_path).optimize(talking, strategy=Fixed(), **ARM)
+    make(tmp_path).optimize(privtune.make_task(talking, **OWN), strategy=Fixed(), **ARM)
     said = capfd.readouterr().out.count(WORD)
     assert said >= 3
     assert said % 3 == 0
@@ -260,6 +265,18 @@ def test_a_child_of_a_round_inherits_no_address(
         )
     assert found.stdout.startswith("privtune-sealed:")
     assert os.environ.get(name) == before
+
+
+@pytest.mark.quick
+def test_what_a_round_leaves_behind_does_not_stop_it(tmp_path: Path) -> None:
+    """Whoever starts a thread ends it: it is not watched, as the page of pitfalls says."""
+    event = threading.Event()
+    with sealed(tmp_path / "log"):
+        thread = threading.Thread(target=event.wait)
+        thread.start()
+    assert thread.is_alive()
+    event.set()
+    thread.join()
 
 
 def test_a_stream_that_was_opened_before_stays_open(

@@ -23,7 +23,7 @@ from privtune.strategies import (
     SubsampledTuning,
 )
 from privtune.study import Study, StudySpec
-from tests.study.elsewhere import OWN, PATHS
+from tests.study.elsewhere import OWN, PATHS, TERMS
 from tests.toy import curated
 
 BUDGET = privtune.Budget(8.0, 1e-5, name="spaces")
@@ -75,7 +75,9 @@ def test_what_changes_the_cost_is_drawn_trained_and_released(
 ) -> None:
     STEPS.clear()
     study = study_of(storage)
-    release = study.optimize(build, strategy=strategy, **OWN, space=space)
+    release = study.optimize(
+        privtune.make_task(build, **OWN), strategy=strategy, **TERMS, space=space
+    )
     (name,) = space
     choices = space[name]["choices"]
     assert release.params[name] in choices
@@ -93,9 +95,9 @@ def test_what_changes_the_cost_is_drawn_trained_and_released(
 def test_every_value_of_a_space_is_drawn(storage: str) -> None:
     study = curated(privtune.create_study("spaces", budget=BUDGET, storage=storage, seed=5))
     study.optimize(
-        build,
+        privtune.make_task(build, **OWN),
         strategy=Everything(trials=12, guarantee="common", sampler="random"),
-        **OWN,
+        **TERMS,
         space={**BATCHES, **EPOCHS},
     )
     drawn = [trial.params for trial in study.trials]
@@ -116,18 +118,21 @@ def test_every_value_of_a_space_is_drawn(storage: str) -> None:
 )
 def test_a_rate_of_the_space_is_trained_with(storage: str, made_by: Any, strategy: Any) -> None:
     study = curated(study_of(storage))
-    release = study.optimize(made_by, strategy=strategy, **OWN, space=RATES)
+    release = study.optimize(
+        privtune.make_task(made_by, **OWN), strategy=strategy, **TERMS, space=RATES
+    )
     assert 0.1 <= release.params["learning_rate"] <= 1.0
     assert all(0.1 <= trial.params["learning_rate"] <= 1.0 for trial in study.trials)
 
 
 def test_processes_draw_the_same(storage: str, tmp_path: Any) -> None:
-    given = {**PATHS, "space": BATCHES, "strategy": Everything(trials=3, guarantee="common")}
+    task = privtune.make_task("tests.study.elsewhere:linear", **PATHS)
+    given = {**TERMS, "space": BATCHES, "strategy": Everything(trials=3, guarantee="common")}
     found = []
     for jobs in (1, 2):
         place = f"sqlite:///{tmp_path / f'{jobs}.db'}"
         study = privtune.create_study("spaces", budget=BUDGET, storage=place, seed=3)
-        release = study.optimize("tests.study.elsewhere:linear", **given, n_jobs=jobs)
+        release = study.optimize(task, **given, n_jobs=jobs)
         found.append((release.params, [trial.params for trial in release.trials]))
     assert found[0] == found[1]
 
@@ -139,9 +144,9 @@ def test_a_spec_gives_the_same_as_python(storage: str, tmp_path: Any) -> None:
     place = f"sqlite:///{tmp_path / 'open.db'}"
     opened = privtune.create_study("spaces", budget=BUDGET, storage=place, seed=3)
     other = opened.optimize(
-        "tests.study.elsewhere:linear",
+        privtune.make_task("tests.study.elsewhere:linear", **PATHS),
         strategy=PapernotSteinke(mean_runs=3, guarantee="common"),
-        **PATHS,
+        **TERMS,
         space=BATCHES,
     )
     assert release.params == other.params
@@ -184,7 +189,9 @@ def test_what_a_space_cannot_mean_is_refused_before_the_charge(
     storage: str, strategy: Any, space: Any, said: str
 ) -> None:
     with pytest.raises(PrivTuneError, match=said):
-        study_of(storage).optimize(build, strategy=strategy, **OWN, space=space)
+        study_of(storage).optimize(
+            privtune.make_task(build, **OWN), strategy=strategy, **TERMS, space=space
+        )
     assert charges_of(storage) == 0
 
 
@@ -203,7 +210,9 @@ def clipped(trial: privtune.Trial) -> privtune.Candidate:
 
 def test_a_sampler_draws_what_the_parameters_leave(storage: str) -> None:
     strategy = PapernotSteinke(mean_runs=2, parameters={"max_grad_norm": 1.0})
-    release = study_of(storage).optimize(clipped, strategy=strategy, **OWN, sampler=Together())
+    release = study_of(storage).optimize(
+        privtune.make_task(clipped, **OWN), strategy=strategy, **TERMS, sampler=Together()
+    )
     assert release.params["learning_rate"] in (0.25, 0.5)
     assert release.params["max_grad_norm"] == 1.0
 
@@ -211,7 +220,11 @@ def test_a_sampler_draws_what_the_parameters_leave(storage: str) -> None:
 def test_a_sampler_and_a_space_are_one_too_many(storage: str) -> None:
     with pytest.raises(PrivTuneError, match="does not go with a sampler of your own"):
         study_of(storage).optimize(
-            build, strategy=PapernotSteinke(), **OWN, space=RATES, sampler=Together()
+            privtune.make_task(build, **OWN),
+            strategy=PapernotSteinke(),
+            **TERMS,
+            space=RATES,
+            sampler=Together(),
         )
 
 
@@ -220,7 +233,9 @@ SCALING = LinearScaling(trials=2, fractions=(0.2, 0.4))
 
 @pytest.mark.parametrize("made_by", [build, stepped])
 def test_linear_scaling_follows_the_rates_of_a_build(storage: str, made_by: Any) -> None:
-    release = study_of(storage).optimize(made_by, strategy=SCALING, **OWN, space=RATES)
+    release = study_of(storage).optimize(
+        privtune.make_task(made_by, **OWN), strategy=SCALING, **TERMS, space=RATES
+    )
     assert 0.1 <= release.params["learning_rate"] <= 1.0
     assert len(release.trials) == 4
     assert len({trial.params["learning_rate"] for trial in release.trials}) == 4
@@ -233,9 +248,13 @@ def test_linear_scaling_of_a_spec_with_own_work(storage: str) -> None:
 
 def test_linear_scaling_takes_no_build_that_suggests_more(storage: str) -> None:
     with pytest.raises(PrivTuneError, match="alone, but its candidates also have max_grad_norm"):
-        study_of(storage).optimize(clipped, strategy=SCALING, **OWN, space=RATES)
+        study_of(storage).optimize(
+            privtune.make_task(clipped, **OWN), strategy=SCALING, **TERMS, space=RATES
+        )
     fixed = replace(SCALING, parameters={"max_grad_norm": 1.0})
-    release = study_of_other(storage).optimize(clipped, strategy=fixed, **OWN, space=RATES)
+    release = study_of_other(storage).optimize(
+        privtune.make_task(clipped, **OWN), strategy=fixed, **TERMS, space=RATES
+    )
     assert release.params["max_grad_norm"] == 1.0
 
 
@@ -250,10 +269,9 @@ FIXED = {"name": "a", "strategy": "fixed", "parameters": {"learning_rate": 0.5}}
 
 def own_spec(arms: list[dict[str, Any]], space: dict[str, Any]) -> StudySpec:
     task = {"type": "own", "build": "tests.study.elsewhere:linear", **PATHS}
-    fields = {name: task.pop(name) for name in ("epochs", "expected_batch_size")}
     budget = {"name": "spaces", "epsilon": 8.0, "delta": 1e-5}
     spec = {"name": "spaces", "task": task, "budget": budget, "arms": arms, "space": space}
-    return StudySpec.parse({**spec, **fields})
+    return StudySpec.parse({**spec, **TERMS})
 
 
 @pytest.mark.parametrize(
@@ -293,20 +311,11 @@ def test_a_declared_mechanism_has_no_space(storage: str) -> None:
     mechanism = privtune.Mechanism(
         privtune.accounting.Gaussian(1.0), declared_by="the lab", records=200
     )
-    for strategy, given, said in [
-        (PapernotSteinke(mean_runs=2), {"space": BATCHES}, "goes with a build"),
-        (SCALING, {}, "draws from a declared space, and the objective"),
-    ]:
-        with pytest.raises(PrivTuneError, match=said):
-            study_of_either(storage).optimize(
-                lambda trial: None,
-                strategy=strategy,
-                mechanism=mechanism,
-                validation=OWN["validation"],
-                **given,
-            )
+    with pytest.raises(PrivTuneError, match="draws from a declared space, and the objective"):
+        study_of(storage).optimize_declared(
+            lambda trial: None,
+            strategy=SCALING,
+            mechanism=mechanism,
+            validation=OWN["validation"],
+        )
     assert charges_of(storage) == 0
-
-
-def study_of_either(storage: str) -> Study:
-    return privtune.create_study("spaces", budget=BUDGET, storage=storage, load_if_exists=True)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import privtune
 from privtune.errors import InvalidInputError
@@ -11,9 +14,9 @@ from privtune.strategies import Fixed
 from privtune.study import SpecError, Study, StudySpec, plan_study, study_names
 from privtune.study.spec import read_yaml
 from privtune.tasks import TaskDataError
-from privtune.training.mechanism.schedule import NoiseOptions
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import OWN, simple
+from tests.study.elsewhere import OWN, TERMS, simple
 
 pytestmark = pytest.mark.quick
 
@@ -86,7 +89,7 @@ def test_a_spec_file_says_nothing_twice(tmp_path: Path) -> None:
     spec = tmp_path / "twice.yaml"
     for text, key in (
         ("name: toy\nbudget: {name: toy, epsilon: 4, epsilon: 40}", "epsilon"),
-        ("epochs: 3\nname: toy\nepochs: 30", "epochs"),
+        ("epochs: 3\narms: []\nepochs: 30", "epochs"),
     ):
         spec.write_text(text)
         with pytest.raises(SpecError, match=f"is not YAML: {key} stands twice in one mapping"):
@@ -129,7 +132,7 @@ def test_the_charges_of_an_open_study_say_its_seed_too(storage: str) -> None:
     for name, seed, note in (("without", None, ""), ("seeded", 0, "fixed seed: no guarantee")):
         budget = privtune.Budget(6.0, 1e-5, name=name)
         study = privtune.create_study(name, budget=budget, storage=storage, seed=seed)
-        study.optimize(simple, strategy=Fixed(), epsilon=1.0, **OWN)
+        study.optimize(privtune.make_task(simple, **OWN), strategy=Fixed(), epsilon=1.0, **TERMS)
         (charge,) = study.certificate()["charges"]
         assert charge["note"].startswith(note), name
         assert bool(charge["note"]) == bool(note), name
@@ -154,6 +157,34 @@ def test_a_table_that_is_gone_says_what_to_do(storage: str, tmp_path: Path) -> N
 
 
 def test_noise_of_an_arm_of_ones_own(storage: str) -> None:
-    study = privtune.create_study("own", budget=Budget(4.0, 1e-5, name="own"), storage=storage)
-    study.optimize(simple, strategy=Fixed(), noise={"floating_point": "four-draws"}, **OWN)
-    assert study.plans[0].training.noise == NoiseOptions(floating_point="four-draws")
+    options = NoiseOptions(floating_point="four-draws")
+    for name, noise in (("fields", options.to_dict()), ("options", options)):
+        budget = Budget(4.0, 1e-5, name=name)
+        study = privtune.create_study(name, budget=budget, noise=noise, storage=storage)
+        study.optimize(privtune.make_task(simple, **OWN), strategy=Fixed(), **TERMS)
+        assert study.plans[0].training.noise == options
+
+
+@pytest.mark.parametrize("field", ["epochs", "expected_batch_size", "seed", "repeats", "epsilon"])
+@pytest.mark.parametrize("text", ["0x" + "f" * 9000, "-0x" + "f" * 9000, "x" * 9000])
+def test_a_number_of_thousands_of_digits_is_one_short_sentence(field: str, text: str) -> None:
+    document = {**toy_spec().model_dump(mode="json"), field: yaml.safe_load(text)}
+    with pytest.raises(SpecError) as caught:
+        StudySpec.parse(document)
+    message = str(caught.value)
+    assert field in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    "size", [1.5, 64.0, True, "64", 0, math.nan, pytest.param(10**5000, id="huge"), None]
+)
+def test_a_batch_is_a_whole_number_of_records(size: Any) -> None:
+    with pytest.raises(InvalidInputError, match="must be a whole number"):
+        Schedule.from_epochs(records=100, expected_batch_size=size, epochs=2)
+
+
+@pytest.mark.parametrize("storage", ["", 3, b"privtune.db"])
+def test_what_is_no_storage_is_a_sentence(storage: Any) -> None:
+    with pytest.raises(InvalidInputError, match="storage"):
+        privtune.create_study("toy", budget=privtune.Budget(1.0, 1e-5, name="b"), storage=storage)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import privtune
 from privtune.errors import PrivTuneError
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from privtune.strategies import Plan
@@ -48,8 +49,6 @@ def test_a_study_runs_to_its_releases(storage: str) -> None:
     assert set(selection.params) == {"learning_rate", "max_grad_norm"}
     assert selection.sealed
     assert not selection.curves
-    assert selection.cost.expected
-    assert defaults.cost.expected, "what it took tells how many records there are"
     assert len(hyfree.curves["learning_rate"]) == study.plans[2].training.schedule.steps
     study.close()
     again = Study("toy", storage)
@@ -78,6 +77,16 @@ def test_creating_twice_is_an_error_and_changes_nothing(storage: str) -> None:
     with pytest.raises(StudyExistsError, match="exists already"):
         Study.create(toy_spec(epochs=3), storage)
     assert Study("toy", storage).spec.epochs == 2
+
+
+def test_a_study_of_a_program_names_the_call_that_goes_on_with_it(storage: str) -> None:
+    budget = privtune.Budget(4.0, 1e-5, name="mine")
+    privtune.create_study("mine", budget=budget, storage=storage)
+    with pytest.raises(StudyExistsError, match=r"load_if_exists=True\)\.$") as refused:
+        privtune.create_study("mine", budget=budget, storage=storage)
+    assert "privtune study run" not in str(refused.value)
+    again = privtune.create_study("mine", budget=budget, storage=storage, load_if_exists=True)
+    assert again.name == "mine"
 
 
 def test_a_study_that_is_not_there(storage: str) -> None:
@@ -118,7 +127,7 @@ def test_all_arms_are_charged_before_data_is_touched(
         return task
 
     monkeypatch.setattr(StudySpec, "load_task", spy)
-    study.run(anyway=True)  # without the curator's look
+    study.run(force=True)  # without the curator's look
     assert seen == [("load", ["started", "reserved", "reserved"])]
 
 
@@ -129,7 +138,7 @@ def test_a_study_that_does_not_fit_is_refused_whole(storage: str) -> None:
         ledger.reserve("toy", [ChargeRequest(event=study.plans[0].event, note="another")])
     loads = len(LOADS)
     with pytest.raises(BudgetExceededError):
-        study.run(anyway=True)  # without the curator's look
+        study.run(force=True)  # without the curator's look
     assert states(study) == ["planned"] * 3
     assert len(LOADS) == loads
 

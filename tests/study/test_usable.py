@@ -23,7 +23,9 @@ from scipy import stats
 
 from privtune.accounting import Adjacency, Gaussian
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies.plan import plan_stage, release_stage
+from privtune.stages.spec_stages import make_stage
+from privtune.stages.stage_plan import plan_stage, release_stage
+from privtune.stages.usable import Usable
 from privtune.study import Study
 from privtune.study.failures import (
     StageRefusedError,
@@ -31,7 +33,6 @@ from privtune.study.failures import (
     UnusableRecordsError,
 )
 from privtune.tasks import Task, TaskData, TaskDataError, get_task
-from privtune.tasks.stages import Usable, make_stage
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams
@@ -151,12 +152,12 @@ def refused(study: Study, reason: str, capfd: pytest.CaptureFixture[str]) -> Non
         study.run()
     assert isinstance(caught.value, UnusableRecordsError)
     said = str(caught.value)
-    assert "records do not fit what is declared of them." in said
+    assert "records do not fit what is declared." in said
     assert "\n" not in said
     again = Study(study.name, study.storage, curator=True)
     heard: list[Any] = []
     with pytest.raises(UnusableRecordsError, match=reason):
-        again.run(told=heard.append)
+        again.run(on_check=heard.append)
     assert len(heard) == 1
     again.close()
     assert study.spent().epsilon == 0.0
@@ -406,7 +407,7 @@ def test_the_command_line_tells_the_curator_alone(
     assert not Path("mlruns").exists()
     shown = cli("study", "show", "toy", "--storage", storage)
     assert "planned" in shown.out
-    ran = cli(*run, "--anyway", "--no-mlflow")
+    ran = cli(*run, "--force", "--no-mlflow")
     assert ran.code == 0
     assert SECRET not in ran.out + ran.err
     page = tmp_path / "report.html"
@@ -461,6 +462,7 @@ def _planned(stage: Usable, task: Any) -> Any:
         adjacency=Adjacency.ADD_REMOVE,
         noise=NoiseOptions(),
         public_facts={},
+        dataset=None,
     )
 
 
@@ -507,7 +509,7 @@ def test_a_study_of_too_few_stops_in_public(tmp_path: Path, storage: str) -> Non
             assert "below 50% of the 360" in said
             assert [status.state for status in study.status()] == ["reserved"]
         spent = study.spent().epsilon
-        study.run(anyway=True)
+        study.run(force=True)
         assert study.spent().epsilon == spent
         assert [status.state for status in study.status()] == ["settled"]
 
@@ -557,9 +559,9 @@ def test_units_are_counted_as_the_task_has_them(tmp_path: Path) -> None:
 
 
 def test_texts_are_counted_without_their_encoder(tmp_path: Path) -> None:
-    from privtune.tasks._partition import KEY, Sizes
-    from privtune.tasks._rows import TextRows
+    from privtune.tables.raw_rows import TextRows
     from privtune.tasks.described import _Texts
+    from privtune.tasks.partition import KEY, Sizes
 
     frame = pd.DataFrame({"text": [f"text {i}" for i in range(100)], "label": ["nein", "ja"] * 50})
     frame.loc[0, "text"] = None

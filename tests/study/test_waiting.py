@@ -64,7 +64,7 @@ def test_a_study_that_cannot_be_loaded_here_is_skipped_and_others_are_served(
     if (source := BROKEN[broken]) is not None:
         own.write_text(source)
     said: list[str] = []
-    assert serve(storage, idle_exit=2.5, tell=said.append) > 0, "the other one was served"
+    assert serve(storage, idle_exit=2.5, notify=said.append) > 0, "the other one was served"
     (text,) = said  # once, however often it was asked
     assert "a-first" in text
     assert "skipped here" in text
@@ -103,7 +103,7 @@ def test_a_worker_that_cannot_load_a_study_leaves_its_driver_waiting(
         if text is not None:
             own.write_text(f"import dataclasses, sys\nfrom tests import toy\n{text}")
             importlib.invalidate_caches()
-        ran.append(serve(storage, idle_exit=0.0, tell=said.append))
+        ran.append(serve(storage, idle_exit=0.0, notify=said.append))
 
     def sleep(seconds: float) -> None:
         if not ran:
@@ -183,7 +183,7 @@ def test_a_driver_says_what_it_waits_for_and_how_to_start_it(
     first, second = said
     command = f"privtune worker toy --storage {storage}"
     assert "Arm 'arm' of study 'toy' waits for workers" in first
-    assert "No worker has been at work" in second
+    assert "No worker has worked" in second
     assert command in first
     assert command in second
 
@@ -217,9 +217,9 @@ def test_a_path_is_a_storage_wherever_a_url_is(
     assert shown == (
         "<Study 'mine' of a build function: no arm yet; budget 'toy' (ε = 4, δ = 1e-05), sqlite:///p.db>"
     )
-    assert cli("study", "list", "--storage", "p.db").out == "mine\n"
+    assert "no arm yet" in cli("study", "list", "--storage", "p.db").out
     monkeypatch.setenv("PRIVTUNE_STORAGE", "p.db")
-    assert cli("study", "list").out == "mine\n"
+    assert "no arm yet" in cli("study", "list").out
     delete_study("mine", tmp_path / "p.db")
     assert study_names("sqlite:///p.db") == []
 

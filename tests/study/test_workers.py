@@ -22,7 +22,7 @@ from privtune.study.lifecycle import Life, Stage
 from privtune.study.workers import serve
 from tests.ledger.campaigns import processes
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import BREAK, PATHS
+from tests.study.elsewhere import BREAK, PATHS, TERMS
 from tests.study.test_lifecycle import WARMED
 from tests.tiers import PATIENCE
 
@@ -96,16 +96,16 @@ def test_a_driver_that_is_killed_comes_back_to_what_workers_did(
 
 @pytest.mark.slow
 def test_workers_import_what_is_given_by_its_path(storage: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"strategy": PapernotSteinke(mean_runs=3), **PATHS}
-    path = "tests.study.elsewhere:conditional"
+    options: dict[str, Any] = {"strategy": PapernotSteinke(mean_runs=3), **TERMS}
+    task = privtune.make_task("tests.study.elsewhere:conditional", **PATHS)
     budget = privtune.Budget(4.0, 1e-5, name="b")
 
-    def make(url: str) -> privtune.Study:
-        return privtune.create_study("s", budget=budget, storage=url, seed=3)
+    def make(url: str, executor: str) -> privtune.Study:
+        return privtune.create_study("s", budget=budget, storage=url, seed=3, executor=executor)
 
-    expected = make(f"sqlite:///{tmp_path / 'inline.db'}").optimize(path, **options)
+    expected = make(f"sqlite:///{tmp_path / 'inline.db'}", "inline").optimize(task, **options)
     with worker(storage, study=None):
-        release = make(storage).optimize(path, executor="external", **options)
+        release = make(storage, "external").optimize(task, **options)
     assert release.params == expected.params
     assert torch.allclose(release.weights, expected.weights, atol=1e-5)
     assert charges(storage, "b") == 1

@@ -40,6 +40,14 @@ def rare() -> Task:
     return replace(many(), rarest_share=0.05)
 
 
+def two() -> Task:
+    return replace(many(), classes=2)
+
+
+def rare_of_two() -> Task:
+    return replace(two(), rarest_share=0.05)
+
+
 def spec(**changes: Any) -> Any:
     terms = {
         "task": f"{HERE}:sealed",
@@ -85,8 +93,10 @@ def test_reports_and_scores_are_foretold_once_for_arms_that_are_scored_alike() -
     assert (test.split, test.arms, test.private) == ("test", ("defaults", "selection"), True)
     assert test.rarest == pytest.approx(1 / 9)  # a third of an equal share of three classes
     assert (validation.split, validation.arms) == ("validation", ("selection",))
-    assert candidates_words(plans).startswith("Arm selection trains no more than one candidate")
-    assert "11.1% of them of the rarest class" in words_of(plans, task)[0]
+    assert candidates_words(plans).endswith("arm selection trains at most one candidate.")
+    with_floor, _ = plans_of(arms=[FIXED, {**selection, "mean_runs": 8}])
+    assert candidates_words(with_floor) == "Arm selection trains at least 2 candidates."
+    assert "(11.1% of them in the rarest class)" in words_of(plans, task)[0]
 
 
 def test_a_declared_share_is_reckoned_with() -> None:
@@ -99,6 +109,17 @@ def test_a_declared_share_is_reckoned_with() -> None:
     assert facts["rarest class"] == "0.05 of the records"
 
 
+def test_a_metric_that_cannot_beat_the_constant_answer_is_not_proposed() -> None:
+    """Of two classes, one with 5% of the records, always the other one is right for 95%."""
+    rare, auc = f"{HERE}:rare_of_two", {"metric": "auc"}
+    (score,) = expected_scores(*plans_of(task=rare, report={"metric": "accuracy"}))
+    assert "Always giving the same answer reaches 95.0%, which is more." in score.words
+    (of_rare,) = expected_scores(*plans_of(task=rare, report=auc, epsilon=0.1))
+    assert "metric: accuracy" not in of_rare.instead
+    (of_any,) = expected_scores(*plans_of(task=f"{HERE}:two", report=auc, epsilon=0.1))
+    assert of_any.instead
+
+
 @pytest.mark.parametrize("share", [0.0, -0.1, 0.4, True, "few"])
 def test_a_share_that_no_rarest_class_has_is_refused(share: Any) -> None:
     with pytest.raises(InvalidInputError, match="at most 1/3, an equal share of the 3 classes"):
@@ -109,11 +130,11 @@ def test_a_score_that_would_say_nothing_is_refused_before_the_charge(storage: st
     poor = spec(epsilon=0.02, report={"metric": "balanced_accuracy"})
     study = Study.create(poor, storage)
     before = list(LOADS)
-    with pytest.raises(WorthlessScoreError, match=r"no information.*Nothing was charged.*--anyway"):
+    with pytest.raises(WorthlessScoreError, match=r"no information.*Nothing was charged.*--force"):
         study.run()
     assert before == LOADS
     assert study.spent().epsilon == 0.0
-    (release,) = study.run(anyway=True)
+    (release,) = study.run(force=True)
     (score,) = release.estimates.values()
     assert study.spent().epsilon > 0.0
     if not score.is_informative:
@@ -146,3 +167,10 @@ def test_a_stand_in_has_the_declared_share_of_the_rarest_class() -> None:
     assert (declared == 0).double().mean() == pytest.approx(0.475, abs=0.012)
     undeclared = stand_in(replace(many, rarest_share=None)).load().train.y
     assert (undeclared == 2).double().mean() == pytest.approx(1 / 3, abs=0.012)
+
+
+def test_a_size_that_is_sealed_is_said_to_be_expected() -> None:
+    plans, task = plans_of()
+    assert ": accuracy on 60 test records" in words_of(plans, task)[0]
+    by_content = replace(task, partition="content")
+    assert ": accuracy on 60 expected test records" in words_of(plans, by_content)[0]

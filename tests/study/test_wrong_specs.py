@@ -77,7 +77,7 @@ def test_a_wrong_spec_or_file_is_one_sentence(
     assert "hunter2" not in said, "a password"
     assert "\n" not in said
     assert not re.search(r"(?<!\.)\.\.(\s|$)", said)
-    assert said.endswith(".")
+    assert said.endswith((".", "?"))
     # Names of parts of choices, of keys, of Pydantic's types and of its own sentences.
     assert not re.search(r"constrained|union|\[key\]|\.str\b|literal\[|Mapping|Input should", said)
 
@@ -127,7 +127,7 @@ def test_planning_looks_at_the_header_and_at_no_record(
     plan_study(spec())  # whose column age holds words: its records are looked at before the charge
     with pytest.raises(TaskDataError, match=r"^words\.csv lacks the declared columns size\."):
         plan_study(spec(bounds={"size": [0, 9]}))
-    assert spec(path="gone.csv").load_task().look() == (
-        "gone.csv is not there. Its header is checked when the study runs, before the charge."
+    assert spec(path="gone.csv").load_task().check_header() == (
+        "gone.csv is not there. It is looked for again when the study runs, before the charge."
     )
-    assert spec(path="list.jsonl", bounds={"b": [0, 9]}).load_task().look() == ""
+    assert spec(path="list.jsonl", bounds={"b": [0, 9]}).load_task().check_header() == ""

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from privtune.errors import PrivTuneError
+from privtune.tables.reader import ON_READ
 from privtune.tasks import TaskDataError, get_task
-from privtune.tasks._reader import ON_READ
 from tests.tasks.test_stages import people, table
 
 SIZES = {"train": 80, "validation": 20, "test": 20}

@@ -38,6 +38,7 @@ def people(count: int) -> pa.Table:
 def filled(text: str) -> dict[str, Any]:
     """Return a draft of people with everything written that it leaves open."""
     spec: dict[str, Any] = yaml.safe_load(text)
+    del spec["task"]["rarest_share"]  # which nobody knows
     spec["task"] |= {"train": 320, "validation": 40, "test": 40, "classes": ["no", "yes"]}
     spec["task"]["columns"] |= {
         "age": [18, 100],
@@ -65,15 +66,17 @@ def test_a_draft_is_refused_until_it_is_filled_and_then_runs(tmp_path: Path, kin
     said = str(caught.value)
     names = [*("classes", "train", "validation", "test", "columns.age", "columns.no")]
     assert all(f"task.{name}" in said for name in names)
-    assert "budget.epsilon, budget.delta, budget.unit open" in said
-    assert (
-        "may one person (or household, or firm: whoever is to be protected) have several rows?"
-        in text
+    assert "budget.epsilon, budget.delta, budget.unit, expected_batch_size open" in said
+    question = (
+        "can one person (or household, or firm: whoever is to be protected) have several rows?"
     )
+    assert question in text
+    arms = [arm["strategy"] for arm in yaml.safe_load(text)["arms"]]
+    assert arms == ["auto", "hyfreedp", "papernot-steinke"]
     assert ("columns.smokes" in said) == (kind == "csv")  # the type says all
     assert "\n" not in said
     with closing(Study.create(StudySpec.parse(filled(text)), storage)) as study:
-        assert [release.arm for release in study.run()] == ["defaults"]
+        assert [release.arm for release in study.run()] == ["auto"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
@@ -136,5 +139,7 @@ def test_the_command_writes_no_file_over_another(
     assert "must be a file that is not there yet" in again.err
     refused = cli("study", "plan", "people.yaml")
     assert refused.code == 1
-    assert "leaves task.classes, task.columns.age" in " ".join(refused.err.split())
+    assert "leaves task.classes, task.rarest_share, task.columns.age" in " ".join(
+        refused.err.split()
+    )
     assert issubclass(SpecError, PrivTuneError)

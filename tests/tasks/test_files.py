@@ -17,8 +17,8 @@ import pytest
 from pyarrow import parquet
 
 from privtune.errors import InvalidInputError
+from privtune.tables.cells import Notation, moment_of, placer
 from privtune.tasks import TaskDataError, get_task
-from privtune.tasks._cells import Notation, moment_of, placer
 from privtune.tasks.tabular import read_table
 
 COUNT = 400
@@ -60,7 +60,7 @@ def read(task: dict[str, Any]) -> dict[str, list[float]]:
     """Return every record's numbers by its id."""
     get_task(task).check()
     found = {}
-    for part in read_table(task).parts(whole=True)[1]:
+    for part in read_table(task).parts(with_inputs=True)[1]:
         assert part.ids is not None
         rows = zip(part.ids, part.x.tolist(), part.y, strict=True)
         found |= {who: [*x, float(y)] for who, x, y in rows}
@@ -202,7 +202,7 @@ LOST: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ("another delimiter", "csv", text(":", seen=dated("%Y-%m-%d")), {}, "write delimiter: if none of"),
     ("Age", "csv", text(header=["who", "Age", *NAMES[2:]]), {}, "lacks the .* age. It has Age"),
     ("a name twice", "csv", text(header=[*NAMES[:-1], "y", "age"]), {}, "two columns called age"),
-    ("UTF-16", "csv", text().encode("utf-16"), {}, "no CSV in UTF-8"),
+    ("UTF-16", "csv", text().encode("utf-16"), {}, "in UTF-16: save it as CSV in UTF-8"),
     ("Latin-1 in the header", "csv", text(header=[*NAMES[:-1], "größe"]).encode("latin-1"),
      {"target": "größe"}, "header is not UTF-8: write encoding: cp1252"),
     ("gzip", "csv.gz", gzip.compress(text().encode()), {}, "compressed: unpack it"),
@@ -400,7 +400,7 @@ def test_what_is_not_written_as_a_date_is_none(cell: str) -> None:
         ({"na_values": "?"}, "must be a list"),
         (
             {"column": ("age", {"bounds": [0, 9], "format": "%Y"})},
-            "beside bounds it takes missing, dec",
+            "bounds takes missing, dec",
         ),
         ({"column": ("seen", {**SEEN, "format": "%d.%m"})}, "must say the year"),
         ({"column": ("seen", {**SEEN, "format": "%d.%m.%Y", "unit": "s"})}, "goes without a unit"),

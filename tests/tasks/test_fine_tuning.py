@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.execution.fine_tuned import reduced
+from privtune.execution.fine_tuned import reduce_task
 from privtune.execution.trained_weights import NothingTrainedError
-from privtune.execution.training import train_trials
+from privtune.execution.trial_training import TrialWork, train_trials
 from privtune.spaces import SearchSpace
 from privtune.strategies import TrainingPlan, make_strategy
 from privtune.strategies.arms import plan_arm
@@ -28,7 +28,7 @@ from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs, flatten_params
+from privtune.training.mechanism.kernel import LossOfOutputs, flatten_params
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import FixedDPSGD
 from studies.harness import train
@@ -164,7 +164,7 @@ def test_tokens_train_a_head_on_features_and_one_of_no_table_counts_as_nothing(t
     x, y = torch.randint(7, (60, 5)), torch.randint(3, (60,))
     x[3, 2], x[9, 0] = 7, -1
     data = TensorData(x, y)
-    model, reduce = reduced(task, data)
+    model, reduce = reduce_task(task, data)
     assert reduce(data).x.shape == (60, 4)
     options = {
         "loss": task.loss,
@@ -193,14 +193,14 @@ def test_features_of_a_frozen_part_train_the_same_head(weights):
         "device": "cpu",
     }
     whole = train(FixedDPSGD(1.0), schedule, model=task.model, data=data, **options)
-    model, reduce = reduced(task, data)
+    model, reduce = reduce_task(task, data)
     part = train(FixedDPSGD(1.0), schedule, model=model, data=reduce(data), **options)
     torch.testing.assert_close(part.params, whole.params, rtol=1e-4, atol=1e-5)
     assert reduce(data) is reduce(data)  # computed once
     assert reduce(data).x.shape == (200, 64)
-    kernel = choose_kernel(model(), OfOutputs(task.loss), reduce(data), torch.device("cpu"))
+    kernel = choose_kernel(model(), LossOfOutputs(task.loss), reduce(data), torch.device("cpu"))
     assert trained_in(kernel.module) == sum(p.numel() for p in kernel.module.parameters()) == 650
-    assert reduced(tuned(weights, "biases"), data)[0] is not model
+    assert reduce_task(tuned(weights, "biases"), data)[0] is not model
 
 
 class Centred(nn.Module):
@@ -239,16 +239,16 @@ def test_a_frozen_part_that_couples_records_is_refused():
 
     data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
     with pytest.raises(InvalidInputError, match="each record by itself"):
-        reduced(with_model(make), data)
+        reduce_task(with_model(make), data)
 
 
 def test_what_cannot_be_split_is_trained_whole():
     data = TensorData(torch.rand(20, 64), torch.randint(10, (20,)))
     task = with_model(Late)
-    assert reduced(task, data)[0] is task.model
+    assert reduce_task(task, data)[0] is task.model
     whole = TensorData(torch.randint(5, (20, 64)), torch.randint(10, (20,)))
     task = with_model(lambda: nn.Linear(64, 10))
-    assert reduced(task, whole)[0] is task.model
+    assert reduce_task(task, whole)[0] is task.model
 
 
 def plan_of(task):
@@ -367,10 +367,10 @@ def test_weights_of_a_batchnorm_train_by_fixed_statistics(resnet, trainable):
     model = make()
     if trainable == "all":
         with pytest.raises(InvalidInputError, match="must treat each record by itself"):
-            choose_kernel(model, OfOutputs(nn.CrossEntropyLoss(reduction="none")), DIGITS, CPU)
+            choose_kernel(model, LossOfOutputs(nn.CrossEntropyLoss(reduction="none")), DIGITS, CPU)
         model.eval()
     before = buffers_of(model)
-    loss = OfOutputs(nn.CrossEntropyLoss(reduction="none"))
+    loss = LossOfOutputs(nn.CrossEntropyLoss(reduction="none"))
     kernel = choose_kernel(model, loss, DIGITS, CPU)
     assert isinstance(kernel, BatchedKernel)
     params = flatten_params(model)
@@ -423,7 +423,7 @@ def test_pictures_train_a_part_of_a_network_from_a_file(resnet, tmp_path, traina
 
 def test_a_batchnorm_that_goes_back_to_training_mode_is_refused(resnet):
     task = of_resnet(resnet, "head", lambda: ResNet(flips=True))
-    loss = OfOutputs(task.loss)
+    loss = LossOfOutputs(task.loss)
     with pytest.raises(InvalidInputError, match="must not change its buffers in a pass"):
         choose_kernel(task.model(), loss, DIGITS, CPU)
 
@@ -495,21 +495,23 @@ def test_trials_are_scored_by_the_model_that_was_trained(weights):
     torch.manual_seed(0)
     data = task.load()
     schedule = Schedule(len(data.train), 0.1, 5)
-    from privtune.strategies.scoring import Scoring
+    from privtune.strategies.score_plan import Scoring
 
     score = Scoring().plan(
         records=len(data.validation), public=True, epsilon=1.0, delta=1e-5, adjacency="add-remove"
     )
     (result,) = train_trials(
-        TrainingPlan(schedule, FixedDPSGD(1.0)),
-        task=task,
-        data=data,
-        records=data.train,
-        score=score,
+        TrialWork(
+            training=TrainingPlan(schedule, FixedDPSGD(1.0)),
+            task=task,
+            data=data,
+            records=data.train,
+            score=score,
+        ),
         trials={0: {"learning_rate": 1.0, "max_grad_norm": 1.0, "schedule": "linear"}},
         secrets={0: bytes(32)},
     )
-    from privtune.execution.training import accuracy, model_of
+    from privtune.execution.trial_training import accuracy, model_of
 
     assert result.score == pytest.approx(accuracy(model_of(task, result.weights), data.validation))
 
@@ -557,19 +559,25 @@ def test_candidates_that_train_other_parts_go_through_one_round(weights):
         "data": data,
         "records": data.train,
         "score": None,
-        "secrets": {n: bytes([n] * 32) for n in range(4)},
     }
+    secrets = {n: bytes([n] * 32) for n in range(4)}
     training = TrainingPlan(Schedule(len(data.train), 0.1, 4), FixedDPSGD(1.0))
     trials = {
         n: {"learning_rate": 1.0, "max_grad_norm": 1.0, "trainable": part}
         for n, part in enumerate(parts)
     }
-    results = train_trials(training, task=task, trials=trials, **options)
+    results = train_trials(
+        TrialWork(training=training, task=task, **options), trials=trials, secrets=secrets
+    )
     assert [r.index for r in results] == [0, 1, 2, 3]
     assert [len(r.weights) for r in results] == [SIZES[part] for part in parts]
     for n, part in enumerate(parts):
         plain = {k: v for k, v in trials[n].items() if k != "trainable"}
-        (alone,) = train_trials(training, task=tuned(weights, part), trials={n: plain}, **options)
+        (alone,) = train_trials(
+            TrialWork(training=training, task=tuned(weights, part), **options),
+            trials={n: plain},
+            secrets=secrets,
+        )
         torch.testing.assert_close(results[n].weights, alone.weights, rtol=1e-4, atol=1e-5)
 
 

@@ -82,7 +82,7 @@ def read(spec: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     task.load()
     made = read_table(spec)
     found = {}
-    for part in made.parts(whole=True)[1]:
+    for part in made.parts(with_inputs=True)[1]:
         assert part.ids is not None
         rows = zip(part.ids, part.x.tolist(), part.y, strict=True)
         found |= {i: (*row, float(t)) for i, row, t in rows}
@@ -235,7 +235,7 @@ def test_what_is_no_regular_file_is_refused_without_opening_it(
         return
     make(Path("p.npz"))
     spec = {"type": "images", "classes": [0, 1], "shape": [1, 4, 4], **sizes}
-    for look in ("check", "look"):
+    for look in ("check", "check_header"):
         with pytest.raises(TaskDataError, match=said):
             getattr(get_task({**spec, "path": "p.npz"}), look)()
     for name in ("0", "1"):

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import privtune
 from privtune.errors import InvalidInputError
-from privtune.execution.training import made_up_records
-from privtune.strategies.scoring import Scoring
+from privtune.execution.trial_training import made_up_records
+from privtune.facts import TaskChangedError
+from privtune.strategies.score_plan import Scoring
 from privtune.study.failures import UnusableRecordsError
 from privtune.tasks import Score, Task, TensorData, get_task, unit_records
-from privtune.tasks._facts import TaskChangedError
 from privtune.tasks.own import own_task
 from tests.strategies.world import context
 
@@ -469,7 +469,7 @@ def test_model_and_loss_are_tried_on_real_records() -> None:
 def test_records_out_of_the_models_classes_are_counted_for_the_curator() -> None:
     y = Y + 1  # 1 to 4, of a model with four outputs: class 4 is none of it
     check = make((X, y), loss=loss).check_records(model=torch.nn.Linear(3, 4))
-    words = "with a number that the model's tables or classes do not have"
+    words = "with an index outside the model's embedding tables or classes"
     found = sum(f.count() for f in check.findings if f.why == words)
     assert found == int((y == 4).sum()) > 0
     assert not check.reason
@@ -494,12 +494,14 @@ def test_a_study_tries_its_model_on_real_records_before_the_charge(tmp_path: Pat
 
     budget = privtune.Budget(4.0, 1e-5, name="b")
     study = privtune.create_study("own", budget=budget, storage=f"sqlite:///{tmp_path / 'p.db'}")
-    terms = {"loss": loss, "score": "loss", "split": SPLIT, "epochs": 1, "expected_batch_size": 20}
+    records = {"loss": loss, "score": "loss", "split": SPLIT}
     strategy = privtune.strategies.PapernotSteinke(mean_runs=2)
+    terms = {"strategy": strategy, "epochs": 1, "expected_batch_size": 20}
     with pytest.raises(UnusableRecordsError):
-        study.optimize(linear, data=(X, Y + 4), strategy=strategy, **terms)
+        study.optimize(privtune.make_task(linear, data=(X, Y + 4), **records), **terms)
     assert study.spent().epsilon == 0.0
-    assert study.optimize(linear, data=(X, Y), strategy=strategy, **terms).model is not None
+    task = privtune.make_task(linear, data=(X, Y), **records)
+    assert study.optimize(task, **terms).model is not None
     study.close()
 
 

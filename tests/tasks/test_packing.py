@@ -10,8 +10,8 @@ from privtune.errors import InvalidInputError
 from privtune.tasks import Packing
 from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.mechanism.clipping import Flat
-from privtune.training.mechanism.data import RecordTree, TensorData, find_facts
-from privtune.training.mechanism.kernel import OfOutputs, Rows, flatten_params
+from privtune.training.mechanism.data import Leaves, RecordTree, TensorData, find_facts
+from privtune.training.mechanism.kernel import LossOfOutputs, Rows, flatten_params
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients
 
 
@@ -36,6 +36,16 @@ class Reader(nn.Module):
         outputs = type("Outputs", (), {})()
         outputs.logits = self.head(seen.sum(1).tanh())
         return outputs
+
+
+def test_one_walk_gives_the_order_names_and_target_of_parts():
+    leaves = Leaves.of({"label": 1, "text": {"ids": 2, "both": (3, [4, 5])}}, lists_are_leaves=True)
+    assert leaves.names == ["label", "text.ids", "text.both.0", "text.both.1"]
+    assert leaves.values == [1, 2, 3, [4, 5]]
+    assert leaves.is_target == [True, False, False, False]
+    assert leaves.rebuild("abcd") == {"label": "a", "text": {"ids": "b", "both": ("c", "d")}}
+    assert Leaves.of((1, (2, 3))).is_target == [False, True, True]
+    assert Leaves.of({"label": 1}).is_target == [False]
 
 
 def test_what_is_packed_comes_back():
@@ -89,7 +99,7 @@ def test_a_wrapped_model_is_trained_in_stacks_and_its_tokens_are_held_to_their_t
     model = packing.wrap(Reader())
     x, y = packing.pack(batch()), torch.tensor([0, 1, 2, 0, 1, 2])
     kernel = BatchedKernel(
-        lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=torch.device("cpu")
+        lambda: model, LossOfOutputs(cross_entropy), x=x, y=y, device=torch.device("cpu")
     )
     params = torch.stack([flatten_params(model), 2.0 * flatten_params(model)])
     rows = Rows(x.expand(2, -1, -1), y.expand(2, -1), [6, 6], torch.ones(2, 6), [])

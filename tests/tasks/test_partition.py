@@ -18,7 +18,7 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.study import Study
 from privtune.tasks import Sizes, TaskData, built_in, get_task, split
-from privtune.tasks._partition import places
+from privtune.tasks.partition import places
 from privtune.tasks.tabular import tabular
 from privtune.training.mechanism.data import TensorData
 from tests.strategies.world import context
@@ -195,7 +195,7 @@ def test_an_empty_split_still_runs(
     arm = {"name": "a", "strategy": "papernot-steinke", "mean_runs": 2}
     batch = max(24, sizes["train"] // 50)
     spec = toy_spec(task=table(path, **sizes), arms=[arm], seed=1, expected_batch_size=batch)
-    (release,) = Study.create(spec, storage_url, anyway=True).run(anyway=True)
+    (release,) = Study.create(spec, storage_url, force=True).run(force=True)
     assert release.weights.isfinite().all()
     assert not release.note
 
@@ -211,7 +211,7 @@ def test_what_is_shown_knows_declared_numbers_alone(tmp_path: Path) -> None:
         arms = [{"name": "a", "strategy": "papernot-steinke", "mean_runs": 2}]
         spec = toy_spec(task=table(path), arms=arms, seed=1)
         study = Study.create(spec, f"sqlite:///{folder / 'p.db'}")
-        study.run(anyway=True)
+        study.run(force=True)
         document = study.export()
         for arm in document["arms"]:
             arm["release"] = sorted(arm["release"]), sorted(arm["release"]["estimates"])

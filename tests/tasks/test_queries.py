@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from privtune.errors import InvalidInputError
+from privtune.tables.sql import SqlTable, check_query
 from privtune.tasks import TaskDataError, get_task
-from privtune.tasks._sql import SqlTable, check_query
 
 GIVEN = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 LITE, POSTGRES, MYSQL, MSSQL = "sqlite://", "postgresql://h/d", "mysql://h/d", "mssql://h/d"
@@ -253,3 +254,33 @@ def test_declared_rows_stand_in_charge_certificate_report_and_tags(
     assert "declared, not checked, to come from one protected record each" in page
     assert said in to_markdown(study).lower()
     study.close()
+
+
+def test_a_database_that_is_down_is_no_wrong_query() -> None:
+    """It was told as a query that this user may not run."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        port = nobody.getsockname()[1]
+        table = SqlTable(f"postgresql+psycopg://u@127.0.0.1:{port}/d", "SELECT age FROM p")
+        for read in (table.check_source, table.open):
+            with pytest.raises(TaskDataError, match=rf"database .*:{port}/d cannot be reached"):
+                read()
+
+
+@pytest.mark.postgres
+def test_a_wrong_query_is_no_database_that_is_down() -> None:
+    url = os.environ.get("PRIVTUNE_TEST_POSTGRES_URL")
+    if url is None:
+        pytest.skip("PRIVTUNE_TEST_POSTGRES_URL is not set")
+    with pytest.raises(TaskDataError, match=r"query .* cannot be read"):
+        SqlTable(url, "SELECT nothing FROM nowhere_at_all", independent=True).open()
+
+
+@pytest.mark.postgres
+def test_a_connection_that_is_lost_while_rows_are_read_is_no_row_s_fault() -> None:
+    url = os.environ.get("PRIVTUNE_TEST_POSTGRES_URL")
+    if url is None:
+        pytest.skip("PRIVTUNE_TEST_POSTGRES_URL is not set")
+    dropped = "SELECT 1 AS age WHERE pg_terminate_backend(pg_backend_pid())"
+    with pytest.raises(TaskDataError, match="cannot be reached"):
+        SqlTable(url, dropped, independent=True).open().most()

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
+from privtune.tables.raw_rows import ServedModel
 from privtune.tasks import Task, get_task
-from privtune.tasks._rows import Served
 from privtune.tasks.own import own_task
 from privtune.tasks.tabular import tabular
 from tests.tasks.test_described import images, pictures
@@ -122,6 +122,8 @@ def test_a_picture_is_one_in_every_form(tmp_path: Path) -> None:
     assert found["prediction"].isna().tolist() == [False, True, True, True, True]
     with pytest.raises(InvalidInputError, match=r"must be \[n, 8, 6, 3\]"):
         served.predict(x[:, :4])
+    with pytest.raises(InvalidInputError, match=r"Divide floats by 255"):
+        served.predict(x.astype(np.float32))
     (black,) = served.rows.example()
     assert served.predict([black])["probability_0"].tolist() == pytest.approx([1 / 3])
 
@@ -184,4 +186,4 @@ def test_a_model_answers_the_same_from_its_folder(tmp_path: Path) -> None:
         dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
     )
     torch.export.save(program, tmp_path / "network.pt2")
-    pd.testing.assert_frame_equal(Served.load(tmp_path).predict(frame), served.predict(frame))
+    pd.testing.assert_frame_equal(ServedModel.load(tmp_path).predict(frame), served.predict(frame))

@@ -14,9 +14,12 @@ from scipy import stats
 
 from privtune.accounting import Adjacency, Gaussian, epsilon
 from privtune.errors import InvalidInputError, PrivTuneError
-from privtune.strategies.plan import StagePlan, plan_stage, release_stage
+from privtune.stages.dp_pca import DpPca
+from privtune.stages.histogram import Histogram
+from privtune.stages.quantiles import Quantiles
+from privtune.stages.spec_stages import STAGES, make_stage, staged_task
+from privtune.stages.stage_plan import StagePlan, plan_stage, release_stage
 from privtune.tasks import get_task
-from privtune.tasks.stages import STAGES, DpPca, Histogram, Quantiles, make_stage, staged_task
 from privtune.training.mechanism.metrics import (
     count_sensitivity,
     counts,
@@ -136,6 +139,7 @@ def planned(stage: Any, spec: dict[str, Any], adjacency: Adjacency) -> StagePlan
         adjacency=adjacency,
         noise=NoiseOptions(),
         public_facts={},
+        dataset=None,
     )
 
 

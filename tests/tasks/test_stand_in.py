@@ -80,7 +80,7 @@ def test_a_stand_in_has_the_facts_and_can_be_learnt(kind: str) -> None:
     real = get_task(DESCRIBED[kind])
     task = get_task({"type": "stand-in", "of": DESCRIBED[kind]})
     assert task.facts == replace(real.facts, benchmark=True)
-    assert task.look() == ""  # nothing is there, and nobody asks for it
+    assert task.check_header() == ""  # nothing is there, and nobody asks for it
     data = task.load_checked()
     for name in SIZES:
         split = getattr(data, name)

@@ -193,12 +193,25 @@ def test_models(tmp_path: Path, options: dict[str, Any], description: str, param
 
 
 def test_class_weights_weigh_the_loss(tmp_path: Path) -> None:
+    """As parts of the largest: clipping would shorten again what a weight above 1 makes longer."""
     path = save(patients(), tmp_path)
     plain, heavy = tabular(table(path)), tabular(table(path, class_weights=[1, 5]))
     outputs, targets = torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
     assert torch.allclose(
-        heavy.loss(outputs, targets), plain.loss(outputs, targets) * torch.tensor([1.0, 5, 5, 1])
+        heavy.loss(outputs, targets), plain.loss(outputs, targets) * torch.tensor([0.2, 1, 1, 0.2])
     )
+
+
+def test_a_plan_says_where_class_weights_change_nothing(tmp_path: Path) -> None:
+    task = table(save(patients(), tmp_path), class_weights=[1, 5])
+    arms = [*ARMS, {"name": "free", "strategy": "hyfreedp"}]
+    advice = {
+        plan.arm: str(plan.details.get("advice", ""))
+        for plan in plan_study(toy_spec(task=task, arms=arms)).plans
+    }
+    assert [arm for arm, text in advice.items() if "class_weights change nothing" in text] == [
+        "free"
+    ]
 
 
 ARMS = [

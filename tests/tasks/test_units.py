@@ -17,7 +17,7 @@ from privtune.ledger import Ledger, export_certificate
 from privtune.strategies import ScorePlan
 from privtune.tasks import Sizes, TaskData, TaskDataError, by_unit, get_task, unit_records
 from privtune.tasks.own import own_task
-from privtune.training.engine.train import Made, Training
+from privtune.training.engine.train import TrainableCandidate, Training
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import load_params
 from privtune.training.mechanism.schedule import Schedule
@@ -137,7 +137,7 @@ def test_a_build_clips_units(make, loss_of):
     model = task.model()
     start = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
     own = own_task(lambda trial: None, loss=loss_of, data=data, split={"train": 60})
-    one = Made(
+    one = TrainableCandidate(
         model,
         bytes(32),
         {"max_grad_norm": 0.5},
@@ -316,10 +316,12 @@ def run(tmp_path, unit, train, validation):
     budget = privtune.Budget(6.0, 1e-5, name="b", unit=unit)
     study = privtune.create_study("own", budget=budget, storage=storage)
     return study, lambda: study.optimize(
-        build,
-        loss=lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"),
-        train=train,
-        validation=validation,
+        privtune.make_task(
+            build,
+            loss=lambda m, x, y: nn.functional.cross_entropy(m(x), y, reduction="none"),
+            train=train,
+            validation=validation,
+        ),
         strategy=privtune.strategies.PapernotSteinke(mean_runs=2),
         epochs=2,
         expected_batch_size=12,
@@ -335,7 +337,7 @@ def test_own_records_are_of_the_budgets_unit_or_refused(tmp_path):
     assert certificate["entries"][1]["body"]["public"]["a record"].startswith(
         "all rows of one person"
     )
-    assert "any single person is in the data or not" in render_study(study)
+    assert "a certain person is in the data" in render_study(study)
     study.close()
     for unit, trained, scored in (
         ("person", rows.train, rows.validation),

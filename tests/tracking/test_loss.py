@@ -44,7 +44,7 @@ def test_the_score_of_a_tuning_is_not_that_of_the_released_model(tmp_path: Path)
         {"name": "tuned", "strategy": "subsampled-tuning", "mean_runs": 2, "rate": 0.5},
         {"name": "hyper", "strategy": "dp-hyper", "mean_runs": 2},
     ]
-    study, runs, _ = run(tmp_path, "tests.toy:private_blobs", arms=arms, scoring={})
+    study, runs, _ = run(tmp_path, "tests.toy:private_blobs", arms=arms, scoring={}, report=None)
     frame = study.compare()
     for arm, name, column in (
         ("chosen", "acc/val", "validation_accuracy"),
@@ -92,7 +92,7 @@ def test_on_a_public_split_the_loss_stands_beside_the_accuracy_by_step(tmp_path:
 
 
 def test_without_a_public_test_split_arms_are_compared_by_the_loss(tmp_path: Path) -> None:
-    study, runs, state = run(tmp_path, "tests.tracking.test_loss:sealed_test")
+    study, runs, state = run(tmp_path, "tests.tracking.test_loss:sealed_test", report=None)
     assert not any("acc/test" in run for run in runs.values())
     assert state["orderByKey"] == "metrics.`loss/val`"
     assert state["orderByAsc"] is True

@@ -21,10 +21,11 @@ from torch import nn
 
 import privtune
 from privtune.errors import PrivTuneError
+from privtune.numbers import show_epsilon
+from privtune.serving.exported import export_model
 from privtune.study import Study, StudySpec
 from privtune.tasks import get_task
 from privtune.tracking.mlflow import log_model
-from privtune.tracking.model import export_model
 from tests.study.conftest import PARAMETERS
 from tests.study.test_stages import staged
 from tests.tasks.test_described import images, pictures
@@ -66,7 +67,12 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     client = tracked.client
     (version,) = client.search_model_versions("name = 'toy-model'")
     release = tracked.study.release("selection")
-    assert version.tags["privtune.epsilon"] == str(release.guarantee.epsilon)
+    spent = tracked.study.spent()
+    assert release.guarantee.epsilon < spent.epsilon
+    assert version.tags["privtune.epsilon_of_arm"] == str(release.guarantee.epsilon)
+    assert version.tags["privtune.epsilon_of_budget"] == str(spent.epsilon)
+    assert f"quote ε = {show_epsilon(spent.epsilon)}: all charges" in version.description
+    assert "It takes arrays float32 [n, 6]" in version.description
     assert version.tags["privtune.charge"] == "toy-2"
     assert json.loads(version.tags["privtune.event"])["type"] == "private_selection"
     assert version.description.startswith("Privacy budget toy")
@@ -97,10 +103,14 @@ def test_a_model_is_logged_and_registered_with_the_ledger_s_tags(tracked: Tracke
     assert not np.any(rows), "no record is in the example"
     known = Model.load(str(folder))
     assert known.utc_time_created.endswith(" 00:00:00"), "nothing but the day"
-    assert known.metadata["privtune.epsilon"] == str(release.guarantee.epsilon)
+    assert known.metadata["privtune.epsilon_of_arm"] == str(release.guarantee.epsilon)
+    assert known.metadata["privtune.epsilon_of_budget"] == str(spent.epsilon)
+    assert known.metadata["privtune.inputs"] == "arrays float32 [n, 6]"
     assert "torch==" in (folder / "requirements.txt").read_text()
     x = np.random.default_rng(3).normal(size=(5, 6)).astype(np.float32)
-    shares = release.model(torch.from_numpy(x)).double().softmax(1).detach().numpy()
+    assert release.temperature is not None
+    logits = release.model(torch.from_numpy(x)).double().detach()
+    shares = (logits / release.temperature).softmax(1).numpy()
     assert np.allclose(loaded.predict(x).iloc[:, 1:].astype(float), shares, atol=1e-6)
 
 
@@ -117,7 +127,7 @@ def run(task: Any, folder: Path, **changes: Any) -> Study:
     }
     folder.mkdir()
     study = Study.create(StudySpec.parse({**spec, **changes}), f"sqlite:///{folder / 'p.db'}")
-    study.run(anyway=True)
+    study.run(force=True)
     return study
 
 
@@ -273,11 +283,13 @@ def test_a_network_of_one_s_own_is_exported_if_it_is_a_program(
         storage=f"sqlite:///{tmp_path / 'p.db'}",
     )
     release = study.optimize(
-        build,
-        loss=loss,
-        data=(x, y),
-        split={"train": 60, "validation": 15, "test": 15},
-        classes=["cat", "dog", "owl"],
+        privtune.make_task(
+            build,
+            loss=loss,
+            data=(x, y),
+            split={"train": 60, "validation": 15, "test": 15},
+            classes=["cat", "dog", "owl"],
+        ),
         strategy=privtune.strategies.Fixed(parameters={"rate": 0.5}),
         epochs=1,
         expected_batch_size=30,

@@ -16,12 +16,10 @@ from privtune.study import Study
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.view import VIEW_TAG
 from tests.study.conftest import toy_spec
-from tests.study.elsewhere import OWN
+from tests.study.elsewhere import OWN, TERMS
 from tests.tracked import Tracked
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-FIXED = {name: value for name, value in OWN.items() if name != "validation"}
 
 
 def build(trial: privtune.Trial) -> privtune.Candidate:
@@ -37,16 +35,17 @@ def test_releases_of_an_open_study_are_logged(tmp_path: Path) -> None:
     observer = MlflowObserver(study)
     told: list[set[str]] = []
     common = {"observer": observer}
+    task = privtune.make_task(build, **OWN)
     selection = study.optimize(
-        build,
+        task,
         strategy=PapernotSteinke(mean_runs=3),
         epsilon=3.0,
         callbacks=[lambda s, _: told.append(set(Tracked(s).runs))],
         **common,
-        **OWN,
+        **TERMS,
     )
     fixed = study.optimize(
-        build, strategy=Fixed(parameters={"rate": 0.5}), epsilon=1.0, **common, **FIXED
+        task, strategy=Fixed(parameters={"rate": 0.5}), epsilon=1.0, **common, **TERMS
     )
     assert observer.unavailable is None
     assert told == [{"papernot-steinke"}]
@@ -54,7 +53,7 @@ def test_releases_of_an_open_study_are_logged(tmp_path: Path) -> None:
     assert set(runs) == {"papernot-steinke", "fixed"}
     for release in (selection, fixed):
         run = runs[release.arm]
-        assert 0 <= run.data.metrics["eps/total"] - release.guarantee.epsilon < 1e-4
+        assert 0 <= run.data.metrics["eps/arm"] - release.guarantee.epsilon < 1e-4
         assert run.data.params["rate"] == str(release.params["rate"])
         assert run.info.status == "FINISHED"
     sealed = runs["papernot-steinke"]
@@ -86,7 +85,7 @@ def test_trials_are_child_runs_under_the_arm(tmp_path: Path) -> None:
         assert run.data.params == {name: str(value) for name, value in trial.params.items()}
         assert trial.score is not None
         assert run.data.metrics["acc/val"] == round(trial.score, 4)
-        assert "eps/total" not in run.data.metrics, "a trial has no price of its own"
+        assert "eps/arm" not in run.data.metrics, "a trial has no price of its own"
 
     experiment = Tracked(study).experiment
     state = json.loads(json.loads(experiment.tags[VIEW_TAG])["state"])
@@ -97,7 +96,7 @@ def test_trials_are_child_runs_under_the_arm(tmp_path: Path) -> None:
     (plan,) = study.plans
     together = epsilon(plan.event, 1e-5).epsilon
     alone = epsilon(plan.training.event, 1e-5).epsilon
-    assert 0 <= parent.data.metrics["eps/total"] - together < 1e-4
+    assert 0 <= parent.data.metrics["eps/arm"] - together < 1e-4
     assert together > alone
     assert 0 <= parent.data.metrics["eps/one_run"] - alone < 1e-4
     best = max(release.trials, key=lambda trial: trial.score or 0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +198,27 @@ def test_a_sealed_objective_cannot_log(attempt: str, theirs: Theirs, tmp_path: P
     assert not theirs.client.search_experiments(filter_string="name = 'sealed'")
     assert not theirs.client.search_registered_models()
     assert [a.path for a in theirs.client.list_artifacts(theirs.run)] == ["open.txt"]
+
+
+def test_a_thread_that_logs_in_a_round_is_refused_there_and_does_not_speak_after_it(
+    theirs: Theirs, tmp_path: Path
+) -> None:
+    """What a trial leaves behind is not watched; what logs meanwhile has ended with an error."""
+    refusals: list[SealedError] = []
+
+    def log_losses() -> None:
+        try:
+            for step in itertools.count():
+                theirs.client.log_metric(theirs.run, "loss", 0.5, step=step)
+        except SealedError as error:
+            refusals.append(error)
+
+    with sealed(tmp_path / "log"):
+        thread = threading.Thread(target=log_losses)
+        thread.start()
+        thread.join(60.0)
+    assert len(refusals) == 1
+    assert "loss" not in theirs.client.get_run(theirs.run).data.metrics
 
 
 class Talkative(MlflowObserver):

@@ -27,7 +27,7 @@ from tests.study.conftest import toy_spec
 from tests.tiers import PATIENCE, campaign
 from tests.toy import curated
 from tests.tracked import ARMS, Tracked
-from tests.tracking.servers import Server, free_port
+from tests.tracking.servers import Server, behaving, free_port, hanging_after
 from tests.tracking.test_sealed import forms
 
 __all__ = ["cli"]
@@ -198,6 +198,37 @@ def test_a_server_that_goes_away_does_not_stop_the_study(
     assert done.code == 0, done.err
     assert json.loads(done.out) == {"study": "away", "logged": ["again"], "models": {}}
     assert "Nothing to log" in cli("study", "sync", "away", "--storage", storage).out
+
+
+def test_a_server_that_hangs_half_way_gets_every_release_once(
+    server: Server, released: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written half is replaced: by nobody that hangs behind the next attempt."""
+    before = MlflowClient(tracking_uri=server.url).get_experiment_by_name("toy")
+    if before is not None:  # of another test
+        MlflowClient(tracking_uri=server.url).rename_experiment(before.experiment_id, "toy, before")
+    monkeypatch.setenv("PRIVTUNE_TRACKING_SECONDS", "10")
+    # The first arm is written whole (experiment, runs, batches, artifacts), the second is not.
+    with (
+        behaving(hanging_after(server.url, 20)) as (url, _),
+        pytest.raises(TrackingUnavailableError),
+    ):
+        sync_study(released, uri=url)
+    client = MlflowClient(tracking_uri=server.url)
+    experiment = client.get_experiment_by_name("toy")
+    assert experiment is not None
+    place = [experiment.experiment_id]
+    half = client.search_runs(place)
+    assert len(half) < 3 or any(run.info.status != "FINISHED" for run in half)
+    assert half
+    monkeypatch.delenv("PRIVTUNE_TRACKING_SECONDS")
+    logged = sync_study(released, uri=server.url)
+    whole = {run.info.run_id for run in half if run.info.status == "FINISHED"}
+    assert len(logged) == 3 - len(whole)
+    runs = client.search_runs(place)
+    assert sorted(run.info.run_name for run in runs) == ["defaults", "hyfree", "selection"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert whole <= {run.info.run_id for run in runs}
 
 
 def test_a_server_that_is_not_there_is_one_clear_sentence(released: Study) -> None:

@@ -27,7 +27,7 @@ from privtune.ledger import certificate as certificate_module
 from privtune.ledger import log as log_module
 from privtune.ledger.rounds import Rounds
 from privtune.strategies import TrialResult
-from privtune.study import Study, rounds
+from privtune.study import Study, arm_rounds
 from privtune.study import run as running
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.views import record
@@ -69,7 +69,7 @@ class Clocks:
         for module in (certificate_module, log_module):
             monkeypatch.setattr(module, "datetime", Clock)
 
-    def train(self, training: Any, *, trials: Mapping[int, Any], **_: Any) -> list[TrialResult]:
+    def train(self, work: Any, *, trials: Mapping[int, Any], **_: Any) -> list[TrialResult]:
         """Train nothing; every candidate is as good as the others."""
         self.ahead += 37.0 * len(trials)
         return [
@@ -168,7 +168,7 @@ def pipeline(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> tuple[list[int], list[Numbers]]:
     """Run the studies; return K of each, and what each has added to what can be seen."""
-    monkeypatch.setattr(rounds, "train_trials", Clocks(monkeypatch).train)
+    monkeypatch.setattr(arm_rounds, "train_trials", Clocks(monkeypatch).train)
     monkeypatch.setattr(running, "rehearse", lambda *_args, **_options: 1.0)
     # Pages of single arms are parts of the report that is read, and half of the time.
     monkeypatch.setattr(record, "render", lambda *_, **_values: "")

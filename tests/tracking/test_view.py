@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from privtune.tracking.view import VIEW_KEY, VIEW_TAG, experiment_url, saved_view
+from privtune.tracking.view import VIEW_KEY, VIEW_TAG, experiment_url
 from tests.tracked import Tracked
 
 pytestmark = [
@@ -29,7 +29,7 @@ def test_the_experiment_carries_its_view(tracked: Tracked) -> None:
     assert state["orderByAsc"] is False
     shown = {name.split("`")[1] for name in state["selectedColumns"]}
     logged = set().union(*(run.data.metrics for run in tracked.runs.values()))
-    assert {"eps/total", "eps/left", "eps/one_run", "acc/test"} <= shown & logged
+    assert {"eps/arm", "eps/budget", "eps/left", "eps/one_run", "acc/test"} <= shown & logged
     assert state["runsHiddenMode"] == "SHOW_ALL"
     found = tracked.client.search_runs(
         [tracked.experiment.experiment_id], filter_string=state["searchFilter"]
@@ -53,13 +53,23 @@ def test_every_chart_shows_something_that_is_logged(tracked: Tracked) -> None:
         assert set(chart.get("selectedParams", ())) <= params
 
 
-def test_the_result_is_the_first_chart_then_cost_then_epsilon(tracked: Tracked) -> None:
+def test_the_answer_and_its_epsilon_come_first_then_how_sure_it_is(tracked: Tracked) -> None:
     state = state_of(tracked.experiment.tags[VIEW_TAG])
     # Bars, for a scatter chart of MLflow's spreads equal ε over its axis.
-    wanted = [("BAR", name) for name in ("acc/test", "cost/gradients", "eps/total")]
-    assert [(c["type"], c["metricKey"]) for c in state["compareRunCharts"][:3]] == wanted
+    names = ("acc/test", "eps/arm", "acc/test_low", "acc/test_high", "cost/gradients")
+    wanted = [("BAR", name) for name in names]
+    charts = state["compareRunCharts"]
+    assert [(c["type"], c["metricKey"]) for c in charts[:5]] == wanted
+    drawn = {chart.get("metricKey") for chart in charts}
+    assert "eps/one_run" not in drawn, "it is not the promise"
+    lines = [c["metricKey"] for c in charts if c["type"] == "LINE"]
+    assert "lr" in lines
+    assert ("clip" in lines) == any(
+        len(set(release.curves.get("max_grad_norm", ()))) > 1
+        for release in tracked.study.releases()
+    ), "a clip that never moves needs no chart"
     columns = [name.split("`")[1] for name in state["selectedColumns"][:4]]
-    assert columns == ["acc/test", "eps/total", "cost/gradients", "privtune.strategy"]
+    assert columns == ["acc/test", "acc/test_low", "acc/test_high", "eps/arm"]
 
 
 def test_a_run_has_the_colour_of_its_arm_in_the_figures(tracked: Tracked) -> None:
@@ -92,12 +102,10 @@ def test_links() -> None:
 def test_a_version_that_does_not_know_the_view_gets_a_plain_link(
     running: str, tagged: bool, view: bool
 ) -> None:
-    from mlflow.entities import Experiment, ExperimentTag
-
     from privtune.cli.commands import _address
+    from privtune.tracking.process import Experiment
 
-    tags = [ExperimentTag(VIEW_TAG, saved_view(params=[], curves=[]))] if tagged else []
-    experiment = Experiment("7", "study", "file:///x", "active", tags=tags)
+    experiment = Experiment("7", has_view=tagged, owner="study")
     address = _address("http://127.0.0.1:5000", experiment, running)
     assert address == experiment_url("http://127.0.0.1:5000", "7", view=view)
     assert ("viewStateShareKey" in address) == view

@@ -27,6 +27,7 @@ class State:
 class SimpleDPSGD:
     noise_multiplier: float = 1.0
     extra_releases: int = 0
+    steps_by_weight = False
 
     def event(self, schedule):
         if self.noise_multiplier == 0.0:

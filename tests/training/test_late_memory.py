@@ -24,13 +24,13 @@ from torch.nn import functional
 
 from privtune.errors import InvalidInputError
 from privtune.strategies import ScorePlan
-from privtune.tasks.own import read_records
-from privtune.training.engine.train import Made, Training
+from privtune.tasks.records import read_records
+from privtune.training.engine.train import TrainableCandidate, Training
 from privtune.training.mechanism import memory
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.memory import RecordMemoryError, state_of
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.scoring import OfRecords, score
+from privtune.training.mechanism.scoring import LossOfRecords, score
 from privtune.training.methods import FixedDPSGD
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -350,7 +350,7 @@ def train(loss: Any, *, model: nn.Module | None = None, steps: int = STEPS, **op
     torch.manual_seed(0)
     model = nn.Linear(4, 3) if model is None else model
     values = {"learning_rate": 0.1, "max_grad_norm": 1.0}
-    made = Made(model, bytes(32), values, **options)
+    made = TrainableCandidate(model, bytes(32), values, **options)
     training = Training(FixedDPSGD(0.0), Schedule(RECORDS, 1.0, steps), loss, blobs())
     list(training.of([made]))
 
@@ -361,7 +361,7 @@ def scored(function: Any, records: int = 200) -> None:
     data = TensorData(torch.randn(records, 4, generator=generator), torch.arange(records) % 3)
     terms = ScorePlan(records, None, metric="cost", options={"bound": 5.0})
     rng = np.random.default_rng(0)
-    score(terms, nn.Linear(4, 3), data, rng=rng, loss=OfRecords(function))
+    score(terms, nn.Linear(4, 3), data, rng=rng, loss=LossOfRecords(function))
 
 
 def late(tick: Tick, delay: int) -> Callable[[], float]:

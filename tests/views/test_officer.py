@@ -99,10 +99,10 @@ def test_tuning_is_said_to_be_accounted_for(exported: dict[str, str]) -> None:
     entry = yaml.safe_load(exported["yaml"])["deployment"]["implementation"]
     tuning = entry["preprocessing_and_hyperparameter_tuning"]
     assert tuning.startswith("- Hyperparameter tuning: accounted for.")
-    assert "defaults (fixed): its hyperparameters were given beforehand. Charge toy-1" in tuning
+    assert "defaults (fixed): its hyperparameters were fixed in advance. Charge toy-1" in tuning
     assert "selection (papernot-steinke): chooses among trials by noised scores." in tuning
-    assert "best of K ~ geometric(mean 8)" in tuning
-    assert "hyfree (hyfreedp): sets its hyperparameters within one training" in tuning
+    assert "best of K ~ geometric(mean 8, at least 2)" in tuning
+    assert "hyfree (hyfreedp): adapts its hyperparameters within one training" in tuning
     assert OPEN in tuning
 
 
@@ -136,9 +136,10 @@ def test_nothing_sealed_is_in_them(tracked: Tracked, exported: dict[str, str]) -
 
 def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'p.db'}"
-    terms = {"name": "b", "epsilon": 6.0, "delta": 1e-5}
+    odd = "<b>[x](y)|*z*\n# no"
+    terms = {"name": "b", "epsilon": 6.0, "delta": 1e-5, "dataset": odd}
     with Ledger(storage) as ledger:
-        ledger.create_budget(Budget(6.0, 1e-5, name="b", dataset="<b>[x](y)|*z*\n# no"))
+        ledger.create_budget(Budget(6.0, 1e-5, name="b", dataset=odd))
     study = Study.create(toy_spec(arms=ARMS[:1], budget=terms, epsilon=1.0), storage)
     study.run()
     assert "<b>" not in to_html(study)
@@ -152,7 +153,7 @@ def test_the_command_line(tmp_path: Path, cli: Cli) -> None:
         ledger.create_budget(Budget(3.0, 1e-5, name="old", dataset="clinic"))
         ledger.reserve("old", [ChargeRequest(Gaussian(5.0), study="s", arm="a")])
     at = ("toy", "--storage", storage)
-    budget = {"name": "old", "epsilon": 3.0, "delta": 1e-5}
+    budget = {"name": "old", "epsilon": 3.0, "delta": 1e-5, "dataset": "clinic"}
     study = Study.create(toy_spec(arms=ARMS[:1], budget=budget, epsilon=1.0), storage)
     for flag in ("--registry", "--sp800-226"):
         done = cli("study", "export", *at, flag)
@@ -181,4 +182,4 @@ def test_what_has_no_guarantee_is_not_registered(tmp_path: Path) -> None:
     study.run(non_private=True)
     with pytest.raises(PrivTuneError, match="oracle released something without any guarantee"):
         to_yaml(study)
-    assert "**No guarantee at all covers what these arms released: oracle.**" in to_markdown(study)
+    assert "**What these arms released has no privacy guarantee: oracle.**" in to_markdown(study)

@@ -19,10 +19,12 @@ from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to
 from privtune.strategies import Repetition
 from privtune.study import ArmStatus, Study
+from privtune.views import text as words_of
 from privtune.views.comparison import comparison_document, to_csv, to_markdown
-from privtune.views.page import figure, render
+from privtune.views.headline import headline
 from privtune.views.record import arm_record, budget_view, study_note
 from privtune.views.report import render_study
+from privtune.views.templating import _prose, figure, render
 from tests.cli.conftest import Cli, cli
 from tests.study.conftest import toy_spec
 from tests.toy import curated, exact_score
@@ -87,6 +89,21 @@ def test_the_page_is_well_formed_and_needs_no_network(html: str, page: Page) -> 
     own = re.sub(r"<script>.*?</script>", "", html, flags=re.S)  # Plotly's own text has addresses
     assert not re.search(r"https?://", own)
     assert "@import" not in own
+
+
+@pytest.mark.quick
+def test_the_answer_comes_before_the_budget_and_names_are_code(
+    html: str, page: Page, tracked: Tracked
+) -> None:
+    assert "`" not in page.text
+    answer = headline(tracked.study, tracked.study.status()).lines[0]
+    (arm, *_) = re.findall("`(.+?)`", answer)
+    before = html[: html.index("Privacy budget toy")]
+    assert f"<code>{arm}</code>" in before[before.index("<h1>") :]
+
+
+def test_what_a_user_wrote_is_escaped_between_backticks() -> None:
+    assert _prose("`a<b` & `c`") == "<code>a&lt;b</code> &amp; <code>c</code>"
 
 
 def test_run_epsilon_and_procedure_epsilon_stand_side_by_side(page: Page, tracked: Tracked) -> None:
@@ -170,7 +187,7 @@ def test_a_composition_is_said_only_where_it_is_one(
             print_comparison(study)
             view = budget_view(study)
             page = render_study(study)
-            texts = (capsys.readouterr().out, study_note(study, view), page)
+            texts = (capsys.readouterr().out, study_note(study, view, study.status()), page)
             return view.spent.method, " ".join(" ".join(texts).split())
 
     # A study that takes the whole budget leaves no room: nothing can follow.
@@ -180,7 +197,8 @@ def test_a_composition_is_said_only_where_it_is_one(
     for name in ("first", "second"):
         method, read = said(name, "two", epsilon=1.0)
         assert method in ("odometer", "filter")
-        assert read.count(f"by the {method}: ") == 3
+        bound = {"odometer": "by a privacy odometer: ", "filter": "by the privacy filter: "}[method]
+        assert read.count(bound) == 3
         assert "composition of all charges" not in read
 
 
@@ -207,7 +225,7 @@ def repeated(arm: ArmStatus) -> ArmStatus:
 def test_one_draw_says_so(page: Page, tracked: Tracked, capsys: pytest.CaptureFixture[str]) -> None:
     print_comparison(tracked.study)
     for text in (page.text, to_markdown(tracked.study), capsys.readouterr().out):
-        assert "one draw" in text
+        assert "ran once" in text
         assert "±" not in text
         assert "better than next" not in text
     document = comparison_document(tracked.study)
@@ -239,7 +257,7 @@ def test_repetitions_show_mean_error_and_how_sure_the_order_is(
             assert words in text
         assert "one draw" not in text
     assert "89.00% ± 1.53%" in shown
-    assert "test_accuracy_mean,test_accuracy_error,test_accuracy_n" in to_csv(document)
+    assert "test_accuracy_mean,test_accuracy_error,test_accuracy_n" in to_csv(tracked.study)
     table = tracked.study.compare()
     assert table["test_accuracy_mean"]["selection"] == pytest.approx(0.795)
     assert list(table["draws"]) == [3, 3, 3]
@@ -255,13 +273,23 @@ def test_who_paid_for_repetitions_is_said(
     with closing(Study.create(spec, f"sqlite:///{tmp_path}/p.db")) as study:
         study.run()
         print_comparison(study)
+        sized = dict(words_of.public_facts(study.plans)[0][1])["training records"]
+        assert sized == ("240, public, protected as if private" if public else "240, private")
+        facts = [entry["body"].get("public") for entry in study.certificate()["entries"]]
+        in_certificate = {fact["training records"] for fact in facts if fact}
+        assert in_certificate == {sized}, "one fact has one form of words"
         (plan, _), (arm, _) = study.plans, comparison_document(study)["arms"]
         record = arm_record(study, plan, study.release("a"), budget_view(study))
         page, exported = Page(render_study(study)).text, study.export()["arms"][0]
     said = (
-        "The 2 repetitions were not charged" if public else "Each of the 2 repetitions was charged"
+        "One of the 2 repetitions was charged"
+        if public
+        else "Each of the 2 repetitions was charged"
     )
-    texts = (page, to_markdown(study), capsys.readouterr().out, record.note)
+    printed = capsys.readouterr().out
+    assert "the mean over the models of all repetitions" in printed
+    assert "not charged repetitions" not in printed
+    texts = (page, to_markdown(study), printed, record.note)
     assert [said in " ".join(text.split()) for text in texts] == [True] * 4
     assert record.tags["privtune.repetitions"].startswith(said)
     assert ("repetitions beyond one are in no ε" in page) == public

@@ -13,10 +13,10 @@ import pytest
 
 import privtune
 from privtune.accounting import Adjacency, Gaussian, epsilon
-from privtune.ledger.page import render_certificate
+from privtune.ledger.certificate_page import render_certificate
 from privtune.ledger.wording import PromiseWording
 from privtune.strategies import Fixed
-from privtune.study.declared import DeclaredTrial, Mechanism
+from privtune.study.declared_arms import DeclaredTrial, Mechanism
 from privtune.views.officer import to_html, to_markdown, to_yaml
 from privtune.views.record import arm_record, budget_view, study_note
 from privtune.views.report import render_study
@@ -39,7 +39,7 @@ def documents(unit: str, url: str) -> dict[str, str]:
     budget = privtune.Budget(3.0, 1e-5, name="b", unit=unit, dataset="the register")
     with closing(privtune.create_study("s", budget=budget, storage=url)) as study:
         mechanism = Mechanism(Gaussian(1.0), "the lab", records=100)
-        release = study.optimize(
+        release = study.optimize_declared(
             objective, mechanism=mechanism, strategy=Fixed(parameters={"rate": 0.5})
         )
         view = budget_view(study)
@@ -49,7 +49,7 @@ def documents(unit: str, url: str) -> dict[str, str]:
             "questionnaire": to_markdown(study),
             "registry": to_yaml(study),
             "certificate": render_certificate(study.certificate()),
-            "note of the study": study_note(study, view),
+            "note of the study": study_note(study, view, study.status()),
             "note of the arm": str(arm_record(study, study.plans[0], release, view).note),
         }
 
@@ -88,7 +88,7 @@ def test_the_caveat_stands_where_somebody_signs_or_decides(
         assert wording.caveat.split(".")[0] in pages[name], name
     assert wording.short_caveat in pages["note of the arm"]
     assert f"one {unit}" in wording.caveat
-    assert f"through one {unit}," in pages["report"]
+    assert f"One {unit} makes no outcome" in pages["report"]
     assert f"sure that a certain {unit} is in the data" in pages["questionnaire"]
 
 
@@ -117,7 +117,7 @@ def test_every_sentence_names_the_unit(unit: str, adjacency: Adjacency) -> None:
     ]
     assert all(unit in sentence for sentence in sentences)
     assert not any(PERSONS.search(sentence) for sentence in sentences)
-    assert "k times less" in wording.caveat
+    assert "is protected less: by up to k times ε, at δ times" in wording.caveat
 
 
 @pytest.mark.parametrize("copies", [2, 3, 5])

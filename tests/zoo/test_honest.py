@@ -41,14 +41,12 @@ def optimize(honest: Honest, tmp_path: Path) -> privtune.strategies.Release:
         held_out = tree_map(lambda t: t[36:], records)
         records = tree_map(lambda t: t[:36], records)
         scored = {"score": honest.score, "public": {"validation": held_out}}
+    task = privtune.make_task(honest.build, loss=honest.loss, train=records, **scored)
     return study.optimize(
-        honest.build,
-        loss=honest.loss,
-        train=records,
+        task,
         strategy=PapernotSteinke(mean_runs=2) if scored else Fixed(),
         epochs=0.8,
         expected_batch_size=10,
-        **scored,
     )
 
 

@@ -16,13 +16,12 @@ from torch.nn import functional
 import privtune
 from privtune.ledger import Ledger
 from privtune.strategies import Fixed, PapernotSteinke, ScorePlan, TrainingPlan
-from privtune.study.build import Built, build_candidate
+from privtune.study.build import BuildResult, build_candidate
 from privtune.tasks import Task
-from privtune.tasks.own import own_task
 from privtune.training.engine.train import Training
 from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
-from privtune.training.mechanism.scoring import OfRecords, released_sums
+from privtune.training.mechanism.scoring import LossOfRecords, released_sums
 from privtune.training.methods import FixedDPSGD
 
 T = torch.Tensor
@@ -148,8 +147,8 @@ def run(trap: Trap) -> tuple[Exception | None, int]:
         study = privtune.create_study("zoo", budget=BUDGET, storage=storage, seed=1)
         arguments = {"strategy": strategy, "epochs": 0.4, "expected_batch_size": FEW}
         try:
-            arguments |= _arguments(trap, Toy())
-            study.optimize(arguments.pop("build"), **arguments)
+            task = privtune.make_task(**_arguments(trap, Toy()))
+            study.optimize(task, **arguments)
         except Exception as error:
             failed = error
         with Ledger(storage) as ledger:
@@ -176,14 +175,13 @@ def _moved(measure: Callable[[Pair], T]) -> float:
     return max(float((whole - measure((x[rows], y[rows]))).norm()) for rows in kept)
 
 
-def _built(trap: Trap, toy: Toy) -> tuple[Task, Built]:
-    own = _arguments(trap, toy)
-    task = own_task(own.pop("build"), **own)
+def _built(trap: Trap, toy: Toy) -> tuple[Task, BuildResult]:
+    task = privtune.make_task(**_arguments(trap, toy))
     training = TrainingPlan(Schedule(FEW, 1.0, 1), FixedDPSGD(0.0))
     return task, build_candidate(task, training, secret=bytes(32), fixed={})
 
 
-def _summed(task: Task, built: Built) -> T:
+def _summed(task: Task, built: BuildResult) -> T:
     before = flatten_params(built.model).clone()
     trained = [p for p in built.model.parameters() if p.requires_grad]
     values, optimizer = {"max_grad_norm": BOUND}, torch.optim.SGD(trained, float(FEW))
@@ -194,12 +192,12 @@ def _summed(task: Task, built: Built) -> T:
     return outcome.params - before
 
 
-def _scored(task: Task, built: Built, bound: float) -> T:
+def _scored(task: Task, built: BuildResult, bound: float) -> T:
     assert task.score_of is not None
     terms = ScorePlan(FEW, None, metric="cost", options={"bound": bound})
     (metric,) = terms.make_metrics()
     rng = np.random.default_rng(0)
     validation = task.load().validation
-    released = released_sums(terms, built.model, validation, rng, OfRecords(task.score_of))
+    released = released_sums(terms, built.model, validation, rng, LossOfRecords(task.score_of))
     assert released is not None
     return torch.from_numpy(released[0]) * bound / metric.sensitivity

@@ -88,9 +88,9 @@ _trap("refused", "sampler|pruner", {
     "a pruner on sealed scores": lambda toy: {"pruner": optuna.pruners.MedianPruner()},
 }, selects=True, made=True)  # fmt: skip
 _trap(
-    "refused",
-    "atexit",
-    {"a handler left": lambda t: atexit.register(repr, t) and candidate()},
+    "on the page",
+    "a handler of `atexit`",
+    {"a handler left": lambda t: atexit.register(int) and candidate()},
     True,
 )
 _trap("harmless", "In a sealed selection the number is a draw of the trial's own.", {

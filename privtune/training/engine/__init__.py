@@ -1,1 +1,1 @@
-"""Speed, checked rather than trusted: clipped sums of many candidates at once."""
+"""Fast training of many candidates at once: clipped sums, each kernel checked on made-up records."""

@@ -1,4 +1,4 @@
-"""The state of a training in mid-way, so that one that was stopped goes on where it was.
+"""Checkpoints of a training, from which a stopped training continues with the same bits.
 
 A checkpoint holds the method's state, the position of every random stream, what was drawn ahead,
 counted, reported and released: nothing is drawn twice, and what comes out is the same to the last
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
-from privtune.errors import PrivTuneError
+from privtune.errors import UnreachableFileError
 from privtune.training.engine.compute import hardware, versions
 from privtune.training.mechanism import noise
 from privtune.training.mechanism.kernel import say_once
 from privtune.training.mechanism.streams import Tensors, of_prefix, prefixed
-from privtune.training.methods._base import restore_state, state_tensors
+from privtune.training.methods.method import restore_state, state_tensors
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
@@ -37,7 +37,12 @@ _SHARE = 0.01
 
 @dataclass(frozen=True)
 class Keeper:
-    """Where the checkpoint of a training lies."""
+    """The functions that load and store the checkpoint of one training.
+
+    Attributes:
+        load: Returns what was kept last, or None.
+        keep: Replaces it; called between two steps, and takes a share of a training's time.
+    """
 
     load: Callable[[], bytes | None]
     keep: Callable[[bytes], None]
@@ -45,7 +50,15 @@ class Keeper:
 
 @dataclass(eq=False)
 class Middle:
-    """A stack in mid-way: state, steps done, what was reported of each."""
+    """The progress of a stack: state, average of the iterates, steps done, reports and snapshots.
+
+    Attributes:
+        mean: Average of the iterates so far, ``[K, P]``; the parameters themselves where only the
+            last counts.
+        step: How many steps are done.
+        history: What the method reported of each.
+        snapshots: Averages after some steps, by the number of the step.
+    """
 
     state: Any
     mean: torch.Tensor
@@ -55,7 +68,7 @@ class Middle:
 
     @property
     def report(self) -> dict[str, torch.Tensor]:
-        """What the method reported, by name, shape ``[T, K]``."""
+        """The method's reports of all steps, by name, shape ``[T, K]`` each."""
         return {
             name: torch.stack([entry[name].detach() for entry in self.history])
             for name in self.history[0]
@@ -63,18 +76,29 @@ class Middle:
 
 
 class Checkpoint:
-    """The checkpoint of one training of one candidate, made before its first step.
+    """The checkpoint of a training of one candidate, set up before the first step.
 
     **Guarantee**: a checkpoint of another training, program or machine is not used, and neither is a
     damaged one: the training then begins again from its seed, with the same law of what is released.
     """
 
-    def __init__(self, keeper: Keeper, training: str, start: Any, oracle: Oracle) -> None:
-        self._keeper, self._start, self._oracle = keeper, start, oracle
+    def __init__(
+        self,
+        keeper: Keeper,
+        training: str,
+        start: Any,
+        oracle: Oracle,
+    ) -> None:
+        self._keeper = keeper
+        self._start = start
+        self._oracle = oracle
         self._device = start.params.device
         first = hashlib.sha256()
         for name, tensor in sorted(state_tensors(start).items()):
-            first.update(name.encode() + bytes(tensor.cpu().flatten().view(torch.uint8).numpy()))
+            numbers = tensor.cpu().flatten()
+            content = numbers.view(torch.uint8).numpy()
+            first.update(name.encode())
+            first.update(bytes(content))
         self._about = {"training": training, "start": first.hexdigest()}
         # What may change the bits of a training: the program, and what it runs on.
         self._where = {
@@ -86,18 +110,26 @@ class Checkpoint:
         self._next = time.perf_counter() + _SECONDS
 
     def load(self) -> Middle:
-        """Return the training as it was kept, its oracle at that position; or as it begins."""
+        """Return the stored progress and set the oracle to it; return the beginning if none can be used.
+
+        A checkpoint is used only if it would give the same bits: of this training (its secret,
+        method, data and first weights), by the same program, on the same kind of machine. Else what
+        comes out would not be what a training that nothing stopped gives.
+
+        The layout is a digest of 32 bytes, then a safetensors file with the facts in its metadata.
+        """
         beginning = Middle(self._start, self._start.params)
         try:
             content = self._keeper.load()
-        except PrivTuneError:
+        except UnreachableFileError:
             return _unused(beginning, "is a file that cannot be reached from here")
         if content is None:
             return beginning
         body = content[32:]
         if hashlib.sha256(body).digest() != content[:32]:
             return _unused(beginning, "is damaged")
-        header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+        length = int.from_bytes(body[:8], "little")  # as safetensors has it in front of its header
+        header = json.loads(body[8 : 8 + length])
         facts = json.loads(header["__metadata__"]["checkpoint"])
         if facts["about"] != self._about:
             return beginning  # that of the training before this one, in the same arm
@@ -107,38 +139,55 @@ class Checkpoint:
         tensors = {n: tensor.clone() for n, tensor in safetensors.torch.load(body).items()}
         self._oracle.go_to(of_prefix("oracle", tensors))
         state: Any = restore_state(self._start, of_prefix("state", tensors))
-        mean = tensors.get("average", state.params).to(self._device)
-        report = {n: column.to(self._device) for n, column in of_prefix("report", tensors).items()}
+        mean = tensors.get("average", state.params)
+        report = {}
+        for name, column in of_prefix("report", tensors).items():
+            report[name] = column.to(self._device)
+        history: list[Mapping[str, torch.Tensor]] = []
+        for step in range(facts["step"]):
+            history.append({name: column[step] for name, column in report.items()})
+        snapshots = {}
+        for number, params in of_prefix("snapshot", tensors).items():
+            snapshots[int(number)] = params
         return Middle(
             state,
-            mean,
+            mean.to(self._device),
             facts["step"],
-            [
-                {name: column[step] for name, column in report.items()}
-                for step in range(facts["step"])
-            ],
-            {int(step): kept for step, kept in of_prefix("snapshot", tensors).items()},
+            history,
+            snapshots,
         )
 
     def after(self, middle: Middle) -> None:
-        """Keep a checkpoint, between two steps, if it is time for one."""
+        """Store a checkpoint between two steps if the pause since the last one is over.
+
+        The time that it took says when the next one may be: at ``_SHARE`` of a training's time at
+        most.
+        """
         started = time.perf_counter()
         if started < self._next:
             return
         self._keeper.keep(self._pack(middle))
         ended = time.perf_counter()
-        self._next = ended + max(_SECONDS, (ended - started) / _SHARE)
+        pause = (ended - started) / _SHARE
+        self._next = ended + max(_SECONDS, pause)
 
     def _pack(self, middle: Middle) -> bytes:
-        own = None if middle.mean is middle.state.params else middle.mean
+        """Return the checkpoint as bytes: a digest, then a safetensors file of the progress."""
+        mean = None if middle.mean is middle.state.params else middle.mean
+        snapshots = {str(step): params for step, params in middle.snapshots.items()}
         tensors: Tensors = {
             **prefixed("state", state_tensors(middle.state)),
             **prefixed("oracle", self._oracle.position()),
             **prefixed("report", middle.report),
-            **prefixed("snapshot", {str(step): kept for step, kept in middle.snapshots.items()}),
-            **({} if own is None else {"average": own}),
+            **prefixed("snapshot", snapshots),
         }
-        facts = {"about": self._about, "where": self._where, "step": middle.step}
+        if mean is not None:
+            tensors["average"] = mean
+        facts = {
+            "about": self._about,
+            "where": self._where,
+            "step": middle.step,
+        }
         body = safetensors.torch.save(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
             metadata={"checkpoint": json.dumps(facts)},
@@ -147,6 +196,7 @@ class Checkpoint:
 
 
 def _unused(beginning: Middle, reason: str) -> Middle:
+    """Warn once why a checkpoint is not used, and return the beginning of the training."""
     say_once(
         f"The checkpoint of a training that was stopped {reason} and is not used: the training "
         "begins again from its seed, at no further charge."

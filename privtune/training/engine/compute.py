@@ -1,4 +1,4 @@
-"""Where trainings are computed, how many at once, and on what hardware.
+"""Devices, stack sizes, precision and hardware names of trainings.
 
 Importing this module does not import torch.
 """
@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import InvalidInputError
+from privtune.names import refuse_name
 
 if TYPE_CHECKING:
     import torch
@@ -26,20 +27,28 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,3}))?")
 
 @dataclass(frozen=True)
 class Compute:
-    """How to compute trainings."""
+    """The device of trainings, and how many candidates are stacked.
+
+    Attributes:
+        device: As ``check_device`` takes it.
+        stack: Candidates that are trained as one tensor, or ``"auto"`` by the memory model.
+    """
 
     device: str = "auto"
     stack: int | Literal["auto"] = "auto"
 
     def given(self, device: str | None, stack: int | Literal["auto"] | None) -> Compute:
-        """Return it with a device and a stack in place of its own, where they are given, and checked."""
+        """Return the settings with another device or stack size where one is given; check both."""
         device = self.device if device is None else device
         check_device(device)
         return Compute(device, self.stack if stack is None else check_stack(stack))
 
 
 def check_stack(value: object) -> int | Literal["auto"]:
-    """Return how many candidates to train at once, from what a user gave."""
+    """Return the number of candidates to train at once, checked: a whole number above 0, or ``"auto"``.
+
+    From the command line it comes as text, from Python as a number.
+    """
     if value == "auto":
         return "auto"
     number = str(value)
@@ -49,51 +58,71 @@ def check_stack(value: object) -> int | Literal["auto"]:
 
 
 def check_device(device: str, *, here: bool = True) -> str:
-    """Return where to train, as torch names it; ``"auto"`` is CUDA where there is one."""
+    """Return a checked device name; ``"auto"`` becomes CUDA if the machine has it, else the CPU.
+
+    A device that is not there is refused when it is named, and not by torch's own error in the middle
+    of a study.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        here: Whether it must be there on this machine; a spec may be written for another one.
+    """
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
-        raise InvalidInputError("device", device, "must be auto, cpu, cuda or cuda:N")
+        refuse_name(
+            "device",
+            device,
+            ("auto", "cpu", "cuda"),
+            also="or cuda:N",
+        )
     if not here or device == "cpu":
         return device
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
-        return "cuda" if count else "cpu"
+        if count:
+            return "cuda"
+        return "cpu"
     number = int(device.partition(":")[2] or 0)
     if number < count:
         return device
-    has = (
-        f"this machine shows {count}, cuda:0 to cuda:{count - 1}" if count else "there is none here"
-    )
+    if count:
+        has = f"this machine shows {count}, cuda:0 to cuda:{count - 1}"
+    else:
+        has = "there is none here"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     raise InvalidInputError(
         "device",
         device,
         f"needs a CUDA device that is there, and {has}",
-        "" if hidden is None else f"CUDA_VISIBLE_DEVICES is {hidden!r}.",
+        "Give auto or cpu." if hidden is None else f"CUDA_VISIBLE_DEVICES is {hidden!r}.",
     )
 
 
 def full_precision(device: torch.device) -> bool:
-    """Say whether products of float32 keep all digits there: torch may be told to take fewer."""
+    """Say whether torch computes float32 products on a device with all digits, without TF32.
+
+    TF32 keeps 10 binary digits of a factor, and the bounds on rounding in ``rules`` count on 23.
+    """
     import torch
 
-    backend = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
-    told = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
-    if told is None:  # before torch 2.9 one setting stands for all
+    backend: Any = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
+    products = getattr(backend, "matmul", None)
+    precision = getattr(products, "fp32_precision", None)
+    if precision is None:  # before torch 2.9 one setting stands for all
         return torch.get_float32_matmul_precision() == "highest"
-    return told in ("none", "ieee")
+    return precision in ("none", "ieee")
 
 
 def is_autocasting() -> bool:
-    """Say whether torch chooses the numbers of what is computed now."""
+    """Say whether torch's autocast is active, which picks the precision of each operation."""
     import torch
 
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def refuse_autocast() -> None:
-    """Refuse a training inside of autocast, which would say nothing about its clipped sums."""
+    """Refuse to train inside of ``torch.autocast``, as clipped sums are computed in float32."""
     if is_autocasting():
         raise InvalidInputError(
             "precision",
@@ -109,7 +138,11 @@ _summing: list[bool] = []  # for each training under way, what the setting was b
 
 @contextmanager
 def sums_in_float32() -> Iterator[None]:
-    """Let no product of bfloat16 on CUDA add its parts in bfloat16: no self-check would bound that."""
+    """Make torch add up bfloat16 products on CUDA in float32 inside of the block.
+
+    A factor of bfloat16 has an error that is the same for norm and sum; a sum that is rounded to
+    bfloat16 on the way would lose what no made-up record of a check shows.
+    """
     import torch
 
     flags = torch.backends.cuda.matmul
@@ -127,7 +160,10 @@ def sums_in_float32() -> Iterator[None]:
 
 
 def hardware(device: str | torch.device) -> str:
-    """Return the class of hardware: on the same, the same program repeats its results."""
+    """Return a GPU's name, or a CPU's model and vector width: on equal hardware, results repeat exactly.
+
+    Of a CPU its model and widest vectors count, since libraries choose their kernels by them.
+    """
     import torch
 
     place = torch.device(check_device(str(device)))
@@ -137,13 +173,16 @@ def hardware(device: str | torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what computes a training, and of the driver where there is one."""
+    """Return the versions of Python, the libraries and the GPU driver, by name; leave out absent ones.
+
+    Part of a checkpoint and of what a study records: another version may give other last digits.
+    """
     from importlib.metadata import version
 
     import numpy as np
     import torch
 
-    found = {
+    numbers = {
         "python": platform.python_version(),
         "privtune": version("privtune"),
         "torch": f"{torch.__version__} {torch.version.git_version}",
@@ -152,12 +191,12 @@ def versions() -> dict[str, str]:
         "cuda": torch.version.cuda or "",
         "driver": driver(),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in numbers.items() if value}
 
 
 @lru_cache(maxsize=1)
 def driver() -> str:
-    """Return the version of NVIDIA's driver; nothing without one."""
+    """Return the version of NVIDIA's driver, or an empty text if there is none."""
     try:
         import pynvml
 
@@ -169,10 +208,10 @@ def driver() -> str:
 
 @lru_cache(maxsize=1)
 def _processor() -> str:
-    """Return the processor's name."""
+    """Return the model name of the processor."""
     facts = Path("/proc/cpuinfo")
     if not facts.exists():
         return platform.processor()
-    named = (line for line in facts.read_text().splitlines() if line.startswith("model name"))
-    name = next(named, platform.processor())
+    models = (line for line in facts.read_text().splitlines() if line.startswith("model name"))
+    name = next(models, platform.processor())
     return name.partition(":")[2].strip() or name

@@ -1,4 +1,4 @@
-"""Fine-tuning: which parameters of a public model are trained, and adapters for the others.
+"""Fine-tuning of public models: trained heads, frozen parts, and low-rank adapters.
 
 What is frozen is public, and one copy of it serves all candidates: the kernel stacks what is
 trained alone.
@@ -25,7 +25,10 @@ _PASS = 256  # records whose features are computed at once at most
 
 
 class Lora(nn.Module):
-    """A frozen layer beside a trained product of two thin ones, of ``rank`` columns or channels.
+    """A frozen layer plus a trained low-rank adapter of ``rank`` columns or channels.
+
+    ``base(x) + B A x`` with A ``[r, d]`` and B ``[p, r]``, so r (d + p) weights are trained in place
+    of d p: fewer numbers get noise, whose length grows with the root of their number.
 
     References:
         Hu et al. 2021, arXiv 2106.09685. Its factor alpha / r is 1 here: the learning rate is
@@ -39,53 +42,110 @@ class Lora(nn.Module):
         self.down: nn.Module
         self.up: nn.Module
         if isinstance(base, nn.Conv2d):
-            windows: Any = (base.kernel_size, base.stride, base.padding, base.dilation)
+            windows: Any = (
+                base.kernel_size,
+                base.stride,
+                base.padding,
+                base.dilation,
+            )
             self.down = nn.Conv2d(base.in_channels, rank, *windows, **like)
             self.up = nn.Conv2d(rank, base.out_channels, 1, **like)
         else:
             # GPT-2 has its weights the other way round.
-            sizes = base.weight.shape if isinstance(base, nn.Linear) else base.weight.shape[::-1]
+            if isinstance(base, nn.Linear):
+                sizes = base.weight.shape
+            else:
+                sizes = base.weight.shape[::-1]
             self.down = nn.Linear(sizes[1], rank, **like)
             self.up = nn.Linear(rank, sizes[0], **like)
         nn.init.zeros_(self.up.weight)  # so that it starts as the public model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's outputs plus those of the adapter."""
-        adapted: torch.Tensor = self.base(x) + self.up(self.down(x))
-        return adapted
+        outputs: torch.Tensor = self.base(x)
+        change: torch.Tensor = self.up(self.down(x))
+        return outputs + change
 
 
 def head_of(model: nn.Module) -> str:
-    """Return the name of the last layer that has parameters of its own."""
-    owners = [name for name, module in model.named_modules() if [*module.parameters(recurse=False)]]
+    """Return the name of the last layer that has parameters of its own.
+
+    Order is that of ``named_modules``, which for the usual models is that of the forward pass; that
+    the head really comes last is checked by ``part_of_model``.
+    """
+    owners = []
+    for name, module in model.named_modules():
+        parameters = [*module.parameters(recurse=False)]
+        if parameters:
+            owners.append(name)
     if not owners:
         raise InvalidInputError("model", type(model).__name__, "must have parameters")
     return str(owners[-1])
 
 
 def load_public(model: nn.Module, weights: Mapping[str, torch.Tensor], *, source: str) -> set[str]:
-    """Give a model its public weights; return the names of what stays as it was drawn."""
-    head, saved = head_of(model), model.state_dict()  # which is without buffers that no file holds
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
-    wanted = {**dict(model.named_parameters()), **buffers}
-    fits = {n for n, t in wanted.items() if n in weights and weights[n].shape == t.shape}
-    lacking = wanted.keys() - fits
-    if beyond := sorted(name for name in lacking if name.rpartition(".")[0] != head):
+    """Copy public weights into a model; return the names of parameters that keep their random values.
+
+    A head of other classes does not fit and keeps its first, random weights. Anything else that is
+    missing is refused: a model whose body stayed random would train without a word, and badly.
+
+    Args:
+        model: Changed in place.
+        weights: Tensors by the names of parameters and buffers.
+        source: Where they are from, for the error.
+
+    Raises:
+        InvalidInputError: If one of the body's is not among them.
+    """
+    head = head_of(model)
+    saved = model.state_dict()  # which is without buffers that no file holds
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            tensors[name] = buffer
+    fits = set()
+    for name, tensor in tensors.items():
+        if name in weights and weights[name].shape == tensor.shape:
+            fits.add(name)
+    lacking = tensors.keys() - fits
+    beyond = sorted(name for name in lacking if _owner_of(name) != head)
+    if beyond:
+        names = ", ".join(beyond[:3])
+        if len(beyond) > 3:
+            names = f"{names}, ..."
         raise InvalidInputError(
             "pretrained",
             source,
-            f"holds no {', '.join(beyond[:3])}{', ...' if len(beyond) > 3 else ''} of the model's shape",
+            f"holds no {names} of the model's shape",
             f"Of the model, the head ({head}) alone may be missing.",
         )
     for name in fits:
-        wanted[name].data = weights[name].to(wanted[name].dtype)
+        tensors[name].data = weights[name].to(tensors[name].dtype)
     return lacking
 
 
 def set_trainable(
-    model: nn.Module, kind: str, *, rank: int = 0, targets: Collection[str] | None = None
+    model: nn.Module,
+    kind: str,
+    *,
+    rank: int = 0,
+    targets: Collection[str] | None = None,
 ) -> nn.Module:
-    """Freeze a model but for what is to be trained, put adapters where they are asked for; return it."""
+    """Freeze all parameters but those of the chosen kind, and add adapters if asked; return the model.
+
+    Batch norms are put into evaluation mode: their statistics are public ones then, and couple no
+    records.
+
+    Args:
+        model: Changed in place.
+        kind: ``all``, ``head``, ``biases`` or ``lora``; all but the first train the head.
+        rank: Of adapters.
+        targets: Ends of the names of layers to adapt; None for all linear layers, or else all
+            convolutions.
+
+    Raises:
+        InvalidInputError: If adapters are asked for and no layer takes one.
+    """
     if kind == "all":
         return model
     head = head_of(model)
@@ -93,51 +153,84 @@ def set_trainable(
         if isinstance(part, _BatchNorm):
             part.eval()  # its running statistics are frozen with the rest
     for name, parameter in model.named_parameters():
-        owner, _, own = name.rpartition(".")
-        parameter.requires_grad_(owner == head or (kind == "biases" and own.endswith("bias")))
-    if kind != "lora":
-        return model
-    layers = {n: m for n, m in model.named_modules() if n != head and _adapts(m)}
-    linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]
-    # Of a network of convolutions, these; else they are adapted where they are named.
-    chosen = (
-        (linear or [*layers])
-        if targets is None
-        else [n for n in layers if any(f".{n}".endswith(f".{target}") for target in targets)]
-    )
-    if not chosen:
-        raise InvalidInputError(
-            "target_modules",
-            None if targets is None else list(targets),
-            "names no linear layer and no convolution beside the head; there are "
-            f"{', '.join(layers) or 'none'}",
-        )
-    for name in chosen:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, Lora(layers[name], rank))
+        owner, _, attribute = name.rpartition(".")
+        is_bias = kind == "biases" and attribute.endswith("bias")
+        parameter.requires_grad_(owner == head or is_bias)
+    if kind == "lora":
+        _put_adapters(model, head, rank, targets)
     return model
 
 
+def _put_adapters(
+    model: nn.Module,
+    head: str,
+    rank: int,
+    targets: Collection[str] | None,
+) -> None:
+    """Replace the chosen layers by adapted ones; refuse a choice that matches no layer.
+
+    Args:
+        model: Changed in place.
+        head: Name of the head, which is trained as a whole.
+        rank: Of adapters.
+        targets: Ends of the names of layers to adapt; None for all linear layers, or else all
+            convolutions.
+
+    Raises:
+        InvalidInputError: If no layer takes one.
+    """
+    layers = {n: m for n, m in model.named_modules() if n != head and _adapts(m)}
+    if targets is None:
+        # Of a network of convolutions, these; else they are adapted where they are named.
+        linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]
+        matches = linear or [*layers]
+    else:
+        ends = tuple(f".{target}" for target in targets)
+        matches = [n for n in layers if f".{n}".endswith(ends)]
+    if not matches:
+        names = ", ".join(layers) or "none"
+        raise InvalidInputError(
+            "target_modules",
+            None if targets is None else list(targets),
+            f"names no linear layer and no convolution beside the head; there are {names}",
+        )
+    for name in matches:
+        parent, _, attribute = name.rpartition(".")
+        adapter = Lora(layers[name], rank)
+        setattr(model.get_submodule(parent), attribute, adapter)
+
+
+def _owner_of(name: str) -> str:
+    """Return the name of the layer that a parameter lies in."""
+    owner, _, _ = name.rpartition(".")
+    return owner
+
+
 def _adapts(layer: nn.Module) -> bool:
-    """Whether an adapter can take the place of a layer, whose weight attention would read by itself."""
+    """Say whether an adapter can replace a layer: linear or convolution, and none inside attention."""
     kind = f"{type(layer).__module__}.{type(layer).__name__}"
-    return kind == "transformers.pytorch_utils.Conv1D" or (
-        isinstance(layer, nn.Linear | nn.Conv2d)
-        and not isinstance(layer, NonDynamicallyQuantizableLinear)
-    )
+    if kind == "transformers.pytorch_utils.Conv1D":
+        return True
+    if isinstance(layer, NonDynamicallyQuantizableLinear):
+        return False
+    return isinstance(layer, nn.Linear | nn.Conv2d)
 
 
 class _Nested(nn.Module):
-    """One layer under the name that it has in the whole model."""
+    """A module that holds one layer under the dotted name that the layer has in the whole model.
+
+    A state dict of it fits into the model, since names are the same.
+    """
 
     def __init__(self, name: str, layer: nn.Module) -> None:
         super().__init__()
         self._path = name
         first, _, rest = name.partition(".")
-        self.add_module(first, _Nested(rest, layer) if rest else layer)
+        inner = _Nested(rest, layer) if rest else layer
+        self.add_module(first, inner)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's outputs."""
+        """Return the inner layer's outputs."""
         (inner,) = self.children()
         outputs: torch.Tensor = inner(x)
         return outputs
@@ -145,7 +238,17 @@ class _Nested(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class FrozenPart:
-    """A model whose head alone is trained: the head, and what comes before it, once a record."""
+    """A model of which only the head is trained, with the frozen part's features computed once a record.
+
+    A frozen body gives a record the same features in every step, so they are computed once, and a
+    training of the head alone works on them: the same mechanism, on another view of the record.
+
+    Attributes:
+        whole: The model.
+        head: Name of the layer that is trained.
+        together: Whether many records may pass at once by ``vmap``, which has been tried.
+        at_once: How many.
+    """
 
     whole: nn.Module
     head: str
@@ -156,68 +259,104 @@ class FrozenPart:
     )
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the head is given for these inputs, shape ``[N, ...]``."""
+        """Return the inputs of the head for the given records, shape ``[N, ...]``."""
         with torch.no_grad(), unwritten(self.whole):
             if not self.together:
                 return torch.stack([self._one(record) for record in x])
             # Always as many: sums of another number of records end in other last digits, so that one
             # record more would change the features of others.
-            spare = x.new_zeros((-len(x) % self.at_once, *x.shape[1:]))
+            missing = -len(x) % self.at_once
+            spare = x.new_zeros((missing, *x.shape[1:]))
             *pieces, last = torch.split(x, self.at_once)
             pieces = [*pieces, torch.cat([last, spare])]  # the records themselves are not copied
-            return torch.cat([by_record(self._one)(piece) for piece in pieces])[: len(x)]
+            features = [by_record(self._one)(piece) for piece in pieces]
+            return torch.cat(features)[: len(x)]
 
     def _one(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the head is given for one record."""
-        caught: list[torch.Tensor] = []
-        whole, _ = fresh(self.whole)
-        whole.get_submodule(self.head).register_forward_pre_hook(
-            lambda _, given: caught.append(given[0].detach())
-        )
-        whole(x.unsqueeze(0))
-        return caught[-1].squeeze(0)
+        """Return the inputs of the head for one record, by a hook on a copy of the model.
+
+        A hook catches what goes into the head; the model is a copy, so nothing of the record stays in
+        it.
+        """
+        inputs: list[torch.Tensor] = []
+
+        def catch(_: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+            """Append the inputs of the head, ``[1, ...]``, to the list."""
+            inputs.append(arguments[0].detach())
+
+        model, _ = fresh(self.whole)
+        head = model.get_submodule(self.head)
+        head.register_forward_pre_hook(catch)
+        model(x.unsqueeze(0))
+        return inputs[-1].squeeze(0)
 
     def reduce(self, data: TensorData) -> TensorData:
-        """Return the data with features in the place of inputs; computed once for each data."""
-        if data not in self._known:
-            held = data.held_to(find_facts(lambda x, _: self.whole(x), *data.like))
-            x, _, _ = held.fetch(torch.arange(len(held), device=held.x.device))
+        """Return the data with features in place of the inputs, cached by data object.
 
-            def only(kept: torch.Tensor) -> torch.Tensor:
-                """Compute these, and nothing in the place of others."""
-                there = kept.view(-1, *(1 for _ in x.shape[1:]))
-                return self.features(torch.where(there, x, torch.zeros_like(x[:1])))
+        A record that raises in the body, or breaks public facts, is marked unusable and counts as
+        zero from then on; the features of the others do not change by it.
+        """
+        if data not in self._known:
+            facts = find_facts(lambda x, _: self.whole(x), *data.like)
+            records = data.held_to(facts)
+            places = torch.arange(len(records), device=records.x.device)
+            x, _, _ = records.fetch(places)
+
+            def only(usable: torch.Tensor) -> torch.Tensor:
+                """Return the features of usable records; the others are computed on zeros."""
+                further_axes = x.ndim - 1
+                mask = usable.view(-1, *[1] * further_axes)
+                zeros = torch.zeros_like(x[:1])
+                return self.features(torch.where(mask, x, zeros))
 
             try:
                 features = self.features(x)
             except Exception as error:
                 unusable = find_unusable(error, len(x), only)
-                features, held = only(~unusable), held.marked(unusable)
-            self._known[data] = replace(held, x=features)
+                features = only(~unusable)
+                records = records.marked(unusable)
+            self._known[data] = replace(records, x=features)
         return self._known[data]
 
     def model(self, module: nn.Module) -> nn.Module:
-        """Return the head of a model as one of its own, its parameters under the same names."""
+        """Return the head of a model alone, with its parameters' full names."""
         return _Nested(self.head, module.get_submodule(self.head))
 
 
 def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
-    """Split a model into its head and the rest, if the head alone is trained, and comes last."""
+    """Return the model split into head and frozen part; None unless only the last layer is trained.
+
+    Tried on made-up records: the head on the features must give what the model gives, and a model
+    must give the same twice. If records pass through a body together and then differ, they touch each
+    other there, and a record's gradient in the head would hang on others: that is refused.
+
+    Args:
+        model: With all but the head frozen, or not.
+        x: Made-up inputs ``[N, ...]``.
+
+    Returns:
+        The frozen part; None where a training must run the model as a whole.
+    """
     head = head_of(model)
-    if {n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad} != {head}:
+    owners = set()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            owners.add(_owner_of(name))
+    if owners != {head}:
         return None
     refuse_coupling(model)
     part = FrozenPart(model, head)
     with torch.no_grad():
         with Largest() as largest:
             features = part.features(x)
-        seen = [fresh(model)[0](x) for _ in range(2)]
-        found = part.model(model)(features)
-        if not torch.equal(*seen) or found.shape != seen[0].shape:
+        outputs = [fresh(model)[0](x) for _ in range(2)]
+        reduced = part.model(model)(features)
+        if not torch.equal(*outputs) or reduced.shape != outputs[0].shape:
             return None
-        if not _close(found, seen[0]):
-            alone = torch.cat([fresh(model)[0](record) for record in torch.split(x, 1)])
-            if _close(alone, seen[0]):
+        if not _close(reduced, outputs[0]):
+            records = torch.split(x, 1)
+            alone = torch.cat([fresh(model)[0](record) for record in records])
+            if _close(alone, outputs[0]):
                 return None  # the head is not what comes last
             raise InvalidInputError(
                 "model",
@@ -226,10 +365,13 @@ def part_of_model(model: nn.Module, x: torch.Tensor) -> FrozenPart | None:
             )
     together = replace(part, together=True, at_once=largest.at_once(_PASS))
     try:
-        return together if _close(together.features(x), features) else part
+        if _close(together.features(x), features):
+            return together
+        return part
     except Exception:  # no rule for an operation, a choice by value, numbers that are drawn
         return part
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two outputs are equal but for rounding."""
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4)

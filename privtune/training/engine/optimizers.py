@@ -1,4 +1,4 @@
-"""torch's optimizers as the steps of a method: they are given noisy clipped gradients, and no more.
+"""torch's optimizers as steps of a training method, along noisy clipped gradients only.
 
 What an optimizer makes of a release is post-processing, so the charge is that of the method whose gradients
 it steps along. Plain SGD, Adam and AdamW of a whole stack are stepped by one call; any other one, as one with
@@ -21,8 +21,7 @@ from torch.optim import optimizer as hooks
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods import AutomaticClipping, FixedDPSGD
-from privtune.training.methods._base import candidate_column
+from privtune.training.methods.method import candidate_column
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.oracle import Oracle
@@ -35,17 +34,33 @@ _AS_ONE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 def checked(
-    optimizer: torch.optim.Optimizer, model: nn.Module, scheduler: LRScheduler | None = None
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    scheduler: LRScheduler | None = None,
 ) -> None:
-    """Refuse an optimizer whose steps would not be torch's own steps along the gradients that it is given."""
+    """Check that an optimizer and its schedule take torch's own steps along released gradients only.
+
+    The charge is that of the gradients that a method releases. An optimizer that asks for more of
+    them (a closure), that remembers another trial, or that a user wrote could take steps that nobody
+    charged, or compare candidates by more than their hyperparameters. The first problem that is found
+    is raised.
+
+    Raises:
+        InvalidInputError: Of ``optimizer`` or of ``schedule``, with what helps.
+    """
     for problem in _problems(optimizer, model):
         raise InvalidInputError("optimizer", *problem)
-    for problem in () if scheduler is None else _schedule_problems(scheduler, optimizer):
+    if scheduler is None:
+        return
+    for problem in _schedule_problems(scheduler, optimizer):
         raise InvalidInputError("schedule", type(scheduler).__name__, *problem)
 
 
 def _problems(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Yield what is wrong with an optimizer: what it is, what it must be, what helps."""
+    """Yield the problems of an optimizer as texts: what it is, what it must be, a remedy.
+
+    A schedule wraps ``step`` on the instance; that mark of torch's is known and let pass.
+    """
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     name = kind.__name__
     if isinstance(optimizer, type) or not isinstance(optimizer, torch.optim.Optimizer):
@@ -58,11 +73,16 @@ def _problems(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tu
     step = vars(optimizer).get("step")
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         yield "another step()", f"must be that of {name}, as torch has it"
-    found = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
-    found += [hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks]
-    if any(found):
+    hook_tables = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        hooks._global_optimizer_pre_hooks,
+        hooks._global_optimizer_post_hooks,
+    )
+    if any(hook_tables):
         yield "a step hook", "must have no hooks on its steps", "Remove the hook."
-    if any(float(kept.get("step", 1)) for kept in optimizer.state.values()):
+    steps = [float(state.get("step", 1)) for state in optimizer.state.values()]
+    if any(steps):
         must = "must be new for each candidate, so that it remembers nothing"
         yield "one that has stepped", must, "Make it in build."
     yield from _parameter_problems(optimizer, model)
@@ -75,24 +95,29 @@ def _problems(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tu
 def _parameter_problems(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> Iterator[tuple[str, ...]]:
-    """Yield what is wrong with the parameters that an optimizer holds, by name.
+    """Yield the problems of an optimizer's parameters: none trained, some missing, or another model's.
 
     Those of the model that are frozen may be among them: they have no gradient, and no step moves them.
     """
-    named = {id(p): (name, p) for name, p in model.named_parameters()}
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for key, (name, p) in named.items() if p.requires_grad and key not in held]
-    count = f"{len(held)} parameters"
-    if not any(p.requires_grad for _, p in named.values()):
+    parameters = {id(p): (name, p) for name, p in model.named_parameters()}
+    identities = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = []
+    for key, (name, p) in parameters.items():
+        if p.requires_grad and key not in identities:
+            missing.append(name)
+    count = f"{len(identities)} parameters"
+    if not any(p.requires_grad for _, p in parameters.values()):
         must = "must hold parameters of the candidate's model, none of which requires gradients"
         yield count, must, "Call requires_grad_(True) on what shall be trained."
-    elif held - named.keys():
+    elif identities - parameters.keys():
         must = "must hold parameters of the candidate's model alone, and some are of another model"
         remedy = "Make it after the model is complete, over the parameters that require gradients."
         yield count, must, remedy
     elif missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        must = f"must hold every parameter that requires gradients, and lacks {', '.join(missing[:3])}{more}"
+        names = ", ".join(missing[:3])
+        if len(missing) > 3:
+            names = f"{names} and {len(missing) - 3} more"
+        must = f"must hold every parameter that requires gradients, and lacks {names}"
         remedy = (
             "Call requires_grad_(False) on what shall stay as it is, before the optimizer is made."
         )
@@ -102,7 +127,10 @@ def _parameter_problems(
 def _schedule_problems(
     scheduler: LRScheduler, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, ...]]:
-    """Yield what a schedule must be, and is not, and what helps."""
+    """Yield the problems of a schedule as texts: what it must be, and a remedy.
+
+    A schedule by a metric would look at a loss that was not released.
+    """
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         must = "must be a scheduler of torch's that is stepped once after every step, by no metric"
         yield must, "Name a schedule such as 'cosine', or use one of torch.optim.lr_scheduler."
@@ -115,7 +143,16 @@ def _schedule_problems(
 
 @dataclass(eq=False)
 class Own:
-    """The optimizer of one candidate, over parameters in the order of the model's."""
+    """A copy of one candidate's optimizer, over copies of the parameters in the model's order.
+
+    Attributes:
+        optimizer: A copy, over copies of the parameters: the user's own never step.
+        params: The copies, in the order of the model's trained parameters.
+        alone: Whether it steps by itself, and not with others by one formula.
+        scheduler: A copy of what moves its settings; None where ``paces`` says all of it.
+        paces: Factors on its rate, one a step.
+        steps: How many it has taken by itself.
+    """
 
     optimizer: torch.optim.Optimizer
     params: Sequence[torch.Tensor] = field(repr=False)
@@ -132,7 +169,17 @@ class Own:
         scheduler: LRScheduler | None,
         steps: int,
     ) -> Own:
-        """Check what steps a candidate so many times; return a copy of it, over copies of the parameters."""
+        """Check a user's optimizer and schedule; return a copy over copies of the model's parameters.
+
+        Most schedules change the rate alone. Such a one is walked once, here, and becomes a list of
+        factors, so that the steps of a whole stack can be taken by one formula.
+
+        Args:
+            optimizer: Of the user's, made over parameters of the model.
+            model: The candidate's, whose trained parameters it steps.
+            scheduler: Moves its settings after every step, or None.
+            steps: How many steps a training has.
+        """
         checked(optimizer, model, scheduler)
         trained = [p for p in model.parameters() if p.requires_grad]
         # A model that build keeps beside its trial would hold the weights of every step.
@@ -142,33 +189,50 @@ class Own:
         if scheduler is not None:
             _mark_step(optimizer)
         level = (1.0,) * steps
-        paces = level if scheduler is None else _paces(scheduler, steps)
+        paces: tuple[float, ...] | None = level
+        if scheduler is not None:
+            paces = _paces(scheduler, steps)
         if paces is None or not _as_one(optimizer):
             return cls(optimizer, params, True, scheduler, level)
-        for group in optimizer.param_groups if scheduler is not None else ():
-            group["lr"] = group["initial_lr"]
+        if scheduler is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"]
         return cls(optimizer, params, False, None, paces)
 
     @property
     def kind(self) -> type | None:
-        """Optimizers of one kind are stepped by one call; None for one that steps by itself."""
-        return None if self.alone else type(self.optimizer)
+        """The optimizer's class, whose members one call steps together; None if it is stepped alone."""
+        if self.alone:
+            return None
+        return type(self.optimizer)
 
     @property
     def widens(self) -> bool:
-        """Whether its rule leaves weights of zero that have no gradient at zero, by one setting for all."""
+        """Whether zero-padded weights without a gradient stay zero in its steps.
+
+        Adam's step is ``m / (sqrt(v) + eps)``: with eps of 0, a weight whose gradients are all zero
+        would be 0 / 0.
+        """
         return not self.alone and self.optimizer.param_groups[0].get("eps", 1.0) > 0.0
 
     @property
     def rate(self) -> float:
-        """Learning rate of the first group."""
+        """The learning rate of the first parameter group.
+
+        It is shown in reports, and stands for all groups there.
+        """
         return float(self.optimizer.param_groups[0]["lr"])
 
     def step(self, gradient: torch.Tensor, pace: float) -> torch.Tensor:
-        """Step by itself along a gradient of shape ``[P]``; return the parameters, ``[P]``."""
+        """Step this optimizer along a gradient ``[P]`` at its rate times ``pace``; return the parameters.
+
+        The pace is a public factor on the rates of this step; they are put back after it, so that a
+        schedule of torch's moves them from where it left them.
+        """
         groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
-        for p, part in _parts(gradient.to(self.params[0]), self.params):
+        gradient = gradient.to(self.params[0])
+        for p, part in _parts(gradient, self.params):
             p.grad = part
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate if pace == 1.0 else rate * pace
@@ -183,28 +247,55 @@ class Own:
         return torch.cat([p.detach().flatten() for p in self.params])
 
     def memory(self) -> torch.Tensor:
-        """Return what the optimizer remembers as one vector."""
-        empty = self.params[0].detach().new_empty(0)
-        return torch.cat([empty, *(t.flatten().to(empty) for t in self._remembered())])
+        """Return the optimizer's state tensors as one vector, for a checkpoint.
 
-    def go_to(self, params: torch.Tensor, memory: torch.Tensor, steps: int) -> None:
-        """Go on from a step that another process has taken, if this one has not."""
+        Shape ``[M]``, in the order of the parameters and of the names of what is kept of each; empty
+        before the first step. It is what a checkpoint keeps.
+        """
+        empty = self.params[0].detach().new_empty(0)
+        vectors = [tensor.flatten().to(empty) for tensor in self._remembered()]
+        return torch.cat([empty, *vectors])
+
+    def go_to(
+        self,
+        params: torch.Tensor,
+        memory: torch.Tensor,
+        steps: int,
+    ) -> None:
+        """Set parameters and optimizer state to those of a checkpoint, if this process is behind it.
+
+        torch makes the tensors of an optimizer's memory in its first step, and moves a schedule by
+        steps alone. So as many steps are taken along zeros, and then weights and memory are
+        overwritten.
+
+        Args:
+            params: Weights after so many steps, ``[P]``.
+            memory: What ``memory`` gave then.
+            steps: How many had been taken.
+        """
         if self.steps == steps:
             return
         while self.steps < steps:  # makes places for what is remembered, and moves the schedule
             self.step(torch.zeros_like(params), 1.0)
-        for held, vector in ((self.params, params), (self._remembered(), memory)):
-            for tensor, part in _parts(vector, held):
-                tensor.data.copy_(part)
+        for p, part in _parts(params, self.params):
+            p.data.copy_(part)
+        for tensor, part in _parts(memory, self._remembered()):
+            tensor.data.copy_(part)
 
     def _remembered(self) -> list[torch.Tensor]:
-        state = self.optimizer.state
-        found = (state[p] for p in self.params if p in state)
-        return [v for own in found for _, v in sorted(own.items()) if torch.is_tensor(v)]
+        """Return the optimizer's state tensors, sorted by name within each parameter."""
+        tensors = []
+        for p in self.params:
+            if p not in self.optimizer.state:
+                continue
+            for _, value in sorted(self.optimizer.state[p].items()):
+                if torch.is_tensor(value):
+                    tensors.append(value)
+        return tensors
 
 
 def _mark_step(optimizer: torch.optim.Optimizer) -> None:
-    """Mark the copy of an optimizer as one that a schedule knows: torch would warn that it is another."""
+    """Mark a copied optimizer as already wrapped by its schedule, so that torch does not warn."""
     step: Any = partial(type(optimizer).step, optimizer)
     step._wrapped_by_lr_sched = True
     optimizer.step = step  # type: ignore[method-assign]
@@ -214,42 +305,70 @@ def _mark_step(optimizer: torch.optim.Optimizer) -> None:
 def _parts(
     vector: torch.Tensor, like: Sequence[torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield some tensors, each with the part of a vector that lies in its place."""
-    parts = torch.split(vector, [tensor.numel() for tensor in like])
-    return ((tensor, part.view_as(tensor)) for tensor, part in zip(like, parts, strict=True))
+    """Yield each tensor of ``like`` with its part of a flat vector, in the tensor's shape.
+
+    A view of each tensor's shape, in the order in which ``torch.cat`` would have joined them.
+    """
+    sizes = [tensor.numel() for tensor in like]
+    parts = torch.split(vector, sizes)
+    for tensor, part in zip(like, parts, strict=True):
+        yield tensor, part.view_as(tensor)
 
 
 def _as_one(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether an optimizer's steps can be taken with those of others: one plain rule for all weights."""
+    """Say whether an optimizer has a plain rule, so that it can be stepped together with others.
+
+    One group, of plain numbers, and none of the options that change the rule itself: ``_of_columns``
+    knows of momentum, dampening, Nesterov, both decays and ``maximize``.
+    """
     first, *more = optimizer.param_groups
     if type(optimizer) not in _AS_ONE or more:
         return False
     numbers = (first["lr"], first["weight_decay"], *first.get("betas", ()))
+    if not all(isinstance(number, int | float) for number in numbers):
+        return False
     others = ("amsgrad", "capturable", "differentiable")
-    return all(isinstance(n, int | float) for n in numbers) and not any(map(first.get, others))
+    return not any(first.get(name) for name in others)
 
 
 def _paces(scheduler: LRScheduler, steps: int) -> tuple[float, ...] | None:
-    """Return a schedule's factors on the first rate, one a step; None where it changes more."""
+    """Return a schedule's factors on the first rate, one a step; None where it changes more.
+
+    A rate of 0 has no factors, and a schedule that moves momentum (a one-cycle one) is not a factor
+    on the rate.
+    """
     base = float(scheduler.optimizer.param_groups[0]["initial_lr"])
     walk = [groups[0] for groups in walked(scheduler, steps)]
-    rates = [float(own.pop("lr")) for own in walk]
-    if not base or any(own != walk[0] for own in walk):
+    rates = [float(settings.pop("lr")) for settings in walk]
+    changes_more = any(settings != walk[0] for settings in walk)
+    if not base or changes_more:
         return None
     return tuple(rate / base for rate in rates)
 
 
 def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
-    """Return what a schedule of torch's sets the groups of its optimizer to, step by step."""
-    held = [p for group in scheduler.optimizer.param_groups for p in group["params"]]
-    tried, found = deepcopy(scheduler, {id(p): p for p in held}), []
+    """Return the settings that a schedule gives each parameter group, step by step.
+
+    One entry a step: the settings of each group. A copy is walked, since a schedule cannot be put
+    back. One of a fixed length that is too short would raise in the middle of a training, after its
+    charge; here it is refused before.
+    """
+    shared: dict[int, Any] = {}  # the parameters, which are not copied
+    for group in scheduler.optimizer.param_groups:
+        for p in group["params"]:
+            shared[id(p)] = p
+    copy = deepcopy(scheduler, shared)
+    settings = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step was taken before the schedule's
         for step in range(steps):
-            groups = tried.optimizer.param_groups
-            found.append([{n: v for n, v in group.items() if n != "params"} for group in groups])
+            groups = []
+            for group in copy.optimizer.param_groups:
+                settings_of_group = {n: v for n, v in group.items() if n != "params"}
+                groups.append(settings_of_group)
+            settings.append(groups)
             try:
-                tried.step()
+                copy.step()
             except Exception as error:
                 raise InvalidInputError(
                     "schedule",
@@ -258,46 +377,73 @@ def walked(scheduler: LRScheduler, steps: int) -> list[list[dict[str, Any]]]:
                     f"{step + 1}: {error}",
                     "It is stepped once after every step, not every epoch: trial.steps is their number.",
                 ) from error
-    return found
+    return settings
 
 
 def _columns(owns: Sequence[Own], like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the settings of K optimizers of one kind by name, ``[K, 1]``."""
-    groups = [group for own in owns for group in own.optimizer.param_groups]
-    betas = torch.tensor([group.get("betas", (0.0, 0.0)) for group in groups], dtype=torch.float64)
+    """Return the settings of K optimizers as columns ``[K, 1]`` by name.
+
+    They are float64 where they enter powers (``beta ** step``) or small products (rates), else in the
+    type of the parameters.
+
+    Args:
+        owns: Optimizers of one kind, of one group each.
+        like: Parameters, of which type and device are read.
+
+    Returns:
+        The rate alone for plain SGD, whose step is then one call.
+    """
+    groups = [optimizer.optimizer.param_groups[0] for optimizer in owns]
+    pairs = [group.get("betas", (0.0, 0.0)) for group in groups]
+    betas = torch.tensor(pairs, dtype=torch.float64)
 
     def column(name: str, default: float = 0.0) -> torch.Tensor:
-        values = [[float(group.get(name, default))] for group in groups]
-        return torch.tensor(values, dtype=torch.float64, device=like.device)
+        """Return one setting of every optimizer, float64 ``[K, 1]``."""
+        values = [float(group.get(name, default)) for group in groups]
+        numbers = torch.tensor(values, dtype=torch.float64, device=like.device)
+        return numbers.unsqueeze(1)
 
-    rate, decay, momentum = column("lr"), column("weight_decay"), column("momentum")
-    used = (decay, momentum, column("maximize"))
-    if owns[0].kind is torch.optim.SGD and not any(bool(values.any()) for values in used):
+    rate = column("lr")
+    decay = column("weight_decay")
+    momentum = column("momentum")
+    has_more = [bool(values.any()) for values in (decay, momentum, column("maximize"))]
+    if owns[0].kind is torch.optim.SGD and not any(has_more):
         return {"rate": rate}
     # Older versions of torch's AdamW are no Adam and have no such setting.
-    apart = column("decoupled_weight_decay", isinstance(owns[0].optimizer, torch.optim.AdamW))
+    is_adamw = isinstance(owns[0].optimizer, torch.optim.AdamW)
+    apart = column("decoupled_weight_decay", is_adamw)
     # Without momentum torch takes the gradient as it is, whatever its dampening.
     dampening = column("dampening") * (momentum != 0)
-    own_type = {
+    of_type = {
         "decay": decay * (1 - apart),
         "sign": 1 - 2 * column("maximize"),
         "momentum": momentum,
         "new": 1 - dampening,
         "epsilon": column("eps"),
     }
-    return {
+    columns = {
         "rate": rate,
         "apart": decay * apart,
         "nesterov": column("nesterov"),
         "beta1": betas[:, :1].to(like.device),
         "beta2": betas[:, 1:].to(like.device),
-        **{name: values.to(like.dtype) for name, values in own_type.items()},
     }
+    for name, values in of_type.items():
+        columns[name] = values.to(like.dtype)
+    return columns
 
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """State of K trainings that optimizers of one kind step: parameters ``[K, P]``, numbers ``[K]``."""
+    """State of K trainings that optimizers of one kind step: parameters ``[K, P]``, numbers ``[K]``.
+
+    Attributes:
+        first: The first moment, or momentum, ``[K, P]``; the memory of optimizers that step by
+            themselves.
+        second: The second moment, ``[K, P]``; empty where there is none.
+        owns: Not stored in a checkpoint: a new process makes them again from the trial.
+        columns: Settings by name, ``[K, 1]``; empty where each steps by itself.
+    """
 
     params: torch.Tensor
     learning_rate: torch.Tensor
@@ -310,14 +456,34 @@ class _State:
 
 
 def _of_columns(state: _State, gradient: torch.Tensor, pace: torch.Tensor | float) -> _State:
-    """Step SGD, Adam or AdamW of all rows by torch's own rules."""
-    columns, params = state.columns, state.params
+    """Step SGD, Adam or AdamW of all candidates in one formula, by torch's rules.
+
+    SGD as torch has it: ``b' = momentum b + (1 - dampening) g``, in the first step ``b' = g``.
+    Candidates of a stack may have other settings, so a rule without momentum is the one with a
+    momentum of 0. Weight decay is added to the gradient (``decay``) or shrinks the weights by
+    themselves (``apart``: AdamW, Loshchilov and Hutter 2019).
+
+    The methods of PrivTune's own step by ``methods._base.SGD`` and ``AdamW``: the same rules, rounded
+    otherwise. Those have one setting for all candidates and give a direction, for the method to set the
+    rate; so Adam's corrections of the bias lie in one divisor there, and not in the rate, and a decay is
+    a product and a sum, where torch rounds once. Neither rule can take the place of the other without
+    other last digits: here they are torch's, there those of results that are recorded.
+
+    Args:
+        state: Parameters and moments, ``[K, P]``.
+        gradient: Of the release, ``[K, P]``.
+        pace: Factor on the rates, ``[K]`` or one for all.
+    """
+    columns = state.columns
+    params = state.params
     rate = columns["rate"]
-    rate = rate * pace.unsqueeze(1) if isinstance(pace, torch.Tensor) else rate
-    own = rate.to(params)
-    now = replace(state, step=state.step + 1, learning_rate=own[:, 0])
+    if isinstance(pace, torch.Tensor):
+        rate = rate * pace.unsqueeze(1)
+    scaled_rate = rate.to(params)
+    now = replace(state, step=state.step + 1, learning_rate=scaled_rate[:, 0])
     if columns.keys() == {"rate"}:
-        return replace(now, params=torch.addcmul(params, gradient, own, value=-1.0))
+        stepped = torch.addcmul(params, gradient, scaled_rate, value=-1.0)
+        return replace(now, params=stepped)
     gradient = (gradient * columns["sign"]).addcmul_(params, columns["decay"])
     if state.owns[0].kind is torch.optim.SGD:
         first = gradient
@@ -325,39 +491,74 @@ def _of_columns(state: _State, gradient: torch.Tensor, pace: torch.Tensor | floa
             first = (state.first * columns["momentum"]).addcmul_(gradient, columns["new"])
         ahead = torch.addcmul(gradient, first, columns["momentum"])
         direction = torch.where(columns["nesterov"] > 0, ahead, first)
-        return replace(now, params=torch.addcmul(params, direction, own, value=-1.0), first=first)
-    beta1, beta2 = columns["beta1"], columns["beta2"]
-    empty = torch.zeros_like(gradient)
-    first, second = (state.first, state.second) if state.step else (empty, empty)
+        stepped = torch.addcmul(params, direction, scaled_rate, value=-1.0)
+        return replace(now, params=stepped, first=first)
+    # Kingma and Ba 2015, Algorithm 1: moments m and v, divided by what they lack of a whole mean.
+    # m' = beta1 m + (1 - beta1) g,  v' = beta2 v + (1 - beta2) g²,
+    # p' = (1 - rate decay) p - rate / (1 - beta1^t) m' / (sqrt(v') / sqrt(1 - beta2^t) + epsilon)
+    beta1 = columns["beta1"]
+    beta2 = columns["beta2"]
+    first = state.first
+    second = state.second
+    if not state.step:
+        first = torch.zeros_like(gradient)
+        second = first
     first = first.lerp(gradient, (1 - beta1).to(params))
-    second = (second * beta2.to(params)).addcmul_(gradient, gradient * (1 - beta2).to(params))
-    one, two = (1 - beta**now.step for beta in (beta1, beta2))
-    root = second.sqrt().div_(two.sqrt().to(params)).add_(columns["epsilon"])
-    kept = params * (1 - rate * columns["apart"]).to(params)
-    params = kept - torch.div(first, root).mul_((rate / one).to(params))
-    return replace(now, params=params, first=first, second=second)
+    share = (1 - beta2).to(params)
+    second = (second * beta2.to(params)).addcmul_(gradient, gradient * share)
+    one = 1 - beta1**now.step
+    two = 1 - beta2**now.step
+    root = second.sqrt()
+    root = root.div_(two.sqrt().to(params)).add_(columns["epsilon"])
+    stays = 1 - rate * columns["apart"]
+    decayed = params * stays.to(params)
+    step = torch.div(first, root).mul_((rate / one).to(params))
+    return replace(
+        now,
+        params=decayed - step,
+        first=first,
+        second=second,
+    )
 
 
 def _by_themselves(state: _State, gradient: torch.Tensor, pace: torch.Tensor | float) -> _State:
-    """Let every optimizer step its own candidate's parameters."""
-    paces = pace.tolist() if isinstance(pace, torch.Tensor) else [pace] * len(gradient)
-    rates, rows = [], []
-    for k, (own, factor) in enumerate(zip(state.owns, paces, strict=True)):
-        own.go_to(state.params[k], state.first[k], state.step)
-        rates.append(own.rate * factor)
-        rows.append(own.step(gradient[k], factor))
+    """Let every optimizer step its own candidate's parameters.
+
+    K calls in the place of one. A process that took a checkpoint over brings each optimizer up to the
+    step first; in all other steps that does nothing.
+
+    Args:
+        state: Parameters ``[K, P]``, and what each optimizer remembers as a row.
+        gradient: Of the release, ``[K, P]``.
+        pace: Factor on the rates, ``[K]`` or one for all.
+    """
+    if isinstance(pace, torch.Tensor):
+        paces = pace.tolist()
+    else:
+        paces = [pace] * len(gradient)
+    rates = []
+    rows = []
+    memories = []
+    for k, (optimizer, factor) in enumerate(zip(state.owns, paces, strict=True)):
+        optimizer.go_to(state.params[k], state.first[k], state.step)
+        rates.append(optimizer.rate * factor)
+        rows.append(optimizer.step(gradient[k], factor))
+        memories.append(optimizer.memory())
     return replace(
         state,
         params=torch.stack(rows).to(state.params),
         learning_rate=state.params.new_tensor(rates),
         step=state.step + 1,
-        first=torch.stack([own.memory() for own in state.owns]),
+        first=torch.stack(memories),
     )
 
 
 @dataclass(frozen=True)
 class Optimized:
-    """A method whose gradients an optimizer of torch's steps along, one for each candidate.
+    """A training method whose noisy gradients are followed by torch optimizers, one a candidate.
+
+    It has the interface of a method, so a training need not know. Only methods that say so are taken
+    (``takes_optimizer``): one that adapts has a step of its own, which the optimizer's would replace.
 
     **Guarantee**: as the method's.
     """
@@ -366,8 +567,7 @@ class Optimized:
 
     def __post_init__(self) -> None:
         method = self.method
-        plain = isinstance(method, FixedDPSGD | AutomaticClipping)
-        if not plain or method.momentum or method.weight_decay:
+        if not method.takes_optimizer:
             raise InvalidInputError(
                 "optimizer",
                 "one of torch's",
@@ -380,25 +580,37 @@ class Optimized:
         """Make the state of K candidates, whose optimizers are all of one kind."""
         owns: tuple[Own, ...] = tuple(candidate[OPTIMIZER] for candidate in candidates)
         norms = params.new_zeros(len(owns))
-        if isinstance(self.method, FixedDPSGD):
+        if "max_grad_norm" in self.method.parameters:
             norms = candidate_column(candidates, "max_grad_norm", params)
         empty = params.new_zeros(len(owns), 0)
-        rates = params.new_tensor([own.rate for own in owns])
-        columns = {} if owns[0].kind is None else _columns(owns, params)
-        return _State(params, rates, norms, 0, empty, empty, owns, columns)
+        rates = params.new_tensor([optimizer.rate for optimizer in owns])
+        columns: Mapping[str, torch.Tensor] = {}
+        if owns[0].kind is not None:
+            columns = _columns(owns, params)
+        return _State(
+            params=params,
+            learning_rate=rates,
+            max_grad_norm=norms,
+            step=0,
+            first=empty,
+            second=empty,
+            owns=owns,
+            columns=columns,
+        )
 
     def update(self, state: _State, oracle: Oracle) -> _State:
-        """Take one step of every optimizer along its row of the release."""
+        """Ask for one noisy gradient of each candidate, and step its optimizer along it.
+
+        One release, as the method asks for it: the optimizer sees nothing but the noisy mean gradient
+        ``[K, P]``.
+        """
         method = self.method
-        if isinstance(method, FixedDPSGD):
-            clipping = method.clip(state.max_grad_norm)
-        else:
-            clipping = method.normalise(method.stabilizer)
+        clipping = method.clipping_of(state.max_grad_norm)
         gradient = method.gradient(oracle, state.params, clipping)
         step = _of_columns if state.columns else _by_themselves
         return step(state, gradient, oracle.pace)
 
     def report(self, state: _State) -> Mapping[str, torch.Tensor]:
-        """Return what the method reports: the learning rate of the first group, and its clipping norm."""
-        found: Mapping[str, torch.Tensor] = self.method.report(state)
-        return found
+        """Return the method's report, with the learning rate of the first parameter group."""
+        figures: Mapping[str, torch.Tensor] = self.method.report(state)
+        return figures

@@ -1,1 +1,1 @@
-"""What the guarantee rests on: schedule, sampling, clipping, noise, releases and their transcript."""
+"""The mechanism behind the privacy guarantee: schedule, sampling, clipping, noise and transcript."""

@@ -1,4 +1,4 @@
-"""Bounding each record's contribution, and saying by how much: the noise reads it from here.
+"""Clipping rules: coefficients that bound each record's gradient, and the sensitivity of the clipped sum.
 
 A clipping maps the norms of per-sample gradients to coefficients. Its sensitivity is the largest
 L2 norm that one record can add to the clipped sum. A norm that is not finite has coefficient zero.
@@ -22,7 +22,7 @@ _SMALLEST = 1e-15  # of bounds: float32 sees no norm below 1e-19
 
 
 class Clipping(ABC):
-    """How much each record may add to a sum of gradients.
+    """A rule that bounds how much each record may add to a sum of gradients.
 
     **Guarantee**: with ``n`` the norms of a record's gradient by group, the scaled gradient
     ``coefficients(n) * gradient`` has an L2 norm of at most ``sensitivity``.
@@ -33,33 +33,33 @@ class Clipping(ABC):
 
     @abstractmethod
     def sensitivity(self, candidates: int) -> torch.Tensor:
-        """Return the sensitivity of each candidate's sum, shape ``[K]``, float64: where its bounds lie."""
+        """Return the sensitivity of each candidate's clipped sum, shape ``[K]``, in float64."""
 
     @abstractmethod
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return what ``rule`` takes beside norms ``[G, K, B]``, G the number of layers or 1."""
+        """Return the bounds that ``rule`` takes beside norms ``[G, K, B]``, G the number of layers or 1."""
 
     @staticmethod
     @abstractmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Map finite norms to new coefficients: tensor operations alone, so it can be compiled."""
+        """Map finite norms to coefficients in a new tensor, by tensor operations that can be compiled."""
 
     def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        """Map finite norms, shape ``[G, K, B]``, to new coefficients of the same shape."""
+        """Map finite norms, shape ``[G, K, B]``, to coefficients in a new tensor of the same shape."""
         return self.rule(norms, self.limits(norms))
 
     def coefficients(self, norms: torch.Tensor) -> torch.Tensor:
-        """Map norms to coefficients as ``factors`` does, and norms that are not finite to zero."""
+        """Map norms to coefficients as ``factors`` does; a norm that is not finite gets 0."""
         return self.factors(norms).masked_fill_(~norms.isfinite(), 0.0)
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return 1 where a record is not scaled down, shape ``[K, B]``, given ``[G, K, B]``."""
+        """Return which records keep their full gradient, bool ``[K, B]``, given norms ``[G, K, B]``."""
         return (norms <= self.limits(norms)).all(dim=0)
 
 
 @dataclass(frozen=True, eq=False)
 class Flat(Clipping):
-    """Scale a gradient down to ``max_grad_norm``, a float or ``[K]``, if longer (Abadi et al. 2016).
+    """Clipping that scales long gradients down to ``max_grad_norm``, a float or ``[K]`` (Abadi et al. 2016).
 
     Infinity clips nothing and may only go with a noise multiplier of zero.
     """
@@ -67,12 +67,13 @@ class Flat(Clipping):
     max_grad_norm: float | torch.Tensor
 
     def sensitivity(self, candidates: int) -> torch.Tensor:
-        """Return ``max_grad_norm`` of each candidate."""
+        """Return ``max_grad_norm`` of each candidate, shape ``[K]``."""
         return _column("max_grad_norm", self.max_grad_norm, candidates)
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return the bounds, shape ``[K, 1]``."""
-        return _as_rows(self.sensitivity(norms.shape[1]), norms)
+        """Return ``max_grad_norm`` of each candidate, shape ``[K, 1]``."""
+        bounds = self.sensitivity(norms.shape[1])
+        return _as_rows(bounds, norms)
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
@@ -82,14 +83,16 @@ class Flat(Clipping):
 
 @dataclass(frozen=True, eq=False)
 class Automatic(Clipping):
-    """Normalise every gradient: ``g / (norm + stabilizer)`` (Bu et al. 2023, arXiv 2206.07136)."""
+    """Clipping that normalises gradients: ``g / (norm + stabilizer)`` (Bu et al., arXiv 2206.07136)."""
 
     stabilizer: float = 0.01
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.stabilizer) and self.stabilizer > 0.0):
             raise InvalidInputError(
-                "stabilizer", self.stabilizer, "must be a finite number above 0"
+                "stabilizer",
+                self.stabilizer,
+                "must be a finite number above 0",
             )
 
     def sensitivity(self, candidates: int) -> torch.Tensor:
@@ -97,7 +100,7 @@ class Automatic(Clipping):
         return _column("max_grad_norm", 1.0, candidates)
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return the stabilizer."""
+        """Return the stabilizer, shape ``[1, 1]``."""
         return norms.new_full((1, 1), self.stabilizer)
 
     @staticmethod
@@ -106,13 +109,13 @@ class Automatic(Clipping):
         return (norms + limits).reciprocal_()
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return 1 where the norm is at most 1."""
+        """Return which records have a norm of at most 1, as if they were clipped to it, shape ``[K, B]``."""
         return (norms <= 1.0).all(dim=0)
 
 
 @dataclass(frozen=True, eq=False)
 class AutomaticByLayer(Automatic):
-    """Normalise the gradient of each of L layers: ``g / (sqrt(L) (norm + stabilizer))`` (Bu et al., §4).
+    """Clipping that normalises each of L layers: ``g / (sqrt(L) (norm + stabilizer))`` (Bu et al., §4).
 
     **Guarantee**: L layers shorter than ``1 / sqrt(L)`` are together shorter than 1.
     """
@@ -126,12 +129,14 @@ class AutomaticByLayer(Automatic):
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
         """Return ``1 / (sqrt(L) (norm + stabilizer))``, layer by layer."""
-        return Automatic.rule(norms, limits).mul_(norms.shape[0] ** -0.5)
+        layers = norms.shape[0]
+        factors = Automatic.rule(norms, limits)
+        return factors.mul_(layers**-0.5)
 
 
 @dataclass(frozen=True, eq=False)
 class EqualByLayer(Flat):
-    """Clip the gradient of each of L layers to ``max_grad_norm / sqrt(L)``.
+    """Clipping of the gradient of each of L layers to ``max_grad_norm / sqrt(L)``.
 
     **Guarantee**: the squares of L such norms add up to ``max_grad_norm`` squared at most.
     """
@@ -140,12 +145,13 @@ class EqualByLayer(Flat):
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
         """Return the bound of every layer, shape ``[1, K, 1]``."""
-        return (super().limits(norms) / math.sqrt(norms.shape[0])).unsqueeze(0)
+        bounds = super().limits(norms) / math.sqrt(norms.shape[0])
+        return bounds.unsqueeze(0)
 
 
 @dataclass(frozen=True, eq=False)
 class CoordinateTransform(Clipping):
-    """Clip ``(g - center) / scale`` instead of ``g`` (AdaCliP, arXiv 1908.07643).
+    """Clipping of ``(g - center) / scale`` in place of ``g`` (AdaCliP, arXiv 1908.07643).
 
     The noisy mean of the transformed gradients is mapped back by the oracle: it answers
     ``scale * mean + center``. Both are ``[K, P]`` and functions of past releases only; ``scale`` is above 0.
@@ -156,12 +162,13 @@ class CoordinateTransform(Clipping):
     max_norm: float = 1.0
 
     def sensitivity(self, candidates: int) -> torch.Tensor:
-        """Return ``max_norm``, in transformed coordinates."""
+        """Return ``max_norm`` for each candidate, the sensitivity in transformed coordinates."""
         return _column("max_norm", self.max_norm, candidates)
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
         """Return ``max_norm`` for every candidate, shape ``[K, 1]``."""
-        return _as_rows(self.sensitivity(norms.shape[1]), norms)
+        bounds = self.sensitivity(norms.shape[1])
+        return _as_rows(bounds, norms)
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
@@ -170,30 +177,50 @@ class CoordinateTransform(Clipping):
 
 
 class _Columns(threading.local):
-    """Columns of a thread, and where they are needed: stacks are trained side by side."""
+    """Caches of a thread: bounds in float64, and the same bounds in other types or on other devices.
+
+    Attributes:
+        bounds: Bounds as float64 ``[K]``, behind what each was made of and the version of that.
+        rows: The same in another type or on another device ``[K, 1]``, behind the column.
+    """
 
     def __init__(self) -> None:
-        self.known: dict[tuple[float, int], tuple[object, int, torch.Tensor]] = {}
-        self.there: dict[tuple[int, torch.device, torch.dtype], tuple[torch.Tensor, ...]] = {}
+        self.bounds: dict[tuple[float, int], tuple[object, int, torch.Tensor]] = {}
+        self.rows: dict[tuple[int, torch.device, torch.dtype], tuple[torch.Tensor, ...]] = {}
 
 
 _columns = _Columns()
-_KEPT = 16
+_MOST_COLUMNS = 16
 
 
 def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Tensor:
-    """Turn a bound into float64 of shape ``[K]`` and check that it is above 0."""
+    """Return a bound as a cached float64 column ``[K]``, and check that it is above 0.
+
+    Every step of a training asks for it, so the last ones are remembered: a tensor's for as long as nobody
+    writes to it.
+
+    Args:
+        name: Of the bound, for the error.
+        value: One for all candidates, or shape ``[K]``.
+        candidates: How many there are, K.
+
+    Raises:
+        InvalidInputError: If it has another shape, or a number of it is too small for float32.
+    """
     import torch
 
-    tensor = isinstance(value, torch.Tensor)
-    version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+    is_tensor = isinstance(value, torch.Tensor)
+    version = 0
+    if isinstance(value, torch.Tensor) and not value.is_inference():
+        version = value._version
     # The key of a tensor is its id, which is above 0; that of a plain number is the number negated,
     # which is below 0, since bounds are above it. So no number is taken for a tensor.
-    key = (float(id(value)) if tensor else -float(value), candidates)
-    columns = _columns.known
-    known = columns.get(key)
-    if known is not None and (not tensor or (known[0] is value and known[1] == version)):
-        return known[2]
+    number = float(id(value)) if is_tensor else -float(value)
+    key = (number, candidates)
+    columns = _columns.bounds
+    cell = columns.get(key)
+    if cell is not None and (not is_tensor or (cell[0] is value and cell[1] == version)):
+        return cell[2]
     column = torch.as_tensor(value, dtype=torch.float64).detach()
     if column.ndim > 1 or column.numel() not in (1, candidates):
         raise InvalidInputError(name, tuple(column.shape), f"must be one number or {candidates}")
@@ -210,29 +237,34 @@ def _column(name: str, value: float | torch.Tensor, candidates: int) -> torch.Te
 
 
 def _as_rows(column: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Turn float64 ``[K]`` into the type and device of ``like`` and shape ``[K, 1]``."""
+    """Return a column ``[K]`` as ``[K, 1]`` in the type and on the device of ``like``, cached."""
     import torch
 
-    there, key = _columns.there, (id(column), like.device, like.dtype)
-    if key not in there or there[key][0] is not column:
-        _make_room(there)
+    cache = _columns.rows
+    key = (id(column), like.device, like.dtype)
+    if key not in cache or cache[key][0] is not column:
+        _make_room(cache)
         with torch.inference_mode(mode=False):  # kept for those who are not in that mode, too
-            there[key] = (column, sent(column.to(like.dtype), like.device).unsqueeze(1))
-    return there[key][1]
+            bounds = sent(column.to(like.dtype), like.device)
+            rows = bounds.unsqueeze(1)
+        cache[key] = (column, rows)
+    return cache[key][1]
 
 
-def _make_room(known: dict[Any, Any]) -> None:
-    while len(known) >= _KEPT:
-        known.pop(next(iter(known)))
+def _make_room(cache: dict[Any, Any]) -> None:
+    """Drop the oldest entries of a full cache, so that one more fits."""
+    while len(cache) >= _MOST_COLUMNS:
+        oldest = next(iter(cache))
+        cache.pop(oldest)
 
 
 def looks_freely(device: torch.device) -> bool:
-    """Say whether looking at a number that lies on a device makes nobody wait."""
+    """Say whether reading a number on a device makes nobody wait: True on the CPU, False on a GPU."""
     return device.type == "cpu"
 
 
 def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return values on a device; who sends them from the host does not wait until they are there."""
+    """Return values on a device; a copy from the CPU to a GPU does not block."""
     if looks_freely(device) or not looks_freely(values.device):
         return values.to(device)
     return values.contiguous().pin_memory().to(device, non_blocking=True)

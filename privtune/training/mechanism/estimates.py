@@ -1,4 +1,4 @@
-"""Scores with their intervals: what noised sums over records say about a metric, and how surely.
+"""Scores with confidence intervals, computed from noised sums over records.
 
 Every interval here is the set of the values that a test does not reject. For a value θ the test looks at
 a statistic that has mean zero where θ is the truth, and is linear in the noised sums: for a mean it is
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 """How often an interval holds the truth."""
-DRAWING = "the drawing of the records"
+DRAWING = "the sampling of the records"
 NOISE = "the noise"
 CHOICE = "the choice of the best candidate"
 TIES = "what ties within bins may lose"
@@ -32,8 +32,7 @@ TIES = "what ties within bins may lose"
 NO_INFORMATION = "no information"
 """What is shown in the place of a value whose interval is all that the metric can be."""
 NOT_COVERED = (
-    "An interval takes records for independent: where rows repeat, or several are of one person, it is "
-    "too narrow."
+    "It assumes independent records: if rows repeat, or one person has several, it is too narrow."
 )
 
 _SAFETY = 0.85
@@ -42,12 +41,39 @@ _GRID = 512  # values that are tested between the ends of a metric
 _HIGHEST_PRICE = 1e12
 _HALVINGS = 50
 _TINY = 1e-30  # variance where there is none: at an end of a share without noise
-_FAR, _NEAR = 6.0, 241  # deviations around a root that are tested closely, and values there
+_FAR = 6.0
+_NEAR = 241  # deviations around a root that are tested closely, and values there
 _WEAK = 4.0
 """Deviations of its noise that the events of a class need, so that their ratio says something."""
-_MANY, _WEAK_IN_THE_MEAN = 10, 9.0
+_MANY = 10
+_WEAK_IN_THE_MEAN = 9.0
 """Classes from which on the mean of their events needs so many deviations."""
 _BEYOND = 0.45  # how far noise may move a share out of [0, 1]
+
+
+@dataclass(frozen=True)
+class ConstantAnswer:
+    """The metric of the best answer that looks at no input, with its standard error.
+
+    Args:
+        value: The metric, in its own direction.
+        error: The standard error of a metric of such an answer, on as many records.
+
+    Example:
+        >>> import numpy as np
+        >>> ConstantAnswer.of_mean(np.array([0.0, 2.0]))
+        ConstantAnswer(value=1.0, error=0.7071067811865475)
+    """
+
+    value: float
+    error: float = 0.0
+
+    @classmethod
+    def of_mean(cls, errors: Floats) -> Self:
+        """Return the mean of per-record values of a constant answer, ``[N]``, with its standard error."""
+        mean = float(errors.mean())
+        deviation = float(errors.std())
+        return cls(mean, deviation / math.sqrt(len(errors)))
 
 
 @dataclass(frozen=True)
@@ -61,6 +87,7 @@ class ScoreEstimate:
         covers: What the interval allows for: the noise, the drawing of the records, and what else moves
             this score.
         share: Whether the metric is a share, which is shown in percent.
+        constant: What the best constant answer reaches; None where that is not public.
 
     Example:
         >>> score = ScoreEstimate(0.874, 0.855, 0.893, 0.0, 1.0, ("noise",), share=True)
@@ -79,42 +106,44 @@ class ScoreEstimate:
     most: float
     covers: tuple[str, ...] = ()
     share: bool = False
+    constant: float | None = None
 
     @property
     def text(self) -> str:
-        """The value and its interval as people read them."""
+        """The value and its interval as text, such as ``87.4% [85.5, 89.3]``."""
         if not self.is_informative:
             return NO_INFORMATION
         return f"{self._shown(self.value)} {self.ends}"
 
     @property
     def ends(self) -> str:
-        """The interval as people read it; the ends of a share are in percent, without the sign."""
+        """The interval as text in brackets; a share is in percent, without the sign."""
         low = self._shown(self.low).removesuffix("%")
         high = self._shown(self.high).removesuffix("%")
         return f"[{low}, {high}]"
 
     def _shown(self, value: float) -> str:
+        """Return a value as text with as many digits as the interval's width supports."""
         return show_value(value, share=self.share, width=self.width)
 
     @property
     def width(self) -> float:
-        """How wide the interval is, in units of the metric."""
+        """The width of the interval, in units of the metric."""
         return self.high - self.low
 
     @property
     def share_of_range(self) -> float:
-        """How much of what the metric can be lies in the interval, from 0 to 1."""
+        """The interval's width as a share of the metric's whole range, from 0 to 1."""
         return self.width / (self.most - self.least)
 
     @property
     def is_informative(self) -> bool:
-        """Whether the interval leaves out anything that the metric can be: else nothing is known."""
+        """Whether the interval is narrower than the metric's whole range."""
         return self.low > self.least or self.high < self.most
 
     @property
     def caption(self) -> str:
-        """What the interval covers, in words."""
+        """The causes of error that the interval covers, as a phrase."""
         return joined(self.covers)
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,10 +156,11 @@ class ScoreEstimate:
             "most": self.most,
             "covers": list(self.covers),
             "share": self.share,
+            "constant": self.constant,
         }
 
     def to_shown(self) -> dict[str, Any]:
-        """Return the estimate as it may be shown: without a value where there is no information."""
+        """Return the estimate as JSON-ready data, with a value of None if the interval tells nothing."""
         return {
             **self.to_dict(),
             "value": self.value if self.is_informative else None,
@@ -144,7 +174,7 @@ class ScoreEstimate:
 
 
 def show_value(value: float, *, share: bool, width: float = 1.0) -> str:
-    """Return a value of a metric as people read it: a share in percent.
+    """Return a metric's value as text, a share in percent, with digits to fit its interval's width.
 
     Args:
         value: The value.
@@ -157,7 +187,10 @@ def show_value(value: float, *, share: bool, width: float = 1.0) -> str:
         >>> show_value(0.99981, share=True, width=0.0004)
         '99.981%'
     """
-    digits = 1 - math.floor(math.log10(width)) if width > 0.0 else 0
+    if width > 0.0:
+        digits = 1 - math.floor(math.log10(width))
+    else:
+        digits = 0
     if share:
         return f"{value:.{min(max(digits - 2, 1), 4)}%}"
     if abs(value) >= 1e4:
@@ -166,11 +199,13 @@ def show_value(value: float, *, share: bool, width: float = 1.0) -> str:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Return words as a list of a sentence: ``a, b and c``."""
+    """Join words to one phrase, as in ``a, b and c``."""
     if not parts:
         return ""
     *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
+    if first:
+        return f"{', '.join(first)} and {last}"
+    return last
 
 
 @dataclass(frozen=True)
@@ -201,7 +236,7 @@ class SumNoise:
         return math.sqrt(self.variance)
 
     def critical(self, level: float, share: Floats) -> Floats:
-        """Return how many standard deviations a statistic stays below with probability ``level``.
+        """Return the number of standard deviations that a statistic stays within with probability ``level``.
 
         Args:
             level: Probability, in (0, 1), of both sides together.
@@ -215,23 +250,25 @@ class SumNoise:
             Cornish, Fisher 1938: a symmetric law of excess kurtosis κ has the quantile z + κ (z³ - 3z)/24. A
             sum of independent Laplace values of one scale has at most the 3 of a single one.
         """
-        z = float(ndtri(1.0 - 0.5 * _SAFETY * (1.0 - level)))
+        misses = _SAFETY * (1.0 - level)
+        z = float(ndtri(1.0 - 0.5 * misses))
         if self.mechanism != "laplace":
             return np.full_like(share, z)
-        kurtosis = 3.0 * share * share
-        return z + kurtosis * max(z**3 - 3.0 * z, 0.0) / 24.0
+        kurtosis = 3.0 * share * share  # κ
+        correction = max(z**3 - 3.0 * z, 0.0)
+        return z + kurtosis * correction / 24.0
 
 
 def invert(
     statistic: Callable[[Floats], Floats],
-    drawn: Callable[[Floats], Floats],
+    drawing_variance: Callable[[Floats], Floats],
     noised: Callable[[Floats], Floats],
     *,
     noise: SumNoise,
     values: Floats,
     level: float,
 ) -> tuple[float, float]:
-    """Return the ends of the values that a test of size ``1 - level`` does not reject.
+    """Return the smallest and the largest value that a test of size ``1 - level`` does not reject.
 
     The misfit of a value is the square of the statistic over its variance. A value is not rejected if its
     misfit is above the least of all by no more than the square of a normal quantile: where noise leaves no
@@ -239,7 +276,7 @@ def invert(
 
     Args:
         statistic: Of values θ, shape ``[G]``: what has mean 0 where θ is the truth. Linear in θ.
-        drawn: Its variance for the drawing of the records, if θ is the truth.
+        drawing_variance: Its variance for the drawing of the records, if θ is the truth.
         noised: Its variance for the noise, if θ is the truth.
         noise: The law of the noise.
         values: What θ can be, in ascending order: a grid from the least to the most.
@@ -248,49 +285,71 @@ def invert(
     Returns:
         The least and the largest value that is not rejected, by interpolation between values of the grid.
     """
-    values = _around_root(statistic, lambda v: drawn(v) + noised(v), values)
+
+    def total_variance(theta: Floats) -> Floats:
+        """Return the variance of the statistic for each true value θ, from drawing and noise together."""
+        return drawing_variance(theta) + noised(theta)
+
+    values = _around_root(statistic, total_variance, values)
     by_noise = noised(values)
-    variance = np.maximum(by_noise + drawn(values), _TINY)
+    by_drawing = drawing_variance(values)
+    variance = np.maximum(by_noise + by_drawing, _TINY)
     misfit = statistic(values) ** 2 / variance
-    excess = misfit - misfit.min() - noise.critical(level, by_noise / variance) ** 2
+    critical = noise.critical(level, by_noise / variance)
+    excess = misfit - misfit.min() - critical**2
     inside = np.flatnonzero(excess <= 0.0)
-    first, last = int(inside[0]), int(inside[-1])
-    return _crossing(values, excess, first, first - 1), _crossing(values, excess, last, last + 1)
+    first = int(inside[0])
+    last = int(inside[-1])
+    low = _crossing(values, excess, first, first - 1)
+    high = _crossing(values, excess, last, last + 1)
+    return low, high
 
 
 def grid(least: float, most: float) -> Floats:
-    """Return values from the least to the most, denser at the ends: there are shares of rare records."""
-    turn = 0.5 * (1.0 - np.cos(np.linspace(0.0, np.pi, _GRID + 1)))
+    """Return test values from the least to the most, closer together at both ends."""
+    angles = np.linspace(0.0, np.pi, _GRID + 1)
+    turn = 0.5 * (1.0 - np.cos(angles))
     values: Floats = least + (most - least) * turn
     return values
 
 
 def _around_root(
-    statistic: Callable[[Floats], Floats], variance: Callable[[Floats], Floats], values: Floats
+    statistic: Callable[[Floats], Floats],
+    variance: Callable[[Floats], Floats],
+    values: Floats,
 ) -> Floats:
-    """Return a grid with more values around the root of a linear statistic, as dense as it is sure.
+    """Return a grid with more values around a linear statistic's root, spaced by its deviation there.
 
     Without them an interval that is narrower than the grid would be one of its points.
     """
-    ends = np.array([values[0], values[-1]])
+    least = values[0]
+    most = values[-1]
+    ends = np.array([least, most])
     first, last = (float(part) for part in statistic(ends))
     if first == last:
         return values
-    slope = (last - first) / (ends[1] - ends[0])
-    root = np.clip(ends[0] - first / slope, ends[0], ends[1])
-    deviation = math.sqrt(max(float(variance(np.array([root]))[0]), 0.0)) / abs(slope)
+    slope = (last - first) / (most - least)
+    root = np.clip(least - first / slope, least, most)
+    variance_at_root = float(variance(np.array([root]))[0])
+    deviation = math.sqrt(max(variance_at_root, 0.0)) / abs(slope)
     near = root + deviation * np.linspace(-_FAR, _FAR, _NEAR)
-    inside = near[(near > ends[0]) & (near < ends[1])]
+    inside = near[(near > least) & (near < most)]
     together: Floats = np.unique(np.concatenate([values, inside, [root]]))
     return together
 
 
-def _crossing(values: Floats, excess: Floats, inside: int, outside: int) -> float:
-    """Return where a line between two neighbours of a grid crosses zero."""
+def _crossing(
+    values: Floats,
+    excess: Floats,
+    inside: int,
+    outside: int,
+) -> float:
+    """Return where the line through two neighbouring grid points of ``excess`` crosses zero."""
     if not 0 <= outside < len(values):
         return float(values[inside])
     part = excess[inside] / (excess[inside] - excess[outside])
-    return float(values[inside] + part * (values[outside] - values[inside]))
+    step = values[outside] - values[inside]
+    return float(values[inside] + part * step)
 
 
 def mean_of_shares(
@@ -302,7 +361,7 @@ def mean_of_shares(
     level: float,
     weight_of_misses: float = 1.0,
 ) -> tuple[float, float]:
-    """Return the interval of a mean over classes of a function of each class's share of hits.
+    """Return the interval of a mean over classes, each a function of the class's share of hits.
 
     For the share p of a class the statistic is ``(1 - p) hits - p misses``. Among n events that are hits with
     probability p its variance is ``n p (1 - p)``, and n is estimated by the events there are. The misfit of
@@ -329,73 +388,113 @@ def mean_of_shares(
     References:
         Venzon, Moolgavkar 1988, "A method for computing profile-likelihood-based confidence intervals".
     """
-    least, most = (-_BEYOND, 1.0 + _BEYOND) if noise.scale else (0.0, 1.0)
-    events = np.maximum(hits + misses, 1.0)
+    least = 0.0
+    most = 1.0
+    if noise.scale:
+        least = -_BEYOND
+        most = 1.0 + _BEYOND
+    events = np.maximum(hits + misses, 1.0)  # n, shape [C]
     weak = are_weak(hits + misses, noise)
-    roots = np.clip(np.where(weak, 0.5, hits / events), least, most)
-    inner = np.clip(roots, 0.0, 1.0)
-    spread = (inner * (1.0 - inner) + 1.0 / events) / events + noise.variance / events**2
-    near = roots[:, np.newaxis] + np.outer(np.sqrt(spread), np.linspace(-_FAR, _FAR, _NEAR))
-    shares = np.append(grid(least, most), [0.0, 1.0])
-    common = np.broadcast_to(shares, (len(hits), len(shares)))
-    p = np.sort(np.concatenate([common, np.clip(near, least, most)], axis=1), axis=1)
+    p = _shares_to_test(hits / events, events, weak, noise, least, most)
     statistic = (1.0 - p) * hits[:, np.newaxis] - p * misses[:, np.newaxis]
     share = np.clip(p, 0.0, 1.0)
-    drawn = events[:, np.newaxis] * share * (1.0 - share)
-    drawn = drawn * (1.0 - share + weight_of_misses * share)
+    by_drawing = events[:, np.newaxis] * share * (1.0 - share)  # n p (1 - p)
+    by_drawing = by_drawing * (1.0 - share + weight_of_misses * share)
     by_noise = noise.variance * ((1.0 - p) ** 2 + p * p)
-    variance = np.maximum(drawn + by_noise, _TINY)
-    misfit = (statistic / noise.critical(level, by_noise / variance)) ** 2 / variance
+    variance = np.maximum(by_drawing + by_noise, _TINY)
+    critical = noise.critical(level, by_noise / variance)
+    misfit = (statistic / critical) ** 2 / variance
     # A weak class costs nothing within [0, 1], and cannot be beyond.
-    misfit = np.where(weak[:, np.newaxis], np.where(p == share, 0.0, math.inf), misfit)
+    misfit_of_weak = np.where(p == share, 0.0, math.inf)
+    misfit = np.where(weak[:, np.newaxis], misfit_of_weak, misfit)
     values = value(p)
-    return _extreme(misfit, values, largest=False), _extreme(misfit, values, largest=True)
+    low = _extreme(misfit, values, largest=False)
+    high = _extreme(misfit, values, largest=True)
+    return low, high
+
+
+def _shares_to_test(  # noqa: PLR0917
+    observed: Floats,
+    events: Floats,
+    weak: npt.NDArray[np.bool_],
+    noise: SumNoise,
+    least: float,
+    most: float,
+) -> Floats:
+    """Return the shares of hits to test for each class, ascending, shape ``[C, G]``.
+
+    They are a common grid, and for each class a dense one around the share that it was observed with: an
+    interval narrower than the common grid would else be one of its points.
+    """
+    roots = np.where(weak, 0.5, observed)
+    roots = np.clip(roots, least, most)
+    inner = np.clip(roots, 0.0, 1.0)
+    by_drawing = (inner * (1.0 - inner) + 1.0 / events) / events
+    spread = by_drawing + noise.variance / events**2
+    steps = np.linspace(-_FAR, _FAR, _NEAR)
+    near = roots[:, np.newaxis] + np.outer(np.sqrt(spread), steps)
+    near = np.clip(near, least, most)
+    shares = np.append(grid(least, most), [0.0, 1.0])
+    common = np.broadcast_to(shares, (len(events), len(shares)))
+    return np.sort(np.concatenate([common, near], axis=1), axis=1)
 
 
 def are_weak(events: Floats, noise: SumNoise) -> npt.NDArray[np.bool_]:
-    """Return which classes have too few noised events to say anything of their share of hits.
+    """Return which classes have too few noised events to estimate their share of hits.
 
     Where there are many classes, and the mean of all is not far above the limit, all are weak: those that
     noise lifts over it have hits that noise lifts, too, and a mean of many is sure enough to show it.
     """
     # Two noises are in a number of events.
     unsure = math.sqrt(2.0) * noise.deviation
-    few_in_the_mean = len(events) >= _MANY and float(events.mean()) <= _WEAK_IN_THE_MEAN * unsure
-    weak: npt.NDArray[np.bool_] = (events <= _WEAK * unsure) | (few_in_the_mean and unsure > 0.0)
+    enough_in_the_mean = _WEAK_IN_THE_MEAN * unsure
+    few_in_the_mean = len(events) >= _MANY and float(events.mean()) <= enough_in_the_mean
+    all_are_weak = few_in_the_mean and unsure > 0.0
+    weak: npt.NDArray[np.bool_] = (events <= _WEAK * unsure) | all_are_weak
     return weak
 
 
 def _extreme(misfit: Floats, values: Floats, *, largest: bool) -> float:
-    """Return the least or largest mean of values whose summed misfit is at most 1 above the least.
+    """Return the least or largest mean whose summed misfit is at most 1 above the smallest misfit.
 
     Each row of ``misfit`` and of ``values``, shape ``[C, G]``, is one summand.
     """
     sign = 1.0 if largest else -1.0
     rows = np.arange(len(misfit))
     least = float(misfit.min(axis=1).sum())
-    ends = values[rows, -1 if largest else 0]
+    end = values[rows, -1 if largest else 0].mean()
 
     def at(price: float) -> tuple[float, float]:
-        """Return the mean and the misfit above the least where a unit of value is worth a price."""
-        chosen = np.argmin(misfit - sign * price * values, axis=1)
-        return float(values[rows, chosen].mean()), float(misfit[rows, chosen].sum()) - least
+        """Return the mean and excess misfit of the best values at a price for a unit of value."""
+        cost = misfit - sign * price * values
+        best = np.argmin(cost, axis=1)
+        mean = float(values[rows, best].mean())
+        misfit_of_mean = float(misfit[rows, best].sum())
+        return mean, misfit_of_mean - least
 
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while at(high)[1] <= 1.0:
-        if at(high)[0] == ends.mean() or high > _HIGHEST_PRICE:
-            return at(high)[0]
-        low, high = high, 4.0 * high
+        mean, _ = at(high)
+        if mean == end or high > _HIGHEST_PRICE:
+            return mean
+        low = high
+        high = 4.0 * high
     for _ in range(_HALVINGS):
         price = 0.5 * (low + high)
-        low, high = (price, high) if at(price)[1] <= 1.0 else (low, price)
-    inside, of_inside = at(low)
-    outside, of_outside = at(high)
+        if at(price)[1] <= 1.0:
+            low = price
+        else:
+            high = price
+    inside, misfit_inside = at(low)
+    outside, misfit_outside = at(high)
     # Between two neighbours of the grid, on a line.
-    return inside + (outside - inside) * (1.0 - of_inside) / max(of_outside - of_inside, _TINY)
+    step = max(misfit_outside - misfit_inside, _TINY)
+    return inside + (outside - inside) * (1.0 - misfit_inside) / step
 
 
 def consistent(levels: Sequence[Floats]) -> Floats:
-    """Return the leaves of a tree of noised counts that fit the counts of all its levels best.
+    """Return the leaves of a tree of noised counts, fitted by least squares to the counts of all levels.
 
     Args:
         levels: Noised counts of each level from the top, shapes ``[k], [k²], ..., [k^h]``, with equal noise.
@@ -410,10 +509,10 @@ def consistent(levels: Sequence[Floats]) -> Floats:
     branches = len(levels[0])
     sums = [levels[-1]]  # z of the theorem, from the leaves upwards
     for height, counts in enumerate(reversed(levels[:-1]), start=2):
-        whole = float(branches**height)
+        leaves = float(branches**height)
         part = float(branches ** (height - 1))
         of_children = sums[-1].reshape(-1, branches).sum(axis=1)
-        weight = (whole - part) / (whole - 1.0)
+        weight = (leaves - part) / (leaves - 1.0)
         sums.append(weight * counts + (1.0 - weight) * of_children)
     fitted = sums[-1]
     for below in reversed(sums[:-1]):

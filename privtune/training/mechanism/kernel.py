@@ -1,4 +1,4 @@
-"""What a way of computing clipped sums must do, and the flat parameters that all ways share."""
+"""The interface of kernels, which compute clipped sums, and the flat layout of parameters."""
 
 from __future__ import annotations
 
@@ -39,13 +39,18 @@ LossOf = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class OfOutputs:
-    """The loss of a record that looks at nothing but the model's outputs and the targets."""
+class LossOfOutputs:
+    """A loss that is a function of the model's outputs and the targets only."""
 
     loss: Loss
 
-    def __call__(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return one loss a record, shape ``[B]``."""
+    def __call__(
+        self,
+        model: nn.Module,
+        x: torch.Tensor,
+        y: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the loss of each record, shape ``[B]``; refuse losses of another shape."""
         losses = self.loss(model(x), y)
         if losses.shape != x.shape[:1]:
             raise InvalidInputError(
@@ -59,7 +64,13 @@ class OfOutputs:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Physical rows of one step: M a candidate, of which the first few are records."""
+    """The inputs, targets and mask of one step, M rows for each candidate, the real records first.
+
+    Attributes:
+        x: Inputs ``[K, M, ...]``.
+        y: Targets ``[K, M, ...]``.
+        dropout: A stream for each candidate.
+    """
 
     x: torch.Tensor
     y: torch.Tensor
@@ -69,32 +80,32 @@ class Rows:
 
 
 class FallbackWarning(UserWarning):
-    """A model takes a slower path than it could. Results and privacy are the same."""
+    """The warning that a model takes a slower path, with the same results and privacy."""
 
 
 _said: set[str] = set()
 
 
 def say_once(message: str) -> None:
-    """Warn about a fallback, the first time only."""
+    """Warn that a model takes a slower path, once for each message."""
     if message not in _said:
         _said.add(message)
         warnings.warn(message, FallbackWarning, stacklevel=4)
 
 
 class Kernel(Protocol):
-    """Computes clipped sums of per-sample gradients for a stack of K candidates."""
+    """The interface that computes clipped sums of per-sample gradients for a stack of K candidates."""
 
     layout: Layout
 
     @property
     def module(self) -> nn.Module:
-        """The model that it runs; its trainable parameters are replaced by those of candidates."""
+        """The model that the kernel runs, with the candidates' weights in place of its own."""
         ...
 
     @property
     def drops(self) -> bool:
-        """Whether a pass draws from the streams of dropout."""
+        """Whether a pass draws random values, such as dropout masks, from the candidates' streams."""
         ...
 
     def accumulate(
@@ -106,7 +117,7 @@ class Kernel(Protocol):
         out: torch.Tensor,
         halves: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """Add the clipped sums over the records of ``rows`` at ``params`` to ``out``.
+        """Add each candidate's sum of clipped gradients over ``rows``, at weights ``params``, to ``out``.
 
         **Guarantee**: a record adds at most the clipping's sensitivity, and exactly nothing if its
         gradient is not finite; no row of one candidate touches a bit of another's sum. If a pass
@@ -119,7 +130,7 @@ class Kernel(Protocol):
         ...
 
     def reach(self, params: torch.Tensor) -> Mapping[str, float]:
-        """Return which parameters the losses of made-up records reach at ``params`` ``[P]``.
+        """Return the largest gradient norm of each parameter that losses of made-up records reach, by name.
 
         A parameter that is reached is a part of the graph of a loss. Beside its name stands the largest norm
         of its gradient over those records all gradients of which are finite; 0 where there are none.
@@ -127,10 +138,18 @@ class Kernel(Protocol):
         ...
 
 
-def _refuse_shared(named: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Refuse parameters that were tied by their memory: each would be trained by itself."""
-    spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in named if p.nbytes)
+def _refuse_shared(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Refuse parameters that overlap in memory under separate names: each would be trained by itself.
+
+    Tied by ``other = one``, a parameter has one name in ``named_parameters`` and is trained once.
+    """
+    spans = []
+    for name, p in parameters:
+        if p.nbytes:
+            spans.append((p.data_ptr(), p.data_ptr() + p.nbytes, name))
+    spans.sort()
     for (_, end, one), (start, _, other) in itertools.pairwise(spans):
+        # What lies nowhere yet has an address of 0.
         if 0 < start < end:
             raise InvalidInputError(
                 "model",
@@ -141,23 +160,35 @@ def _refuse_shared(named: Sequence[tuple[str, torch.Tensor]]) -> None:
 
 
 class Layout:
-    """Where each trainable parameter lies in a flat vector: the order of ``named_parameters``."""
+    """The place of each trainable parameter in a flat vector, in the order of ``named_parameters``.
+
+    Attributes:
+        size: P, the number of weights that are trained.
+        spans: Start and end of each in the vector.
+        layer_of: Number of the layer that owns it, for norms by layer.
+
+    Raises:
+        InvalidInputError: If nothing is trained, shapes are not known yet, memory is shared, or types
+            differ.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        if not named:
+        parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not parameters:
             raise InvalidInputError(
-                "model", type(module).__name__, "must have a trainable parameter"
+                "model",
+                type(module).__name__,
+                "must have a trainable parameter",
             )
-        if any(isinstance(p, UninitializedParameter) for _, p in named):
+        if any(isinstance(p, UninitializedParameter) for _, p in parameters):
             raise InvalidInputError(
                 "model",
                 type(module).__name__,
                 "must have the shapes of all its parameters",
                 "Run a lazy layer once on a made-up record, before the optimizer is made.",
             )
-        _refuse_shared(named)
-        kinds = {p.dtype for _, p in named}
+        _refuse_shared(parameters)
+        kinds = {p.dtype for _, p in parameters}
         if kinds not in ({torch.float32}, {torch.float64}):
             raise InvalidInputError(
                 "model",
@@ -166,34 +197,46 @@ class Layout:
                 "of a sum moves it by more than a record may",
                 "Call model.float(); what is frozen may stay as it is.",
             )
-        self.dtype = named[0][1].dtype
-        self.shapes: Mapping[str, torch.Size] = {n: p.shape for n, p in named}
+        self.dtype = parameters[0][1].dtype
+        self.shapes: Mapping[str, torch.Size] = {n: p.shape for n, p in parameters}
         self.spans: dict[str, tuple[int, int]] = {}
         at = 0
         for name, shape in self.shapes.items():
-            self.spans[name] = (at, at + shape.numel())
-            at += shape.numel()
+            end = at + shape.numel()
+            self.spans[name] = (at, end)
+            at = end
         self.size = at
         self.lengths = [end - start for start, end in self.spans.values()]
-        self.layer_of = {name: i for i, names in enumerate(self.layers.values()) for name in names}
+        self.layer_of: dict[str, int] = {}
+        for layer, names in enumerate(self.layers.values()):
+            for name in names:
+                self.layer_of[name] = layer
 
     @property
     def layers(self) -> Mapping[str, tuple[str, ...]]:
-        """Parameters by the module that owns them, in order."""
+        """The names of trainable parameters by the module that owns them, in order."""
         owned: dict[str, list[str]] = {}
         for name in self.shapes:
-            owned.setdefault(name.rpartition(".")[0], []).append(name)
+            owner = name.rpartition(".")[0]
+            owned.setdefault(owner, []).append(name)
         return {owner: tuple(names) for owner, names in owned.items()}
 
     @property
     def usual_size(self) -> float:
-        """Root mean square of the parameters that torch's layers draw: ``1 / sqrt(3 fan_in)``."""
+        """The root mean square of weights as torch's layers draw them, ``1 / sqrt(3 fan_in)``.
+
+        Methods that adapt their step take it for the size of the weights where the first ones are all
+        zero. It is public, as shapes are.
+        """
         squares = 0.0
         for names in self.layers.values():
             shapes = [self.shapes[name] for name in names]
             fans = [shape[1:].numel() for shape in shapes if len(shape) > 1]
             for shape in shapes:
-                fan = shape[1:].numel() if len(shape) > 1 else (fans or [shape.numel()])[0]
+                # A bias is drawn by the fan of the weight beside it.
+                fan = fans[0] if fans else shape.numel()
+                if len(shape) > 1:
+                    fan = shape[1:].numel()
                 squares += shape.numel() / (3.0 * fan)
         return math.sqrt(squares / self.size)
 
@@ -207,7 +250,8 @@ class Layout:
 
     def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a flat ``[K, P]`` as views ``[K, n]``, one a parameter."""
-        return dict(zip(self.spans, flat.split_with_sizes(self.lengths, dim=1), strict=True))
+        parts = flat.split_with_sizes(self.lengths, dim=1)
+        return dict(zip(self.spans, parts, strict=True))
 
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Concatenate one tensor a parameter into a flat vector of shape ``[P]``."""
@@ -215,7 +259,7 @@ class Layout:
 
 
 def same_fixed(one: nn.Module, other: nn.Module) -> bool:
-    """Say whether two models agree in what is not trained: frozen parameters and buffers."""
+    """Say whether two models have equal frozen parameters and buffers."""
     return next(unlike_fixed(one, other), None) is None
 
 
@@ -223,6 +267,7 @@ def unlike_fixed(one: nn.Module, other: nn.Module) -> Iterator[str]:
     """Yield the names of frozen parameters and buffers in which two models differ."""
 
     def fixed(module: nn.Module) -> dict[str, torch.Tensor]:
+        """Return the frozen parameters and buffers of a model, by name."""
         frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         return {**frozen, **dict(module.named_buffers())}
 
@@ -236,14 +281,19 @@ def unlike_fixed(one: nn.Module, other: nn.Module) -> Iterator[str]:
 
 def flatten_params(module: nn.Module) -> torch.Tensor:
     """Return a copy of the trainable parameters as one vector of shape ``[P]``."""
-    return Layout(module).flatten({n: p.detach() for n, p in module.named_parameters()})
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    return Layout(module).flatten(parameters)
 
 
 def share_flat(module: nn.Module) -> torch.Tensor:
-    """Make the trainable parameters views of one vector of shape ``[P]``, and return it."""
-    flat, named = flatten_params(module), dict(module.named_parameters())
+    """Make the trainable parameters views of one vector of shape ``[P]``, and return it.
+
+    A kernel that runs the model itself then changes candidates by one copy.
+    """
+    flat = flatten_params(module)
+    parameters = dict(module.named_parameters())
     for name, view in Layout(module).unflatten(flat).items():
-        named[name].data = view
+        parameters[name].data = view
     return flat
 
 
@@ -252,9 +302,9 @@ def load_params(module: nn.Module, flat: torch.Tensor) -> None:
     layout = Layout(module)
     if flat.shape != (layout.size,):
         raise InvalidInputError("flat", tuple(flat.shape), f"must have shape ({layout.size},)")
-    named = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
     for name, value in layout.unflatten(flat.detach()).items():
-        named[name].data = value.to(named[name], copy=True)
+        parameters[name].data = value.to(parameters[name], copy=True)
 
 
 SAME_SHAPE = (
@@ -264,7 +314,7 @@ SAME_SHAPE = (
 
 
 def describe_shapes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[str, bool]:
-    """Return the shapes of a record, and of a model's outputs, in words; and whether targets have another.
+    """Describe the shapes of a record and its outputs, and say whether only the targets' shape differs.
 
     Outputs and targets that hold as many numbers in other shapes are broadcast against each other.
     """
@@ -286,7 +336,7 @@ def add_reach(
     names: Iterable[str],
     gradients: Iterable[torch.Tensor | None],
 ) -> None:
-    """Note which parameters one more loss reaches, from the gradient of each, None where it has none.
+    """Update each parameter's largest gradient norm with the gradients of one more loss.
 
     A record whose gradient is not finite contributes nothing to a training, as one whose gradient is 0.
     """
@@ -296,24 +346,26 @@ def add_reach(
             reached[name] = gradient.to_dense() if gradient.is_sparse else gradient
     finite = all(bool(values.isfinite().all()) for values in reached.values())
     for name, values in reached.items():
-        # In float64: squares of tiny numbers would be 0.
-        norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-        reach[name] = max(reach.get(name, 0.0), float(norm) if finite else 0.0)
+        norm = 0.0
+        if finite:
+            # In float64: squares of tiny numbers would be 0.
+            norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+        reach[name] = max(reach.get(name, 0.0), norm)
 
 
 _EMPTY = (OrderedDict, dict, list, set)
 
 
 def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tuple[nn.Module, Any]:
-    """Return a copy of a model that shares its parameters and nothing else that a pass may write.
+    """Return a copy of a model that shares parameters only, and a copy of what refers to the model.
 
     What may refer to the model, as its loss does, is copied along; of a model that is ``trained``, parameters
     that require gradients are copied, too.
     """
     memo: dict[int, Any] = {id(p): p for p in model.parameters()}
     if trained:
-        own = (p for p in model.parameters() if p.requires_grad)
-        memo |= {id(p): nn.Parameter(p.detach().clone()) for p in own}
+        parameters = (p for p in model.parameters() if p.requires_grad)
+        memo |= {id(p): nn.Parameter(p.detach().clone()) for p in parameters}
     parts = list(model.modules())
     compiled = [part for part in parts if isinstance(part, torch.jit.ScriptModule)]
     memo |= {id(part): part for part in compiled}  # a copy of such would bring weights of its own
@@ -321,13 +373,21 @@ def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tup
     for part in parts:
         memo[id(part)] = cast(Any, nn.Module).__new__(type(part))
     for part in parts:
-        vars(memo[id(part)]).update({n: _copied(held, memo) for n, held in vars(part).items()})
+        attributes = {name: _copied(value, memo) for name, value in vars(part).items()}
+        vars(memo[id(part)]).update(attributes)
     return _copied(model, memo), _copied(beside, memo)
 
 
 @contextmanager
 def unwritten(model: nn.Module) -> Iterator[None]:
-    """Let records pass through copies of a model, and see that none has written to what these share."""
+    """Raise an error if a block changes parameters or buffers of a model, after restoring them.
+
+    What was written is put back before the refusal, so that a model which a user keeps holds nothing
+    of a record.
+
+    Raises:
+        InvalidInputError: If a parameter or a buffer has changed.
+    """
     shared = [*model.parameters(), *model.buffers()]
     stood = [(part, part.detach(), part.detach().clone()) for part in shared]
     failure: Exception | None = None
@@ -335,7 +395,10 @@ def unwritten(model: nn.Module) -> Iterator[None]:
         yield
     except Exception as error:  # a pass that raises may have written before
         failure = error
-    written = [was for was in stood if not _same(was[0].detach(), was[2])]
+    written = []
+    for part, place, before in stood:
+        if not _same(part.detach(), before):
+            written.append((part, place, before))
     for part, place, before in written:
         place.copy_(before)
         part.data = place
@@ -350,70 +413,95 @@ def unwritten(model: nn.Module) -> Iterator[None]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors hold the same numbers; NaN is like NaN."""
     if one.shape != other.shape:
         return False
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    both_nan = one.isnan() & other.isnan()
+    return bool(((one == other) | both_nan).all())
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy, or what was given."""
+    """Return a deep copy of a value, or the value itself if it cannot be copied.
+
+    What cannot be copied is shared, but lists and tables are taken apart, as they may hold a model's
+    parts.
+    """
     if type(value) in _EMPTY and not value:  # as most of what a module holds: its hooks
         return memo.setdefault(id(value), type(value)())
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()  # what a pass has left, as a weight norm does
-    known = len(memo)
+    length = len(memo)
     try:
         return deepcopy(value, memo)
     except Exception:  # whatever a class of a user's makes of it
-        while len(memo) > known:
+        while len(memo) > length:
             memo.popitem()  # copies that were begun
-    own: Any = value
+    copy: Any = value
     if type(value) is list:
-        memo[id(value)] = own = []
-        own.extend(_copied(part, memo) for part in value)
+        copy = []
+        memo[id(value)] = copy  # before its parts: one may refer to it
+        copy.extend(_copied(part, memo) for part in value)
     elif type(value) is dict:
-        memo[id(value)] = own = {}
-        own.update((name, _copied(part, memo)) for name, part in value.items())
-    return own
+        copy = {}
+        memo[id(value)] = copy
+        for name, part in value.items():
+            copy[name] = _copied(part, memo)
+    return copy
 
 
 class Largest(TorchFunctionMode):
-    """Notes the largest tensor of a pass over one record: that of a language model is its logits."""
+    """A torch mode that notes the bytes of the largest tensor in a pass over one record."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 1
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note what a call gives."""
-        found = func(*args, **(kwargs or {}))
-        self.bytes = max(self.bytes, found.nbytes if isinstance(found, torch.Tensor) else 0)
-        return found
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        """Run a call, and note the bytes of its result."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.bytes = max(self.bytes, result.nbytes)
+        return result
 
     def at_once(self, most: int) -> int:
-        """Return how many records to take at once, so that no tensor is larger than 256 MiB."""
+        """Return how many records can pass at once, at most ``most``, with tensors of up to 256 MiB."""
         return max(1, min(most, 2**28 // self.bytes))
 
 
 class Apart(TorchFunctionMode):
-    """Refuses rules for ``vmap`` that are not torch's own: they would be handed all records at once."""
+    """A torch mode that refuses users' own ``vmap`` rules, which would see all records at once."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let a call pass, unless a user wrote what it means for many records."""
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        """Run a call, but refuse a function or operator with a ``vmap`` rule of a user's."""
         if func is custom_function_call:
             if args[0].vmap is not torch.autograd.Function.vmap:
                 raise RuntimeError(f"{args[0].__name__}.vmap would see all records at once")
         elif isinstance(func, torch._ops.OpOverload):
-            known = OPDEFS.get(func._schema.name)
-            if known is not None and known._vmap_fn is not None:
+            definition = OPDEFS.get(func._schema.name)
+            if definition is not None and definition._vmap_fn is not None:
                 raise RuntimeError(f"the rule of {func} for vmap would see all records at once")
         return func(*args, **(kwargs or {}))
 
 
-class _OfThread(threading.local):
-    """True in a thread that traces, false in every other: torch keeps one flag for the process.
+class _TracingFlag(threading.local):
+    """A truth value for each thread, in place of torch's compiling flag, which the process shares.
 
     Others look at it, too: Adam computes with steps in single precision where it stands.
+
+    With the flag of the process, a trial in another thread would take the traced way in the middle of
+    its pass.
     """
 
     inside = 0
@@ -428,15 +516,16 @@ class _OfThread(threading.local):
     def __and__(self, other: object) -> bool:
         return bool(self) and bool(other)
 
-    __ror__, __rand__ = __or__, __and__
+    __ror__ = __or__
+    __rand__ = __and__
 
 
-_FLAG: Any = _OfThread()
+_FLAG: Any = _TracingFlag()
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Say to a model that this thread runs that it is traced, in torch's own words."""
+    """Tell models that run in this thread that torch is tracing them, inside of the block."""
     # Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that masks
     # nothing) then go the way that is right for all values.
     torch.compiler._is_compiling_flag = _FLAG
@@ -450,12 +539,12 @@ def traced() -> Iterator[None]:
 def by_record(
     one: Callable[..., torch.Tensor], *, randomness: str = "error"
 ) -> Callable[..., torch.Tensor]:
-    """Return a function of one record as one of many: ``torch.vmap``, with nothing of a user's own."""
+    """Return a function that applies ``one`` to each of many records by ``torch.vmap``."""
     many = torch.vmap(one, randomness=randomness)
 
     def called(*records: torch.Tensor) -> torch.Tensor:
         with Apart(), traced():
-            found: torch.Tensor = many(*records)
-        return found
+            results: torch.Tensor = many(*records)
+        return results
 
     return called

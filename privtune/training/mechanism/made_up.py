@@ -1,4 +1,4 @@
-"""Made-up records: of the shape and type of real ones, with numbers that a model and its loss accept.
+"""Made-up records: real shapes and types, with random numbers that a model and its loss accept.
 
 Nothing of a record is used but its shape and type, and what is declared of targets. What else a loss
 accepts (targets in [0, 1], codes, counts) is found by trying laws of random numbers on it, in
@@ -21,7 +21,7 @@ Kind = Literal["normal", "uniform", "whole", "shares", "one of several"]
 
 @dataclass(frozen=True)
 class Law:
-    """How the numbers of a made-up record are drawn.
+    """A law that the numbers of a made-up record are drawn from.
 
     Args:
         kind: ``normal`` numbers between -3 and 3, ``uniform`` ones between two ends, either of two ``whole``
@@ -34,57 +34,89 @@ class Law:
     high: float = 1.0
 
     def __str__(self) -> str:
-        """Return the law in words."""
-        if self.kind == "normal":
-            return "numbers around 0"
-        if self.kind == "uniform":
-            return f"numbers in [{self.low:g}, {self.high:g}]"
-        if self.kind == "whole":
-            pair = f"{self.low:g} and {self.high:g}"
-            return f"whole numbers like {self.low:g}" if self.low == self.high else pair
-        return "shares of 1" if self.kind == "shares" else "a 1 among zeros"
+        """Return the law in words, such as ``numbers around 0``."""
+        match self.kind:
+            case "normal":
+                return "numbers around 0"
+            case "uniform":
+                return f"numbers in [{self.low:g}, {self.high:g}]"
+            case "whole" if self.low == self.high:
+                return f"whole numbers like {self.low:g}"
+            case "whole":
+                return f"{self.low:g} and {self.high:g}"
+            case "shares":
+                return "shares of 1"
+            case _:
+                return "a 1 among zeros"
 
     def draw(
-        self, like: torch.Tensor, size: torch.Size, generator: torch.Generator
+        self,
+        like: torch.Tensor,
+        size: torch.Size,
+        generator: torch.Generator,
     ) -> torch.Tensor:
-        """Return numbers of a size, of the type of ``like``, on the CPU."""
+        """Draw numbers in a given shape, in the type of ``like``, on the CPU.
+
+        Of a type of whole numbers nothing is drawn: they alternate between the ends of the law.
+
+        Args:
+            like: A tensor of the type that is wanted.
+            size: Of what is returned; the last axis is that of one record's shares.
+            generator: Draws the others.
+        """
         if not like.dtype.is_floating_point:
-            bits = torch.arange(size.numel()).remainder(2).view(size)
-            return self._between(bits).to(like.dtype)
-        if self.kind == "normal":
-            numbers = torch.randn(size, generator=generator).clamp_(-_EDGE, _EDGE)
-        elif self.kind == "uniform":
-            numbers = self._within(torch.rand(size, generator=generator))
-        elif self.kind == "whole":
-            numbers = self._between(torch.randint(2, size, generator=generator).float())
-        else:
-            numbers = torch.rand(size, generator=generator) + _MARGIN
-            numbers = numbers / numbers.sum(dim=-1, keepdim=True)
-            if self.kind == "one of several":
-                numbers = (numbers == numbers.amax(dim=-1, keepdim=True)).float()
+            bits = torch.arange(size.numel()).remainder(2)
+            numbers = self._between(bits.view(size))
+            return numbers.to(like.dtype)
+        match self.kind:
+            case "normal":
+                numbers = torch.randn(size, generator=generator)
+                numbers = numbers.clamp_(-_EDGE, _EDGE)
+            case "uniform":
+                shares = torch.rand(size, generator=generator)
+                numbers = self._within(shares)
+            case "whole":
+                bits = torch.randint(2, size, generator=generator)
+                numbers = self._between(bits.float())
+            case _:
+                numbers = torch.rand(size, generator=generator) + _MARGIN
+                numbers = numbers / numbers.sum(dim=-1, keepdim=True)
+        if self.kind == "one of several":
+            largest = numbers.amax(dim=-1, keepdim=True)
+            numbers = (numbers == largest).float()
         return numbers.to(like.dtype)
 
     def ends(self, like: torch.Tensor, bits: torch.Tensor) -> torch.Tensor | None:
-        """Return a record of the law's ends, the upper one where ``bits`` are 1; None where it has none."""
-        if self.kind == "normal":
-            return (_EDGE * (2.0 * bits - 1.0)).to(like.dtype)
-        if self.kind == "uniform":
-            return self._within(bits.double()).to(like.dtype)
-        return self._between(bits).to(like.dtype) if self.kind == "whole" else None
+        """Return numbers at the law's ends, the upper one where ``bits`` are 1; None if the law has none."""
+        match self.kind:
+            case "normal":
+                numbers = _EDGE * (2.0 * bits - 1.0)
+            case "uniform":
+                numbers = self._within(bits.double())
+            case "whole":
+                numbers = self._between(bits)
+            case _:
+                return None
+        return numbers.to(like.dtype)
 
     def _between(self, bits: torch.Tensor) -> torch.Tensor:
         """Return the lower number where bits are 0, the upper one where they are 1."""
         return self.low + (self.high - self.low) * bits
 
     def _within(self, shares: torch.Tensor) -> torch.Tensor:
-        """Return numbers that lie so far on the way from one end to the other, and not on an end."""
+        """Return numbers at the given shares of the way between both ends, kept a little off the ends."""
         inner = _MARGIN + (1.0 - 2.0 * _MARGIN) * shares
         return self.low + (self.high - self.low) * inner
 
 
 NORMAL = Law("normal")
 UNIT = Law("uniform")
-_WHOLE = (Law("whole"), Law("whole", 1.0, 2.0), Law("whole", 1.0, 1.0), Law("whole", 0.0, 0.0))
+_WHOLE = (
+    Law("whole"),
+    Law("whole", 1.0, 2.0),
+    Law("whole", 1.0, 1.0),
+    Law("whole", 0.0, 0.0),
+)
 _SEVERAL = (Law("shares"), Law("one of several"))
 _FLOATING_INPUTS = (NORMAL, UNIT, *_WHOLE)
 _FLOATING_TARGETS = (UNIT, *_WHOLE)
@@ -92,7 +124,7 @@ _FLOATING_TARGETS = (UNIT, *_WHOLE)
 
 @dataclass(frozen=True)
 class Domain:
-    """The numbers that a model and its loss accept, as far as made-up records need to know.
+    """The laws of inputs and targets that a model and its loss accept in made-up records.
 
     Args:
         inputs: The law of inputs.
@@ -106,10 +138,10 @@ class Domain:
 
     @classmethod
     def of_targets(cls, declared: tuple[float, float] | None) -> Domain:
-        """Return the domain of records of which a range of targets is declared, or nothing."""
-        return (
-            cls() if declared is None else cls(targets=Law("uniform", *declared), declared=declared)
-        )
+        """Return the domain for a declared range of targets, or the default one for None."""
+        if declared is None:
+            return cls()
+        return cls(targets=Law("uniform", *declared), declared=declared)
 
     def draw(
         self,
@@ -120,7 +152,7 @@ class Domain:
         *,
         seed: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make records of the shape and type of the rows of ``x`` and ``y`` that hold no data.
+        """Draw made-up inputs and targets with the shape and type of the rows of ``x`` and ``y``.
 
         Args:
             x: Inputs like those of the records, which may be none.
@@ -138,51 +170,88 @@ class Domain:
             (torch.Size([1, 3, 2]), [1.0, 2.0])
         """
         generator = torch.Generator().manual_seed(seed)
-        inputs = self.inputs.draw(x, torch.Size((*shape, *x.shape[1:])), generator)
-        targets = self.targets.draw(y, torch.Size((*shape, *y.shape[1:])), generator)
+        size_of_inputs = torch.Size((*shape, *x.shape[1:]))
+        size_of_targets = torch.Size((*shape, *y.shape[1:]))
+        inputs = self.inputs.draw(x, size_of_inputs, generator)
+        targets = self.targets.draw(y, size_of_targets, generator)
         return inputs.to(device), targets.to(device)
 
     def tried(
-        self, x: torch.Tensor, y: torch.Tensor, device: torch.device
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        device: torch.device,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the records, as batches of one, that a model and its loss must accept to accept the domain.
+        """Yield three made-up records: at ends of the laws, at the opposite ends, and drawn within.
 
         Each number of a record is at either end of its law in one of the first two.
+
+        Args:
+            x: Inputs like those of the records, which may be none.
+            y: Targets like those of the records.
+            device: Where the records shall lie.
+
+        Yields:
+            Three records, ``(x [1, ...], y [1, ...])``: at ends, at the opposite ends, and within.
         """
         generator = torch.Generator().manual_seed(0)
-        bits = [torch.randint(2, (1, *part.shape[1:]), generator=generator) for part in (x, y)]
-        drawn = self.draw(x, y, (1, 1), device)
-        for ups in (bits, [1 - each for each in bits]):
-            ends = (self.inputs.ends(x, ups[0]), self.targets.ends(y, ups[1]))
-            inputs, targets = (
-                whole[0] if end is None else end.to(device)
-                for end, whole in zip(ends, drawn, strict=True)
-            )
+        size_of_x = (1, *x.shape[1:])
+        size_of_y = (1, *y.shape[1:])
+        bits_of_x = torch.randint(2, size_of_x, generator=generator)
+        bits_of_y = torch.randint(2, size_of_y, generator=generator)
+        xs, ys = self.draw(x, y, (1, 1), device)
+        x_of_one = xs[0]
+        y_of_one = ys[0]
+        ends = (bits_of_x, bits_of_y)
+        opposite_ends = (1 - bits_of_x, 1 - bits_of_y)
+        for ups_of_x, ups_of_y in (ends, opposite_ends):
+            # A law without ends gives what it drew.
+            end_of_x = self.inputs.ends(x, ups_of_x)
+            end_of_y = self.targets.ends(y, ups_of_y)
+            inputs = x_of_one if end_of_x is None else end_of_x.to(device)
+            targets = y_of_one if end_of_y is None else end_of_y.to(device)
             yield inputs, targets
-        yield drawn[0][0], drawn[1][0]
+        yield x_of_one, y_of_one
 
     def alternatives(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Domain]:
-        """Yield this domain and others that records like ``x`` and ``y`` may have, the simplest first."""
+        """Yield this domain, then others to try for records like ``x`` and ``y``, the simplest first."""
         inputs = list(_WHOLE)
         targets = list(_WHOLE)
         if x.dtype.is_floating_point:
             # Of an input that is one number, the last axis is that of records.
             shares = _SEVERAL if x.ndim > 1 else ()
-            inputs = list(dict.fromkeys([self.inputs, *_FLOATING_INPUTS, *shares]))
+            inputs = _unique([self.inputs, *_FLOATING_INPUTS, *shares])
         if y.dtype.is_floating_point:
-            targets = list(dict.fromkeys([self.targets, *self._laws_of_targets(y)]))
-        places = [(i, j) for i in range(len(inputs)) for j in range(len(targets))]
-        for i, j in sorted(places, key=lambda place: (sum(place), place[0])):
+            targets = _unique([self.targets, *self._laws_of_targets(y)])
+        places = []
+        for i in range(len(inputs)):
+            for j in range(len(targets)):
+                places.append((i, j))
+        # Both lists begin with the simplest: so do the pairs, by the sum of their places.
+        places.sort(key=lambda place: (sum(place), place[0]))
+        for i, j in places:
             yield replace(self, inputs=inputs[i], targets=targets[j])
 
     def _laws_of_targets(self, y: torch.Tensor) -> tuple[Law, ...]:
-        """Return the laws of targets to try: of a declared range, those of numbers within it."""
+        """Return the laws of floating targets to try, within the declared range if there is one."""
         if self.declared is None:
-            return (*_FLOATING_TARGETS, *_SEVERAL) if y.ndim > 1 else _FLOATING_TARGETS
+            if y.ndim > 1:
+                return (*_FLOATING_TARGETS, *_SEVERAL)
+            return _FLOATING_TARGETS
         low, high = self.declared
-        first = float(-(-low // 1))
-        steps = [n for n in (first, first + 1.0) if n <= high]
+        first = float(-(-low // 1))  # the least whole number of the range
+        whole_numbers = [n for n in (first, first + 1.0) if n <= high]
+        pairs = []
+        if whole_numbers:
+            pairs.append((whole_numbers[0], whole_numbers[-1]))
         middle = 0.5 * (low + high)
-        pairs = [(steps[0], steps[-1])] if steps else []
-        pairs += [(low, high), (high, high), (middle, middle), (low, low)]
+        pairs.append((low, high))
+        pairs.append((high, high))
+        pairs.append((middle, middle))
+        pairs.append((low, low))
         return tuple(Law("whole", *pair) for pair in pairs)
+
+
+def _unique(laws: list[Law]) -> list[Law]:
+    """Return the laws without repetitions, in the order of first occurrence."""
+    return list(dict.fromkeys(laws))

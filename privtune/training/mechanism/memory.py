@@ -70,15 +70,23 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 
 
 class RecordMemoryError(PrivTuneError):
-    """A loss or score depends on more than its record: it keeps something, or draws without torch.
+    """The error that a loss or score keeps something of its records, or draws without torch.
 
     Its message names code alone, and no value that a record has.
+
+    It is raised before what was computed leaves the call: that may already hold what was kept.
     """
 
 
 @dataclass(frozen=True)
 class _Store:
-    """Where a value is kept, and the code on the way from a user's function to it."""
+    """A place where a value is kept, and the code of the functions that lead to it.
+
+    Attributes:
+        holder: The object that holds the value; kept alive, so that its id stays its own.
+        key: Where in it, for globals and modules.
+        codes: Of functions by way of which it is reached.
+    """
 
     holder: object
     key: str = ""
@@ -86,6 +94,7 @@ class _Store:
 
     @property
     def place(self) -> tuple[int, str]:
+        """The key of the place: the holder's id, and the key within the holder."""
         return id(self.holder), self.key
 
 
@@ -95,7 +104,7 @@ _FILLED: dict[tuple[int, str], list[_Store]] = {}
 
 @dataclass
 class MemoryCheck:
-    """Compares a user's function before and after real records pass through it.
+    """A comparison of a user's function before and after real records pass through it.
 
     Args:
         what: The function's name in messages, such as ``The loss``.
@@ -115,7 +124,7 @@ class MemoryCheck:
     _state: State | None = None
 
     def begin(self) -> None:
-        """Note what the function gives and reaches.
+        """Note the function's values for a few records and the state that it reaches; refuse random draws.
 
         Raises:
             RecordMemoryError: If it draws from Python's or NumPy's random numbers, or reaches what it has
@@ -142,7 +151,7 @@ class MemoryCheck:
             self._state = state_of(*self.functions)
 
     def finish(self) -> None:
-        """Compare with what was noted.
+        """Compare the function's values and state with those that :meth:`begin` noted.
 
         Raises:
             RecordMemoryError: If anything differs.
@@ -162,10 +171,15 @@ class MemoryCheck:
             )
 
     def _remember_changes(self) -> list[str]:
-        """Return the names of what has changed; remember its stores until Python ends."""
+        """Return the names of changed state, and mark their stores as filled until Python ends.
+
+        A list that was filled is a danger to later runs as well, also where this one ends in an
+        error.
+        """
         before = self._state or {}
         state = state_of(*self.functions)
-        changes = [name for name in {**before, **state} if _differs(name, before, state)]
+        names = {**before, **state}
+        changes = [name for name in names if _differs(name, before, state)]
         if changes:
             stores = _walk(self.functions).stores
             for name in changes:
@@ -174,7 +188,7 @@ class MemoryCheck:
         return changes
 
     def _refuse_filled(self) -> None:
-        """Refuse what reaches, by the same code, a store that has records of an earlier run."""
+        """Refuse a function that reaches a store in which an earlier run has kept records."""
         if not _FILLED:
             return
         for name, stores in _walk(self.functions).stores.items():
@@ -189,8 +203,15 @@ class MemoryCheck:
 
 
 def _title(name: str) -> str:
-    """Return the part of a name that code says: a key of a table may be a record's value."""
-    return name.partition("[")[0].partition(" (its ")[0].partition(" #")[0]
+    """Return the variable's part of a name, without keys of containers, which may be record values.
+
+    A message leaves the trust boundary; it may hold names of variables, and no key that a record
+    gave.
+    """
+    title, _, _ = name.partition("[")
+    title, _, _ = title.partition(" (its ")
+    title, _, _ = title.partition(" #")
+    return title
 
 
 _REMEDY = (
@@ -201,23 +222,38 @@ _REMEDY = (
 
 @contextmanager
 def remembering_nothing(check: MemoryCheck) -> Iterator[None]:
-    """Compare a function before and after the block, through which real records pass."""
+    """Check that a function keeps no memory of the real records that pass inside of the block."""
     check.begin()
     yield
     check.finish()
 
 
 def gradients_of(
-    loss_of: LossOf, model: nn.Module, records: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    loss_of: LossOf,
+    model: nn.Module,
+    records: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> Iterator[Value]:
-    """Give loss and gradient of each record by itself, on the path of records taken one by one."""
+    """Yield a comparable value of each record's loss and gradients, computed record by record.
+
+    Args:
+        loss_of: The loss of records, one number each.
+        model: It is left as it was.
+        records: Inputs and targets, as batches of one.
+    """
     for x, y in records:
         yield _value(functools.partial(_gradient, loss_of, model, x, y))
 
 
 def _gradient(
-    loss_of: LossOf, model: nn.Module, x: torch.Tensor, y: torch.Tensor
+    loss_of: LossOf,
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
 ) -> list[torch.Tensor]:
+    """Return the loss of a record and its gradient in each parameter that it reaches.
+
+    A new copy of the model for each: what a pass writes to its model must not reach the next record.
+    """
     module, loss = fresh(model, loss_of)
     params = [p for p in module.parameters() if p.requires_grad]
     with torch.enable_grad():
@@ -225,21 +261,32 @@ def _gradient(
         if not value.requires_grad:  # a branch on which no weight has a part
             return [value]
         gradients = torch.autograd.grad(value.sum(), params, allow_unused=True)
-    return [value.detach(), *(g.to_dense() for g in gradients if g is not None)]
+    tensors = [value.detach()]
+    for gradient in gradients:
+        if gradient is not None:
+            tensors.append(gradient.to_dense())
+    return tensors
 
 
 def values_of(
     run: Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]],
     records: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> Iterator[Value]:
-    """Give what a function gives for each record, without gradients."""
+    """Yield a comparable value of a function's tensors for each record, without gradients."""
     for x, y in records:
         yield _value(functools.partial(run, x, y))
 
 
 def _value(run: Callable[[], Sequence[torch.Tensor]]) -> Value:
-    """Run a function with the same random numbers of torch's each time; return its value."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    """Run a function with fixed torch seeds; return a digest of its tensors, or their norms on a GPU.
+
+    On a GPU sums differ from run to run, so norms are compared in place of bits. A record that raises
+    is compared by the kind of its error.
+    """
+    if torch.cuda.is_available():
+        devices = list(range(torch.cuda.device_count()))
+    else:
+        devices = []
     with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices):
         torch.random.manual_seed(0)
         try:
@@ -249,49 +296,68 @@ def _value(run: Callable[[], Sequence[torch.Tensor]]) -> Value:
                 raise
             return type(error).__name__
     if any(tensor.device.type != "cpu" for tensor in tensors):
-        norms = [torch.linalg.vector_norm(tensor.detach().double()) for tensor in tensors]
+        norms = []
+        for tensor in tensors:
+            numbers = tensor.detach().double()
+            norms.append(torch.linalg.vector_norm(numbers))
         return torch.stack(norms).cpu()
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        shape = tuple(tensor.shape)
+        digest.update(f"{tensor.dtype} {shape}".encode())
         digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor on the CPU, whatever its layout."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     # Copied: a tensor of one number may have a stride of 0, which no other type can view.
-    whole = torch.empty(tensor.numel(), dtype=tensor.dtype)
-    whole.copy_(tensor.reshape(-1))
-    return whole.view(torch.uint8).numpy().data
+    dense = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    dense.copy_(tensor.reshape(-1))
+    return dense.view(torch.uint8).numpy().data
 
 
 def _agree(before: Sequence[Value], after: Sequence[Value]) -> bool:
-    """Say whether two lists of values are the same."""
-    for one, other in zip(before, after, strict=True):
-        if isinstance(one, str) or isinstance(other, str):
-            if not isinstance(one, str) or not isinstance(other, str) or one != other:
-                return False
-        elif one.shape != other.shape or not torch.allclose(
-            one, other, rtol=_TOLERANCE, atol=1e-9, equal_nan=True
-        ):
-            return False
-    return True
+    """Say whether two lists of values are the same.
+
+    Digests must be equal; numbers may differ by rounding, and NaN is like NaN.
+    """
+    pairs = zip(before, after, strict=True)
+    return all(_agrees(one, other) for one, other in pairs)
+
+
+def _agrees(one: Value, other: Value) -> bool:
+    """Say whether two values of a record agree: equal digests, or norms equal up to rounding."""
+    if isinstance(one, str) or isinstance(other, str):
+        return isinstance(one, str) and isinstance(other, str) and one == other
+    if one.shape != other.shape:
+        return False
+    return torch.allclose(
+        one,
+        other,
+        rtol=_TOLERANCE,
+        atol=1e-9,
+        equal_nan=True,
+    )
 
 
 def _differs(name: str, before: State, after: State) -> bool:
+    """Say whether a name's value differs between two states, or is missing in one."""
     absent = object()
     return before.get(name, absent) != after.get(name, absent)
 
 
 def _draws() -> tuple[object, ...]:
-    """Return where the random numbers of Python and of NumPy are."""
+    """Return the states of Python's and NumPy's random generators."""
+    of_python = random.getstate()
     kind, words, *place = np.random.get_state(legacy=True)
-    return random.getstate(), kind, np.asarray(words).tobytes(), *place
+    bits = np.asarray(words).tobytes()
+    return of_python, kind, bits, *place
 
 
 def state_of(*functions: object) -> State:
-    """Return what functions can reach by name and could write to.
+    """Return the state that functions can reach by name and change.
 
     Followed are closures, defaults, attributes, globals that a function names, classes and objects of the
     user's own, containers, caches, generators and random generators. Of a library's object that the user's
@@ -301,16 +367,18 @@ def state_of(*functions: object) -> State:
 
 
 def _walk(functions: Sequence[object]) -> _StateWalk:
+    """Return a finished walk over all objects that some functions can reach."""
     walk = _StateWalk()
     for function in functions:
-        walk.add(getattr(function, "__name__", type(function).__name__), function)
+        kind = type(function).__name__
+        walk.add(getattr(function, "__name__", kind), function)
     walk.run()
     return walk
 
 
 @dataclass(frozen=True)
 class _Reached:
-    """An object that a walk has reached, and how."""
+    """An object that a walk has reached, with its name and its store."""
 
     name: str
     value: Any
@@ -319,7 +387,15 @@ class _Reached:
 
 
 class _StateWalk:
-    """Visits what a function can reach, each object once."""
+    """A walk over all objects that functions can reach, breadth first, each object once.
+
+    Breadth first, so that what a function names itself is compared even where a state is too large to
+    be walked to its end.
+
+    Attributes:
+        state: Values by the names on the way to them.
+        stores: Where each lies, by the same names.
+    """
 
     def __init__(self) -> None:
         self.state: State = {}
@@ -332,17 +408,29 @@ class _StateWalk:
         self._names: dict[str, int] = {}
         self._modules: set[tuple[int, int]] = set()
 
-    def add(self, name: str, value: Any, store: _Store | None = None) -> None:
-        """Note an object that is reached under a name; ``store`` is given where code names it itself."""
+    def add(
+        self,
+        name: str,
+        value: Any,
+        store: _Store | None = None,
+    ) -> None:
+        """Note a plain value under its name, or queue an object to be visited.
+
+        Args:
+            name: Of the object, as a message may say it.
+            value: The object.
+            store: Where it lies, given where code names it itself; None for within what is visited.
+        """
         is_named = store is not None or self._is_users
         store = store or _Store(self._holder, codes=self._store.codes)
         if isinstance(value, _PLAIN):
-            self._note(name, (type(value).__name__, _text(value)), store)
+            kind = type(value).__name__
+            self._note(name, (kind, _text(value)), store)
         if not isinstance(value, _PLAIN) or getattr(value, "__dict__", None):
             self._waiting.append(_Reached(name, value, store, is_named))
 
     def run(self) -> None:
-        """Visit what waits, until nothing is left or the state is large enough."""
+        """Visit queued objects until none is left or the state is large enough."""
         while self._waiting and len(self._visited) < _MOST_PARTS:
             reached = self._waiting.popleft()
             value = reached.value
@@ -351,26 +439,49 @@ class _StateWalk:
             self._visited[id(value)] = value
             self._store = reached.store
             self._holder = value
-            self._is_users = reached.is_named and isinstance(value, dict | list | tuple | deque)
+            is_container = isinstance(value, dict | list | tuple | deque)
+            self._is_users = reached.is_named and is_container
             try:
                 self._visit(reached.name, value, reached.is_named)
             except Exception as error:  # of the user's own properties, lengths or texts
                 self._note(f"{reached.name} (its error)", type(error).__name__)
 
-    def _note(self, name: str, value: object, *stores: _Store) -> None:
-        """Put a value into the state, under a name that nothing else has."""
+    def _note(
+        self,
+        name: str,
+        value: object,
+        *stores: _Store,
+    ) -> None:
+        """Store a value in the state under its name, with a number added if the name is taken."""
         number = self._names.get(name, 0)
         self._names[name] = number + 1
         # Two counters of one name are two: else the second would hide the first.
         unique = f"{name} #{number}" if number else name
         self.state[unique] = value
-        self.stores[unique] = [*stores] or [_Store(self._holder, codes=self._store.codes)]
+        if not stores:
+            stores = (_Store(self._holder, codes=self._store.codes),)
+        self.stores[unique] = list(stores)
 
-    def _visit(self, name: str, value: Any, is_named: bool) -> None:
+    def _visit(
+        self,
+        name: str,
+        value: Any,
+        is_named: bool,
+    ) -> None:
+        """Note one object in the state, or visit its parts, depending on its kind.
+
+        The kinds follow each other from what is compared as a whole (arrays, generators) to what is
+        walked through.
+
+        Args:
+            name: Under which it was reached.
+            value: The object.
+            is_named: Whether the user's code names it itself.
+        """
         summary = _summary(value)
         if summary is not None:
-            whole = _Store(value, codes=self._store.codes)
-            self._note(name, summary, self._store, whole)
+            store = _Store(value, codes=self._store.codes)
+            self._note(name, summary, self._store, store)
             self._visit_attributes(name, value)
         elif isinstance(value, _PLAIN):
             self._visit_attributes(name, value)
@@ -378,14 +489,17 @@ class _StateWalk:
             self._visit_function(name, value)
         elif isinstance(value, MethodType):
             self.add(name, value.__func__)
-            self.add(f"{name}.self", value.__self__, self._store if is_named else None)
+            place = self._store if is_named else None
+            self.add(f"{name}.self", value.__self__, place)
         elif isinstance(value, functools.partial):
             self.add(name, value.func)
             self._visit_items(name, enumerate(value.args))
             self._visit_parts(name, value.keywords.items())
         elif isinstance(value, _CACHE):
-            information = value.cache_info()  # hits are no memory: what is there stays as it is
-            self._note(f"the cache of {name}", (information.misses, information.currsize))
+            information = value.cache_info()
+            # Hits are no memory: what is there stays as it is.
+            sizes = (information.misses, information.currsize)
+            self._note(f"the cache of {name}", sizes)
             self.add(name, value.__wrapped__)
         elif isinstance(value, staticmethod | classmethod):
             self.add(name, value.__func__)
@@ -407,39 +521,59 @@ class _StateWalk:
             self._visit_object(name, value, is_named)
 
     def _visit_items(self, name: str, items: Iterable[tuple[Any, Any]]) -> None:
+        """Queue the entries of a container, named by key or position."""
         for position, (key, value) in enumerate(list(items)):
-            self.add(f"{name}[{_key(key, position)}]", value)
+            word = _key(key, position)
+            self.add(f"{name}[{word}]", value)
 
     def _visit_parts(self, name: str, items: Iterable[tuple[str, Any]]) -> None:
+        """Queue attributes or arguments, named ``name.key``."""
         for key, value in list(items):
             self.add(f"{name}.{key}", value)
 
     def _visit_attributes(self, name: str, value: Any) -> None:
-        """Visit what was written onto an object that is compared whole: a tensor, a list of a class."""
+        """Queue the attributes of an object that is otherwise compared as a whole."""
         is_users = _is_users_class(type(value))
         for key, part in list(getattr(value, "__dict__", {}).items()):
             if is_users or not key.startswith("_"):
                 self.add(f"{name}.{key}", part)
 
     def _visit_function(self, name: str, function: FunctionType) -> None:
+        """Queue a function's closure, defaults and attributes, and the globals that a user's code names.
+
+        A function of PrivTune's is followed through its closure to the user's; its globals are ours
+        and are not.
+        """
         code = function.__code__
         users = _is_users(code.co_filename)
         is_followed = users or code.co_filename.startswith(_PRIVTUNE)
-        codes = self._store.codes | {code} if users else self._store.codes
+        if users:
+            codes = self._store.codes | {code}
+        else:
+            codes = self._store.codes
         self._store = _Store(function, codes=codes)
-        for cell_name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        cells = function.__closure__ or ()
+        for cell_name, cell in zip(code.co_freevars, cells, strict=True):
             self._visit_cell(cell_name, cell, is_followed)
         if not is_followed:
             return
-        named = _Store(function, codes=codes)
+        store = _Store(function, codes=codes)
         for default in function.__defaults__ or ():
-            self.add(f"a default of {name}", default, named)
-        for key, value in {**(function.__kwdefaults__ or {}), **vars(function)}.items():
-            self.add(f"{name}.{key}", value, named)
+            self.add(f"a default of {name}", default, store)
+        defaults_by_name = function.__kwdefaults__ or {}
+        attributes = {**defaults_by_name, **vars(function)}
+        for key, value in attributes.items():
+            self.add(f"{name}.{key}", value, store)
         if users:
             self._visit_globals(function.__globals__, _names(code))
 
-    def _visit_cell(self, name: str, cell: CellType, is_followed: bool) -> None:
+    def _visit_cell(
+        self,
+        name: str,
+        cell: CellType,
+        is_followed: bool,
+    ) -> None:
+        """Queue the content of one closure cell; of a library's cell, only if it can be called."""
         try:
             content = cell.cell_contents
         except ValueError:  # not filled yet
@@ -449,17 +583,31 @@ class _StateWalk:
             store = _Store(cell, codes=self._store.codes)
             self.add(name, content, store if is_followed else None)
 
-    def _visit_globals(self, known: Mapping[str, Any], names: set[str]) -> None:
+    def _visit_globals(self, variables: Mapping[str, Any], names: set[str]) -> None:
+        """Queue the globals that a function's code names, and the contents of user modules among them.
+
+        Names are read off the compiled code, so a name that is built at run time is not seen; values
+        are compared for that reason, too.
+        """
         for name in sorted(names):
             # A function may import what it uses by itself.
-            value = known[name] if name in known else sys.modules.get(name)
+            if name in variables:
+                value = variables[name]
+            else:
+                value = sys.modules.get(name)
             if isinstance(value, ModuleType):
                 self._visit_module(name, value, names)
-            elif name in known:
-                self.add(name, value, _Store(known, name, self._store.codes))
+            elif name in variables:
+                store = _Store(variables, name, self._store.codes)
+                self.add(name, value, store)
 
-    def _visit_module(self, name: str, module: ModuleType, names: set[str]) -> None:
-        """Visit, of a module of the user's, the names that the function reads off something."""
+    def _visit_module(
+        self,
+        name: str,
+        module: ModuleType,
+        names: set[str],
+    ) -> None:
+        """Queue the variables of a user's module that the function's code names."""
         place = (id(module), id(self._holder))
         if not _is_users_module(module) or place in self._modules:
             return
@@ -470,15 +618,20 @@ class _StateWalk:
             if isinstance(value, ModuleType):
                 self._visit_module(f"{name}.{key}", value, names)
             else:
-                self.add(f"{name}.{key}", value, _Store(vars(module), key, self._store.codes))
+                store = _Store(vars(module), key, self._store.codes)
+                self.add(f"{name}.{key}", value, store)
 
     def _visit_generator(self, name: str, generator: GeneratorType[Any, Any, Any]) -> None:
+        """Note the position of a generator, and queue its local variables."""
         frame = generator.gi_frame
-        self._note(f"{name} (its place)", None if frame is None else frame.f_lasti)
-        if frame is not None:
-            self._visit_parts(name, frame.f_locals.items())
+        if frame is None:  # it is at its end
+            self._note(f"{name} (its place)", None)
+            return
+        self._note(f"{name} (its place)", frame.f_lasti)
+        self._visit_parts(name, frame.f_locals.items())
 
     def _visit_class(self, name: str, kind: type) -> None:
+        """Queue the attributes of a class and of its user-defined base classes."""
         if type(kind) is not type and _is_users_class(type(kind)):
             self.add(f"the class of {name}", type(kind))
         for part in kind.__mro__:
@@ -486,15 +639,27 @@ class _StateWalk:
                 continue
             for key, value in list(vars(part).items()):
                 if key not in _NO_STATE:
-                    self.add(f"{part.__name__}.{key}", value, _Store(part, codes=self._store.codes))
+                    store = _Store(part, codes=self._store.codes)
+                    self.add(f"{part.__name__}.{key}", value, store)
 
-    def _visit_object(self, name: str, value: Any, is_named: bool) -> None:
+    def _visit_object(
+        self,
+        name: str,
+        value: Any,
+        is_named: bool,
+    ) -> None:
+        """Queue the attributes of an object: all of a user's, only public ones of a library's.
+
+        Of a module of torch's, parts, parameters and buffers are walked whoever wrote it: a running
+        mean is a buffer.
+        """
         kind = type(value)
         self.add(f"the class of {name}", kind)
         is_followed = _is_users_class(kind) or _is_ours(kind)
         if isinstance(value, nn.Module):
             for part in ("_modules", "_parameters", "_buffers"):
-                self._visit_parts(name, vars(value).get(part, {}).items())
+                children = vars(value).get(part, {})
+                self._visit_parts(name, children.items())
         if not is_followed:
             size = _size(value)
             if size is not None:
@@ -506,22 +671,26 @@ class _StateWalk:
         self._visit_parts(name, getattr(value, "__dict__", {}).items())
         for base in kind.__mro__:
             slots = getattr(base, "__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
+            if isinstance(slots, str):
+                slots = (slots,)
+            for slot in slots:
                 attribute = _mangled(slot, base)
                 if hasattr(value, attribute):
                     self.add(f"{name}.{slot}", getattr(value, attribute))
 
     def _visit_public(self, name: str, value: Any) -> None:
-        """Visit what a library's object shows: its other attributes may be notes of the library's own."""
+        """Queue the public attributes of a library's object."""
+        kinds = (*_PLAIN, dict, list, deque, set, torch.Tensor, np.ndarray)
+        is_module = isinstance(value, nn.Module)
         for key, part in list(getattr(value, "__dict__", {}).items()):
-            if key.startswith("_") or (key == "training" and isinstance(value, nn.Module)):
+            if key.startswith("_") or (key == "training" and is_module):
                 continue
-            if isinstance(part, (*_PLAIN, dict, list, deque, set, torch.Tensor, np.ndarray)):
+            if isinstance(part, kinds):
                 self.add(f"{name}.{key}", part)
 
 
 def _text(value: object) -> str:
-    """Return the text of a value; of one whose text raises, its class alone."""
+    """Return the ``repr`` of a value, or its class name if ``repr`` raises."""
     try:
         return repr(value)
     except Exception:  # whatever the user's own text does
@@ -529,29 +698,39 @@ def _text(value: object) -> str:
 
 
 def _key(key: object, position: int) -> str:
-    """Return what a key of a table is called."""
+    """Return the text of a container's key for names, or the position if the key is no plain value."""
     if isinstance(key, _PLAIN):
         return _text(key)
     if type(key) in (tuple, frozenset):
-        return f"{position}: {_text(key)}" if _is_plain(key) else f"{position}"
-    return f"{position}: {getattr(key, 'name', '')}" if isinstance(key, Enum) else f"{position}"
+        if _is_plain(key):
+            return f"{position}: {_text(key)}"
+        return f"{position}"
+    if isinstance(key, Enum):
+        return f"{position}: {getattr(key, 'name', '')}"
+    return f"{position}"
 
 
 def _is_plain(parts: Any) -> bool:
+    """Say whether all parts are plain: numbers, texts, bytes or None."""
     return all(isinstance(part, _PLAIN) for part in parts)
 
 
 def _mangled(slot: str, kind: type) -> str:
-    """Return the attribute that a slot of a class has."""
+    """Return the attribute name of a slot, with Python's mangling of private names."""
     is_private = slot.startswith("__") and not slot.endswith("__")
-    return f"_{kind.__name__.lstrip('_')}{slot}" if is_private else slot
+    if is_private:
+        return f"_{kind.__name__.lstrip('_')}{slot}"
+    return slot
 
 
 _NO_STATE = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"})
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that a function and the functions within it look up."""
+    """Return the global and attribute names in a function's code, inner functions included.
+
+    Those within may be the ones that write.
+    """
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -560,14 +739,21 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_users(file: str | None) -> bool:
-    """Say whether a file of source is the user's own; what has none was typed in."""
+    """Say whether a source file is the user's own: not in Python, an installed package, or PrivTune.
+
+    By where its file lies: neither in Python, in an installed package, nor in PrivTune.
+    """
     if file is None:
         return True
-    in_packages = any(folder in Path(file).parts for folder in ("site-packages", "dist-packages"))
-    return not in_packages and not file.startswith((*_LIBRARIES, _PRIVTUNE, "<frozen ", "<attrs"))
+    folders = Path(file).parts
+    if "site-packages" in folders or "dist-packages" in folders:
+        return False
+    libraries = (*_LIBRARIES, _PRIVTUNE, "<frozen ", "<attrs")
+    return not file.startswith(libraries)
 
 
 def _is_users_module(module: ModuleType) -> bool:
+    """Say whether a module is the user's own."""
     file = getattr(module, "__file__", None)
     if file is None:  # written in C, or else typed in
         return module.__name__ == "__main__" or getattr(module, "__spec__", None) is None
@@ -575,16 +761,18 @@ def _is_users_module(module: ModuleType) -> bool:
 
 
 def _is_users_class(kind: type) -> bool:
+    """Say whether a class is the user's own."""
     module = sys.modules.get(kind.__module__)
     return module is None or _is_users_module(module)
 
 
 def _is_ours(kind: type) -> bool:
+    """Say whether a class is PrivTune's."""
     return kind.__module__.partition(".")[0] == "privtune"
 
 
 def _size(value: Any) -> int | None:
-    """Return how many parts an object of a library's says that it has."""
+    """Return the length that a library's object reports, or None if it has none."""
     if isinstance(value, nn.Module) or not hasattr(type(value), "__len__"):
         return None
     try:
@@ -594,16 +782,23 @@ def _size(value: Any) -> int | None:
 
 
 def _summary(value: Any) -> object | None:
-    """Return what stands for an object that is compared whole; None for one that has parts to visit."""
+    """Return a comparable summary of an object compared as a whole; None for one with parts to visit.
+
+    A tensor's version counts writes to it, so one that was written to and put back shows as well. Of
+    large arrays some numbers are compared, spread over it.
+    """
     if isinstance(value, torch.Tensor):
         version = None if value.is_inference() else value._version
+        shape = tuple(value.shape)
         if value.layout is not torch.strided:
-            return ("tensor", tuple(value.shape), version)
-        return ("tensor", tuple(value.shape), str(value.dtype), version, _sampled(value))
+            return ("tensor", shape, version)
+        return ("tensor", shape, str(value.dtype), version, _sampled(value))
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            return ("array", value.shape, repr(value.ravel()[:_SMALL].tolist()))
-        return ("array", value.shape, str(value.dtype), _digest(_few(value.ravel()).tobytes()))
+            first = value.ravel()[:_SMALL]
+            return ("array", value.shape, repr(first.tolist()))
+        few = _few(value.ravel())
+        return ("array", value.shape, str(value.dtype), _digest(few.tobytes()))
     if isinstance(value, random.Random):
         return ("random numbers", hash(value.getstate()))
     if isinstance(value, np.random.Generator):
@@ -613,7 +808,10 @@ def _summary(value: Any) -> object | None:
     if isinstance(value, torch.Generator):
         return ("random numbers", _digest(_bytes(value.get_state())))
     if isinstance(value, set | frozenset | bytearray):
-        return (type(value).__name__, len(value), _text(value) if len(value) <= _SMALL else "")
+        text = ""
+        if len(value) <= _SMALL:
+            text = _text(value)
+        return (type(value).__name__, len(value), text)
     if isinstance(value, itertools.count):
         return ("count", repr(value))
     if isinstance(value, ContextVar):
@@ -628,24 +826,35 @@ def _summary(value: Any) -> object | None:
 
 
 def _content(value: Any) -> object | None:
-    """Return what stands for the numbers of an array or a table of another library's; None without any."""
+    """Return a summary of a pandas table's or a buffer's contents; None for any other object.
+
+    Of a table of pandas some rows are compared, of anything else the bytes that it shows.
+    """
     if isinstance(value, type | _CACHE):
         return None
     if isinstance(value, np.poly1d):
         return _summary(value.coeffs)
-    if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc"):
-        few = value.iloc[:: max(1, len(value) // _SMALL)]
-        return ("table", value.shape, _text(few.to_numpy().tolist()))
+    package, _, _ = type(value).__module__.partition(".")
+    if package == "pandas" and hasattr(value, "iloc"):
+        apart = max(1, len(value) // _SMALL)
+        rows = value.iloc[::apart].to_numpy()
+        return ("table", value.shape, _text(rows.tolist()))
     try:
         view = memoryview(value)
     except (TypeError, ValueError, BufferError):  # it has no bytes to show
         return None
-    return ("bytes", view.nbytes, _digest(bytes(view) if view.ndim != 1 else _few(view).tobytes()))
+    if view.ndim == 1:
+        content = _few(view).tobytes()
+    else:
+        content = bytes(view)
+    return ("bytes", view.nbytes, _digest(content))
 
 
 def _place(file: io.IOBase) -> int | None:
-    if any(file is stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
-        return None  # what is printed is no memory
+    """Return the position of an open file; None for standard streams and closed files."""
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    if any(file is stream for stream in streams):
+        return None
     try:
         return file.tell()
     except (OSError, ValueError):  # closed, or a terminal
@@ -653,14 +862,19 @@ def _place(file: io.IOBase) -> int | None:
 
 
 def _few(values: Any) -> Any:
-    """Return all numbers of a small array, and as many of a large one, spread over it."""
-    return values[:: max(1, len(values) // _SMALL)]
+    """Return all numbers of a small array, or about ``_SMALL`` evenly spaced ones of a large array."""
+    apart = max(1, len(values) // _SMALL)
+    return values[::apart]
 
 
 def _sampled(tensor: torch.Tensor) -> str:
+    """Return a digest of evenly spaced numbers of a tensor."""
     with torch.no_grad():
-        return _digest(_bytes(_few(tensor.detach().reshape(-1))))
+        flat = tensor.detach().reshape(-1)
+        few = _few(flat)
+        return _digest(_bytes(few))
 
 
 def _digest(content: bytes | memoryview) -> str:
+    """Return the SHA-256 of some bytes."""
     return hashlib.sha256(content).hexdigest()

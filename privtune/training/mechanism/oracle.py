@@ -1,4 +1,4 @@
-"""The only door between a training method and the data: it asks for noisy releases, no more.
+"""The oracle: the only access of a training method to the data, which answers with noisy releases.
 
 A method draws a sample (an opaque handle), asks for releases about it, and gets noisy means. The oracle
 clips, adds noise of the scale that the clipping's own sensitivity dictates, and writes the transcript.
@@ -31,7 +31,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One sample of each candidate, drawn at a rate: a handle into which no method looks."""
+    """A sample for each candidate, drawn at one rate, which methods pass on without looking inside.
+
+    Attributes:
+        rate: Each record is in it with this chance, by itself.
+        number: In the transcript: releases about one sample are one joint event.
+        index: Of records ``[K, M]``, filled up with 0 to the widest of the stack.
+        mask: 1 for what is a record, ``[K, M]``.
+        sizes: How many are, ``[K]``: a private number, which no release may hang on.
+    """
 
     rate: float
     number: int
@@ -42,7 +50,7 @@ class Sample:
 
 
 class Oracle:
-    """Noisy answers about the data for K candidates.
+    """An oracle that answers a method's questions about the data with noisy means, for K candidates.
 
     ``physical_rows`` is how many rows of a candidate are computed at once; it changes no sample and no
     noise. ``places`` say where the parameters of each lie in those of the kernel, if its model is wider
@@ -80,10 +88,18 @@ class Oracle:
         self._kernel = kernel
         self._device = device
         self._physical_rows = padded(physical_rows)
-        size, dtype = kernel.layout.size, kernel.layout.dtype
+        size = kernel.layout.size
+        dtype = kernel.layout.dtype
         self._noise = NoiseSource(streams, device, dtype, noise)
         if places is not None:
-            self._noise = PlacedNoise(streams, device, dtype, noise, places=places, size=size)
+            self._noise = PlacedNoise(
+                streams,
+                device,
+                dtype,
+                noise,
+                places=places,
+                size=size,
+            )
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
@@ -96,22 +112,26 @@ class Oracle:
 
     @property
     def usual_size(self) -> float:
-        """Root mean square of the first weights that torch draws for layers of these shapes."""
+        """The root mean square of weights as torch first draws them for layers of these shapes."""
         return self._kernel.layout.usual_size
 
     def sample(self) -> Sample:
         """Draw an independent Poisson sample for each candidate at the schedule's rate."""
         index, sizes = self._sampler()
-        own, lengths = (sent(torch.from_numpy(part), self._device) for part in (index, sizes))
-        mask = torch.arange(own.shape[1], device=self._device) < lengths.unsqueeze(1)
-        return self._open(self.schedule.sample_rate, own, mask, sizes)
+        indices = sent(torch.from_numpy(index), self._device)
+        lengths = sent(torch.from_numpy(sizes), self._device)
+        places = torch.arange(indices.shape[1], device=self._device)
+        mask = places < lengths.unsqueeze(1)
+        return self._open(self.schedule.sample_rate, indices, mask, sizes)
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
         records = len(self._data)
-        index = torch.arange(records, device=self._device).expand(self.candidates, records)
+        every = torch.arange(records, device=self._device)
+        index = every.expand(self.candidates, records)
         mask = index >= 0
-        return self._open(1.0, index, mask, np.full(self.candidates, records))
+        sizes = np.full(self.candidates, records)
+        return self._open(1.0, index, mask, sizes)
 
     def gradient(
         self,
@@ -136,17 +156,29 @@ class Oracle:
         noise_multiplier: float | torch.Tensor,
         count_noise_multiplier: float | torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Release the noisy mean gradient and the noisy fraction ``[K]`` of records not clipped.
+        """Release the noisy mean gradient, ``[K, P]``, and the noisy fraction of unclipped records, ``[K]``.
 
         The count is encoded as ±1/2 a record (Andrew et al. 2021, arXiv 1905.03871, Theorem 1), so its
         sensitivity is 1/2, and ``count_noise_multiplier`` is the deviation over that.
         """
         halves = params.new_zeros(self.candidates)
-        gradient = self._gradient(sample, params, clipping, noise_multiplier, halves=halves)
-        scale = self._charge(sample, "gaussian", count_noise_multiplier, self._half)
+        gradient = self._gradient(
+            sample,
+            params,
+            clipping,
+            noise_multiplier,
+            halves=halves,
+        )
+        scale = self._charge(
+            sample,
+            "gaussian",
+            count_noise_multiplier,
+            self._half,
+        )
         count = self._noisy(halves[None], scale, "gaussian")[0]
         # The encoded sum is the count less n/2, n records in the sample; its expected size stands for n.
-        return gradient, count / self._normaliser(sample) + 0.5
+        fraction = count / self._normaliser(sample) + 0.5
+        return gradient, fraction
 
     def losses(
         self,
@@ -157,7 +189,7 @@ class Oracle:
         noise_multiplier: float | torch.Tensor,
         mechanism: str = "gaussian",
     ) -> torch.Tensor:
-        """Release the noisy mean loss at J vectors ``[K, P]``, shape ``[J, K]``: a release for each.
+        """Release the noisy mean loss at J weight vectors ``[K, P]`` as shape ``[J, K]``, in J releases.
 
         Each record's loss is clipped to ``[0, bound]``; the noise's scale is the multiplier times that.
         """
@@ -169,64 +201,98 @@ class Oracle:
         totals = params[0].new_zeros(len(params), self.candidates)
         limit = bound.to(totals).unsqueeze(-1)
         for rows in self._physical(sample):
-            totals += _loss_sums([self._losses(point, rows) for point in params], limit)
+            losses = [self._losses(point, rows) for point in params]
+            totals += _loss_sums(losses, limit)
         for _ in params:  # a line of the transcript for each release; the scale of all is the same
             scale = self._charge(sample, mechanism, noise_multiplier, sensitivity)
-        return self._noisy(totals, scale, mechanism) / self._normaliser(sample)
+        noisy = self._noisy(totals, scale, mechanism)
+        return noisy / self._normaliser(sample)
 
     def _losses(self, point: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of every row and the mask of those that count, ``[K, M]`` each."""
+        """Return the loss of every row, and the mask of rows that count, ``[K, M]`` each."""
 
         def losses(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+            """Return the losses of the given rows, and their mask."""
             return self._kernel.losses(point, rows), rows.mask
 
         return self._guarded(rows, losses, losses)
 
     def _guarded(
-        self, rows: Rows, run: Callable[[Rows], T], attempt: Callable[[Rows], object]
+        self,
+        rows: Rows,
+        run: Callable[[Rows], T],
+        attempt: Callable[[Rows], object],
     ) -> T:
-        """Run a pass; where it raises, find the records that raise alone and run it without them."""
+        """Run a pass over rows; if it raises, find the records at fault and run it without them.
+
+        Whether a release is made must not hang on one record: so a pass that raises is no error of
+        the training. Rows are halved until those are found that raise by themselves, they are counted
+        as unusable, and the pass is run with made-up records of mask 0 in their place.
+
+        Args:
+            rows: Of one piece of a sample.
+            run: What is wanted of them.
+            attempt: The same without an effect, to find what raises.
+        """
+        # Where the pass is run again, dropout begins where it began.
         states = [s.get_state() for s in rows.dropout] if self._kernel.drops else []
 
-        def only(kept: torch.Tensor) -> Rows:
-            """Return the rows with made-up ones, of mask 0, in place of the others; dropout as it began."""
+        def only(usable: torch.Tensor) -> Rows:
+            """Return the rows with made-up ones in place of unusable ones, and reset the dropout streams."""
             for stream, state in zip(rows.dropout, states, strict=False):
                 stream.set_state(state)
-            made_up = self._data.domain.draw(rows.x[0], rows.y[0], (1, 1), rows.x.device)
-            kept = kept.to(rows.mask.device).view(rows.mask.shape)
-            own = (where(kept, rows.x, made_up[0]), where(kept, rows.y, made_up[1]))
-            return replace(rows, x=own[0], y=own[1], mask=rows.mask * kept)
+            made_up = self._data.domain.draw(
+                rows.x[0],
+                rows.y[0],
+                (1, 1),
+                rows.x.device,
+            )
+            usable = usable.to(rows.mask.device).view(rows.mask.shape)
+            x = where(usable, rows.x, made_up[0])
+            y = where(usable, rows.y, made_up[1])
+            return replace(rows, x=x, y=y, mask=rows.mask * usable)
 
         try:
             return run(rows)
         except Exception as error:
-            found = find_unusable(error, rows.mask.numel(), lambda kept: attempt(only(kept)))
-        unusable = found.to(self._device).view(rows.mask.shape)
-        self.unusable += (unusable & (rows.mask > 0)).sum(dim=1)
-        return run(only(~found))
+            faults = find_unusable(error, rows.mask.numel(), lambda usable: attempt(only(usable)))
+        unusable = faults.to(self._device).view(rows.mask.shape)
+        is_record = rows.mask > 0
+        self.unusable += (unusable & is_record).sum(dim=1)
+        return run(only(~faults))
 
-    def _noisy(self, totals: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
-        """Add noise to numbers of each candidate, shape ``[n, K]``."""
+    def _noisy(
+        self,
+        totals: torch.Tensor,
+        scale: torch.Tensor,
+        kind: str,
+    ) -> torch.Tensor:
+        """Return the numbers ``[n, K]`` with noise of each candidate's scale added.
+
+        Column by column, since a number of one release is a draw of size 1 of each candidate.
+        """
         draw = self._noise.gaussian if kind == "gaussian" else self._noise.laplace
-        noise = torch.cat([draw(1) for _ in range(len(totals))], dim=1)
-        return add_noise(totals.T, noise, scale, self._noise.options).T
+        columns = [draw(1) for _ in range(len(totals))]
+        noise = torch.cat(columns, dim=1)
+        noisy = add_noise(totals.T, noise, scale, self._noise.options)
+        return noisy.T
 
     def compute_at_once(self, rows: int, granule: int) -> None:
-        """Compute at most this many rows of a candidate at once, in multiples of a granule."""
-        self._physical_rows, self._sampler.granule = padded(rows), granule
+        """Set how many rows of a candidate are computed at once, and the granule of physical sizes."""
+        self._physical_rows = padded(rows)
+        self._sampler.granule = granule
 
     def position(self) -> Tensors:
-        """Return where all streams are, what was counted and what was released, by name."""
-        found = {
-            "unusable": self.unusable.to("cpu", copy=True),
-            **{f"dropout.{k}": stream.get_state() for k, stream in enumerate(self._dropout)},
-        }
+        """Return the oracle's position for a checkpoint: streams, counts and transcript, by name."""
+        tensors = {"unusable": self.unusable.to("cpu", copy=True)}
+        for k, stream in enumerate(self._dropout):
+            tensors[f"dropout.{k}"] = stream.get_state()
         for name, part in self._parts().items():
-            found |= prefixed(name, part.position())
-        return found
+            tensors |= prefixed(name, part.position())
+        return tensors
 
     def go_to(self, position: Tensors) -> None:
-        """Go on from a position that an oracle of the same streams was at, and draw nothing twice."""
+        """Set streams, counts and transcript to a checkpoint's position, so that nothing is drawn twice."""
         self.unusable = position["unusable"].to(self._device)
         for k, stream in enumerate(self._dropout):
             stream.set_state(position[f"dropout.{k}"])
@@ -234,6 +300,7 @@ class Oracle:
             part.go_to(of_prefix(name, position))
 
     def _parts(self) -> dict[str, PoissonSampler | NoiseSource | Transcript]:
+        """Return the parts that have a position of their own, by name."""
         return {"sampler": self._sampler, "noise": self._noise, "transcript": self._log}
 
     def transcripts(self) -> Sequence[Transcript]:
@@ -241,43 +308,61 @@ class Oracle:
         return self._log.by_candidate()
 
     def _open(
-        self, rate: float, index: torch.Tensor, mask: torch.Tensor, sizes: npt.NDArray[np.int64]
+        self,
+        rate: float,
+        index: torch.Tensor,
+        mask: torch.Tensor,
+        sizes: npt.NDArray[np.int64],
     ) -> Sample:
+        """Note a sample in the transcript, and return it."""
         number = self._log.open_sample(rate)
-        return Sample(rate, number, index, mask.to(self._kernel.layout.dtype), sizes)
+        return Sample(
+            rate,
+            number,
+            index,
+            mask.to(self._kernel.layout.dtype),
+            sizes,
+        )
 
     def _normaliser(self, sample: Sample) -> float:
-        """Return the public number that means are divided by; never a realised size."""
+        """Return the public number that sums are divided by: rate times records, not the realised size.
+
+        A realised size would be a second function of the data, and nobody charged it.
+        """
         return sample.rate * self.schedule.records
 
     def _physical(self, sample: Sample) -> Iterator[Rows]:
-        """Fetch the records of a sample, at most ``physical_rows`` of a candidate at a time."""
+        """Yield the records of a sample in pieces of at most ``physical_rows`` rows a candidate.
+
+        A sample in one piece is kept for the next release about it, as methods ask for a gradient and
+        a loss of the same sample. A record that breaks public facts keeps its place with mask 0.
+        """
         if sample.fetched:
             yield sample.fetched[0]
             return
         every = sample.index.shape[1]
         for start in range(0, every, self._physical_rows):
             stop = start + self._physical_rows
-            index, mask, sizes = (
-                sample.index[:, start:stop],
-                sample.mask[:, start:stop],
-                sample.sizes,
-            )
+            index = sample.index[:, start:stop]
+            mask = sample.mask[:, start:stop]
+            sizes = sample.sizes
             width = index.shape[1]
-            whole = width == every
-            if not whole:
+            is_full = width == every
+            if not is_full:
                 sizes = np.clip(sizes - start, 0, width)
             if missing := -width % self._sampler.granule:  # the last piece of all records
-                index, mask = (
-                    torch.nn.functional.pad(part, (0, missing)) for part in (index, mask)
-                )
+                index = torch.nn.functional.pad(index, (0, missing))
+                mask = torch.nn.functional.pad(mask, (0, missing))
             x, y, unusable = self._data.fetch(index.reshape(-1))
             if unusable is not None:
-                self.unusable += ((mask > 0) & unusable.view(index.shape)).sum(dim=1)
-                mask = mask * ~unusable.view(index.shape)
-            x, y = x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:])
+                unusable = unusable.view(index.shape)
+                is_record = mask > 0
+                self.unusable += (is_record & unusable).sum(dim=1)
+                mask = mask * ~unusable
+            x = x.view(*index.shape, *x.shape[1:])
+            y = y.view(*index.shape, *y.shape[1:])
             rows = Rows(x, y, sizes, mask, self._dropout)
-            if whole:
+            if is_full:
                 sample.fetched.append(rows)
             yield rows
 
@@ -290,18 +375,39 @@ class Oracle:
         *,
         halves: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Release a noisy mean: the noise is laid down first, the clipped sums are added to it."""
+        """Release a noisy mean gradient: noise is written first, and clipped sums are added to it.
+
+        One tensor ``[K, P]`` holds both, so noise takes no memory of its own. On the grid the exact
+        sum is needed, and noise is added last, in float64.
+        """
         sensitivity = clipping.sensitivity(self.candidates)
         scale = self._charge(sample, "gaussian", noise_multiplier, sensitivity)
         noise = self._noise.gaussian(params.shape[1])
         wide = self._noise.options.wide
-        out = torch.zeros_like(params) if wide else noise.mul_(scale.unsqueeze(1))
+        if wide:
+            out = torch.zeros_like(params)
+        else:
+            out = noise.mul_(scale.unsqueeze(1))
 
         def add(rows: Rows) -> torch.Tensor | None:
-            return self._kernel.accumulate(params, rows, clipping, out=out, halves=halves)
+            """Add the clipped sums of some rows to the release; return the counts of unusable records."""
+            return self._kernel.accumulate(
+                params,
+                rows,
+                clipping,
+                out=out,
+                halves=halves,
+            )
 
         def attempt(rows: Rows) -> object:
-            return self._kernel.accumulate(params, rows, clipping, out=torch.zeros_like(params))
+            """Compute clipped sums of some rows into a throw-away tensor, to see whether they raise."""
+            nowhere = torch.zeros_like(params)
+            return self._kernel.accumulate(
+                params,
+                rows,
+                clipping,
+                out=nowhere,
+            )
 
         for rows in self._physical(sample):
             unusable = self._guarded(rows, add, attempt)
@@ -313,7 +419,12 @@ class Oracle:
             out.masked_fill_(self._noise.outside, 0.0)
         size = self._normaliser(sample)
         if isinstance(clipping, CoordinateTransform):
-            return torch.addcmul(clipping.center, out, clipping.scale, value=1.0 / size)
+            return torch.addcmul(
+                clipping.center,
+                out,
+                clipping.scale,
+                value=1.0 / size,
+            )
         return out.div_(size)
 
     def _charge(
@@ -323,28 +434,50 @@ class Oracle:
         noise_multiplier: float | torch.Tensor,
         sensitivity: torch.Tensor,
     ) -> torch.Tensor:
-        """Write a release into the transcripts and return the scale of its noise, ``[K]``."""
-        own: float | tuple[float, ...]
+        """Write a release into the transcripts and return the scale of its noise, ``[K]``.
+
+        It comes before noise is added, so no release is left out of the transcript.
+        """
+        multiplier: float | tuple[float, ...]
         if isinstance(noise_multiplier, torch.Tensor):
-            own = tuple(noise_multiplier.double().expand(self.candidates).tolist())
+            multipliers = noise_multiplier.double().expand(self.candidates)
+            multiplier = tuple(multipliers.tolist())
         else:
-            own = float(noise_multiplier)
-        known = next((k for k in self._scales if k[0] is sensitivity and k[1] == own), None)
-        if known is None:
-            scale = noise_scale(own, sensitivity).to(self._kernel.layout.dtype)
-            known = (sensitivity, own, sent(scale, self._device))
-            self._scales = [known, *self._scales[:1]]  # of a gradient, and of what is beside it
-        self._log.record(sample.number, kind, known[1])
-        return known[2]
+            multiplier = float(noise_multiplier)
+        scale = self._scale_of(sensitivity, multiplier)
+        self._log.record(sample.number, kind, multiplier)
+        return scale
+
+    def _scale_of(
+        self,
+        sensitivity: torch.Tensor,
+        multiplier: float | tuple[float, ...],
+    ) -> torch.Tensor:
+        """Return multiplier times sensitivity, ``[K]``, on the device, from a cache if possible."""
+        for entry in self._scales:
+            if entry[0] is sensitivity and entry[1] == multiplier:
+                return entry[2]
+        scale = noise_scale(multiplier, sensitivity).to(self._kernel.layout.dtype)
+        scale = sent(scale, self._device)
+        # Of a gradient, and of what is beside it.
+        self._scales = [(sensitivity, multiplier, scale), *self._scales[:1]]
+        return scale
 
 
 def _loss_sums(
-    found: Sequence[tuple[torch.Tensor, torch.Tensor]], limit: torch.Tensor
+    losses_of_rows: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    limit: torch.Tensor,
 ) -> torch.Tensor:
-    """Return sums ``[J, K]`` of J times losses and masks ``[K, M]``: losses held to [0, limit], NaN to 0."""
-    values = torch.stack([losses for losses, _ in found])
+    """Return masked sums ``[J, K]`` of losses ``[K, M]`` clipped to [0, limit], with NaN as 0.
+
+    Whatever a loss gives, a record adds between 0 and its limit: that is the sensitivity that was
+    charged.
+    """
+    values = torch.stack([losses for losses, _ in losses_of_rows])
     values = values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    held = values.clamp_(min=0.0).minimum(limit)
-    first, *others = [mask for _, mask in found]
-    alike = all(mask is first for mask in others)
-    return held.mul_(first if alike else torch.stack([first, *others])).sum(dim=-1)
+    bounded = values.clamp_(min=0.0).minimum(limit)
+    masks = [mask for _, mask in losses_of_rows]
+    weights = masks[0]
+    if any(mask is not weights for mask in masks):
+        weights = torch.stack(masks)
+    return bounded.mul_(weights).sum(dim=-1)

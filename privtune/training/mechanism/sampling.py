@@ -1,4 +1,4 @@
-"""True Poisson sampling of records held in memory, without a DataLoader in the way.
+"""Poisson sampling of records in memory, by drawing the gaps between sampled records.
 
 Every record joins a sample independently with the same probability. Instead of N coin flips, the
 gaps between joining records are drawn: they are geometric, so a sample costs O(rate * N) whatever
@@ -34,79 +34,142 @@ class PoissonSampler:
     function of its own source of randomness alone.
     """
 
-    def __init__(self, *, records: int, rate: float, rngs: Sequence[np.random.Generator]) -> None:
+    def __init__(
+        self,
+        *,
+        records: int,
+        rate: float,
+        rngs: Sequence[np.random.Generator],
+    ) -> None:
         self._records = records
         self._rate = rate
         self._rngs = list(rngs)
-        steps = math.ceil(_BLOCK / max(1.0, rate * records))
+        expected_size = max(1.0, rate * records)
+        steps = math.ceil(_BLOCK / expected_size)
         self._steps = min(steps, _MAX_STEPS)
+        # Samples that are drawn already, the next one last: indices `[K, width]`, sizes `[K]`.
         self._ready: list[tuple[Indices, Indices]] = []
         self.granule = GRANULE
         """What the widths of samples are multiples of, from the next block that is drawn."""
 
     def __call__(self) -> tuple[Indices, Indices]:
-        """Return the next samples: indices ``[K, width]``, ascending, filled up with 0, and sizes ``[K]``."""
+        """Return the next samples: indices ``[K, width]``, ascending, filled up with 0, and sizes ``[K]``.
+
+        Widths are padded, so that few shapes occur; what fills up points at record 0 and has mask 0.
+        """
         if not self._ready:
-            self._ready = self._draw()[::-1]
+            samples = self._draw()
+            samples.reverse()
+            self._ready = samples
         return self._ready.pop()
 
     def position(self) -> Tensors:
-        """Return where the sources are, and what was drawn ahead."""
-        found = {f"rng.{k}": state_of(rng) for k, rng in enumerate(self._rngs)}
+        """Return the generators' states and the samples drawn ahead, for a checkpoint.
+
+        Samples that are ready were drawn from a source that has moved on, so they are part of it.
+        """
+        tensors: Tensors = {}
+        for k, rng in enumerate(self._rngs):
+            tensors[f"rng.{k}"] = state_of(rng)
         for i, (index, sizes) in enumerate(self._ready):
-            found[f"index.{i}"] = torch.from_numpy(index.copy())
-            found[f"sizes.{i}"] = torch.from_numpy(sizes.copy())
-        return found
+            tensors[f"index.{i}"] = torch.from_numpy(index.copy())
+            tensors[f"sizes.{i}"] = torch.from_numpy(sizes.copy())
+        return tensors
 
     def go_to(self, position: Tensors) -> None:
-        """Go on from a position: no sample is drawn twice."""
+        """Set generators and samples drawn ahead to a checkpoint's position."""
         for k, rng in enumerate(self._rngs):
             set_state(rng, position[f"rng.{k}"])
-        ahead = (len(position) - len(self._rngs)) // 2
-        parts = [(position[f"index.{i}"], position[f"sizes.{i}"]) for i in range(ahead)]
-        self._ready = [(index.numpy(), sizes.numpy()) for index, sizes in parts]
+        # A sample ahead has two tensors, a source one.
+        samples = (len(position) - len(self._rngs)) // 2
+        self._ready = []
+        for i in range(samples):
+            index = position[f"index.{i}"].numpy()
+            sizes = position[f"sizes.{i}"].numpy()
+            self._ready.append((index, sizes))
 
     def _draw(self) -> list[tuple[Indices, Indices]]:
-        """Draw a block of samples: one line of ``steps * records`` coin flips a candidate."""
+        """Draw the samples of several steps at once, for every candidate.
+
+        A sample is a stretch of ``records`` flips on the line, so a success belongs to the sample in whose
+        stretch it lies, and is there the record by its distance from the stretch's start.
+
+        Returns:
+            As many samples as there are steps in a block, the first one first: indices ``[K, width]``, of
+            a width of each sample's own, and sizes ``[K]``.
+        """
         line = self._steps * self._records
-        drawn = [_successes(line, self._rate, rng) for rng in self._rngs]
+        successes = [_successes(line, self._rate, rng) for rng in self._rngs]
         starts = np.arange(self._steps) * self._records
-        upto = [np.searchsorted(places, starts + self._records) for places in drawn]
-        sizes: Indices = np.stack(upto, axis=1)
+        ends = starts + self._records
+        # Successes up to the end of each sample, ``[steps, K]``; their differences are the sizes.
+        totals = [np.searchsorted(places, ends) for places in successes]
+        sizes: Indices = np.stack(totals, axis=1)
         sizes[1:] -= sizes[:-1].copy()
-        width = padded(int(sizes.max()), self.granule)
-        index = np.zeros((self._steps, len(drawn), width), dtype=np.int64)
-        there = np.arange(width) < sizes[:, :, None]
-        for k, places in enumerate(drawn):
-            index[:, k][there[:, k]] = places - np.repeat(starts, sizes[:, k])
-        widths = [padded(int(n), self.granule) for n in sizes.max(axis=1)]
-        return [
-            (np.ascontiguousarray(part[:, :width]), own)
-            for part, width, own in zip(index, widths, sizes, strict=True)
-        ]
+        largest = int(sizes.max())
+        width = padded(largest, self.granule)
+        shape = (self._steps, len(successes), width)
+        index = np.zeros(shape, dtype=np.int64)
+        # The first places of a row hold records, the others fill up: ``[steps, K, width]``.
+        is_record = np.arange(width) < sizes[:, :, None]
+        for k, places in enumerate(successes):
+            start_of_each = np.repeat(starts, sizes[:, k])
+            records = places - start_of_each
+            index[:, k][is_record[:, k]] = records
+        samples = []
+        for part, counts in zip(index, sizes, strict=True):
+            most = int(counts.max())
+            own_width = padded(most, self.granule)
+            rows = np.ascontiguousarray(part[:, :own_width])
+            samples.append((rows, counts))
+        return samples
 
 
 def padded(rows: int, granule: int = GRANULE) -> int:
-    """Return the physical size for ``rows`` records: few sizes occur, an eighth apart at most."""
+    """Return a padded size for ``rows`` records: one of few sizes, at most an eighth apart."""
     step = granule
     while step * 16 < rows:
         step *= 2
-    return max(granule, -(-rows // step) * step)
+    steps = -(-rows // step)
+    return max(granule, steps * step)
 
 
 def _successes(line: int, rate: float, rng: np.random.Generator) -> Indices:
-    """Return the places of the successes among ``line`` independent Bernoulli(rate) draws."""
+    """Return the places of the successes among ``line`` independent Bernoulli(rate) draws.
+
+    The memory is that of the successes, not that of the line, and the work too.
+
+    Args:
+        line: How many draws.
+        rate: Chance of each, in (0, 1].
+        rng: One candidate's source.
+
+    Returns:
+        Places in [0, line), ascending.
+    """
     mean = line * rate
+    deviation = math.sqrt(mean * (1.0 - rate))
     # Six deviations more than the mean: nearly always one piece reaches the end of the line.
-    size = int(mean + 6.0 * math.sqrt(mean * (1.0 - rate))) + 16
-    scale = -math.log1p(-rate) if rate < 1.0 else math.inf
+    size = int(mean + 6.0 * deviation) + 16
+    if rate < 1.0:
+        scale = -math.log1p(-rate)
+    else:
+        scale = math.inf
     pieces: list[Indices] = []
     last = -1
     while last < line:
         # P(gap > k) = P(E >= k * scale) = (1 - rate)^k for E ~ Exp(1): geometric, exactly.
-        gaps = np.floor(rng.standard_exponential(size) / scale) + 1.0
-        steps = np.minimum(gaps, line + 1.0).astype(np.int64)
-        pieces.append(last + np.cumsum(steps))
-        last = int(pieces[-1][-1])
-    places = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-    return places[: int(np.searchsorted(places, line))]
+        exponential = rng.standard_exponential(size)
+        gaps = np.floor(exponential / scale) + 1.0
+        # Beyond the end of the line all places are alike; int64 could not hold the farthest.
+        gaps = np.minimum(gaps, line + 1.0)
+        steps = gaps.astype(np.int64)
+        piece = last + np.cumsum(steps)
+        pieces.append(piece)
+        last = int(piece[-1])
+    if len(pieces) > 1:
+        places = np.concatenate(pieces)
+    else:
+        places = pieces[0]
+    within = int(np.searchsorted(places, line))
+    return places[:within]

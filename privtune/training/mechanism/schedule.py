@@ -1,4 +1,4 @@
-"""The public clockwork of one training: how many records, at which rate, for how many steps."""
+"""The public schedule of a training, with records, rate and steps, and its options for noise."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from privtune.errors import InvalidInputError
+from privtune.names import refuse_fields, refuse_name
+from privtune.numbers import is_number
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often a training looks at its data: T steps, at each a sample that a record joins at a rate.
+    """The public plan of a training: T steps, each on a Poisson sample of the records at one rate.
 
     All of it is public. Averages divide by ``sample_rate * records``, never by a realised, private size.
     """
@@ -32,15 +34,31 @@ class Schedule:
             raise InvalidInputError("steps", self.steps, "must be a whole number of at least 1")
 
     @classmethod
-    def from_epochs(cls, *, records: int, expected_batch_size: int, epochs: float) -> Schedule:
-        """Build the schedule of so many passes in expectation, above 0: ``ceil(epochs / rate)`` steps."""
-        if not isinstance(expected_batch_size, Real) or not 1 <= expected_batch_size <= records:
+    def from_epochs(
+        cls,
+        *,
+        records: int,
+        expected_batch_size: int,
+        epochs: float,
+    ) -> Schedule:
+        """Build the schedule of an expected number of epochs: ``ceil(epochs / rate)`` steps.
+
+        Args:
+            records: Declared number of records.
+            expected_batch_size: Expected records in a sample, from 1 to all.
+            epochs: Expected times that a record is looked at.
+
+        Raises:
+            InvalidInputError: If one of them is out of its range.
+        """
+        is_whole = isinstance(expected_batch_size, Integral) and expected_batch_size is not True
+        if not is_whole or not 1 <= expected_batch_size <= records:
             raise InvalidInputError(
                 "expected_batch_size",
                 expected_batch_size,
-                f"must lie between 1 and the number of training records, {records}",
+                f"must be a whole number between 1 and the number of training records, {records}",
             )
-        if not isinstance(epochs, Real) or not (math.isfinite(epochs) and epochs > 0):
+        if not is_number(epochs) or epochs <= 0:
             raise InvalidInputError("epochs", epochs, "must be a finite number above 0")
         # The tiny slack keeps 20 epochs at rate 64/1024 at 320 steps whatever the rounding.
         steps = math.ceil(epochs * records / expected_batch_size - 1e-9)
@@ -48,17 +66,20 @@ class Schedule:
 
     @property
     def expected_batch_size(self) -> float:
-        """Expected number of records in a sample: the public normaliser of every average."""
+        """The expected number of records in a sample, by which all means are divided."""
         return self.sample_rate * self.records
 
     def checkpoints(self, points: int = 12) -> tuple[int, ...]:
-        """Return steps at which a training is looked at, evenly spread, counted from 0, the last included."""
-        spread = (round(self.steps * (i + 1) / points) for i in range(points))
-        return tuple(sorted({max(1, done) - 1 for done in spread}))
+        """Return evenly spread steps, from 0 to the last, at which to evaluate a training."""
+        steps = set()
+        for i in range(points):
+            end = round(self.steps * (i + 1) / points)
+            steps.add(max(1, end) - 1)
+        return tuple(sorted(steps))
 
     @property
     def expected_gradient_evaluations(self) -> float:
-        """Expected per-sample gradients of one pass of one gradient a step."""
+        """The expected number of per-sample gradients, at one gradient for each step."""
         return self.expected_batch_size * self.steps
 
 
@@ -68,7 +89,7 @@ FloatingPoint = Literal["plain", "grid", "four-draws"]
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseOptions:
-    """Where noise comes from, and how it is kept from leaking through its lowest bits.
+    """Options of the noise: its random source, and the protection of its lowest bits.
 
     The tails are the same under every option: see ``docs/noise.md``.
 
@@ -95,9 +116,10 @@ class NoiseOptions:
 
     def __post_init__(self) -> None:
         for name, allowed in (("source", Source), ("floating_point", FloatingPoint)):
-            words, value = get_args(allowed), getattr(self, name)
+            words = get_args(allowed)
+            value = getattr(self, name)
             if value not in words:
-                raise InvalidInputError(f"noise.{name}", value, f"must be {' or '.join(words)}")
+                refuse_name(f"noise.{name}", value, words)
 
     @property
     def wide(self) -> bool:
@@ -106,7 +128,7 @@ class NoiseOptions:
 
     @classmethod
     def of(cls, value: str | Mapping[str, Any] | NoiseOptions | None) -> NoiseOptions:
-        """Return the options that a spec or a caller names.
+        """Return noise options from a preset's name, a mapping of fields, or None for the defaults.
 
         Args:
             value: ``"plain"``; ``"secure"``, which is chacha20 on a grid; the fields by name; or
@@ -119,20 +141,27 @@ class NoiseOptions:
             return value or cls()
         if isinstance(value, str):
             if value not in _PRESETS:
-                raise InvalidInputError("noise", value, "must be plain or secure, or its fields")
+                refuse_name(
+                    "noise",
+                    value,
+                    _PRESETS,
+                    also="or a mapping of its fields",
+                )
             return _PRESETS[value]
         names = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(map(str, set(value) - set(names))):
-            raise InvalidInputError("noise", unknown, f"knows {' and '.join(names)}")
+        if unknown := set(value) - set(names):
+            refuse_fields("noise", unknown, names, "it")
         return cls(**value)
 
     @property
     def note(self) -> str:
-        """What a charge and its certificate say about it; nothing about the defaults."""
-        return "" if self == NoiseOptions() else f"noise: {self.source}, {self.floating_point}"
+        """The text about the noise in charges and certificates; empty for the default options."""
+        if self == NoiseOptions():
+            return ""
+        return f"noise: {self.source}, {self.floating_point}"
 
     def to_dict(self) -> dict[str, str]:
-        """Return the fields, JSON-ready."""
+        """Return the options as JSON-ready data."""
         return dataclasses.asdict(self)
 
 

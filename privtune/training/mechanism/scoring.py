@@ -1,4 +1,4 @@
-"""Scores of trained models: bounded vectors, summed record by record, noised as the plan has it.
+"""Scoring of trained models: each record's bounded vector, summed and noised as the plan says.
 
 Each record is evaluated by itself, as a batch of one. A model that mixes the records of a batch, in
 evaluation as well, then mixes nothing, and a record changes the sum by no more than its bound.
@@ -22,10 +22,10 @@ from torch.nn import functional
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism import data as records
 from privtune.training.mechanism import noise as noises
-from privtune.training.mechanism.estimates import ScoreEstimate
+from privtune.training.mechanism.estimates import ScoreEstimate, SumNoise
 from privtune.training.mechanism.kernel import Largest, Loss, LossOf, by_record, fresh, unwritten
 from privtune.training.mechanism.memory import MemoryCheck, remembering_nothing, values_of
-from privtune.training.mechanism.metrics import Floats, Metric
+from privtune.training.mechanism.metrics import OF_CLASSES, Floats, Metric
 
 _CHUNK = 512  # records that are evaluated at once at most, each by itself
 _NO_GRADIENT = "does not require grad"
@@ -36,20 +36,24 @@ _Terms: TypeAlias = Any  # a ScorePlan of `strategies`, from which nothing is im
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each record."""
+    """Return the cross-entropy of each record, shape ``[N]``."""
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
 @dataclass(frozen=True)
-class OfRecords:
-    """A loss that is given a model and a record, as the loops of users define theirs."""
+class LossOfRecords:
+    """A marker for a loss that takes a model and a record, in place of outputs and targets.
+
+    A class of its own, since a function of two arguments and one of three cannot be told apart by
+    what they are.
+    """
 
     loss_of: LossOf
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A score as candidates are compared by it, and as it is shown.
+    """A score as a number to compare candidates by, and as an estimate to show.
 
     Args:
         score: Higher is better; it may lie beyond what the metric can be, where candidates would tie.
@@ -66,9 +70,9 @@ def score(
     data: records.TensorData,
     *,
     rng: np.random.Generator,
-    loss: Loss | OfRecords = cross_entropy,
+    loss: Loss | LossOfRecords = cross_entropy,
 ) -> Scored:
-    """Return the score of a model, noise included; −∞ for weights that are not finite.
+    """Return the noisy score of a model; −∞ if its weights are not finite.
 
     ``rng`` is the source of the noise, used for this score alone; ``loss`` is that of the metric ``loss``.
 
@@ -79,10 +83,12 @@ def score(
     released = released_sums(plan, model, data, rng, loss)
     if released is None:
         return Scored(-math.inf)
-    metric = plan.make_metrics()[0]
+    metric, *_ = plan.make_metrics()
     value = metric.choice(released[0], plan.noises[0])
     (estimate,) = plan.estimates(released).values()
-    return Scored(-value if metric.lower_is_better else value, estimate)
+    if metric.lower_is_better:
+        value = -value
+    return Scored(value, estimate)
 
 
 def measure_each(
@@ -91,14 +97,47 @@ def measure_each(
     data: records.TensorData,
     *,
     rng: np.random.Generator,
-    loss: Loss | OfRecords = cross_entropy,
+    loss: Loss | LossOfRecords = cross_entropy,
 ) -> dict[str, ScoreEstimate]:
-    """Return every metric of a plan with its interval, by name; none for weights that are not finite.
+    """Return the noisy estimate of every metric of a plan, by name; empty if weights are not finite.
 
     **Guarantee**: that of :func:`score`; the metrics share the noise multiplier, as ``plan.noises`` says.
     """
     released = released_sums(plan, model, data, rng, loss)
-    return {} if released is None else dict(plan.estimates(released))
+    if released is None:
+        return {}
+    return dict(plan.estimates(released))
+
+
+def fit_temperature(
+    plan: _Terms,
+    model: nn.Module,
+    data: records.TensorData,
+    *,
+    rng: np.random.Generator,
+) -> float | None:
+    """Return the temperature to divide a model's logits by, from noised sums over held-out records.
+
+    None where the plan asks for none, for weights that are not finite, and where the sums do not tell.
+
+    **Guarantee**: that of :func:`score`, at the plan's ``calibration_noise``: with the metrics of the plan
+    it is one release of the noise multiplier.
+    """
+    metric = plan.calibrator
+    if metric is None or not _is_finite(model):
+        return None
+    noise = plan.calibration_noise
+    sums = _released(
+        plan,
+        metric,
+        noise,
+        model,
+        data,
+        rng=rng,
+        loss=cross_entropy,
+    )
+    temperature: float | None = metric.temperature(sums, noise, records=plan.records)
+    return temperature
 
 
 def released_sums(
@@ -106,102 +145,193 @@ def released_sums(
     model: nn.Module,
     data: records.TensorData,
     rng: np.random.Generator,
-    loss: Loss | OfRecords = cross_entropy,
+    loss: Loss | LossOfRecords = cross_entropy,
 ) -> list[Floats] | None:
-    """Return the noised sums of each metric, all that a score releases; None for weights not finite."""
-    if not all(bool(p.isfinite().all()) for p in model.parameters() if p.is_floating_point()):
+    """Return the noised sums of each metric of a plan; None if the model's weights are not finite.
+
+    In float64, a vector for each metric, with noise already in it: no caller gets the exact sums.
+    """
+    if not _is_finite(model):
         return None
-    law = noises.exact_gaussian if plan.mechanism == "gaussian" else noises.exact_laplace
-    draw = partial(law, rng.random)
-    released = []
+    sums = []
     for metric, noise in zip(plan.make_metrics(), plan.noises, strict=True):
-        with evaluating(model), torch.no_grad(), unwritten(model):
-            sums = _sums(metric, model, data, loss)
-        released.append(metric.release(sums, noise, draw, records=plan.records))
-    return released
+        sums.append(_released(plan, metric, noise, model, data, rng=rng, loss=loss))
+    return sums
+
+
+def _is_finite(model: nn.Module) -> bool:
+    """Return whether all weights of a model are finite.
+
+    That a training diverged follows from its weights, which are a release: it costs nothing to say
+    so.
+    """
+    floating = (p for p in model.parameters() if p.is_floating_point())
+    return all(bool(weight.isfinite().all()) for weight in floating)
+
+
+def _released(
+    plan: _Terms,
+    metric: Metric,
+    noise: SumNoise,
+    model: nn.Module,
+    data: records.TensorData,
+    *,
+    rng: np.random.Generator,
+    loss: Loss | LossOfRecords,
+) -> Floats:
+    """Return the noised sums of one metric.
+
+    Noise is exact in its tails and drawn from the score's own source. The exact sums live in this
+    call alone.
+    """
+    law = noises.exact_gaussian if plan.mechanism == "gaussian" else noises.exact_laplace
+    with evaluating(model), torch.no_grad(), unwritten(model):
+        sums = _sums(metric, model, data, loss)
+    draw = partial(law, rng.random)
+    return metric.release(sums, noise, draw, records=plan.records)
 
 
 def _sums(
-    metric: Metric, model: nn.Module, data: records.TensorData, loss: Loss | OfRecords
+    metric: Metric,
+    model: nn.Module,
+    data: records.TensorData,
+    loss: Loss | LossOfRecords,
 ) -> Floats:
-    """Return the sums of what each record adds, in float64, shape ``[d]``."""
-    device = next((p.device for p in model.parameters()), data.x.device)
+    """Return the exact sums of one metric over the data, in float64, shape ``[d]``.
+
+    The order is: find what numbers the loss accepts, check shapes on made-up records, hold the data
+    to public facts, try whether records may pass together, then sum. Private records come last, so
+    that an error that a user meets is one of a made-up record and tells nothing.
+
+    A record that raises, or that breaks public facts, adds zeros.
+
+    Args:
+        metric: Says what a record adds, and the bound of that.
+        model: In evaluation mode.
+        data: Records to score.
+        loss: Of outputs and targets, or of a model and a record.
+
+    Returns:
+        Sums ``[d]``; of a tally, different numbers and the weights of both classes, ``[3, M]``.
+    """
+    devices = (part.device for part in model.parameters())
+    device = next(devices, data.x.device)
     units = bool(data.unit)
-    first = data.domain.draw(*data.like, (1, 1), device)[0][0]
-    outputs_of, loss_of = _passes(metric, model, loss, first)
+    inputs_of_one, _ = data.domain.draw(*data.like, (1, 1), device)
+    outputs_of, loss_of = _passes(metric, model, loss, inputs_of_one[0])
 
     def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return what a record adds; of a unit, the mean over its rows."""
-        outputs, targets = outputs_of(x.unsqueeze(0)), y.unsqueeze(0)
-        if metric.takes == "any":
-            there = torch.ones(1, dtype=torch.bool, device=x.device)
-        elif units:
-            outputs, targets, there = records.rows_of(outputs, targets)
-        elif metric.takes == "numbers":
-            there = targets.isfinite()
-        else:
-            there = (targets >= 0) & (targets < outputs.shape[1])
-        parts = metric.parts(outputs, targets, loss_of)
-        return _tallied(parts, there) if metric.is_tally else _added(metric, parts, there)
+        """Return the vector that a record adds, ``[d]``; for a unit, the mean over its rows.
 
-    domain = records.find_domain(lambda x, y: one(x[0], y[0]), data, device=device)
-    drawn = domain.draw(*data.like, (1, 2), device)
-    made_up = tuple(part[0] for part in drawn)
-    x, y = (part[:1] for part in made_up)
-    if isinstance(loss, OfRecords):
+        A target that is no class, or no number, is one that is not there: it adds nothing.
+        """
+        outputs = outputs_of(x.unsqueeze(0))
+        targets = y.unsqueeze(0)
+        if metric.takes == "any":
+            presence = torch.ones(1, dtype=torch.bool, device=x.device)
+        elif units:
+            outputs, targets, presence = records.rows_of(outputs, targets)
+        elif metric.takes == "numbers":
+            presence = targets.isfinite()
+        else:
+            presence = (targets >= 0) & (targets < outputs.shape[1])
+        parts = metric.parts(outputs, targets, loss_of)
+        if metric.is_tally:
+            return _tallied(parts, presence)
+        return _added(metric, parts, presence)
+
+    def one_of_batch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the vector that the single record of a batch adds."""
+        return one(x[0], y[0])
+
+    domain = records.find_domain(one_of_batch, data, device=device)
+    xs, ys = domain.draw(*data.like, (1, 2), device)
+    made_up = (xs[0], ys[0])
+    x = made_up[0][:1]
+    y = made_up[1][:1]
+    if isinstance(loss, LossOfRecords):
         _check_losses(metric, x, y, loss_of)
     else:
         _check_shapes(outputs_of(x), y, metric, loss, units=units)
     facts = records.find_facts(
-        lambda x, y: one(x[0], y[0]), *data.like, device=device, domain=domain
+        one_of_batch,
+        *data.like,
+        device=device,
+        domain=domain,
     )
     data = data.to(device).held_to(facts)
     together = _vmapped(one, *made_up)
-    with Largest() as seen:
+    with Largest() as largest:
         of_one = torch.zeros_like(one(x[0], y[0]))
     collected: list[torch.Tensor] = []
     check = _memory_check(metric, model, loss, (outputs_of, one), made_up)
+    every = torch.arange(len(data), device=device)
     with remembering_nothing(check):
-        for index in torch.split(torch.arange(len(data), device=device), seen.at_once(_CHUNK)):
+        for index in torch.split(every, largest.at_once(_CHUNK)):
             x, y, unusable = data.fetch(index)
-            parts = _one_by_one(one, x, y, of_one) if together is None else together(x, y)
+            if together is None:
+                parts = _one_by_one(one, x, y, of_one)
+            else:
+                parts = together(x, y)
             if unusable is not None:
                 parts = parts.masked_fill(unusable.unsqueeze(1), 0.0)
-            collected.append(parts.cpu() if metric.is_tally else parts.sum(dim=0).cpu())
+            if not metric.is_tally:
+                parts = parts.sum(dim=0)
+            collected.append(parts.cpu())
     if metric.is_tally:
-        return _tally(torch.cat(collected) if collected else of_one.cpu().unsqueeze(0)[:0])
-    sums: Floats = torch.stack([of_one.cpu(), *collected]).sum(dim=0).numpy()
+        no_parts = of_one.cpu().unsqueeze(0)[:0]
+        return _tally(torch.cat(collected) if collected else no_parts)
+    total = torch.stack([of_one.cpu(), *collected]).sum(dim=0)
+    sums: Floats = total.numpy()
     return sums
 
 
-def _added(metric: Metric, parts: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the rows there are of the vectors that they add, shape ``[d]``."""
+def _added(metric: Metric, parts: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the vectors of all present rows, each clipped to the metric's norm, ``[d]``.
+
+    Each vector is scaled down to the metric's norm (L1 for Laplace noise, else L2), and a mean of
+    such vectors is no longer than that.
+    """
     # Whatever the metric says of itself, this is what is charged.
     order = 1 if metric.mechanism == "laplace" else 2
-    lengths = torch.linalg.vector_norm(parts, ord=order, dim=1, keepdim=True)
-    held = parts * (metric.norm / lengths.clamp(min=metric.norm))
-    total: torch.Tensor = held.where(there.unsqueeze(1), 0.0).sum(dim=0)
-    return total / there.sum().clamp(min=1)
+    lengths = torch.linalg.vector_norm(
+        parts,
+        ord=order,
+        dim=1,
+        keepdim=True,
+    )
+    bounded = parts * (metric.norm / lengths.clamp(min=metric.norm))
+    bounded = bounded.where(presence.unsqueeze(1), 0.0)
+    total: torch.Tensor = bounded.sum(dim=0)
+    rows = presence.sum().clamp(min=1)
+    return total / rows
 
 
-def _tallied(parts: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Return the number and the class of each row, then its weight, shape ``[3 rows]``.
+def _tallied(parts: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
+    """Return the sorting number, the class and the weight of each row, joined to shape ``[3 rows]``.
 
     The weights of a record add up to 1 at most, whatever the metric says of itself.
     """
-    weights = there.double() / there.sum().clamp(min=1)
-    numbers = parts[:, 0].double().where(there, 0.0)
-    return torch.cat([numbers, parts[:, 1].double(), weights])
+    rows = presence.sum().clamp(min=1)
+    weights = presence.double() / rows
+    numbers = parts[:, 0].double().where(presence, 0.0)
+    classes = parts[:, 1].double()
+    return torch.cat([numbers, classes, weights])
 
 
 def _tally(parts: torch.Tensor) -> Floats:
-    """Return the different numbers of rows, and the weights of each class that have them, ``[3, M]``."""
-    numbers, classes, weights = (part.flatten().numpy() for part in parts.double().chunk(3, dim=1))
-    counted = weights > 0.0
-    different, places = np.unique(numbers[counted], return_inverse=True)
+    """Return the distinct sorting numbers, and the total weight of each class at each, ``[3, M]``.
+
+    For metrics of order, such as the AUC: ``Metric.release`` adds noise to counts of these.
+    """
+    thirds = parts.double().chunk(3, dim=1)
+    numbers, classes, weights = (third.flatten().numpy() for third in thirds)
+    is_row = weights > 0.0
+    different, places = np.unique(numbers[is_row], return_inverse=True)
     rows = [different]
     for number in (1.0, 0.0):
-        of_class = weights[counted] * (classes[counted] == number)
+        is_of_class = classes[is_row] == number
+        of_class = weights[is_row] * is_of_class
         rows.append(np.bincount(places, of_class, minlength=len(different)))
     return np.stack(rows)
 
@@ -209,33 +339,55 @@ def _tally(parts: torch.Tensor) -> Floats:
 def _memory_check(
     metric: Metric,
     model: nn.Module,
-    loss: Loss | OfRecords,
+    loss: Loss | LossOfRecords,
     passes: tuple[Callable[[torch.Tensor], torch.Tensor], _One],
     made_up: tuple[torch.Tensor, ...],
 ) -> MemoryCheck:
-    """Return the check that a score keeps nothing: it gives made-up records the same before and after."""
+    """Return a check that scoring gives the same for made-up records before and after real ones.
+
+    See ``memory``: a score that counts its calls would let one record change what another adds.
+    """
     outputs_of, one = passes
 
     def run(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         # Outputs have more digits than what a metric counts of them.
         return [outputs_of(x), one(x[0], y[0])]
 
-    inputs, targets = (torch.split(part, 1) for part in made_up)
-    evaluate = partial(values_of, run, list(zip(inputs, targets, strict=True)))
-    function = loss.loss_of if isinstance(loss, OfRecords) else loss
+    inputs = torch.split(made_up[0], 1)
+    targets = torch.split(made_up[1], 1)
+    pairs = list(zip(inputs, targets, strict=True))
+    evaluate = partial(values_of, run, pairs)
+    function = loss.loss_of if isinstance(loss, LossOfRecords) else loss
     return MemoryCheck("The score", (function, model, *metric.functions), evaluate)
 
 
 def _passes(
-    metric: Metric, model: nn.Module, loss: Loss | OfRecords, x: torch.Tensor
+    metric: Metric,
+    model: nn.Module,
+    loss: Loss | LossOfRecords,
+    x: torch.Tensor,
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Loss]:
-    """Return what gives the outputs of records, and the loss of these; each sees a copy of the model."""
+    """Return a function for the outputs of records and one for their losses, each on model copies.
+
+    Args:
+        metric: Says whether outputs are logits of classes.
+        model: Copied for each pass.
+        loss: If it takes a model, outputs are not computed here.
+        x: A made-up record, on which a faster layout is tried.
+
+    Returns:
+        Outputs of records ``[B, ...]``, and the loss of outputs and targets.
+    """
 
     def passed(x: torch.Tensor, weights: _Weights) -> torch.Tensor:
+        """Return the outputs of records ``[B, ...]``, with ``weights`` in place of the model's if given."""
         # On a copy: what a forward pass writes (running statistics, a largest value) must not reach
         # the next record.
         copied, _ = fresh(model)
-        outputs = functional_call(copied, weights, (x,)) if weights else copied(x)
+        if weights:
+            outputs = functional_call(copied, weights, (x,))
+        else:
+            outputs = copied(x)
         if not isinstance(outputs, torch.Tensor):
             raise InvalidInputError(
                 "outputs",
@@ -243,24 +395,27 @@ def _passes(
                 f"must be a tensor for metric {metric.name}",
                 "Return the logits from forward, or score by a function: privtune.Score(function).",
             )
-        if metric.takes in ("classes", "two") and outputs.ndim >= 2 and outputs.shape[-1] == 1:
+        of_classes = metric.takes in OF_CLASSES
+        if of_classes and outputs.ndim >= 2 and outputs.shape[-1] == 1:
             # One logit as two, of which a softmax is the sigmoid of the one.
-            outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+            zeros = torch.zeros_like(outputs)
+            outputs = torch.cat([zeros, outputs], dim=-1)
         return outputs
 
-    if isinstance(loss, OfRecords):
-        given = loss.loss_of
+    if isinstance(loss, LossOfRecords):
+        original_loss = loss.loss_of
 
         def of_record(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            copied, own = fresh(model, given)
+            """Return the loss of one record, shape ``[1]``."""
+            copied, loss_copy = fresh(model, original_loss)
             try:
-                value: torch.Tensor = own(copied, x, y)
+                value: torch.Tensor = loss_copy(copied, x, y)
             except RuntimeError as error:
                 if _NO_GRADIENT not in str(error):
                     raise
-                copied, own = fresh(model, given)
+                copied, loss_copy = fresh(model, original_loss)
                 with torch.enable_grad():  # a loss that takes gradients of its own
-                    value = own(copied, x, y).detach()
+                    value = loss_copy(copied, x, y).detach()
             if not isinstance(value, torch.Tensor):
                 raise InvalidInputError(
                     "score",
@@ -271,47 +426,72 @@ def _passes(
 
         # The inputs stand for outputs: the loss passes them through the model by itself.
         return torch.Tensor.clone, of_record
-    return partial(passed, weights=_channels_last(model, partial(passed, x))), loss
+    weights = _channels_last(model, partial(passed, x))
+    return partial(passed, weights=weights), loss
 
 
 def _channels_last(model: nn.Module, outputs: Callable[[_Weights], torch.Tensor]) -> _Weights:
-    """Return the weights of plain convolutions on CPU with channels last, which pool nine times faster."""
-    found = {}
+    """Return convolution weights with channels last in memory, which is faster on CPU; empty if unusable.
+
+    Empty where there are none, or where outputs change by more than rounding.
+    """
+    layouts = {}
     for name, part in model.named_modules():
-        if type(part) is nn.Conv2d and part.weight.device.type == "cpu":
-            weight = part.weight.detach().contiguous(memory_format=torch.channels_last)
-            _, channels, height, width = weight.shape
-            if channels == 1:  # both layouts are one, and strides say which is meant
-                weight = weight.as_strided(weight.shape, (height * width, 1, width, 1))
-            found[f"{name}.weight" if name else "weight"] = weight
-    if not found:
+        if type(part) is not nn.Conv2d or part.weight.device.type != "cpu":
+            continue
+        weight = part.weight.detach().contiguous(memory_format=torch.channels_last)
+        _, channels, height, width = weight.shape
+        if channels == 1:  # both layouts are one, and strides say which is meant
+            weight = weight.as_strided(weight.shape, (height * width, 1, width, 1))
+        key = f"{name}.weight" if name else "weight"
+        layouts[key] = weight
+    if not layouts:
         return {}
     plain = outputs({})
     try:
-        same = torch.allclose(outputs(found), plain, rtol=1e-3, atol=1e-4, equal_nan=True)
+        same = torch.allclose(
+            outputs(layouts),
+            plain,
+            rtol=1e-3,
+            atol=1e-4,
+            equal_nan=True,
+        )
     except Exception:
         return {}  # a view asks for channels first
-    return found if same else {}
+    if same:
+        return layouts
+    return {}
 
 
 def _check_shapes(
-    outputs: torch.Tensor, y: torch.Tensor, metric: Metric, loss: Loss, *, units: bool
+    outputs: torch.Tensor,
+    y: torch.Tensor,
+    metric: Metric,
+    loss: Loss,
+    *,
+    units: bool,
 ) -> None:
+    """Refuse outputs or targets of one record that the metric cannot take.
+
+    It looks at made-up outputs only. An output of the wrong shape would often be broadcast and give a
+    number.
+    """
     if units:
         if metric.takes == "any":
             return
-        outputs, y = outputs[:, 0], y[:, 0]
-    whole = not y.is_floating_point()
-    of_classes = metric.takes in ("classes", "two")
+        outputs = outputs[:, 0]
+        y = y[:, 0]
+    are_integers = not y.is_floating_point()
+    of_classes = metric.takes in OF_CLASSES
     shape = ("N", *outputs.shape[1:])
-    if (of_classes or whole) and y.ndim != 1:
+    if (of_classes or are_integers) and y.ndim != 1:
         raise InvalidInputError(
             "targets",
             ("N", *y.shape[1:]),
             "must be one whole number a record, shape (N,)",
             "Drop the other axes, as y.squeeze(1) does.",
         )
-    if of_classes and not whole:
+    if of_classes and not are_integers:
         raise InvalidInputError(
             "targets",
             str(y.dtype),
@@ -321,33 +501,57 @@ def _check_shapes(
         if y.ndim != 1 or outputs.numel() != len(y):
             raise InvalidInputError("outputs", shape, "must be one number a record, as targets are")
         return
-    if (of_classes or whole) and (outputs.ndim != 2 or len(outputs) != 1):
+    if (of_classes or are_integers) and (outputs.ndim != 2 or len(outputs) != 1):
         raise InvalidInputError(
-            "outputs", shape, "must be one number a class for each record, shape (N, classes)"
+            "outputs",
+            shape,
+            "must be one number a class for each record, shape (N, classes)",
         )
     if metric.takes == "two" and outputs.shape[1] != 2:
         raise InvalidInputError(
-            "outputs", shape, f"must be of two classes, shape (N, 2), for metric {metric.name}"
+            "outputs",
+            shape,
+            f"must be of two classes, shape (N, 2), for metric {metric.name}",
         )
     if metric.takes == "any":
         _check_losses(metric, outputs, y, loss)
 
 
-def _check_losses(metric: Metric, outputs: torch.Tensor, y: torch.Tensor, loss: Loss) -> None:
+def _check_losses(
+    metric: Metric,
+    outputs: torch.Tensor,
+    y: torch.Tensor,
+    loss: Loss,
+) -> None:
+    """Refuse a loss or score function that gives more than one number for a record."""
     # A mean adds a vector for each number: the last axis is of the vector.
     *numbers, _ = metric.parts(outputs, y, loss).shape
-    if numbers != [1]:
-        own = metric.name in ("cost", "value")
-        raise InvalidInputError(
-            "score" if own else "loss",
-            tuple(numbers),
-            "must be one number a record: shape (1,) for one record",
-            "Return it without a mean or sum over records." if own else 'Use reduction="none".',
-        )
+    if numbers == [1]:
+        return
+    field = "loss"
+    remedy = 'Use reduction="none".'
+    if metric.reads == "function":
+        field = "score"
+        remedy = "Return it without a mean or sum over records."
+    raise InvalidInputError(
+        field,
+        tuple(numbers),
+        "must be one number a record: shape (1,) for one record",
+        remedy,
+    )
 
 
 def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
-    """Return ``one`` over many records at once; None where made-up ones then give other values."""
+    """Return ``one`` for many records at once by vmap; None if that gives other values on made-up ones.
+
+    Thousands of passes become a few. A record that raises is found by halves and counts as nothing,
+    as in a training, so that whether a score is released does not hang on one record.
+
+    Args:
+        one: What a record adds.
+        x: Made-up inputs, two or more.
+        y: Their targets.
+    """
     many = by_record(one, randomness="different")
     try:
         alone = torch.stack([one(x[i], y[i]) for i in range(len(x))])
@@ -358,35 +562,47 @@ def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
             raise
         return None
 
-    def together(own: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        def only(kept: torch.Tensor) -> torch.Tensor:
-            kept = kept.to(own.device)
-            return many(records.where(kept, own, x[:1]), records.where(kept, targets, y[:1]))
+    def together(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return what each record adds, ``[N, d]``, with zeros for records that raise alone."""
+
+        def only(usable: torch.Tensor) -> torch.Tensor:
+            """Return what each record adds, with made-up records in place of unusable ones."""
+            usable = usable.to(inputs.device)
+            inputs_or_made_up = records.where(usable, inputs, x[:1])
+            targets_or_made_up = records.where(usable, targets, y[:1])
+            return many(inputs_or_made_up, targets_or_made_up)
 
         try:
-            return many(own, targets)
+            return many(inputs, targets)
         except Exception as error:
-            unusable = records.find_unusable(error, len(own), only)
-        return only(~unusable).masked_fill(unusable.to(own.device).unsqueeze(1), 0.0)
+            unusable = records.find_unusable(error, len(inputs), only)
+        parts = only(~unusable)
+        mask = unusable.to(inputs.device).unsqueeze(1)
+        return parts.masked_fill(mask, 0.0)
 
     return together
 
 
-def _one_by_one(one: _One, x: torch.Tensor, y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return what each record adds, shape ``[N, d]``; nothing where a record raises."""
-    found = torch.zeros(len(x), *like.shape, dtype=like.dtype, device=like.device)
-    for row, own, target in zip(found, x, y, strict=True):
+def _one_by_one(
+    one: _One,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    like: torch.Tensor,
+) -> torch.Tensor:
+    """Return what each record adds, one by one, shape ``[N, d]``; zeros for a record that raises."""
+    rows = torch.zeros(len(x), *like.shape, dtype=like.dtype, device=like.device)
+    for row, inputs, target in zip(rows, x, y, strict=True):
         try:
-            row.copy_(one(own, target))
+            row.copy_(one(inputs, target))
         except Exception as error:
             if not records.blames_records(error):
                 raise
-    return found
+    return rows
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module of it back into its own."""
+    """Put a model into evaluation mode inside of the block, then restore every module's own mode."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:

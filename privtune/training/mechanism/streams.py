@@ -57,64 +57,93 @@ class Streams:
         return "Streams(<sealed>)"
 
     def key(self, name: str, candidate: int = 0) -> bytes:
-        """Return the 32-byte key of one stream."""
-        message = b"\0".join((_DOMAIN, name.encode(), str(int(candidate)).encode()))
+        """Return the 32-byte key of one stream.
+
+        Args:
+            name: The purpose of the stream, without bytes of 0.
+            candidate: Its number in the study, at least 0.
+        """
+        parts = (_DOMAIN, name.encode(), str(int(candidate)).encode())
+        # Bytes of 0 between them: else a name that ends in a digit would run into the number.
+        message = b"\0".join(parts)
         return hmac.new(self._secret, message, hashlib.sha256).digest()
 
     def seed(self, name: str, candidate: int = 0) -> int:
-        """Return a 63-bit seed, for generators that take one and where 63 bits are enough."""
-        return int.from_bytes(self.key(name, candidate)[:8], "little") >> 1
+        """Return a 63-bit seed from a stream's key, for generators that take an integer seed."""
+        first = self.key(name, candidate)[:8]
+        return int.from_bytes(first, "little") >> 1
 
     def numpy(self, name: str, candidate: int = 0) -> np.random.Generator:
         """Return a NumPy generator seeded with all 256 bits of the stream's key."""
         return np.random.Generator(np.random.SFC64(int.from_bytes(self.key(name, candidate))))
 
     def generator(
-        self, name: str, candidate: int = 0, *, device: torch.device | str = "cpu"
+        self,
+        name: str,
+        candidate: int = 0,
+        *,
+        device: torch.device | str = "cpu",
     ) -> torch.Generator:
-        """Return a torch generator with its whole state derived from the key; on CUDA it has only 64 bits."""
+        """Return a torch generator with its whole state derived from the key; on CUDA it has only 64 bits.
+
+        Args:
+            name: The purpose of the stream.
+            candidate: Its number in the study.
+            device: Where the generator draws.
+        """
         import torch
 
         key = self.key(name, candidate)
         generator = torch.Generator(device=device)
         if torch.device(device).type != "cpu":
-            return generator.manual_seed(int.from_bytes(key[:8], "little", signed=True))
-        words = np.frombuffer(hashlib.shake_256(key).digest(4 * _WORDS), dtype="<u4")
+            seed = int.from_bytes(key[:8], "little", signed=True)
+            return generator.manual_seed(seed)
+        digest = hashlib.shake_256(key).digest(4 * _WORDS)
+        words = np.frombuffer(digest, dtype="<u4")
         # Layout of at::CPUGeneratorImplStateLegacy: seed u64, left i32, seeded i32, next u64,
         # the words as u64, then the cache of a second normal draw, empty here.
         state = bytearray(generator.get_state().numpy().tobytes())
         struct.pack_into("<QiiQ", state, 0, 0, 1, 1, 0)
         state[24 : 24 + 8 * _WORDS] = words.astype("<u8").tobytes()
-        generator.set_state(torch.frombuffer(state, dtype=torch.uint8).clone())
+        numbers = torch.frombuffer(state, dtype=torch.uint8)
+        generator.set_state(numbers.clone())
         return generator
 
 
 def state_of(rng: np.random.Generator) -> torch.Tensor:
-    """Return the whole state of a stream's NumPy generator."""
+    """Return the whole state of a stream's NumPy generator as an int64 tensor."""
     import torch
 
     state = rng.bit_generator.state
-    words = [*state["state"]["state"].tolist(), state["has_uint32"], state["uinteger"]]
-    return torch.from_numpy(np.array(words, dtype=np.uint64).view(np.int64))
+    words = state["state"]["state"].tolist()
+    words.append(state["has_uint32"])
+    words.append(state["uinteger"])
+    numbers = np.array(words, dtype=np.uint64)
+    # torch has no unsigned integers of 64 bits; the bits are the same.
+    return torch.from_numpy(numbers.view(np.int64))
 
 
 def set_state(rng: np.random.Generator, state: torch.Tensor) -> None:
-    """Put a stream's NumPy generator where ``state_of`` found it."""
-    *words, has, kept = state.numpy().view(np.uint64)
+    """Set a stream's NumPy generator to a state that ``state_of`` returned."""
+    *words, has, spare = state.numpy().view(np.uint64)
     rng.bit_generator.state = {
         "bit_generator": "SFC64",
         "state": {"state": np.array(words, dtype=np.uint64)},
         "has_uint32": int(has),
-        "uinteger": int(kept),
+        "uinteger": int(spare),
     }
 
 
 def prefixed(prefix: str, tensors: Tensors) -> Tensors:
-    """Return tensors under longer names."""
+    """Return the tensors with ``prefix`` and a dot before their names."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def of_prefix(prefix: str, tensors: Tensors) -> Tensors:
-    """Return the tensors that ``prefixed`` gave this prefix, under their own names."""
+    """Return the tensors whose names begin with ``prefix`` and a dot, without that beginning."""
     start = f"{prefix}."
-    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+    parts: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.startswith(start):
+            parts[name.removeprefix(start)] = tensor
+    return parts

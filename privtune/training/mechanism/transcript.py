@@ -1,4 +1,4 @@
-"""What a training really released, and the proof that it is no more than what was charged.
+"""Transcripts: the releases that a training really made, and their comparison with its charge.
 
 The transcript is written by the oracle at the moment of each release, not by the method that asks
 for it: it is evidence, not a declaration.
@@ -25,12 +25,12 @@ _KINDS = ("gaussian", "laplace")
 
 
 class TranscriptMismatchError(PrivTuneError):
-    """A training released more than its plan charged. The run failed and its charge stays."""
+    """The error that a training's releases differ from those that its plan charged."""
 
 
 @dataclass
 class Transcript:
-    """The releases of K candidates' trainings; one candidate's is K = 1.
+    """The releases of K candidates' trainings, noted by sample.
 
     They are kept by sample, since two releases about one sample are one joint event. What happens to all
     candidates is written down once.
@@ -41,55 +41,87 @@ class Transcript:
     _records: list[tuple[int, str, float | tuple[float, ...]]] = field(default_factory=list)
 
     def open_sample(self, rate: float) -> int:
-        """Note that a sample was drawn at ``rate`` for each candidate and return its index."""
+        """Note a sample drawn at ``rate`` for each candidate, and return its number, from 0."""
         self._rates.append(rate)
         return len(self._rates) - 1
 
-    def record(self, sample: int, kind: str, noise_multiplier: float | tuple[float, ...]) -> None:
-        """Note a release about a sample; one noise multiplier for all, or one for each."""
+    def record(
+        self,
+        sample: int,
+        kind: str,
+        noise_multiplier: float | tuple[float, ...],
+    ) -> None:
+        """Note a release about a sample, with one noise multiplier for all candidates or one for each.
+
+        Args:
+            sample: Its index, as ``open_sample`` gave it.
+            kind: ``gaussian`` or ``laplace``.
+            noise_multiplier: Noise over the sensitivity: a number, or a tuple of K.
+        """
         self._records.append((sample, kind, noise_multiplier))
 
     def by_candidate(self) -> tuple[Transcript, ...]:
         """Return one transcript for each candidate."""
-        found: list[Transcript] = []
+        transcripts: list[Transcript] = []
         for k in range(self.candidates):
-            found.append(Transcript(1, list(self._rates)))
-            for sample, kind, own in self._records:
-                found[k].record(sample, kind, own[k] if isinstance(own, tuple) else own)
-        return tuple(found)
+            transcript = Transcript(1, list(self._rates))
+            for sample, kind, multiplier in self._records:
+                transcript.record(sample, kind, _of_candidate(multiplier, k))
+            transcripts.append(transcript)
+        return tuple(transcripts)
 
     def position(self) -> Tensors:
-        """Return what was released, as tensors."""
+        """Return the transcript so far as tensors, for a checkpoint."""
         import torch
 
         table = np.empty((len(self._records), self.candidates))
-        for row, (_, _, own) in zip(table, self._records, strict=True):
-            row[:] = own
+        samples = []
+        kinds = []
+        for row, (sample, kind, multiplier) in zip(table, self._records, strict=True):
+            samples.append(sample)
+            kinds.append(_KINDS.index(kind))
+            row[:] = multiplier
         return {
             "rates": torch.tensor(self._rates, dtype=torch.float64),
-            "samples": torch.tensor([record[0] for record in self._records], dtype=torch.int64),
-            "kinds": torch.tensor([_KINDS.index(r[1]) for r in self._records], dtype=torch.uint8),
+            "samples": torch.tensor(samples, dtype=torch.int64),
+            "kinds": torch.tensor(kinds, dtype=torch.uint8),
             "multipliers": torch.from_numpy(table),
         }
 
     def go_to(self, position: Tensors) -> None:
-        """Go on after what was released."""
+        """Set the transcript to the one in a checkpoint's tensors."""
         self._rates = position["rates"].tolist()
         self._records = []
-        columns = (position[name].tolist() for name in ("samples", "kinds", "multipliers"))
-        for sample, kind, own in zip(*columns, strict=True):
-            self.record(sample, _KINDS[kind], tuple(own))
+        samples = position["samples"].tolist()
+        kinds = position["kinds"].tolist()
+        table = position["multipliers"].tolist()
+        for sample, kind, multipliers in zip(samples, kinds, table, strict=True):
+            self.record(sample, _KINDS[kind], tuple(multipliers))
 
     def looks(self) -> Counter[Look]:
-        """Count one candidate's looks; a sample about which nothing was released costs nothing."""
+        """Return how often one candidate made each look; samples without releases are not counted.
+
+        A look is a sampling rate with the releases about one sample at that rate: the unit that
+        accountants compose.
+        """
         atoms: list[list[Atom]] = [[] for _ in self._rates]
-        for sample, kind, own in self._records:
-            atoms[sample].append((kind, own[0] if isinstance(own, tuple) else own))
-        pairs = zip(self._rates, atoms, strict=True)
-        return Counter((rate, tuple(sorted(released))) for rate, released in pairs if released)
+        for sample, kind, multiplier in self._records:
+            atoms[sample].append((kind, _of_candidate(multiplier, 0)))
+        looks: Counter[Look] = Counter()
+        for rate, releases in zip(self._rates, atoms, strict=True):
+            if releases:
+                looks[rate, tuple(sorted(releases))] += 1
+        return looks
 
     def check_within(self, event: Event) -> None:
-        """Check that what was released is no more than what a training's event charges."""
+        """Check that the releases are no more than those that a training's event charges.
+
+        Look by look, at equal rates and multipliers: a release with less noise is not made up for by
+        one with more.
+
+        Raises:
+            TranscriptMismatchError: If some look was made more often than it was charged.
+        """
         if isinstance(event, NonPrivate):
             return  # charged as having no guarantee at all: nothing can exceed it
         charged = looks_of(event)
@@ -103,8 +135,14 @@ class Transcript:
                 )
 
     def check_whole(self, event: Event) -> None:
-        """Check that it is also no less: else some of the training may have gone another way."""
-        missing = Counter() if isinstance(event, NonPrivate) else looks_of(event) - self.looks()
+        """Check that the releases are no fewer than those that a training's event charges.
+
+        Raises:
+            TranscriptMismatchError: If some look was charged and not made.
+        """
+        if isinstance(event, NonPrivate):
+            return
+        missing = looks_of(event) - self.looks()
         if missing:
             (rate, atoms), count = min(missing.items())
             raise TranscriptMismatchError(
@@ -115,14 +153,23 @@ class Transcript:
 
     def digest(self) -> str:
         """Return a SHA-256 of the counted looks, to be stored with the settled charge."""
-        rows = sorted(
-            [rate, [list(a) for a in atoms], n] for (rate, atoms), n in self.looks().items()
-        )
-        return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+        rows = []
+        for (rate, atoms), count in self.looks().items():
+            rows.append([rate, [list(atom) for atom in atoms], count])
+        rows.sort()
+        text = json.dumps(rows, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _of_candidate(multiplier: float | tuple[float, ...], k: int) -> float:
+    """Return candidate k's noise multiplier from one number for all, or from a tuple."""
+    if isinstance(multiplier, tuple):
+        return multiplier[k]
+    return multiplier
 
 
 def looks_of(event: Event) -> Counter[Look]:
-    """Count the looks at the data that a training event is made of."""
+    """Return how often a training event charges each look at the data."""
     try:
         return looks(event)
     except UnknownEventError as error:

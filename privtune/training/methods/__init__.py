@@ -1,4 +1,4 @@
-"""Training methods, one paper a file.
+"""DP training methods, registered by their names in specs.
 
 Importing this package does not import torch.
 """
@@ -11,12 +11,22 @@ from privtune.imports import lazily
 from privtune.plugins import Registry
 
 if TYPE_CHECKING:
-    from privtune.training.methods._base import Candidate, Method, candidate_column
     from privtune.training.methods.adaclip import AdaCliP
     from privtune.training.methods.adadp import ADADP
-    from privtune.training.methods.dpsgd import AutomaticClipping, DPAdam, FixedDPSGD, NormBound
+    from privtune.training.methods.fixed_rates import (
+        AutomaticClipping,
+        DPAdam,
+        FixedDPSGD,
+        NormBound,
+    )
     from privtune.training.methods.free import DAdaptation, DoG, DoWG, Prodigy, PublicRate
     from privtune.training.methods.hyfreedp import HyFreeDP
+    from privtune.training.methods.method import (
+        Candidate,
+        Method,
+        by_layer_option,
+        candidate_column,
+    )
     from privtune.training.methods.pur import PUR, PURConstant
     from privtune.training.methods.quantile_clip import QuantileClipping
 
@@ -39,13 +49,14 @@ __all__ = [
     "Prodigy",
     "PublicRate",
     "QuantileClipping",
+    "by_layer_option",
     "candidate_column",
 ]
 
 
 def _lacking(cls: type[Any]) -> str:
-    """Return what a dataclass of an installed package lacks to be a training method."""
-    from privtune.training.methods._base import Method
+    """Say what a class of an installed package lacks to be a training method; empty if nothing."""
+    from privtune.training.methods.method import Method
 
     if not issubclass(cls, Method):
         return "must inherit from privtune.training.methods.Method"
@@ -58,11 +69,11 @@ METHODS: Registry[type[Method]] = Registry(
     "method",
     "privtune.methods",
     {
-        "dpsgd": "privtune.training.methods.dpsgd:FixedDPSGD",
-        "dp-adam": "privtune.training.methods.dpsgd:DPAdam",
-        "automatic-clipping": "privtune.training.methods.dpsgd:AutomaticClipping",
+        "dpsgd": "privtune.training.methods.fixed_rates:FixedDPSGD",
+        "dp-adam": "privtune.training.methods.fixed_rates:DPAdam",
+        "automatic-clipping": "privtune.training.methods.fixed_rates:AutomaticClipping",
         "quantile-clipping": "privtune.training.methods.quantile_clip:QuantileClipping",
-        "norm-bound": "privtune.training.methods.dpsgd:NormBound",
+        "norm-bound": "privtune.training.methods.fixed_rates:NormBound",
         "adaclip": "privtune.training.methods.adaclip:AdaCliP",
         "adadp": "privtune.training.methods.adadp:ADADP",
         "hyfreedp": "privtune.training.methods.hyfreedp:HyFreeDP",

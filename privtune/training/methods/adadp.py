@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods import _base as base
-from privtune.training.methods._rate_schedule import epoch_decay
+from privtune.training.methods import method as base
+from privtune.training.methods.rate_schedule import epoch_decay
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ _WIDEST = 1e12  # largest rate over the first one: beyond, float32 has no square
 
 @dataclass(frozen=True, eq=False)
 class ADADPState:
-    """State of K ADADP trainings."""
+    """The state of K ADADP trainings, with the start of the present iteration and its last error."""
 
     params: torch.Tensor
     origin: torch.Tensor
@@ -83,8 +83,8 @@ class ADADP(base.Method):
         >>> schedule = Schedule(records=1000, sample_rate=0.05, steps=20)  # ten iterations
         >>> ADADP(1.1).event(schedule)  # what DP-SGD costs
         Repeated(count=20, event=PoissonSampled(rate=0.05, event=Gaussian(noise_multiplier=1.1)))
-        >>> ADADP(1.1).advice(schedule, lambda: 50_000)[:14]
-        'd/2T is 2.5e+0'
+        >>> ADADP(1.1).advice(schedule, lambda: 50_000)[:53]
+        'The rule for the tolerance is meant for d/2T of about'
     """
 
     noise_multiplier: float
@@ -100,7 +100,7 @@ class ADADP(base.Method):
     clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "adadp"
-    summary: ClassVar[str] = "Learning rate from the difference of one full and two half steps"
+    summary: ClassVar[str] = "Learning rate adapted by comparing one full step with two half steps"
     reported: ClassVar[tuple[str, ...]] = ("learning_rate", "error")
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate",)
     parameters: ClassVar[tuple[str, ...]] = ("max_grad_norm",)
@@ -110,7 +110,9 @@ class ADADP(base.Method):
         super().__post_init__()
         if not self.largest_tolerance > 0.0:
             raise InvalidInputError(
-                "largest_tolerance", self.largest_tolerance, "must be a number above 0"
+                "largest_tolerance",
+                self.largest_tolerance,
+                "must be a number above 0",
             )
         if not 0.0 < self.smallest_factor <= 1.0 <= self.largest_factor < math.inf:
             raise InvalidInputError(
@@ -122,7 +124,10 @@ class ADADP(base.Method):
     def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> ADADPState:
         """Make the state of K candidates; each gives max_grad_norm, and may give learning_rate."""
         rate = base.candidate_column(
-            candidates, "learning_rate", params, default=self.learning_rate
+            candidates,
+            "learning_rate",
+            params,
+            default=self.learning_rate,
         )
         return ADADPState(
             params=params,
@@ -135,7 +140,7 @@ class ADADP(base.Method):
         )
 
     def update(self, state: ADADPState, oracle: Oracle) -> ADADPState:
-        """Take the first or the second half of an iteration, or a step at the fixed rate."""
+        """Take one step: a full step, a comparison with two half steps, or a step at the fixed rate."""
         rate = oracle.schedule.sample_rate
         odd = state.step % 2 == 1
         adapted = self.adapt_epochs
@@ -187,11 +192,11 @@ class ADADP(base.Method):
         return min(self.largest_tolerance, rule)
 
     def advice(self, schedule: Schedule, dimension: Callable[[], int]) -> str:
-        """Return where a training is too short for the rate, or not what the tolerance is meant for."""
+        """Return a warning if the training is too short, or its size unfit for the rule of the tolerance."""
         return " ".join(filter(None, (self._far(schedule, dimension()), self._short(schedule))))
 
     def _short(self, schedule: Schedule) -> str:
-        """Say how little the rate can move in a short training."""
+        """Return a warning if a short training allows the learning rate only small changes."""
         steps = self.adapt_share * schedule.steps
         if self.adapt_epochs is not None:
             steps = self.adapt_epochs / schedule.sample_rate
@@ -200,24 +205,24 @@ class ADADP(base.Method):
         if reach >= _FAR:
             return ""
         return (
-            f"The rate adapts in {iterations} iterations, and so stays within {reach:.2g} times of the "
-            f"{self.learning_rate:g} that it starts at: on a training this short fixed hyperparameters "
-            "are often better; else give learning_rate, or more epochs."
+            f"The learning rate starts at {self.learning_rate:g} and changes by at most a factor of "
+            f"{reach:.2g} in {iterations} iterations. On a training this short, fixed hyperparameters are "
+            "often better. Otherwise set learning_rate, or use more epochs."
         )
 
     def _far(self, schedule: Schedule, dimension: int) -> str:
-        """Say where the rule for the tolerance is not meant for this training."""
+        """Return a warning if the rule of the tolerance is not meant for this training's size."""
         ratio = default_tolerance(dimension, max(1, schedule.steps // 2)) ** 2
         if self.tolerance is not None or 1.0 / _FAR <= ratio <= _FAR:
             return ""
-        taken = self._tolerance(dimension, schedule.steps)
+        tolerance = self._tolerance(dimension, schedule.steps)
         return (
-            f"d/2T is {ratio:.3g} ({dimension:,} parameters, {max(1, schedule.steps // 2):,} iterations), "
-            f"and the rule for the tolerance is meant for about 1: {taken:.3g} is taken; give "
-            "tolerance if the learning rate should follow another."
+            f"The rule for the tolerance is meant for d/2T of about 1, and here it is {ratio:.3g} (d = "
+            f"{dimension:,} parameters, T = {max(1, schedule.steps // 2):,} iterations). So the tolerance is "
+            f"{tolerance:.3g}; set tolerance to change it."
         )
 
 
 def default_tolerance(dimension: int, iterations: int) -> float:
-    """Return ``sqrt(d / 2T)``: the noise of all steps then adds up to about 1 a coordinate."""
+    """Return the tolerance ``sqrt(d / 2T)`` of Section 4.2, for d parameters and T iterations."""
     return math.sqrt(dimension / (2.0 * iterations))

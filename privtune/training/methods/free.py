@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from privtune.training.mechanism.clipping import Clipping
-from privtune.training.methods import _base as base
-from privtune.training.methods.dpsgd import FixedRates, RateState
+from privtune.training.methods import method as base
+from privtune.training.methods.fixed_rates import FixedRates, RateState
 
 if TYPE_CHECKING:
     import torch
@@ -22,18 +22,20 @@ _FARTHEST = 1e12  # largest distance over the first: squares of it are still num
 
 
 def farther(
-    distance: torch.Tensor, seen: torch.Tensor, first: torch.Tensor | float
+    distance: torch.Tensor,
+    candidate: torch.Tensor,
+    first: torch.Tensor | float,
 ) -> torch.Tensor:
     """Return the larger of two distances, no more than 1e12 times the first one."""
     import torch
 
     # Of a number and none, fmax takes the number.
-    return torch.fmax(distance, seen).clamp(max=_FARTHEST * first)
+    return torch.fmax(distance, candidate).clamp(max=_FARTHEST * first)
 
 
 @dataclass(frozen=True)
 class FreeGradient(base.Method):
-    """A method with nothing left to set: its gradients are normalised, or clipped to a fixed norm.
+    """A method that leaves candidates nothing to set: gradients are normalised, or clipped to a fixed norm.
 
     Args:
         max_grad_norm: Clipping norm; None normalises every gradient (automatic clipping).
@@ -44,15 +46,19 @@ class FreeGradient(base.Method):
     clipping: str = base.by_layer_option()
 
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    normalises: ClassVar[bool] = True
     releases: ClassVar[str] = "one normalised noisy gradient"
 
-    def _clipping(self, state: object = None) -> Clipping:
-        return self.normalise() if self.max_grad_norm is None else self.clip(self.max_grad_norm)
+    def clipping_of(self, max_grad_norm: torch.Tensor | None = None) -> Clipping:
+        """Return the clipping that normalises gradients, or one to the method's own fixed norm."""
+        if self.max_grad_norm is None:
+            return self.normalise()
+        return self.clip(self.max_grad_norm)
 
 
 @dataclass(frozen=True, eq=False)
 class StartState:
-    """State of K trainings by distance from the start; ``params`` is the average, if one is kept."""
+    """The state of K trainings with rates by distance from the start; ``params`` may be an average."""
 
     params: torch.Tensor
     iterate: torch.Tensor
@@ -86,23 +92,23 @@ class _FromStart(FreeGradient):
     rule = staticmethod(dog)
 
     def _first(self, origin: torch.Tensor) -> torch.Tensor:
-        """Return the distance that a training begins with."""
+        """Return the assumed distance before the first step, shape ``[K]``."""
         raise NotImplementedError
 
     def _released(self, state: StartState, iterate: torch.Tensor) -> torch.Tensor:
         return iterate
 
     def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> StartState:
-        """Make the state of K candidates; a candidate gives nothing."""
+        """Make the state of K candidates, which must give no hyperparameters."""
         base.expect_nothing(candidates)
         nothing = params.new_zeros(params.shape[0])
         return StartState(params, params, params, self._first(params), nothing, nothing, step=0)
 
     def update(self, state: StartState, oracle: Oracle) -> StartState:
-        """Take one step at the rate that distance and gradients give."""
-        gradient = self.gradient(oracle, state.iterate, self._clipping())
-        seen = (state.iterate - state.origin).norm(dim=1)
-        distance = farther(state.distance, seen, self._first(state.origin))
+        """Take one step at the rate that the rule computes from distance and squared gradients."""
+        gradient = self.gradient(oracle, state.iterate, self.clipping_of())
+        length = (state.iterate - state.origin).norm(dim=1)
+        distance = farther(state.distance, length, self._first(state.origin))
         squares, rate = self.rule(distance, state.squares, gradient.square().sum(dim=1))
         rate = oracle.pace * rate.nan_to_num(0.0)
         iterate = state.iterate - base.rows(rate) * gradient
@@ -145,7 +151,9 @@ class DoG(_FromStart):
     averaging: float | None = base.nonnegative(8.0)
 
     name: ClassVar[str] = "dog"
-    summary: ClassVar[str] = "SGD with the distance travelled over the gradients seen as rate"
+    summary: ClassVar[str] = (
+        "SGD with a learning rate of distance travelled / norm of past gradients"
+    )
 
     def _first(self, origin: torch.Tensor) -> torch.Tensor:
         norms: torch.Tensor = origin.norm(dim=1)
@@ -182,7 +190,9 @@ class DoWG(_FromStart):
     initial_distance: float = base.positive(1e-4)
 
     name: ClassVar[str] = "dowg"
-    summary: ClassVar[str] = "SGD with distance over distance-weighted gradients as rate"
+    summary: ClassVar[str] = (
+        "SGD with a learning rate of distance / distance-weighted past gradients"
+    )
     rule = staticmethod(dowg)
 
     def _first(self, origin: torch.Tensor) -> torch.Tensor:
@@ -224,12 +234,15 @@ class DistanceAdam(FreeGradient):
     initial_distance: float = base.positive(1e-6)
 
     def _step(
-        self, state: AdamState, gradient: torch.Tensor, pace: torch.Tensor | float
+        self,
+        state: AdamState,
+        gradient: torch.Tensor,
+        pace: torch.Tensor | float,
     ) -> AdamState:
         raise NotImplementedError
 
     def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> AdamState:
-        """Make the state of K candidates; a candidate gives nothing."""
+        """Make the state of K candidates, which must give no hyperparameters."""
         base.expect_nothing(candidates)
         zeros = params.new_zeros(params.shape)
         scalar = params.new_zeros(params.shape[0]).double()
@@ -238,10 +251,12 @@ class DistanceAdam(FreeGradient):
 
     def update(self, state: AdamState, oracle: Oracle) -> AdamState:
         """Take one step and update the estimate of the distance."""
-        return self._step(state, self.gradient(oracle, state.params, self._clipping()), oracle.pace)
+        return self._step(
+            state, self.gradient(oracle, state.params, self.clipping_of()), oracle.pace
+        )
 
     def report(self, state: AdamState) -> Mapping[str, torch.Tensor]:
-        """Return the learning rate, which lies in ``learning_rate * [1, 1e12] * initial_distance``."""
+        """Return the learning rate: the estimated distance times the factor ``learning_rate``."""
         return {"learning_rate": self.learning_rate * state.distance}
 
 
@@ -267,10 +282,15 @@ class DAdaptation(DistanceAdam):
     """
 
     name: ClassVar[str] = "d-adaptation"
-    summary: ClassVar[str] = "Adam whose rate is a growing lower bound on the distance"
+    summary: ClassVar[str] = (
+        "Adam with a growing lower bound on the distance to the solution as rate"
+    )
 
     def _step(
-        self, state: AdamState, gradient: torch.Tensor, pace: torch.Tensor | float
+        self,
+        state: AdamState,
+        gradient: torch.Tensor,
+        pace: torch.Tensor | float,
     ) -> AdamState:
         import torch
 
@@ -284,20 +304,20 @@ class DAdaptation(DistanceAdam):
         weighted = root * state.weighted + by_row * (1.0 - root) * gradient
         numerator = root * state.numerator + (1.0 - root) * inner
         total = weighted.abs().sum(dim=1).double()
-        known = total > 0
-        estimate = torch.where(known, numerator / ((1.0 - root) * total), state.distance)
+        has_total = total > 0
+        estimate = torch.where(has_total, numerator / ((1.0 - root) * total), state.distance)
         # The average holds the rates of earlier steps, so a schedule scales the step as a whole.
         step = first / (second.sqrt() + self.stability)
         step = step + self.weight_decay * by_row * state.params
         params = state.params - torch.as_tensor(pace).to(step).reshape(-1, 1) * step
         return replace(
             state,
-            params=torch.where(base.rows(known), params, state.params),
+            params=torch.where(base.rows(has_total), params, state.params),
             first=first,
             second=second,
             weighted=weighted,
             distance=farther(state.distance, estimate, self.initial_distance),
-            numerator=torch.where(known, numerator, state.numerator),
+            numerator=torch.where(has_total, numerator, state.numerator),
         )
 
 
@@ -323,14 +343,20 @@ class Prodigy(DistanceAdam):
     """
 
     name: ClassVar[str] = "prodigy"
-    summary: ClassVar[str] = "Adam whose rate is an estimate of the distance to the solution"
+    summary: ClassVar[str] = (
+        "Adam with an estimate of the distance to the solution as learning rate"
+    )
 
     def _step(
-        self, state: AdamState, gradient: torch.Tensor, pace: torch.Tensor | float
+        self,
+        state: AdamState,
+        gradient: torch.Tensor,
+        pace: torch.Tensor | float,
     ) -> AdamState:
         import torch
 
-        beta3, distance = self.beta2**0.5, state.distance
+        beta3 = self.beta2**0.5
+        distance = state.distance
         rate = distance * self.learning_rate * pace
         # Relative to d_0, as the authors do it, to stay clear of numbers that are too small.
         weight = distance / self.initial_distance * rate
@@ -345,20 +371,20 @@ class Prodigy(DistanceAdam):
         second = self.beta2 * state.second
         second = second + by_row(distance**2 * (1 - self.beta2)) * gradient.square()
         total = weighted.abs().sum(dim=1).double()
-        known = total > 0
-        estimate = torch.where(known, numerator / total, distance)
+        has_total = total > 0
+        estimate = torch.where(has_total, numerator / total, distance)
         largest = farther(state.largest, estimate, self.initial_distance)
         params = state.params * (1.0 - self.weight_decay * by_row(rate))
         step = by_row(rate) * first / (second.sqrt() + by_row(largest * self.stability))
         return replace(
             state,
-            params=torch.where(base.rows(known), params - step, state.params),
+            params=torch.where(base.rows(has_total), params - step, state.params),
             first=first,
             second=second,
             weighted=weighted,
-            distance=torch.where(known, largest, distance),
-            largest=torch.where(known, largest, state.largest),
-            numerator=torch.where(known, numerator, state.numerator),
+            distance=torch.where(has_total, largest, distance),
+            largest=torch.where(has_total, largest, state.largest),
+            numerator=torch.where(has_total, numerator, state.numerator),
         )
 
 
@@ -388,7 +414,9 @@ class PublicRate(FreeGradient, FixedRates):
     weight_decay: float = base.nonnegative(0.01)
 
     name: ClassVar[str] = "public-rate"
-    summary: ClassVar[str] = "AdamW at a constant rate, a fifth of the size of the first weights"
+    summary: ClassVar[str] = (
+        "AdamW with a constant rate: a fifth of the size of the initial weights"
+    )
     adapts: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[tuple[str, ...]] = ()
     reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
@@ -397,13 +425,13 @@ class PublicRate(FreeGradient, FixedRates):
         return base.AdamW(weight_decay=self.weight_decay)
 
     def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> RateState:
-        """Make the state of K candidates; a candidate gives nothing."""
+        """Make the state of K candidates, which must give no hyperparameters."""
         base.expect_nothing(candidates)
         unknown = params.new_zeros(params.shape[0])  # until the first step
         return RateState(params, unknown, unknown, self._optimizer().init(params))
 
     def update(self, state: RateState, oracle: Oracle) -> RateState:
-        """Take one step along the noisy mean gradient."""
+        """Take one AdamW step, at a rate that the first step sets from the first weights."""
         if state.moments.step == 0:
             state = replace(
                 state, learning_rate=self.share * base.first_size(state.params, oracle)[0]

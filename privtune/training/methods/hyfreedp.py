@@ -21,8 +21,10 @@ What differs from the paper:
   - clips losses to 1.5 times the mean loss at the iterate, and never below the initial bound.
 
   As many losses are released, with the same noise.
-* Guards. ``fit="paper"`` is Algorithm 1 to the letter, ``R_l = L̃(0)`` included, but a fit that is
-  no number above 0 moves nothing.
+* Guards. ``fit="paper"`` is Algorithm 1, but a fit that is no number above 0 moves nothing. Its loss
+  bound is that of the paper's runs, the sum of the three noisy losses ("in practice, we set a more
+  conservative loss clipping threshold"), in place of line 7's ``R_l = L̃(0)``, at which about half of
+  the records' losses are clipped.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods import _base as base
+from privtune.training.methods import method as base
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
 
 
 _DEVIATIONS: Mapping[str, float] = {"gaussian": 1.0, "laplace": 2.0**0.5}  # of noise of scale 1
-_PAPER_RATE, _PAPER_SPREAD = 1e-4, 1e24  # the paper's first rate; its rates have no bounds
+_PAPER_RATE = 1e-4
+_PAPER_SPREAD = 1e24  # the paper's first rate; its rates have no bounds
 _LEAST = 0.1  # least rate over the size of a first weight
 _SPREAD = 5.0
 _FREE_SPREAD = 100.0  # where little can be spoilt: a head or biases alone, weights from zero
@@ -54,7 +57,7 @@ _FEW = 25  # fits: with fewer, much of a training is over before the rate is whe
 
 @dataclass(frozen=True, eq=False)
 class HyFreeDPState:
-    """State of K HyFreeDP trainings; ``loss`` is the last noisy loss at the iterate."""
+    """The state of K HyFreeDP trainings; ``loss`` is the last noisy loss at the present weights."""
 
     params: torch.Tensor
     fit: Fit
@@ -67,7 +70,7 @@ class HyFreeDPState:
 
 @dataclass(frozen=True)
 class HyFreeDP(base.Method):
-    """Normalised noisy gradients, with the learning rate fitted to three noisy losses.
+    """A method on normalised noisy gradients, whose learning rate is fitted to three noisy losses.
 
     Args:
         gradient_noise_multiplier: Noise standard deviation of the normalised gradient sum, >= 0.
@@ -86,7 +89,7 @@ class HyFreeDP(base.Method):
             None takes 5; 100 where the head or biases alone are trained, and where all first
             weights are 0.
         loss_bound: Initial bound on a record's loss, above 0; also its floor.
-        fit: ``"robust"``, or ``"paper"`` for Algorithm 1 to the letter.
+        fit: ``"robust"``, or ``"paper"`` for Algorithm 1 with the loss bound of the paper's runs.
         stabilizer: Added to the gradient norm before dividing by it, above 0.
         momentum: Momentum of the optimizer ``"sgd"``.
         weight_decay: Weight decay of the optimizer; None takes 0 for SGD and 0.01 for AdamW.
@@ -129,8 +132,9 @@ class HyFreeDP(base.Method):
     clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "hyfreedp"
-    summary: ClassVar[str] = "Learning rate fitted to three noisy losses, normalised gradients"
+    summary: ClassVar[str] = "Learning rate fitted to three noisy losses; normalised gradients"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    normalises: ClassVar[bool] = True
     releases: ClassVar[str] = (
         "one normalised noisy gradient; every K-th step also three clipped noisy losses"
     )
@@ -147,25 +151,31 @@ class HyFreeDP(base.Method):
 
     @classmethod
     def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-        """Return the options with those that suit a task that trains a part of its model.
+        """Return the options, with a spread or a schedule to suit tasks that train only a part of a model.
 
         Example:
             >>> HyFreeDP.complete({}, part="head"), HyFreeDP.complete({}, part="lora:4")
             ({'spread': 100.0}, {'schedule': 'constant'})
         """
-        own: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         part = facts["part"]
         if part.startswith("lora"):  # adapters still learn when the rate would begin to fall
-            own = {"schedule": "constant"}
+            settings = {"schedule": "constant"}
         elif part in ("head", "biases") and options.get("fit") != "paper":
-            own = {"spread": _FREE_SPREAD}
-        return {**own, **options}
+            settings = {"spread": _FREE_SPREAD}
+        return {**settings, **options}
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
+        cls,
+        schedule: Schedule,
+        /,
+        *,
+        epsilon: float,
+        delta: float,
+        **options: Any,
     ) -> Self:
-        """Build the method with a little more gradient noise than DP-SGD, and the rest for losses.
+        """Build the method for a target, with slightly more gradient noise than DP-SGD needs.
 
         Args:
             schedule: The public clockwork.
@@ -176,14 +186,15 @@ class HyFreeDP(base.Method):
                 less noise on the losses. ``gradient_noise_factor``, above 1, is the gradient noise over
                 that of DP-SGD: 1.01 in the paper; small batches do better with 1.05.
         """
-        from privtune.accounting import hyfreedp_noise
+        from privtune.training.methods.hyfreedp_account import hyfreedp_noise
 
-        chosen: dict[str, Any] = dict(options)
-        factor, batch = chosen.pop("gradient_noise_factor", 1.01), chosen.pop("loss_batch", "auto")
-        if chosen.get("fit", "robust") == "robust":
-            chosen = {"schedule": {"type": "linear", "start": 0.7}, **chosen}
+        settings: dict[str, Any] = dict(options)
+        factor = settings.pop("gradient_noise_factor", 1.01)
+        batch = settings.pop("loss_batch", "auto")
+        if settings.get("fit", "robust") == "robust":
+            settings = {"schedule": {"type": "linear", "start": 0.7}, **settings}
         # Refuses what is no option before it takes time to solve for the noise.
-        unit = base.build(cls, chosen, gradient_noise_multiplier=1.0, loss_noise_multiplier=1.0)
+        unit = base.build(cls, settings, gradient_noise_multiplier=1.0, loss_noise_multiplier=1.0)
         noise = hyfreedp_noise(
             schedule.sample_rate,
             schedule.steps,
@@ -196,40 +207,41 @@ class HyFreeDP(base.Method):
         )
         return base.build(
             cls,
-            chosen | {"loss_batch": noise.loss_batch},
+            settings | {"loss_batch": noise.loss_batch},
             gradient_noise_multiplier=noise.gradient_noise,
             loss_noise_multiplier=noise.loss_noise,
         )
 
     def advice(self, schedule: Schedule, dimension: Callable[[], int]) -> str:
-        """Return where losses tell little of the rate, or are asked for too rarely.
+        """Return a warning if noise hides the losses, or if the learning rate is fitted too rarely.
 
         Example:
             >>> from privtune.training.mechanism.schedule import Schedule
             >>> HyFreeDP(1.2, 2.0).advice(Schedule(records=1000, sample_rate=0.2, steps=50), lambda: 9)
-            'The rate is fitted 10 times: on a training this short fixed hyperparameters are often ...
+            'The learning rate is fitted 10 times. On a training this short, fixed hyperparameters are ...
         """
         # Three deviations of a curvature's noise over the bound of the losses: both are public.
         deviation = 6.0**0.5 * _DEVIATIONS[self.loss_noise] * self.loss_noise_multiplier
         loud = 3.0 * deviation / schedule.expected_batch_size
         fits = -(-schedule.steps // self.interval)
-        found = []
+        sentences = []
         if loud > _LOUD:
-            found.append(
-                f"The noise of the losses is {loud:.2g} of their bound (three deviations), so the "
-                "losses say little about the learning rate. For a network the strategy public-rate, whose "
-                "learning rate is fixed beforehand, is about as good."
+            sentences.append(
+                f"The noise on the losses (three standard deviations) is {loud:.2g} times their bound, so "
+                "the learning rate rests on little. For a network, compare it with the strategy "
+                "public-rate, whose learning rate is fixed."
             )
         if fits < _FEW:
-            found.append(
-                f"The rate is fitted {fits} times: on a training this short fixed hyperparameters are "
-                "often better; else take more epochs."
+            sentences.append(
+                f"The learning rate is fitted {fits} times. On a training this short, fixed hyperparameters "
+                "are often better. Otherwise use more epochs."
             )
-        return " ".join(found)
+        return " ".join(sentences)
 
     def event(self, schedule: Schedule) -> Event:
-        """Return T gradient releases, every K-th of them with three losses beside it."""
-        from privtune.accounting import NonPrivate, hyfreedp_event
+        """Return the event of T gradient releases, of which every K-th step also releases three losses."""
+        from privtune.accounting import NonPrivate
+        from privtune.training.methods.hyfreedp_account import hyfreedp_event
 
         if self.gradient_noise_multiplier == 0.0 or self.loss_noise_multiplier == 0.0:
             return NonPrivate()
@@ -244,44 +256,52 @@ class HyFreeDP(base.Method):
         )
 
     def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> HyFreeDPState:
-        """Make the state of K candidates; a candidate needs to give nothing."""
-        own = [candidate.get("learning_rate", self.learning_rate) for candidate in candidates]
-        for rate in own:
+        """Make the state of K candidates; a candidate may give a first ``learning_rate``."""
+        rates = [candidate.get("learning_rate", self.learning_rate) for candidate in candidates]
+        for rate in rates:
             if rate is not None:
                 base.check_hyperparameter("learning_rate", "learning_rate", rate)
         paper = self.fit == "paper"
-        given = params.new_tensor([rate or _PAPER_RATE * paper for rate in own])
+        first_rates = params.new_tensor([rate or _PAPER_RATE * paper for rate in rates])
         return HyFreeDPState(
             params=params,
-            fit=Fit(given, given, given, given.new_zeros(given.shape), given),
-            loss_bound=given.new_full(given.shape, self.loss_bound),
-            loss=given.new_full(given.shape, float("nan")),
+            fit=Fit(
+                first_rates,
+                first_rates,
+                first_rates,
+                first_rates.new_zeros(first_rates.shape),
+                first_rates,
+            ),
+            loss_bound=first_rates.new_full(first_rates.shape, self.loss_bound),
+            loss=first_rates.new_full(first_rates.shape, float("nan")),
             moments=self._inner().init(params),
             past=params.unsqueeze(1).repeat(1, 0 if paper else -(-WINDOW // self.interval), 1),
             step=0,
         )
 
     def _begun(self, state: HyFreeDPState, oracle: Oracle) -> Fit:
-        """Return the first rate and its interval: of the first weights, which hold nothing of the data."""
+        """Return the first learning rate and its interval, computed from the public first weights."""
         size, zero = base.first_size(state.params, oracle)
         usual = _PAPER_SPREAD if self.fit == "paper" else _SPREAD
         spread = size.new_full(size.shape, self.spread or usual)
         if self.spread is None and self.fit == "robust":
             spread = spread.where(~zero, _FREE_SPREAD)
-        given, around = state.fit.learning_rate, spread.sqrt()
+        learning_rate = state.fit.learning_rate
+        around = spread.sqrt()
         moved = 1.0  # about how far a step at a rate of 1 moves a weight: with AdamW, whatever the noise
         if self.optimizer == "sgd":
             noise = self.gradient_noise_multiplier / oracle.schedule.expected_batch_size
             moved = math.hypot(noise, state.params.shape[1] ** -0.5) / (1.0 - self.momentum)
-        rate = given.where(given > 0.0, _LEAST * around * size / moved)
+        rate = learning_rate.where(learning_rate > 0.0, _LEAST * around * size / moved)
         return Fit(rate, rate / around, rate * around, state.fit.fits, rate)
 
     def update(self, state: HyFreeDPState, oracle: Oracle) -> HyFreeDPState:
-        """Take one step; on every K-th, fit the learning rate first."""
+        """Take one step along a noisy gradient; in every K-th step, fit the learning rate first."""
         if state.step == 0:
             state = replace(state, fit=self._begun(state, oracle))
         sample = oracle.sample()
-        due, same = state.step % self.interval == 0, self.loss_batch == "same"
+        due = state.step % self.interval == 0
+        same = self.loss_batch == "same"
         gradient = oracle.gradient(
             sample,
             state.params,
@@ -300,15 +320,23 @@ class HyFreeDP(base.Method):
         )
 
     def _refit(
-        self, state: HyFreeDPState, oracle: Oracle, sample: Sample, direction: torch.Tensor
+        self,
+        state: HyFreeDPState,
+        oracle: Oracle,
+        sample: Sample,
+        direction: torch.Tensor,
     ) -> HyFreeDPState:
-        """Ask for the three losses and learn from them."""
+        """Ask for three noisy losses, and update learning rate and loss bound by them."""
         import torch
 
-        step, past = state.fit.learning_rate.unsqueeze(1) * direction, state.past
+        step = state.fit.learning_rate.unsqueeze(1) * direction
+        past = state.past
         if self.fit == "robust":
             # Before the first step there is no way to look back on.
-            step = past[:, 0] - state.params if state.step else self.interval * step
+            if state.step:
+                step = past[:, 0] - state.params
+            else:
+                step = self.interval * step
             past = torch.cat([past[:, 1:], state.params.unsqueeze(1)], dim=1)
         losses = oracle.losses(
             sample,
@@ -335,8 +363,8 @@ class HyFreeDP(base.Method):
 
     def report(self, state: HyFreeDPState) -> Mapping[str, torch.Tensor]:
         """Return the learning rate, the loss bound and the last noisy loss."""
-        own = {"loss_bound": state.loss_bound, "loss": state.loss}
-        return {"learning_rate": state.fit.step_rate, **own}
+        figures = {"loss_bound": state.loss_bound, "loss": state.loss}
+        return {"learning_rate": state.fit.step_rate, **figures}
 
 
 # Steps that the robust fit looks back. The rate grows 16-fold at most in as many: what it sees lags
@@ -349,7 +377,7 @@ _ROOM = 1.5  # bound on a record's loss over the mean loss
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The rate that was fitted last and its public interval, each of shape ``[K]``."""
+    """The last fitted learning rate, its public interval, and the rate of steps, each of shape ``[K]``."""
 
     learning_rate: torch.Tensor
     lowest: torch.Tensor
@@ -359,7 +387,7 @@ class Fit:
 
 
 def fit_paper(fit: Fit, losses: torch.Tensor) -> Fit:
-    """Return the minimiser of the parabola through losses a step back, here, and ahead (equation 6)."""
+    """Return the fit with the learning rate at the minimum of a parabola through the losses (equation 6)."""
     import torch
 
     backward, here, forward = losses
@@ -382,16 +410,19 @@ def fit_robust(
     interval: int,
     moved: bool,
 ) -> Fit:
-    """Change the rate by how much farther, or less far, the way of the last steps should have gone."""
+    """Return the fit with its rate scaled by a factor from three losses along the last steps' way."""
     import torch
 
     behind, here, ahead = losses
-    slope, curvature = (behind - ahead) / 2.0, behind + ahead - 2.0 * here
+    slope = (behind - ahead) / 2.0
+    curvature = behind + ahead - 2.0 * here
     # The difference of two noises has variance 2 deviation^2, the second difference 1 + 1 + 4 = 6.
-    slope_noise, curvature_noise = 0.5**0.5 * deviation, 6.0**0.5 * deviation
+    slope_noise = 0.5**0.5 * deviation
+    curvature_noise = 6.0**0.5 * deviation
     # A fit grows the rate 4-fold at most, and 16-fold in all fits of a window; it halves it at most.
     share = min(1.0, 2.0 * interval / WINDOW)
-    largest, smallest = 4.0**share, 0.5**share
+    largest = 4.0**share
+    smallest = 0.5**share
     sure = slope.sign() * (slope.abs() - slope_noise).clamp_min(0.0)
     # Where no curvature shows, a slope that does says in which direction to go, and no more.
     direction = torch.where(slope.abs() > 2.0 * slope_noise, slope.sign(), torch.zeros_like(slope))
@@ -404,26 +435,29 @@ def fit_robust(
     if moved:  # the mean begins where the rate first stops growing
         fits = torch.where((fits > 0) | (factor <= 1.0), fits + 1, fits)
     mean = fit.step_rate * (rate / fit.step_rate) ** (1.0 / fits.clamp_min(1.0))
-    seen = torch.isfinite(losses).all(dim=0) & (here <= _SATURATED * bound)
+    is_usable = torch.isfinite(losses).all(dim=0) & (here <= _SATURATED * bound)
     return replace(
         fit,
-        learning_rate=torch.where(seen, rate, fit.learning_rate),
-        fits=torch.where(seen, fits, fit.fits),
-        step_rate=torch.where(seen, mean, fit.step_rate).clamp(fit.lowest, fit.highest),
+        learning_rate=torch.where(is_usable, rate, fit.learning_rate),
+        fits=torch.where(is_usable, fits, fit.fits),
+        step_rate=torch.where(is_usable, mean, fit.step_rate).clamp(fit.lowest, fit.highest),
     )
 
 
 def paper_bound(bound: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
-    """Return Algorithm 1's bound, the noisy loss at the iterate; kept where that is no bound."""
+    """Return the paper's loss bound: the sum of the three noisy losses, or the old bound if that is unusable.
+
+    Section 4: line 7 has the loss at the iterate, "in practice" it is the sum over the three probes.
+    """
     import torch
 
-    here = losses[1]
-    known = torch.isfinite(here) & (here > 0)
-    return torch.where(known, here, bound).clamp(1.0 / _BOUND_CEILING, _BOUND_CEILING)
+    total = losses.sum(dim=0)
+    is_usable = torch.isfinite(total) & (total > 0)
+    return torch.where(is_usable, total, bound).clamp(1.0 / _BOUND_CEILING, _BOUND_CEILING)
 
 
 def robust_bound(bound: torch.Tensor, losses: torch.Tensor, floor: float) -> torch.Tensor:
-    """Return 1.5 times the mean loss here, no less than a floor, and than half the bound before."""
+    """Return 1.5 times the mean loss, but at least half the old bound and at least a floor."""
     import torch
 
     # Losses elsewhere do not count: far from the iterate they are large, and so would the noise be.

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, Flat
-from privtune.training.methods import _base as base
+from privtune.training.methods import method as base
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from privtune.training.mechanism.schedule import Schedule
 
 
+_SPARE = 0.5  # noise over the paper's below which more steps are worth more than less noise
+_REACH = 5.0  # how far clipped gradients can move the weights, over what their noise does
 _ROUNDING = 1e-9  # relative; the account may sum in another order, and round otherwise
 
 
@@ -54,7 +56,7 @@ class _WholeRecord(Clipping):
 
 @dataclass(frozen=True, eq=False)
 class PURState:
-    """State of K trainings; ``step`` counts the updates."""
+    """The state of K trainings: weights, the noise of the last update, and the number of updates."""
 
     params: torch.Tensor
     noise: torch.Tensor
@@ -63,7 +65,7 @@ class PURState:
 
 @dataclass(frozen=True)
 class FullBatchDescent(base.Method):
-    """Noisy gradient descent ``θ - (∇F(θ) + noise) / 2M`` on all records, for a horizon.
+    """Noisy gradient descent ``θ - (∇F(θ) + noise) / 2M`` on all records, up to a number of updates.
 
     A study gives what a spec leaves out and its task knows: ``lipschitz``, ``smoothness``, ``gap`` of a
     linear model on features of public bounds, ``dimension``, and the budget's ``adjacency``.
@@ -94,49 +96,84 @@ class FullBatchDescent(base.Method):
 
     @classmethod
     def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-        """Return the options with the task's bounds, its number of parameters and the adjacency."""
-        known: dict[str, Any] = dict(facts["constants"])
+        """Return the options, with the task's bounds, parameter count and adjacency filled in."""
+        constants: dict[str, Any] = dict(facts["constants"])
         penalty = options.get("regularisation", 0.0)
-        if "smoothness" in known and isinstance(penalty, int | float):
-            known["smoothness"] += penalty
-        known |= {"dimension": facts["dimension"](), "adjacency": facts["adjacency"]}
-        own = {field.name for field in fields(cls)}
-        return {**{name: value for name, value in known.items() if name in own}, **options}
+        if "smoothness" in constants and isinstance(penalty, int | float):
+            constants["smoothness"] += penalty
+        constants |= {"dimension": facts["dimension"](), "adjacency": facts["adjacency"]}
+        names = {field.name for field in fields(cls)}
+        return {**{name: value for name, value in constants.items() if name in names}, **options}
 
     @property
     def learning_rate(self) -> float:
-        """``1 / 2M``."""
+        """The learning rate ``1 / 2M``."""
         return 1.0 / (2.0 * self.smoothness)
 
     def _sensitivity(self, records: int) -> float:
-        """Sensitivity of the mean gradient."""
+        """Return the L2 sensitivity of the mean gradient under the adjacency."""
         factor = 2.0 if self.adjacency == "replace-one" else 1.0
         return factor * self.lipschitz / records
 
     def _updates(self, schedule: Schedule) -> int:
-        return schedule.steps if self.horizon is None else min(schedule.steps, self.horizon)
+        if self.horizon is None:
+            return schedule.steps
+        return min(schedule.steps, self.horizon)
 
     def gradient_evaluations(self, schedule: Schedule) -> float:
-        """Return N per-sample gradients for each update of the horizon, whatever the rate."""
+        """Return the number of per-sample gradients: N for each update of the horizon."""
         return float(schedule.records * self._updates(schedule))
 
+    def advice(self, schedule: Schedule, dimension: Callable[[], int]) -> str:
+        """Return a warning if the steps can move the weights little, compared with their noise.
+
+        Every gradient is clipped to L, so that H steps of rate 1/2M move the weights by H L / 2M at
+        most, and gradients of a mean are soon a tenth of L and less. The noise moves them by
+        ``sqrt(d Σ σ_t²) / 2M`` in the root of the mean square. Both are public.
+
+        Args:
+            schedule: Records, rate and number of steps.
+            dimension: Unused; the method has the number of parameters.
+
+        Returns:
+            One sentence and a remedy; empty where the steps reach five times as far as their noise.
+        """
+        updates = self._updates(schedule)
+        reach = updates * self.learning_rate * self.lipschitz
+        deviation = self._sensitivity(schedule.records) * self.learning_rate
+        multipliers = (self._multiplier(step, schedule.records) for step in range(updates))
+        squares = sum(multiplier**2 for multiplier in multipliers)
+        drift = deviation * math.sqrt(self.dimension * squares)
+        if reach >= _REACH * drift:
+            return ""
+        return (
+            f"In {updates} steps at learning rate {self.learning_rate:.3g}, gradients can move the weights "
+            f"by {reach:.3g} at most, while noise moves them by {drift:.3g}. So the model hardly leaves its "
+            "initial weights, or leaves them at random. Use hyfreedp, or fixed with a learning rate that "
+            "you choose; or more records or ε."
+        )
+
     def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> PURState:
-        """Make the state of K candidates; a candidate gives nothing."""
+        """Make the state of K candidates, which must give no hyperparameters."""
         if params.shape[1] != self.dimension:
             raise InvalidInputError(
-                "dimension", self.dimension, f"must be the model's, {params.shape[1]}"
+                "dimension",
+                self.dimension,
+                f"must be the model's, {params.shape[1]}",
             )
         base.expect_nothing(candidates)
         return PURState(
-            params=params, noise=params.new_full((params.shape[0],), float("nan")), step=0
+            params=params,
+            noise=params.new_full((params.shape[0],), float("nan")),
+            step=0,
         )
 
     @abstractmethod
     def _multiplier(self, step: int, records: int) -> float:
-        """Return the noise of one update over the sensitivity of the mean."""
+        """Return the noise of update ``step``, from 0, over the sensitivity of the mean gradient."""
 
     def update(self, state: PURState, oracle: Oracle) -> PURState:
-        """Take one step along the noisy mean gradient; past the horizon, release nothing."""
+        """Take one step along the noisy mean gradient; after the horizon, only count the step."""
         if state.step >= self._updates(oracle.schedule):
             return replace(state, step=state.step + 1)
         records = oracle.schedule.records
@@ -159,6 +196,29 @@ class FullBatchDescent(base.Method):
         )
 
 
+def _exceeds(mu: float, *, epsilon: float, delta: float) -> bool:
+    """Say whether Gaussian releases of total μ cost more than the target (ε, δ)."""
+    from privtune.accounting.rdp import gaussian_delta
+
+    return gaussian_delta(mu * (1.0 + _ROUNDING), epsilon) > delta
+
+
+def _largest_mu(within: float, *, epsilon: float, delta: float) -> float:
+    """Return the largest total μ of Gaussian releases that meets the target (ε, δ), by bisection."""
+    low = within
+    high = 2.0 * within
+    while not _exceeds(high, epsilon=epsilon, delta=delta):
+        low = high
+        high = 2.0 * high
+    while high - low > _ROUNDING * low:
+        middle = 0.5 * (low + high)
+        if _exceeds(middle, epsilon=epsilon, delta=delta):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
 @dataclass(frozen=True)
 class PUR(FullBatchDescent):
     """Full-batch noisy gradient descent with the data-independent schedule of Proposition 3.
@@ -171,7 +231,8 @@ class PUR(FullBatchDescent):
         gap: Data-independent bound on ``F(θ_0) - F*``, above 0 (log 2 for logistic at 0).
         distance: Data-independent bound R on ``|θ_t - θ*|``; needed for ``"convex"``.
         strong_convexity: μ; needed for ``"strongly-convex"``.
-        noise_multiplier: Factor on every σ_t; 1 is the paper's schedule.
+        noise_multiplier: Factor on every σ_t; 1 is the paper's schedule. A plan takes the factor, at
+            most 1, with which the whole steps that fit cost the target exactly.
 
     Raises:
         InvalidInputError: If a field is out of its range, or one that the regime needs is missing.
@@ -189,7 +250,7 @@ class PUR(FullBatchDescent):
         ...     regime="convex", distance=3.0,
         ... )
         >>> method.horizon, [round(method.deviation(step), 3) for step in (0, 1, method.horizon - 1)]
-        (133, [0.671, 0.335, 0.005])
+        (133, [0.664, 0.332, 0.005])
     """
 
     regime: str = base.choice("strongly-convex", "convex", "non-convex")
@@ -199,51 +260,103 @@ class PUR(FullBatchDescent):
     noise_multiplier: float = 1.0
 
     name: ClassVar[str] = "pur"
-    summary: ClassVar[str] = "Full-batch descent with decaying noise by the privacy-utility ratio"
+    summary: ClassVar[str] = "Full-batch descent; the privacy-utility ratio sets its decaying noise"
     adapts: ClassVar[tuple[str, ...]] = ("learning_rate", "noise", "number of steps")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needed = {"convex": "distance", "strongly-convex": "strong_convexity"}.get(self.regime)
-        if needed is not None and getattr(self, needed) is None:
-            raise InvalidInputError(needed, None, f"must be given for a {self.regime} loss")
+        constant = {"convex": "distance", "strongly-convex": "strong_convexity"}.get(self.regime)
+        if constant is not None and getattr(self, constant) is None:
+            raise InvalidInputError(constant, None, f"must be given for a {self.regime} loss")
 
     @classmethod
     def complete(cls, options: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-        """Return the options with the regime, where the loss is known to be convex."""
-        found = super().complete(options, **facts)
+        """Return the options, with a regime and its constant filled in for losses with known bounds."""
+        settings = super().complete(options, **facts)
         penalty = options.get("regularisation", 0.0)
         if not facts["constants"]:
-            return found
+            return settings
         if penalty:
-            return {"regime": "strongly-convex", "strong_convexity": penalty, **found}
-        return {"regime": "convex" if "distance" in options else "non-convex", **found}
+            return {"regime": "strongly-convex", "strong_convexity": penalty, **settings}
+        return {"regime": "convex" if "distance" in options else "non-convex", **settings}
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
+        cls,
+        schedule: Schedule,
+        /,
+        *,
+        epsilon: float,
+        delta: float,
+        **options: Any,
     ) -> Self:
-        """Build the method with the longest horizon, of the schedule's steps at most, that stays there."""
-        method = base.build(cls, options, horizon=None)
-        return replace(method, horizon=method._longest(schedule, epsilon=epsilon, delta=delta))
+        """Build the method with as many steps of the paper's schedule as the target pays for.
+
+        The horizon is the longest, of the schedule's steps at most, that costs no more than the target
+        at the paper's noise. A whole number of steps leaves a part of the target; one factor on all
+        noise then takes the rest.
+
+        Args:
+            schedule: Records, rate and number of steps.
+            epsilon: Target, above 0.
+            delta: Target, in (0, 1).
+            options: Other fields but ``horizon``. With ``noise_multiplier`` the noise stays as it is
+                given: 1 is the paper's schedule to the letter, whose whole steps cost less than the
+                target.
+
+        Raises:
+            InvalidInputError: If not even the first step costs as little as the target.
+        """
+        unit = base.build(cls, options, horizon=None)
+        horizon = unit._longest(schedule, epsilon=epsilon, delta=delta)
+        method = replace(unit, horizon=horizon)
+        if "noise_multiplier" in options:
+            return method
+        spent = math.sqrt(sum(method._costs(schedule)))
+        affordable = _largest_mu(spent, epsilon=epsilon, delta=delta)
+        return replace(method, noise_multiplier=method.noise_multiplier * spent / affordable)
+
+    def _costs(self, schedule: Schedule) -> Iterator[float]:
+        """Yield the amount that each update adds to the total μ²."""
+        for step in range(self._updates(schedule)):
+            yield self._multiplier(step, schedule.records) ** -2
 
     def _longest(self, schedule: Schedule, *, epsilon: float, delta: float) -> int:
-        """Return how many steps fit, by the exact composition of Gaussians."""
-        from privtune.accounting.rdp import gaussian_delta
-
+        """Return how many steps the target (ε, δ) pays for, by exact composition of Gaussians."""
         spent = 0.0
-        for step in range(schedule.steps):
-            spent += self._multiplier(step, schedule.records) ** -2
-            if gaussian_delta(math.sqrt(spent) * (1.0 + _ROUNDING), epsilon) > delta:
+        for step, cost in enumerate(self._costs(schedule)):
+            spent += cost
+            if _exceeds(math.sqrt(spent), epsilon=epsilon, delta=delta):
                 if step == 0:
                     raise InvalidInputError(
-                        "epsilon", epsilon, "does not pay for a single step of this schedule"
+                        "epsilon",
+                        epsilon,
+                        "does not pay for a single step of this schedule",
                     )
                 return step
         return schedule.steps
 
+    def advice(self, schedule: Schedule, dimension: Callable[[], int]) -> str:
+        """Return a warning if steps move the weights little, or if the target would pay for more steps.
+
+        Example:
+            >>> from privtune.training.mechanism.schedule import Schedule
+            >>> schedule = Schedule(records=100_000, sample_rate=1.0, steps=40)
+            >>> bounds = {"lipschitz": 1.0, "smoothness": 0.25, "dimension": 20}
+            >>> method = PUR.for_budget(schedule, epsilon=1.0, delta=1e-5, regime="non-convex", **bounds)
+            >>> method.advice(schedule, lambda: 20)[:60]
+            'All 40 steps need only 0.0596 of the noise that the method i'
+        """
+        few = ""
+        if self._updates(schedule) == schedule.steps and 0.0 < self.noise_multiplier < _SPARE:
+            few = (
+                f"All {schedule.steps} steps need only {self.noise_multiplier:.3g} of the noise that the "
+                "method intends, so with more epochs the same ε would pay for more steps."
+            )
+        return " ".join(filter(None, (super().advice(schedule, dimension), few)))
+
     def deviation(self, step: int) -> float:
-        """Return σ of the noise on the mean gradient in an update: Proposition 3 at ``t = step + 1``.
+        """Return the noise's standard deviation σ in an update, by Proposition 3 at ``t = step + 1``.
 
         Args:
             step: The update, from 0.
@@ -254,7 +367,10 @@ class PUR(FullBatchDescent):
             shrink = (1.0 - mu / (2.0 * self.smoothness)) ** t
             sigma = math.sqrt(2.0 * mu * self.gap * shrink / self.dimension)
         else:
-            reach = math.sqrt(self.gap) if self.regime == "non-convex" else self.distance or 0.0
+            if self.regime == "non-convex":
+                reach = math.sqrt(self.gap)
+            else:
+                reach = self.distance or 0.0
             sigma = 4.0 * self.smoothness * reach / (math.sqrt(self.dimension) * t)
         return self.noise_multiplier * sigma
 
@@ -262,7 +378,7 @@ class PUR(FullBatchDescent):
         return self.deviation(step) / self._sensitivity(records)
 
     def event(self, schedule: Schedule) -> Event:
-        """Return one Gaussian release for each update of the horizon."""
+        """Return the event of one Gaussian release for each update of the horizon."""
         from privtune.accounting import Composed, Gaussian, NonPrivate
 
         if self.noise_multiplier == 0.0:
@@ -297,22 +413,31 @@ class PURConstant(FullBatchDescent):
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
+        cls,
+        schedule: Schedule,
+        /,
+        *,
+        epsilon: float,
+        delta: float,
+        **options: Any,
     ) -> Self:
         """Build the method with the least noise that keeps its steps at (epsilon, delta)."""
         from privtune.accounting import Adjacency, calibrate
 
         unit = base.build(cls, options, noise_multiplier=1.0)
-        found = calibrate(
-            unit.event(schedule), epsilon=epsilon, delta=delta, adjacency=Adjacency(unit.adjacency)
+        calibrated = calibrate(
+            unit.event(schedule),
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=Adjacency(unit.adjacency),
         )
-        return replace(unit, noise_multiplier=found.scale)
+        return replace(unit, noise_multiplier=calibrated.scale)
 
     def _multiplier(self, step: int, records: int) -> float:
         return self.noise_multiplier
 
     def event(self, schedule: Schedule) -> Event:
-        """Return T Gaussian releases about all records."""
+        """Return the event of equal Gaussian releases about all records, one for each update."""
         from privtune.accounting import Gaussian, NonPrivate, Repeated
 
         if self.noise_multiplier == 0.0:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from privtune.errors import InvalidInputError
-from privtune.training.methods import _base as base
-from privtune.training.methods.dpsgd import RateState
+from privtune.training.methods import method as base
+from privtune.training.methods.fixed_rates import RateState
 
 if TYPE_CHECKING:
     import torch
@@ -81,19 +81,25 @@ class QuantileClipping(base.Method):
 
     @classmethod
     def for_budget(
-        cls, schedule: Schedule, /, *, epsilon: float, delta: float, **options: Any
+        cls,
+        schedule: Schedule,
+        /,
+        *,
+        epsilon: float,
+        delta: float,
+        **options: Any,
     ) -> Self:
-        """Build the method with a count noise of B/20 (more for small batches) and what is left."""
+        """Build the method with the least gradient noise that meets the target beside the count's noise."""
         from privtune.accounting import Gaussian, PoissonSampled, Repeated, calibrate
         from privtune.accounting.calibration import rounded_up
 
-        chosen = dict(options)
-        given = chosen.pop("count_noise_multiplier", None)
-        base.build(cls, chosen, noise_multiplier=1.0, count_noise_multiplier=1.0)
+        settings = dict(options)
+        multiplier = settings.pop("count_noise_multiplier", None)
+        base.build(cls, settings, noise_multiplier=1.0, count_noise_multiplier=1.0)
         unit = Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, Gaussian(1.0)))
         joint = calibrate(unit, epsilon=epsilon, delta=delta).scale * (1.0 + _ROUNDING)
         usual = max(schedule.expected_batch_size / _BATCH_PER_COUNT_NOISE, _LEAST_RATIO * joint)
-        count = usual if given is None else float(given)
+        count = usual if multiplier is None else float(multiplier)
         if not count > joint:
             raise InvalidInputError(
                 "count_noise_multiplier",
@@ -102,10 +108,10 @@ class QuantileClipping(base.Method):
                 "Take a larger expected batch or more count noise.",
             )
         gradient = rounded_up((joint**-2 - count**-2) ** -0.5, 1e-4)
-        return base.build(cls, chosen, noise_multiplier=gradient, count_noise_multiplier=count)
+        return base.build(cls, settings, noise_multiplier=gradient, count_noise_multiplier=count)
 
     def event(self, schedule: Schedule) -> Event:
-        """Return T Poisson-sampled joint releases of a gradient and a count."""
+        """Return the event of T Poisson-sampled joint releases, each of a gradient and a count."""
         from privtune.accounting import Gaussian, Joint, NonPrivate, PoissonSampled, Repeated
 
         if self.noise_multiplier == 0.0 or self.count_noise_multiplier == 0.0:
@@ -114,12 +120,15 @@ class QuantileClipping(base.Method):
         return Repeated(schedule.steps, PoissonSampled(schedule.sample_rate, step))
 
     def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> RateState:
-        """Make the state of K candidates; each gives learning_rate."""
+        """Make the state of K candidates, each with a ``learning_rate`` and perhaps a ``max_grad_norm``."""
         return RateState(
             params=params,
             learning_rate=base.candidate_column(candidates, "learning_rate", params),
             max_grad_norm=base.candidate_column(
-                candidates, "max_grad_norm", params, default=self.max_grad_norm
+                candidates,
+                "max_grad_norm",
+                params,
+                default=self.max_grad_norm,
             ),
             moments=self._optimizer().init(params),
         )

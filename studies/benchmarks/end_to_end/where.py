@@ -22,7 +22,7 @@ LIBRARIES = "site-packages/"
 OWN = "privtune/"
 # Parts of paths, and of functions in them: the first of these that is anywhere on the stack counts.
 DOING = (
-    ("execution/training.py", "dry_run", "rehearsals"),
+    ("execution/trial_training.py", "dry_run", "rehearsals"),
     ("training/engine/train.py", "of_group", "training"),
     ("accounting/rdp.py", "confirm_composition", "autodp's check"),
     ("ledger/admission.py", "", "composition of what is charged"),

@@ -34,9 +34,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from privtune.training.engine.fine_tuning import set_trainable
-from privtune.training.engine.train import Made
+from privtune.training.engine.train import TrainableCandidate, Training
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.kernel import LossOfOutputs
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AdaCliP, FixedDPSGD, HyFreeDP
 
@@ -252,21 +252,15 @@ def serve(name: str, work: Work, candidates: int, device: torch.device) -> objec
     first = work.model()
     values = {name: GIVEN[name] for name in method.parameters}
     models = [first, *(copy.deepcopy(first) for _ in range(candidates - 1))]
-    made = [Made(model, bytes([k]) * 32, values) for k, model in enumerate(models)]
+    made = [TrainableCandidate(model, bytes([k]) * 32, values) for k, model in enumerate(models)]
     schedule = Schedule(RECORDS, work.batch / RECORDS, STEPS)
     how: dict[str, Any] = {
-        "loss_of": OfOutputs(cross_entropy),
+        "loss_of": LossOfOutputs(cross_entropy),
         "data": work.data(device),
         "device": device.type,
         "on_step": lambda _, report: meter.after(len(report["learning_rate"])),
     }
-    try:  # the version before had a function of the same arguments
-        from privtune.training.engine.train import train_made
-    except ImportError:
-        from privtune.training.engine.train import Training
-
-        return list(Training(method, schedule, **how).of(made))
-    return list(train_made(method, schedule, made, **how))
+    return list(Training(method, schedule, **how).of(made))
 
 
 def loop(name: str, work: Work, device: torch.device, meter: Meter) -> None:

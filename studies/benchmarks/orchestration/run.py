@@ -31,7 +31,7 @@ from torch import nn
 import privtune
 from privtune.strategies import Everything, PapernotSteinke
 from privtune.study import run as running
-from privtune.study.rounds import TrialFiles
+from privtune.study.arm_rounds import TrialFiles
 from privtune.tracking.mlflow import MlflowObserver
 from privtune.tracking.store import local_uri, open_client
 
@@ -119,12 +119,12 @@ def privtune_run(folder: Path, trials: int, strategy: str) -> tuple[Seconds, int
     running.plan_arms, TrialFiles.train = clock.time(plan), trained
     start = Seconds.now()
     try:
+        task = privtune.make_task(
+            build, loss=loss, train=records(0), public={"validation": records(1)}
+        )
         study.optimize(
-            build,
-            loss=loss,
+            task,
             strategy=chosen,
-            train=records(0),
-            public={"validation": records(1)},
             epochs=1,
             expected_batch_size=RECORDS,
             observer=MlflowObserver(study, uri=uri),

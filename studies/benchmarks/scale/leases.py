@@ -30,7 +30,7 @@ import sqlalchemy as sa
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.execution import table
-from privtune.execution.table import LEASE_SECONDS, Handed, make_rounds, work_through
+from privtune.execution.table import LEASE_SECONDS, RowResult, make_rounds, work_through
 from privtune.ledger import Budget, ChargeRequest, Ledger
 from privtune.ledger.rounds import Lease
 
@@ -75,9 +75,9 @@ def work(url: str, charge: str, warm: str, most: int, bundle: int, gate: Any, fo
 
         setattr(rounds, name, call)
 
-    def run(rows: Sequence[Lease]) -> Iterator[Handed]:
+    def run(rows: Sequence[Lease]) -> Iterator[RowResult]:
         for lease in rows:
-            yield Handed(lease, 0.5, {})
+            yield RowResult(lease, 0.5, {})
 
     with Ledger(url) as ledger:
         engine = ledger.log.storage.engine

@@ -65,7 +65,7 @@ def split(run: Any, spent: list[tuple[float, float]]) -> Any:
 def main() -> None:
     """Measure and print."""
     whole = table.work_through
-    import privtune.study.rounds as rounds
+    import privtune.study.arm_rounds as rounds
     import privtune.study.run as running
 
     for arm in ARMS:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from privtune.accounting import Gaussian, Geometric, PrivateSelection
 from privtune.execution.launchers import run_on_ray
-from privtune.execution.table import Handed, make_rounds, work_through
+from privtune.execution.table import RowResult, make_rounds, work_through
 from privtune.ledger import Budget, ChargeRequest, Ledger
 from privtune.ledger.rounds import Lease
 
@@ -47,11 +47,11 @@ def score_of(seed: bytes) -> float:
     return int.from_bytes(seed[:6]) / 2**48
 
 
-def trained(leases: Sequence[Lease]) -> Iterator[Handed]:
+def trained(leases: Sequence[Lease]) -> Iterator[RowResult]:
     """Wait a moment, and hand in."""
     for lease in leases:
         time.sleep(0.2)
-        yield Handed(lease, score_of(lease.seed), {"pid": os.getpid(), "attempt": lease.attempt})
+        yield RowResult(lease, score_of(lease.seed), {"pid": os.getpid(), "attempt": lease.attempt})
 
 
 def assist(charge: str, _arm: str) -> int:

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from privtune.execution.table import LEASE_SECONDS, make_rounds
 from privtune.ledger import Ledger
-from privtune.ledger.rounds import Finished
+from privtune.ledger.rounds import Submission
 from studies.benchmarks.scale.leases import open_round
 from tests.execution.cluster import Cluster
 
@@ -67,7 +67,7 @@ def statements(url: str) -> list[str]:
         sa.event.listen(engine, "before_cursor_execute", note)
         leases = rounds.lease_some(charge, "sentinel", most=1, workers=1)
         rounds.renew_some(leases)
-        rounds.complete_some([Finished(leases[0], 0.5, {})])
+        rounds.complete_some([Submission(leases[0], 0.5, {})])
     lease, renew, hand_in = seen
     row = leases[0].number
 

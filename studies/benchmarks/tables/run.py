@@ -42,7 +42,7 @@ def make(path: Path, rows: int, columns: int) -> None:
 def run(path: Path, rows: int, columns: int, folder: Path) -> None:
     """Run a study of one arm, and print what it took."""
     import privtune
-    from privtune.tasks._reader import ON_READ
+    from privtune.tables.reader import ON_READ
 
     heard: list[float] = []
     ON_READ.set(heard.append)

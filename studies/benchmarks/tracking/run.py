@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import privtune
-from privtune.tracking.store import experiment_id, open_client, write_record
+from privtune.tracking.store import OWNER_TAG, experiment_id, open_client, write_record
 from privtune.views.record import ArmRecord, arm_record, budget_view
 
-STEP_METRICS = ("lr", "clip", "eps/spent")
+STEP_METRICS = ("lr", "clip", "eps/arm_steps")
 
 
 def finished_study(folder: Path) -> privtune.Study:
@@ -84,7 +84,7 @@ def fresh_store(folder: Path, name: str) -> Iterator[tuple[Any, str]]:
     uri = f"sqlite:///{folder / f'{name}.db'}"
     storage = f"sqlite:///{folder / f'{name}-study.db'}"
     with open_client(storage, uri) as client:
-        yield client, experiment_id(client, name, storage=storage, tags={})
+        yield client, experiment_id(client, name, storage=storage, tags={OWNER_TAG: name})
 
 
 def timed(call: Callable[[], None], repeats: int) -> tuple[float, float]:

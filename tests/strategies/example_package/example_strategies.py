@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 
 from privtune.accounting import Composed
 from privtune.strategies import (
+    NamedTraining,
     Needs,
     Outcome,
     Plan,
     PlanningContext,
     Round,
     SearchPlan,
+    StrategyRun,
     TrainingPlan,
 )
 from privtune.training.methods import METHODS
@@ -67,12 +69,12 @@ class MiddleOfSpace:
             final=False,
         )
 
-    def run(self, plan: Plan, trials: Round) -> Outcome:
+    def run(self, plan: Plan, trials: Round) -> StrategyRun:
         """Train what was planned; the first model is the one that is shown."""
-        results = [
-            trials.train(plan, plan.training, plan.params, name=f"trial-{number}")
-            for number in range(self.models)
-        ]
+        results = []
+        for number in range(self.models):
+            (result,) = yield NamedTraining(f"trial-{number}", plan.training, plan.params)
+            results.append(result)
         return Outcome(results[0], trials=tuple(results))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,18 +18,32 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine import checkpoint
 from privtune.training.engine import train as engine
 from privtune.training.engine.checkpoint import Keeper
-from privtune.training.engine.train import Made, Outcome, Training, choose_kernel, initialisation
-from privtune.training.mechanism.clipping import Flat
+from privtune.training.engine.train import (
+    TrainableCandidate,
+    TrainedCandidate,
+    Training,
+    choose_kernel,
+    initialisation,
+)
+from privtune.training.mechanism.clipping import Clipping, Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import FallbackWarning, flatten_params
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.mechanism.transcript import TranscriptMismatchError
-from privtune.training.methods import METHODS, DPAdam, FixedDPSGD
-from privtune.training.methods._rate_schedule import rate_factors
+from privtune.training.methods import (
+    METHODS,
+    Candidate,
+    DPAdam,
+    FixedDPSGD,
+    Method,
+    candidate_column,
+)
+from privtune.training.methods.rate_schedule import rate_factors
 from tests.training.methods.test_contract import DIMENSION, candidate, planned
 from tests.training.simple import SimpleDPSGD, blobs, cross_entropy, mlp
+from tests.training.simple import State as SimpleState
 
 SCHEDULE = Schedule(200, 0.1, 12)
 METHOD = FixedDPSGD(1.0)
@@ -57,15 +71,17 @@ def make(
     optimizer: Make | None = sgd,
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     **values: Any,
-) -> Made:
+) -> TrainableCandidate:
     with initialisation(Streams(secret(k))):
         model = build()
     made = None if optimizer is None else optimizer(model, k)
     stepped = None if scheduler is None or made is None else scheduler(made)
-    return Made(model, secret(k), {"max_grad_norm": 0.5 + k, **values}, made, stepped)
+    return TrainableCandidate(model, secret(k), {"max_grad_norm": 0.5 + k, **values}, made, stepped)
 
 
-def run(made: Sequence[Made], method: Any = METHOD, **options: Any) -> list[Outcome]:
+def run(
+    made: Sequence[TrainableCandidate], method: Any = METHOD, **options: Any
+) -> list[TrainedCandidate]:
     given: dict[str, Any] = {"loss_of": loss_of, "data": DATA, "device": "cpu", **options}
     found = Training(method, SCHEDULE, **given).of(iter(made))
     return sorted(found, key=lambda outcome: outcome.position)
@@ -392,7 +408,7 @@ def test_what_a_wide_net_does_not_compute_is_trained_apart(name: str, stacked: l
 def test_methods_step_narrow_nets_with_wide_ones(name: str, stacked: list[int]) -> None:
     method, values = METHODS[name](1.0, clipping="by-layer"), {"learning_rate": 0.1}
 
-    def one(k: int) -> Made:
+    def one(k: int) -> TrainableCandidate:
         given = make(k, lambda: mlp(hidden=9 + 7 * k), None, **values)
         return replace(given, values={n: given.values[n] for n in method.parameters})
 
@@ -401,6 +417,51 @@ def test_methods_step_narrow_nets_with_wide_ones(name: str, stacked: list[int]) 
     for k, outcome in enumerate(together):
         (alone,) = run([one(k)], method)
         torch.testing.assert_close(alone.params, outcome.params, rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Signs(Method):
+    """A method of somebody else's, which answers what the engine asks of those built in."""
+
+    noise_multiplier: float
+    name: ClassVar[str] = "signs"
+    summary: ClassVar[str] = "the signs of noisy gradients"
+    parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    reported: ClassVar[tuple[str, ...]] = ()
+    steps_by_weight: ClassVar[bool] = True
+
+    @property
+    def takes_optimizer(self) -> bool:
+        return True
+
+    def clipping_of(self, max_grad_norm: torch.Tensor) -> Clipping:
+        return self.clip(max_grad_norm)
+
+    def init(self, params: torch.Tensor, candidates: Sequence[Candidate]) -> SimpleState:
+        rate = candidate_column(candidates, "learning_rate", params)
+        return SimpleState(params, rate, candidate_column(candidates, "max_grad_norm", params))
+
+    def update(self, state: SimpleState, oracle: Oracle) -> SimpleState:
+        gradient = self.gradient(oracle, state.params, self.clip(state.max_grad_norm))
+        return replace(
+            state, params=state.params - state.learning_rate.unsqueeze(1) * gradient.sign()
+        )
+
+
+def test_a_method_from_elsewhere_steps_narrow_nets_with_wide_ones(stacked: list[int]) -> None:
+    values = {"learning_rate": 0.01, "max_grad_norm": 1.0}
+    made = [
+        replace(make(k, lambda k=k: mlp(hidden=9 + 7 * k), None), values=values) for k in range(2)
+    ]
+    run(made, Signs(1.0))
+    assert stacked == [2]
+
+
+def test_a_method_from_elsewhere_takes_an_optimizer() -> None:
+    """It clips by its own norm, and torch's optimizer steps: as DP-SGD of the same norm and noise."""
+    (outcome,) = run([make(0)], Signs(1.0))
+    (expected,) = run([make(0)], FixedDPSGD(1.0))
+    assert torch.equal(outcome.params, expected.params)
 
 
 def test_settings_that_are_not_one_for_all_weights_share_no_stack(stacked: list[int]) -> None:
@@ -486,11 +547,11 @@ def test_the_model_and_the_global_generator_stay_as_they_were() -> None:
 
 def test_looks_at_a_candidate_that_is_trained_alone() -> None:
     seen: dict[int, torch.Tensor] = {}
-    (found,) = run([make(0)], snapshots_at=(3, 7), look=seen.setdefault)
+    (found,) = run([make(0)], snapshots_at=(3, 7), on_snapshot=seen.setdefault)
     assert seen.keys() == found.snapshots.keys() == {3, 7}
     assert all(torch.equal(seen[step], found.snapshots[step]) for step in seen)
     with pytest.raises(ZeroDivisionError):
-        run([make(0)], snapshots_at=(3,), look=lambda *_: 1 // 0)
+        run([make(0)], snapshots_at=(3,), on_snapshot=lambda *_: 1 // 0)
 
 
 @pytest.mark.parametrize("name", ["momentum, decay", "AdamW, decay", "NAdam"])
@@ -505,7 +566,7 @@ def test_a_candidate_goes_on_from_its_checkpoint_to_the_same_bits(
     def stop(step: int, _: object) -> None:
         assert step != 7
 
-    def one() -> list[Made]:
+    def one() -> list[TrainableCandidate]:
         engine._kernels.clear()
         cosine = SCHEDULES["cosine"]
         return [make(1, lambda: dropping(0.3), OPTIMIZERS[name], cosine)]

@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from privtune.errors import PrivTuneError, UnreachableFileError
 from privtune.training.engine import checkpoint
 from privtune.training.engine import train as engine
 from privtune.training.engine.checkpoint import Keeper
@@ -210,6 +211,20 @@ def test_a_checkpoint_is_no_pickle_and_holds_no_record() -> None:
     for tensor in tensors.values():
         if tensor.ndim and tensor.shape[-1] == x.shape[1]:
             assert not rows & {tuple(row.tolist()) for row in tensor.reshape(-1, x.shape[1])}
+
+
+@pytest.mark.parametrize("error", [UnreachableFileError("away"), PrivTuneError("another reason")])
+def test_only_a_file_out_of_reach_is_done_without(error: PrivTuneError) -> None:
+    def load() -> bytes:
+        raise error
+
+    keeper = Keeper(load, lambda content: None)
+    if isinstance(error, UnreachableFileError):
+        with pytest.warns(FallbackWarning, match="cannot be reached from here and is not used"):
+            fit(SimpleDPSGD(1.0), count=1, steps=2, keeper=keeper)
+    else:
+        with pytest.raises(PrivTuneError, match="another reason"):
+            fit(SimpleDPSGD(1.0), count=1, steps=2, keeper=keeper)
 
 
 def test_checkpoints_wait_for_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from privtune.errors import InvalidInputError
 from privtune.training.engine import rules
 from privtune.training.engine.kernels import BatchedKernel, OneByOneKernel
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
-from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.kernel import LossOfOutputs
 from tests.training.simple import rows_of, summed
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def build(name):
     return (lambda: Beside(make()) if name == "two layers" else make()), inputs, outputs
 
 
-@OfOutputs
+@LossOfOutputs
 def product(output, target):
     """A loss whose gradient with respect to the output is the target."""
     return (output * target).flatten(1).sum(dim=1)

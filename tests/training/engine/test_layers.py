@@ -14,7 +14,7 @@ from privtune.training.engine.fine_tuning import set_trainable
 from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.engine.rules import DirectUse, ProductUse, Transformed, _Products, split
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
-from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.kernel import LossOfOutputs
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients, rows_of, summed
 
 CPU, seq = torch.device("cpu"), nn.Sequential
@@ -254,7 +254,7 @@ def make(name, candidates, width, sizes, *, dtype=torch.float32):
     x = inputs(candidates * width)
     x = (x.to(dtype) if x.is_floating_point() else x).unflatten(0, (candidates, width))
     y = torch.randint(3, (candidates, width))
-    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
+    kernel = BatchedKernel(lambda: model, LossOfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
     params = 0.5 * torch.randn(candidates, kernel.layout.size, dtype=dtype)
     rows = rows_of(x, y, sizes)
     rows = replace(rows, mask=rows.mask.to(dtype))
@@ -500,7 +500,7 @@ def test_a_class_may_be_ignored_and_a_target_may_become_one_that_is(ignored):
 
     x, y = torch.randn(1, 6, 4), torch.tensor([[0, 1, 2, 0, 1, 2]])
     kernel = BatchedKernel(
-        lambda: nn.Linear(4, 3), OfOutputs(loss), x=x[0], y=y[0], device=CPU, all_classes=True
+        lambda: nn.Linear(4, 3), LossOfOutputs(loss), x=x[0], y=y[0], device=CPU, all_classes=True
     )
     params, rows = torch.randn(1, 15), rows_of(x, y)
     out = summed(kernel, params, rows, Flat(0.5))
@@ -516,7 +516,7 @@ def test_a_captured_pass_gives_the_bits_of_one_that_is_not(activation):
     x, y = torch.randn(2, 16, 6), torch.randint(3, (2, 16))
     kernel = BatchedKernel(
         lambda: nn.Sequential(nn.Linear(6, 40), activation(), nn.Linear(40, 3)),
-        OfOutputs(cross_entropy),
+        LossOfOutputs(cross_entropy),
         x=x[0],
         y=y[0],
         device=CPU,

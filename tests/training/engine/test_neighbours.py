@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 from privtune.errors import InvalidInputError
-from privtune.strategies.scoring import ScorePlan
+from privtune.strategies.score_plan import ScorePlan
 from privtune.training.engine.fine_tuning import part_of_model, set_trainable
 from privtune.training.engine.kernels import OneByOneKernel
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs, fresh
+from privtune.training.mechanism.kernel import LossOfOutputs, fresh
 from privtune.training.mechanism.scoring import released_sums, score
 from tests.training.simple import cross_entropy, rows_of
 from tests.training.simple import summed as sums_of
@@ -200,7 +200,7 @@ MODELS: list[Callable[[], nn.Module]] = [
 def test_one_record_more_moves_a_sum_by_its_bound(model: Callable[[], nn.Module]) -> None:
     generator = torch.Generator().manual_seed(2)
     x, y = torch.randn(9, 8, generator=generator), torch.arange(9) % 3
-    kernel = choose_kernel(model(), OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    kernel = choose_kernel(model(), LossOfOutputs(cross_entropy), TensorData(x, y), CPU)
     params = 2.0 * torch.randn(1, kernel.layout.size, generator=generator)
 
     def summed(x: torch.Tensor, bound: float) -> torch.Tensor:
@@ -231,7 +231,7 @@ def test_numbers_from_elsewhere_than_torch_are_drawn_for_each_record(draw: Any) 
             return h * draw(1) if draw is torch.rand else h * float(draw())
 
     x, y = torch.ones(40, 8), torch.zeros(40, dtype=torch.int64)
-    kernel = choose_kernel(Scales(), OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    kernel = choose_kernel(Scales(), LossOfOutputs(cross_entropy), TensorData(x, y), CPU)
     assert isinstance(kernel, OneByOneKernel) == (draw is not torch.rand)
     params = torch.randn(1, kernel.layout.size, generator=torch.Generator().manual_seed(3))
     found = set()
@@ -254,7 +254,7 @@ def test_draws_that_nothing_catches_come_from_a_candidates_own_stream() -> None:
             return self.head(self.inner(x.view(-1, 2, 4))[0][:, -1])
 
     x, y = torch.randn(4, 8), torch.arange(4) % 3
-    kernel = OneByOneKernel(Recurrent, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = OneByOneKernel(Recurrent, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     params = torch.randn(1, kernel.layout.size)
 
     def drawn(seed: int) -> torch.Tensor:
@@ -321,7 +321,7 @@ def test_a_pass_that_writes_to_what_records_share_is_refused(
     made, y = model(), torch.arange(9) % 3
     x = torch.cat([torch.full((1, 8), 200.0), torch.randn(8, 8)])
     stood = {name: value.clone() for name, value in made.state_dict().items()}
-    kernel = choose_kernel(made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    kernel = choose_kernel(made, LossOfOutputs(cross_entropy), TensorData(x, y), CPU)
     params = torch.cat([p.flatten() for p in made.parameters() if p.requires_grad]).detach()[None]
     rows, out = rows_of(x[None], y[None]), torch.zeros_like(params)
     refused = pytest.raises(InvalidInputError, match="must not write to its parameters")
@@ -405,7 +405,7 @@ def test_a_padded_place_that_sees_none_costs_its_record_nothing(*, barred: bool)
     x, y = torch.randn(6, 3, 4), torch.arange(6) % 3
     x[:, 2, 0] = 9.0
     made = Padded(barred=barred)
-    kernel = choose_kernel(made, OfOutputs(cross_entropy), TensorData(x, y), CPU)
+    kernel = choose_kernel(made, LossOfOutputs(cross_entropy), TensorData(x, y), CPU)
     cross_entropy(made(x), y).sum().backward()
     flat = torch.cat([p.flatten() for p in made.parameters()]).detach()[None]
     out = sums_of(kernel, flat, rows_of(x[None], y[None]), Flat(1e9))

@@ -28,7 +28,7 @@ from privtune.training.mechanism.clipping import (
     Flat,
 )
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, Rows, flatten_params
+from privtune.training.mechanism.kernel import FallbackWarning, LossOfOutputs, Rows, flatten_params
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.sampling import PoissonSampler
 from privtune.training.mechanism.schedule import Schedule
@@ -93,7 +93,7 @@ def test_the_same_as_opacus_own_optimizer():
         warnings.simplefilter("ignore")
         F.cross_entropy(private(x), y, reduction="sum").backward()
     optimizer.step()
-    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = BatchedKernel(mlp, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     out = summed(kernel, before.unsqueeze(0), rows_of(x[None], y[None]), Flat(0.5))
     torch.testing.assert_close(before - out[0], flatten_params(model), rtol=1e-4, atol=1e-5)
 
@@ -104,7 +104,7 @@ def test_paths_count_clip_and_drop_alike():
     x[1, 3] = float("nan")
     rows = rows_of(x, y.view(2, 12), [10, 12])
     first, second = (
-        made(mlp, OfOutputs(cross_entropy), x=x[0], y=y, device=CPU)
+        made(mlp, LossOfOutputs(cross_entropy), x=x[0], y=y, device=CPU)
         for made in (BatchedKernel, OneByOneKernel)
     )
     params = torch.randn(2, first.layout.size) * 0.3
@@ -130,7 +130,7 @@ def test_paths_count_clip_and_drop_alike():
 
 def test_pieces_of_a_batch_change_nothing():
     x, y = blobs()
-    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = BatchedKernel(mlp, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     answers = []
     for rows in (8, 400):
         oracle = Oracle(
@@ -168,7 +168,7 @@ def test_pieces_of_a_batch_change_nothing():
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_poisoned_data_touches_no_bit_of_another_candidate(poison):
     x, y = (t.view(3, 64, *t.shape[1:]) for t in blobs(records=192))
-    kernel = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
+    kernel = BatchedKernel(mlp, LossOfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
     params = torch.randn(3, kernel.layout.size) * 0.3
     clean, dirty = summed(kernel, params, rows_of(x, y), Flat(0.5)), torch.zeros_like(params)
     bad = x.clone()
@@ -194,7 +194,7 @@ def test_dropout_keeps_what_it_should():
     def build():
         return nn.Sequential(nn.Dropout(0.25), nn.Linear(4, 1, bias=False), nn.Flatten(0))
 
-    kernel = BatchedKernel(build, OfOutputs(lambda o, t: o - t), x=x[0], y=y[0], device=CPU)
+    kernel = BatchedKernel(build, LossOfOutputs(lambda o, t: o - t), x=x[0], y=y[0], device=CPU)
     rows = dataclasses.replace(rows_of(x, y), dropout=[torch.Generator().manual_seed(3)])
     out = torch.zeros(1, 4)
     for _ in range(800):
@@ -207,7 +207,9 @@ def test_a_wrong_path_does_not_pass_its_check(monkeypatch):
     from privtune.training.engine.rules import DirectUse, ProductUse
 
     def made():
-        return BatchedKernel(mlp, OfOutputs(cross_entropy), x=blobs()[0], y=blobs()[1], device=CPU)
+        return BatchedKernel(
+            mlp, LossOfOutputs(cross_entropy), x=blobs()[0], y=blobs()[1], device=CPU
+        )
 
     for use in (ProductUse, DirectUse):
         right = use.squared_norms
@@ -244,13 +246,13 @@ def test_losses_that_couple_records_are_refused():
 
 def test_stacks_follow_the_memory_model():
     x, y = blobs()
-    small = BatchedKernel(mlp, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    small = BatchedKernel(mlp, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     memory = memory_model(small, longest=96)
     assert memory.rows == 96
     assert divide(small, memory, 10).sizes == [10]
     assert divide(small, memory, 10, stack=4).sizes == [4, 3, 3]
     wide = BatchedKernel(
-        lambda: nn.Linear(8, 400_000), OfOutputs(lambda o, t: o.mean(1)), x=x, y=y, device=CPU
+        lambda: nn.Linear(8, 400_000), LossOfOutputs(lambda o, t: o.mean(1)), x=x, y=y, device=CPU
     )
     heavy = memory_model(wide, longest=512)
     assert heavy.row_bytes > 4 * 400_000
@@ -258,7 +260,7 @@ def test_stacks_follow_the_memory_model():
     assert divide(wide, heavy, 4).sizes == [1] * 4
     convolutional = BatchedKernel(
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
-        OfOutputs(lambda o, t: o.mean(1)),
+        LossOfOutputs(lambda o, t: o.mean(1)),
         x=torch.randn(1, 1, 5, 5),
         y=y,
         device=CPU,
@@ -273,9 +275,9 @@ import torch
 from torch import nn
 from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.mechanism.data import TensorData
-from privtune.training.engine.train import Made
+from privtune.training.engine.train import TrainableCandidate
 from privtune.training.engine.train import Training
-from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.kernel import LossOfOutputs
 from privtune.training.methods import FixedDPSGD
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.engine.stacks import longest_sample, divide, memory_model
@@ -297,7 +299,7 @@ def loss(outputs, targets):
 model, shape = (mlp, (64,)) if kind == "mlp" else (conv, (1, 14, 14))
 x, y = torch.randn(2000, *shape), torch.randint(10, (2000,))
 schedule = Schedule(2000, 0.064, 40)
-kernel = BatchedKernel(model, OfOutputs(loss), x=x[:1], y=y[:1], device=torch.device("cpu"))
+kernel = BatchedKernel(model, LossOfOutputs(loss), x=x[:1], y=y[:1], device=torch.device("cpu"))
 memory = memory_model(kernel, longest=longest_sample(schedule))
 division = divide(kernel, memory, candidates, cores=threads)
 assert division.threads == threads
@@ -311,13 +313,13 @@ before = peak()
 training = Training(
     FixedDPSGD(1.0),
     schedule,
-    OfOutputs(loss),
+    LossOfOutputs(loss),
     TensorData(x, y),
     device="cpu",
     stack=candidates if threads == 1 else "auto",
 )
 given = {"learning_rate": 0.1, "max_grad_norm": 1.0}
-training.alike(Made(model(), bytes([k]) * 32, given) for k in range(candidates))
+training.alike(TrainableCandidate(model(), bytes([k]) * 32, given) for k in range(candidates))
 print(bound, peak() - before)
 """
 
@@ -348,7 +350,7 @@ def test_measured_memory_stays_below_the_model(kind, candidates, threads):
 def test_cuda_agrees_with_cpu():
     data = TensorData(*blobs())
     kernels = [
-        BatchedKernel(mlp, OfOutputs(cross_entropy), x=data.x, y=data.y, device=torch.device(d))
+        BatchedKernel(mlp, LossOfOutputs(cross_entropy), x=data.x, y=data.y, device=torch.device(d))
         for d in ("cpu", "cuda")
     ]
     params = torch.randn(2, kernels[0].layout.size) * 0.3
@@ -378,7 +380,7 @@ def test_a_captured_pass_is_kept_while_what_it_refers_to_is_the_same(
 
     def kernel() -> object:
         found = engine.choose_kernel(
-            _Scaled(4, 3), OfOutputs(_scaled_loss), data, torch.device("cpu")
+            _Scaled(4, 3), LossOfOutputs(_scaled_loss), data, torch.device("cpu")
         )
         rows = rows_of(data.x[None], data.y[None])
         for _ in range(6):  # a pass is captured after four steps of one shape

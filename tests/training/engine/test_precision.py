@@ -17,7 +17,7 @@ from privtune.training.engine.fine_tuning import set_trainable
 from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.kernel import LossOfOutputs
 from tests.training.simple import SimpleDPSGD, fit, rows_of, summed
 
 CPU, LOW = torch.device("cpu"), torch.bfloat16
@@ -50,7 +50,7 @@ def kernel_of(low, kind="all"):
     x, y = torch.randint(9, (40, 5)), torch.randint(3, (40,))
     kernel = BatchedKernel(
         lambda: set_trainable(Encoder(), kind, rank=2),
-        OfOutputs(losses),
+        LossOfOutputs(losses),
         x=x,
         y=y,
         device=CPU,

@@ -13,7 +13,7 @@ from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import EqualByLayer, Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs
+from privtune.training.mechanism.kernel import FallbackWarning, LossOfOutputs
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients, rows_of, summed
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_models_as_they_come_have_a_rule_for_every_parameter(name):
     make, x = MODELS[name]
     tokens = name in ("bert, masked", "gpt2")
     y, loss = (x, of_tokens) if tokens else (torch.tensor([0, 1, 2, 0]), of_classes)
-    kernel = BatchedKernel(make, OfOutputs(loss), x=x, y=y, device=CPU)
+    kernel = BatchedKernel(make, LossOfOutputs(loss), x=x, y=y, device=CPU)
     assert kernel.plan.multiplied == ()
     small = [kernel.layout.shapes[n] for n in kernel.plan.copied]
     assert all(
@@ -114,7 +114,12 @@ def own():
 def kernel_of(kind):
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     model = nn.Sequential(nn.Linear(4, 5), kind())
-    return BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU), model, x, y
+    return (
+        BatchedKernel(lambda: model, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU),
+        model,
+        x,
+        y,
+    )
 
 
 def test_a_rule_of_ones_own_is_used_and_gives_the_sums_of_single_records(own):
@@ -158,7 +163,7 @@ def test_a_rule_sees_one_record(own):
 
     norms_of(own)(rule)
     model = nn.Sequential(nn.Linear(4, 5), own())
-    loss = OfOutputs(lambda outputs, targets: (outputs * targets).sum(1))
+    loss = LossOfOutputs(lambda outputs, targets: (outputs * targets).sum(1))
     x, y = torch.randn(1, 65, 4), torch.ones(1, 65, 3)
     kernel = BatchedKernel(lambda: model, loss, x=x[0], y=y[0], device=CPU)
     params, sums = torch.randn(1, kernel.layout.size), []
@@ -180,7 +185,7 @@ class Twice(nn.Module):
 def test_a_layer_with_a_rule_may_be_called_twice(own):
     norms_of(own)(bilinear_rule)
     x, y = torch.randn(6, 5), torch.arange(6) % 3
-    kernel = BatchedKernel(lambda: Twice(own), OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = BatchedKernel(lambda: Twice(own), LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     assert [type(use) for use in kernel.plan.uses] == [rules.DirectUse]
     assert kernel.plan.copied == ()
 
@@ -243,7 +248,7 @@ class Sliced(nn.Module):
 )
 def test_other_ways_of_use(make, x):
     y = torch.tensor([0, 1, 2, 0])
-    kernel = BatchedKernel(make, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = BatchedKernel(make, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     assert kernel.plan.multiplied == ()
 
 
@@ -262,7 +267,7 @@ class Apart(nn.Module):
 def test_a_bias_of_another_layer_is_clipped_with_its_own():
     """By layer, each to its own bound."""
     x, y, model = torch.randn(6, 4), torch.arange(6) % 3, Apart()
-    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = BatchedKernel(lambda: model, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     params = torch.randn(1, 15)
     out = summed(kernel, params, rows_of(x[None], y[None]), EqualByLayer(0.3))
     own = per_sample_gradients(model, params[0], x, y, cross_entropy)
@@ -273,7 +278,7 @@ def test_a_bias_of_another_layer_is_clipped_with_its_own():
 def test_rows_that_lie_within_others_are_computed_as_they_are():
     x, y = torch.randn(1, 24, 4), torch.arange(24)[None] % 3
     model = nn.Linear(4, 3)
-    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
+    kernel = BatchedKernel(lambda: model, LossOfOutputs(cross_entropy), x=x[0], y=y[0], device=CPU)
     params = torch.randn(1, 15)
     for number in range(8):
         part = slice(8 * (number % 3), 8 * (number % 3) + 8)
@@ -291,9 +296,9 @@ def test_a_weight_without_a_rule_is_named_with_what_it_costs(own):
     data = TensorData(torch.randn(6, 4), torch.arange(6) % 3)
     model = nn.Sequential(nn.Linear(4, 5), own())
     with pytest.warns(FallbackWarning, match=r"how 1\.weight are used.*norms_of"):
-        choose_kernel(model, OfOutputs(cross_entropy), data, CPU)
+        choose_kernel(model, LossOfOutputs(cross_entropy), data, CPU)
     norms_of(own)(bilinear_rule)  # a kernel that was kept is not used with another rule
-    assert choose_kernel(model, OfOutputs(cross_entropy), data, CPU).plan.multiplied == ()
+    assert choose_kernel(model, LossOfOutputs(cross_entropy), data, CPU).plan.multiplied == ()
 
 
 @pytest.mark.parametrize("limit", [0, 2**26])
@@ -304,7 +309,7 @@ def test_gradients_that_are_not_kept_give_the_same_sums(limit, monkeypatch):
     torch.manual_seed(0)
     x, y = torch.randn(7, 9, 3), torch.arange(7) % 2
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2))
-    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = BatchedKernel(lambda: model, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     assert kernel.plan.uses[0].form == ("formed" if limit else "twice")
     params = torch.randn(1, kernel.layout.size)
     out = summed(kernel, params, rows_of(x[None], y[None]), Flat(0.3))
@@ -317,7 +322,7 @@ def test_a_pass_lets_go_of_its_tensors_without_the_collector():
     model = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
     model = nn.Sequential(model, nn.Flatten(), nn.Linear(12, 2))
     x, y = torch.randn(2, 3, 4), torch.arange(2)
-    kernel = BatchedKernel(lambda: model, OfOutputs(cross_entropy), x=x, y=y, device=CPU)
+    kernel = BatchedKernel(lambda: model, LossOfOutputs(cross_entropy), x=x, y=y, device=CPU)
     program, _ = kernel.passes.tape()
     params = torch.zeros(1, kernel.layout.size)
     gc.collect()

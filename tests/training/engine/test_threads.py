@@ -18,7 +18,7 @@ from privtune.training.engine.stacks import Memory, divide
 from privtune.training.mechanism import clipping, kernel, memory
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import FallbackWarning, OfOutputs, traced
+from privtune.training.mechanism.kernel import FallbackWarning, LossOfOutputs, traced
 from privtune.training.methods.hyfreedp import HyFreeDP
 from tests.training.simple import OneByOne, SimpleDPSGD, blobs, cross_entropy, dropping, fit, mlp
 
@@ -235,7 +235,7 @@ def test_threads_follow_the_work_of_a_step():
     data, device = TensorData(*blobs()), torch.device("cpu")
 
     def of(mebibytes, candidates, *, model=mlp, stack=None, cores=64):
-        kernel = engine.choose_kernel(model(), OfOutputs(cross_entropy), data, device)
+        kernel = engine.choose_kernel(model(), LossOfOutputs(cross_entropy), data, device)
         memory = Memory(0.0, 0.0, int(mebibytes * 2**20), 8, 8)
         return divide(kernel, memory, candidates, stack=stack, cores=cores).threads
 
@@ -251,9 +251,9 @@ def test_threads_follow_the_work_of_a_step():
 
 def test_bounds_are_kept_by_thread():
     Flat(torch.ones(2)).sensitivity(2)
-    assert clipping._columns.known
+    assert clipping._columns.bounds
     with ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(lambda: dict(clipping._columns.known)).result()
+        assert not pool.submit(lambda: dict(clipping._columns.bounds)).result()
 
 
 def test_threads_that_end_in_any_order_see_their_own_flag() -> None:

@@ -11,7 +11,12 @@ from torch.nn.functional import cross_entropy
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from privtune.tasks import Packing
-from privtune.training.engine.train import Made, Outcome, Training, initialisation
+from privtune.training.engine.train import (
+    TrainableCandidate,
+    TrainedCandidate,
+    Training,
+    initialisation,
+)
 from privtune.training.mechanism.data import RecordTree, TensorData
 from privtune.training.mechanism.kernel import flatten_params
 from privtune.training.mechanism.schedule import Schedule
@@ -63,13 +68,15 @@ TREES = {
 }
 
 
-def fitted(data, loss_of, *, steps=3, rate=0.3, noise=1.0, count=1, build=Bag) -> list[Outcome]:
+def fitted(
+    data, loss_of, *, steps=3, rate=0.3, noise=1.0, count=1, build=Bag
+) -> list[TrainedCandidate]:
     made = []
     for k in range(count):
         with initialisation(Streams(bytes([k]) * 32)):
             model = build()
         optimizer = torch.optim.SGD(model.parameters(), 1.0)
-        made.append(Made(model, bytes([k]) * 32, {"max_grad_norm": 0.5}, optimizer))
+        made.append(TrainableCandidate(model, bytes([k]) * 32, {"max_grad_norm": 0.5}, optimizer))
     schedule = Schedule(RECORDS, rate, steps)
     tree = data.tree
     own = loss_of if tree is None else tree.loss_of(loss_of)
@@ -81,7 +88,7 @@ def in_memory(records) -> TensorData:
     return TensorData(x, y, tree=tree)
 
 
-def packed(**options: Any) -> list[Outcome]:
+def packed(**options: Any) -> list[TrainedCandidate]:
     """The same training on records that a user has packed by hand."""
     packing = Packing.of((IDS, MASK))
 

@@ -15,7 +15,7 @@ from privtune.errors import InvalidInputError
 from privtune.strategies import TrainingPlan
 from privtune.study.build import build_candidate
 from privtune.tasks.own import own_task
-from privtune.training.engine.train import OfViews, choose_kernel
+from privtune.training.engine.train import LossOverViews, choose_kernel
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import LossOf, flatten_params
@@ -73,13 +73,13 @@ def by_hand(bound: float) -> torch.Tensor:
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("bound", [0.1, 100.0])
 def test_gradients_of_views_are_averaged_and_then_clipped(bound: float, together: bool) -> None:
-    found = clipped(OfViews(loss_of, scaled, VIEWS, together), bound)
+    found = clipped(LossOverViews(loss_of, scaled, VIEWS, together), bound)
     torch.testing.assert_close(found, by_hand(bound), rtol=1e-4, atol=1e-5)
 
 
 def test_a_record_of_many_views_is_no_longer_than_the_bound() -> None:
     """Sums of eight gradients, each clipped by itself, would be up to eight times as long."""
-    found = clipped(OfViews(loss_of, scaled, 8, together=True), 0.3, records=1, scale=50.0)
+    found = clipped(LossOverViews(loss_of, scaled, 8, together=True), 0.3, records=1, scale=50.0)
     assert 0.29 < float(found.norm()) <= 0.3 * (1 + 1e-5)
 
 
@@ -176,7 +176,7 @@ def mean_of_batch(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
     ("loss", "together"), [(loss_of, True), (first_alone, False), (mean_of_batch, False)]
 )
 def test_a_loss_of_one_record_is_given_one_view_at_a_time(loss: LossOf, together: bool) -> None:
-    views = OfViews(loss, scaled, VIEWS).fastest(mlp(), DATA)
+    views = LossOverViews(loss, scaled, VIEWS).fastest(mlp(), DATA)
     assert views.together == together
     torch.testing.assert_close(clipped(views, 0.1), by_hand(0.1), rtol=1e-4, atol=1e-5)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from privtune.training.engine.train import Made, Training, choose_kernel
+from privtune.training.engine.train import TrainableCandidate, Training, choose_kernel
 from privtune.training.mechanism.data import (
     TensorData,
     find_domain,
@@ -199,7 +199,7 @@ def test_what_stands_for_a_record_that_raises_is_accepted() -> None:
         model = nn.Linear(1, 1)
         before = flatten_params(model).clone()
         optimizer = torch.optim.SGD(model.parameters(), float(len(rows)))
-        made = Made(model, bytes(32), {"max_grad_norm": 0.5}, optimizer)
+        made = TrainableCandidate(model, bytes(32), {"max_grad_norm": 0.5}, optimizer)
         data = TensorData(x[rows], torch.zeros(len(rows)))
         training = Training(FixedDPSGD(0.0), Schedule(len(rows), 1.0, 1), rebuilt, data)
         (outcome,) = training.of([made])

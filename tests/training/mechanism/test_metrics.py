@@ -329,14 +329,14 @@ def test_perplexity_is_the_exponential_of_the_same_release_and_of_its_interval()
 @pytest.mark.parametrize(
     ("scoring", "message"),
     [
-        ({"metric": "auc", "k": 3}, "it takes bins"),
+        ({"metric": "auc", "k": 3}, "takes bins"),
         ({"metric": "auc", "bins": 1}, "from 2 to 1000"),
         ({"metric": "top_k", "k": 0}, "from 1 to 1000"),
         ({"metric": "mae"}, "needs \\[low, high\\]"),
         ({"metric": "mse", "target_range": (1.0, 1.0)}, "low < high"),
         ({"metric": "nowhere:function"}, "cannot be imported"),
         ({"metric": "precision"}, "must be one of accuracy"),
-        ({"metric": "f1", "bound": 3.0}, "it takes none"),
+        ({"metric": "f1", "bound": 3.0}, "takes no options"),
     ],
 )
 def test_what_does_not_fit_is_refused(scoring: dict[str, Any], message: str) -> None:

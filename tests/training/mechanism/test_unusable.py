@@ -19,7 +19,7 @@ from privtune.training.mechanism.data import (
     find_unusable,
     targets_are_classes,
 )
-from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.kernel import LossOfOutputs
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
@@ -73,7 +73,7 @@ def answers(
     x, y = data.like
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        kernel = made(model, OfOutputs(loss), x=x, y=y, device=CPU)
+        kernel = made(model, LossOfOutputs(loss), x=x, y=y, device=CPU)
     facts = find_facts(lambda x, y: loss(kernel.module(x), y), x, y)
     oracle = Oracle(
         Schedule(len(data), 0.5, 8),

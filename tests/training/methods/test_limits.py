@@ -152,8 +152,8 @@ def test_hyfreedp_guards():
     moved = fit_paper(fit, losses).learning_rate
     assert moved[0] == pytest.approx(0.3 / 0.4 * 0.1)
     assert torch.equal(moved[1:], rate[1:])
-    letter = paper_bound(torch.full((3,), 3.0), torch.tensor([[9.0] * 3, [-1.0, 2.0, torch.nan]]))
-    assert letter.tolist() == [3.0, 2.0, 3.0]
+    losses = torch.tensor([[0.5, 9.0, 9.0], [-1.0, 2.0, torch.nan], [-1.5, 4.0, 1.0]])
+    assert paper_bound(torch.full((3,), 3.0), losses).tolist() == [3.0, 15.0, 3.0]
 
 
 def test_a_small_task_learns_under_noise_that_hides_the_losses():

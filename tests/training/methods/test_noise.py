@@ -11,7 +11,7 @@ from torch import nn
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.clipping import CoordinateTransform
 from privtune.training.mechanism.data import TensorData
-from privtune.training.mechanism.kernel import OfOutputs
+from privtune.training.mechanism.kernel import LossOfOutputs
 from privtune.training.mechanism.oracle import Oracle
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
@@ -76,7 +76,7 @@ def observe(name, *, x, y, rate, steps=STEPS, seeds=4, **more):
     )
     streams = [Streams(secret) for secret in secrets(seeds, tag=9)]
     data, cpu = TensorData(x, y), torch.device("cpu")
-    kernel = choose_kernel(model(), OfOutputs(cross_entropy), data, cpu)
+    kernel = choose_kernel(model(), LossOfOutputs(cross_entropy), data, cpu)
     usual = {"streams": streams, "device": cpu, "physical_rows": 4096}
     spy = Spy(Oracle(schedule, data=data, kernel=kernel, **usual))
     start = torch.zeros(seeds, WIDTH * 10)

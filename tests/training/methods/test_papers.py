@@ -168,15 +168,26 @@ def test_quantile_clipping(seed, sigma, count, lr, norm):
 
 
 @few
-@given(seed=seeds, sigma=sigmas, lr=rates, h2=st.floats(1e-6, 10.0), per_record=st.booleans())
-def test_adaclip(seed, sigma, lr, h2, per_record):
-    """Pichapati et al., Algorithm 1, equations (4) and (5); the sum is noised once."""
+@given(
+    seed=seeds,
+    sigma=sigmas,
+    lr=rates,
+    h2=st.floats(1e-6, 10.0),
+    per_record=st.booleans(),
+    start=st.sampled_from(["largest", "paper"]),
+)
+def test_adaclip(seed, sigma, lr, h2, per_record, start):
+    """Pichapati et al., Algorithm 1, equations (4) and (5); the sum is noised once.
+
+    The paper's first s is sqrt(h1 h2) everywhere; ours, unless asked for that, sqrt(h2).
+    """
     h1 = 1e-12
 
     def literal(world, candidate):
         theta = world.start()
         m = np.zeros_like(theta)
-        s = np.full_like(theta, math.sqrt(h1 * candidate["largest_variance"]))
+        first = candidate["largest_variance"] * (h1 if start == "paper" else 1.0)
+        s = np.full_like(theta, math.sqrt(first))
         for _ in range(STEPS):
             b = np.sqrt(s) * math.sqrt(sum(s))
             total = np.zeros_like(theta)
@@ -200,7 +211,7 @@ def test_adaclip(seed, sigma, lr, h2, per_record):
 
     candidates = [{"learning_rate": lr, "largest_variance": h2}] * 2
     check(
-        AdaCliP(sigma, per_record=per_record),
+        AdaCliP(sigma, per_record=per_record, start=start),
         candidates,
         literal,
         seeds=(seed, seed + 1),
@@ -299,7 +310,10 @@ def test_adadp_tolerance_rule():
     momentum=st.sampled_from([0.0, 0.9]),
 )
 def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum):
-    """Bu & Liu, Algorithm 1, with SGD, K = 2 and R_l = L̃(0); a fit counts if it is a minimum."""
+    """Bu & Liu, Algorithm 1, with SGD, K = 2 and the R_l of their runs; a fit counts if it is a minimum.
+
+    Line 7 has R_l = L̃(0); Section 4 says that in practice it is the sum of the three losses.
+    """
 
     def literal(world, candidate):
         theta, rate, bound, velocity = world.start(), eta, 1.0, 0.0
@@ -321,8 +335,8 @@ def test_hyfreedp_as_in_the_paper(seed, sigma, loss_sigma, eta, batch, momentum)
                 slope, curve = (plus - minus) / (2 * rate), (plus + minus - 2 * here) / rate**2
                 if slope > 0 and curve > 0 and math.isfinite(slope / curve):
                     rate = slope / curve
-                if here > 0:
-                    bound = here
+                if plus + here + minus > 0:
+                    bound = plus + here + minus
             theta = theta - rate * velocity
             yield theta, rate, bound
 

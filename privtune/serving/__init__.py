@@ -1,0 +1,1 @@
+"""Released models in use: exports, MLflow's model, predictions on raw rows."""

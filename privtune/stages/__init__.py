@@ -1,0 +1,1 @@
+"""Stages: noised releases about a table, made before the arms."""
