@@ -184,6 +184,11 @@ def _noise_words(plan: Plan) -> str:
     """Return a text on an arm's random generator, and on the probability of noise beyond its range."""
     noise = plan.training.noise
     words = f"random generator: {noise.source}; floating-point treatment: {noise.floating_point}"
+    if noise.is_correlated:
+        words += f"; correlated over {noise.bands} steps"
+        if "error_of_sums" in plan.details:
+            share = plan.details["error_of_sums"]
+            words += f", the error in sums of noise is {share:.2f} of that of independent noise"
     if plan.beyond_reach < _NEGLIGIBLE:
         return words
     probability = f"{plan.beyond_reach:.2g}"

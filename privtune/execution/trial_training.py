@@ -497,7 +497,8 @@ class _DryRun:
         """Return a dry run with made-up records that the first candidate and its loss accept."""
         schedule = plan.training.schedule
         batch = schedule.expected_batch_size
-        size = max(2, min(schedule.records, 4 * math.ceil(batch)))
+        # Of each group of records a sample is drawn at most once a record.
+        size = max(2, min(schedule.records, math.ceil(max(4, schedule.bands) * batch)))
         domain = domain_of(task, first, reduce)
 
         def make_up(records: int) -> TensorData:
@@ -507,7 +508,7 @@ class _DryRun:
         return cls(
             training=plan.first_training,
             task=task,
-            schedule=Schedule(size, min(1.0, batch / size), _STEPS),
+            schedule=Schedule(size, min(1.0, batch / size), _STEPS, schedule.bands),
             records=make_up(size),
             score_records=make_up(_SCORE_RECORDS),
             compute=compute,
@@ -536,6 +537,8 @@ class _DryRun:
     ) -> list[TrialResult]:
         """Train candidates for some steps, score them if a plan is given, and note when each step ended."""
         schedule = replace(self.schedule, steps=steps)
+        if not method.correlates:
+            schedule = replace(schedule, bands=1)
         work = TrialWork(
             training=replace(self.training, method=method, schedule=schedule),
             task=self.task,

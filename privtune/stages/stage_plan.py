@@ -141,7 +141,7 @@ def plan_stage(
         stage=stage,
         event=event,
         scale=multiplier * stage.sensitivity(task, adjacency),
-        noise=noise,
+        noise=noise.independent,
         public_facts=public_facts,
         dataset=dataset,
     )

@@ -14,6 +14,7 @@ from privtune.errors import InvalidInputError
 from privtune.names import refuse_name
 from privtune.numbers import is_number
 from privtune.spaces import DependentSamplerError, require_independent_sampler
+from privtune.strategies.bands import plan_with_noise
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.plan import Plan, SearchPlan, TrainingPlan
 from privtune.strategies.score_plan import ScorePlan
@@ -338,7 +339,7 @@ def _plan_at(
     epsilon: float,
 ) -> Plan:
     """Return a strategy's plan at the context's δ, with the study's noise source, report and repetitions."""
-    plan = strategy.plan(context, epsilon=epsilon).with_noise(context.noise)
+    plan = plan_with_noise(strategy, context, epsilon=epsilon)
     plan = _with_report(report, _with_candidates(plan))
     released = plan.released
     if context.repeats > 1:

@@ -78,7 +78,11 @@ def _steps(trainings: tuple[TrainingPlan, ...]) -> str:
     schedules = [training.schedule for training in trainings]
     steps = _span([schedule.steps for schedule in schedules], ",")
     batch = _span([schedule.expected_batch_size for schedule in schedules], ".4g")
-    return f"{steps} steps, expected batch {batch}"
+    words = f"{steps} steps, expected batch {batch}"
+    if any(schedule.bands > 1 for schedule in schedules):
+        bands = _span([schedule.bands for schedule in schedules], ",")
+        words += f", noise correlated over {bands} steps"
+    return words
 
 
 def _span(values: Sequence[float], form: str) -> str:

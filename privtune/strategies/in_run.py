@@ -19,7 +19,7 @@ from privtune.strategies.requests import NamedTraining, StrategyRun
 from privtune.strategies.strategy import Needs, Round
 from privtune.tasks.pretrained import PART, check_part, for_candidate
 from privtune.training.methods import METHODS
-from privtune.training.methods.method import check_hyperparameter
+from privtune.training.methods.method import check_correlation, check_hyperparameter
 from privtune.training.methods.rate_schedule import SEARCHED, check_given
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def budgeted(
         # It stands where a method does, though nothing here trains by it.
         return cast("Method", mechanism)
     method = method_class(name)
+    check_correlation(method, (schedule or context.schedule).bands)
     options = without_numpy(options)
     # Those of a spec were checked when it was read; those given in Python are first seen here.
     check_types(method, options, where=f"method {name!r}")

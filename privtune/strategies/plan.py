@@ -80,6 +80,10 @@ class TrainingPlan:
         method = self.method.scaled(factor)
         return replace(self, method=method)
 
+    def with_noise(self, noise: NoiseOptions) -> TrainingPlan:
+        """Return the training with the given noise, correlated over as many steps as its schedule says."""
+        return replace(self, noise=noise.over(self.schedule.bands))
+
     @property
     def event(self) -> acc.Event:
         """The privacy event of one such training."""
@@ -97,7 +101,7 @@ class TrainingPlan:
         for each in dataclasses.fields(method):
             values[each.name] = getattr(method, each.name)
         return {
-            "schedule": dataclasses.asdict(self.schedule),
+            "schedule": self.schedule.to_dict(),
             "method": {"name": method.name, **values},
             "part": self.part,
             "noise": self.noise.to_dict(),
@@ -374,11 +378,14 @@ class Plan:
         return self.details.get("threshold")
 
     def with_noise(self, noise: NoiseOptions) -> Plan:
-        """Return the plan with every training's noise from the source ``noise``."""
-        training = replace(self.training, noise=noise)
+        """Return the plan with every training's noise from the source ``noise``.
+
+        Over how many steps noise is correlated is part of each training's schedule, and stays.
+        """
+        training = self.training.with_noise(noise)
         search = self.search
         if search is not None:
-            search = search.each(lambda trial: replace(trial, noise=noise))
+            search = search.each(lambda trial: trial.with_noise(noise))
         return replace(self, training=training, search=search)
 
     @property

@@ -248,8 +248,8 @@ class StudySpec(pydantic.BaseModel):
             declares public (``benchmark``) repetitions are not charged; on all others each is.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         stack: How many candidates to train at once, or ``auto``.
-        noise: Where noise comes from and how it is treated: ``secure``, or ``source`` and
-            ``floating_point``.
+        noise: Where noise comes from and how it is treated: ``secure``, or ``source``,
+            ``floating_point``, ``correlation`` and ``bands``.
         executor: Who trains the rounds of selections, as in ``Study.run``.
         artifacts: Absolute URL of an object store for large results, as fsspec takes it
             (``s3://bucket/folder``); files beside the database unless given.
@@ -654,7 +654,8 @@ _REMEDIES: Mapping[str, str] = {
     "budget": f"Write {_BUDGET}",
     "arms": "An entry of it is - {name: plain, strategy: fixed, parameters: {learning_rate: 0.5, "
     "max_grad_norm: 1.0}}",
-    "noise": "The noise multiplier follows from ε; noise: plain or secure says how noise is drawn",
+    "noise": "The noise multiplier follows from ε; noise: plain or secure says how noise is drawn, and "
+    "noise: {correlation: banded} correlates it over steps",
     "space": "Write learning_rate: {type: float, low: 0.05, high: 5.0, log: true}; a value that is fixed "
     "stands in the parameters of an arm",
 }

@@ -166,7 +166,7 @@ class Evidence:
         sources: dict[str, None] = {}
         for plan in self.plans:
             noise = plan.training.noise
-            sources[f"{noise.source}, {noise.floating_point}"] = None
+            sources[noise.words] = None
         for arm, _ in self.declared:
             sources[f"in the training of {arm}, that of the other library"] = None
         return "; ".join(sources)

@@ -71,7 +71,7 @@ class Memory:
         return int(_FIXED_BYTES + _SLACK * candidates * state)
 
 
-def memory_model(kernel: Kernel, *, longest: int) -> Memory:
+def memory_model(kernel: Kernel, *, longest: int, noise_rows: int = 0) -> Memory:
     """Return the memory model of a training, from a kernel's measured bytes and the longest sample.
 
     A kernel that takes record after record holds one gradient ``[P]`` at a time, whatever its rows.
@@ -79,6 +79,7 @@ def memory_model(kernel: Kernel, *, longest: int) -> Memory:
     Args:
         kernel: Of which the work space of a row was measured.
         longest: Most records in a sample.
+        noise_rows: Vectors of earlier noise that a candidate keeps, where noise is correlated.
     """
     gradient = 4.0 * kernel.layout.size
     row = captured = gradient
@@ -90,7 +91,7 @@ def memory_model(kernel: Kernel, *, longest: int) -> Memory:
     return Memory(
         row,
         captured,
-        _VECTORS * 4 * kernel.layout.size,
+        (_VECTORS + noise_rows) * 4 * kernel.layout.size,
         min(longest, piece),
         piece,
     )

@@ -54,6 +54,7 @@ from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.scoring import evaluating
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
 from privtune.training.mechanism.transcript import Transcript
+from privtune.training.methods.method import check_correlation
 from privtune.training.methods.rate_schedule import SEARCHED, average_weights, rate_factors
 
 if TYPE_CHECKING:
@@ -137,8 +138,17 @@ class Training:
     )
 
     def __post_init__(self) -> None:
-        """Refuse to begin inside of autocast, before anything is drawn or charged."""
+        """Refuse autocast, and correlated noise that the method or the schedule is not for, before a draw."""
         refuse_autocast()
+        bands = self.schedule.bands
+        check_correlation(self.method, bands)
+        if self.noise is not None and self.noise.over(bands) != self.noise:
+            raise InvalidInputError(
+                "noise",
+                self.noise.words,
+                f"must be correlated over {bands} steps, as the schedule is",
+                "Take noise.over(schedule.bands).",
+            )
 
     def of(self, candidates: Iterable[TrainableCandidate]) -> Iterator[TrainedCandidate]:
         """Train candidates in groups that compute alike; yield their outcomes, in any order.
@@ -242,7 +252,7 @@ class Training:
         data = replace(self.records.held_to(facts), domain=domain)
         check = self._memory_check(group.model, loss_of, data)
         longest = stacks.longest_sample(self.schedule)
-        memory = stacks.memory_model(kernel, longest=longest)
+        memory = stacks.memory_model(kernel, longest=longest, noise_rows=self._noise_rows)
         stack = check_stack(self.stack)
         cores = torch.get_num_threads()
         division = divide(
@@ -264,7 +274,15 @@ class Training:
         for outcome in outcomes:
             outcome.transcript.check_within(event)
             outcome.transcript.check_whole(event)
+            outcome.transcript.check_bands(self.schedule.bands)
         return outcomes
+
+    @property
+    def _noise_rows(self) -> int:
+        """How many vectors of float32 a candidate's earlier noise takes, which later noise is made of."""
+        rows = min(self.schedule.bands, self.schedule.steps) - 1
+        is_wide = self.noise is not None and self.noise.wide
+        return 2 * rows if is_wide else rows
 
     def _memory_check(
         self,

@@ -20,6 +20,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.clipping import looks_freely, sent
 from privtune.training.mechanism.schedule import NoiseOptions
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
+from privtune.training.mechanism.transcript import TranscriptMismatchError
 
 VALUES = 3
 """Which values a secret gives: where that is another number, no training goes on in its middle."""
@@ -120,12 +121,14 @@ class NoiseSource:
     ) -> None:
         self.options = options or NoiseOptions()
         self._streams = list(streams)
-        self._device = device
+        self.device = device
         self._dtype = torch.float64 if self.options.wide else dtype
         self._sources: dict[tuple[str, int], list[_Keystream]] = {}
         self._ahead: dict[tuple[str, int], list[torch.Tensor]] = {}
         self.outside: torch.Tensor | None = None
         """Where there is no noise, ``[K, size]``, so that nothing may be released; None for nowhere."""
+        self.bands = 1
+        """Over how many steps the noise is correlated."""
 
     def gaussian(self, size: int) -> torch.Tensor:
         """Return standard normal values, shape ``[K, size]``."""
@@ -175,7 +178,7 @@ class NoiseSource:
         """Return an uninitialised block for several releases, shape ``[K, count, size]``."""
         count = max(1, min(_AHEAD // size, _MOST))
         shape = (len(self._streams), count, size)
-        return torch.empty(shape, device=self._device, dtype=self._dtype)
+        return torch.empty(shape, device=self.device, dtype=self._dtype)
 
     def _open(self, kind: str, size: int) -> list[_Keystream]:
         """Return the sources for releases of a kind and size, opened at first use."""
@@ -183,10 +186,10 @@ class NoiseSource:
         name = f"noise/{kind}/{size}"
         if key in self._sources:
             return self._sources[key]
-        if self._device.type == "cpu" or self.options.source == "chacha20":
+        if self.device.type == "cpu" or self.options.source == "chacha20":
             self._sources[key] = [_Keystream(s, name) for s in self._streams]
         else:
-            self._sources[key] = [_OnDevice(s, name, self._device) for s in self._streams]
+            self._sources[key] = [_OnDevice(s, name, self.device) for s in self._streams]
         self._ahead[key] = []
         return self._sources[key]
 
@@ -220,7 +223,7 @@ class NoiseSource:
         if kind == "laplace":
             for row, source in zip(out, sources, strict=True):
                 values = torch.from_numpy(exact_laplace(source.uniform, len(row)))
-                row.copy_(sent(values, self._device))
+                row.copy_(sent(values, self.device))
         elif self.options.floating_point == "four-draws":
             # A sum of four has twice the deviation of one.
             draws = out.new_empty(len(sources), 4 * out.shape[1])
@@ -275,6 +278,96 @@ class PlacedNoise(NoiseSource):
         out = values.new_zeros(len(self._noises) * size)
         out.index_copy_(0, self._index, values)
         return out.view(-1, size)
+
+
+class CorrelatedNoise:
+    """Noise of step t that is row t of ``C^-1 Z``, for independent noise Z and a banded Toeplitz matrix C.
+
+    A row is ``(z_t - c_1 n_(t-1) - ... - c_(b-1) n_(t-b+1)) / c_0``, so the last b - 1 rows are kept. Each
+    number is computed by products and differences of its own, rounded one by one: so it is the same
+    whatever stack and device it is computed in.
+
+    **Guarantee**: all rows together are ``C^-1 Z`` at one scale, for one release of each sample in turn;
+    another order, or another scale, is refused before noise is drawn.
+
+    Args:
+        source: Of the independent noise.
+        column: The numbers c, as :func:`privtune.training.mechanism.banded.coefficients` returns them.
+
+    References:
+        Choquette-Choo et al. 2023, arXiv 2306.08153, Algorithm 9.
+    """
+
+    def __init__(self, source: NoiseSource, column: Sequence[float]) -> None:
+        self._source = source
+        self._column = tuple(column)
+        self._rows: torch.Tensor | None = None  # [b - 1, K, size], the row of step t at t mod (b - 1)
+        self._scale: torch.Tensor | None = None
+        self._step = 0
+        self.options = source.options
+        self.outside = source.outside
+        self.bands = len(self._column)
+
+    def check_release(self, number: int, scale: torch.Tensor) -> None:
+        """Refuse a release that is not about the next sample, or whose noise has another scale.
+
+        Args:
+            number: Of the sample that the release is about, from 0.
+            scale: Of each candidate's noise, ``[K]``.
+
+        Raises:
+            TranscriptMismatchError: If the account of correlated noise does not cover the release.
+        """
+        if number != self._step:
+            raise TranscriptMismatchError(
+                f"Correlated noise is for one release about each sample in turn: sample {self._step} is "
+                f"next, and a release about sample {number} was asked for."
+            )
+        if self._scale is None:
+            self._scale = scale
+        if scale is not self._scale and not torch.equal(scale, self._scale):
+            raise TranscriptMismatchError(
+                "Correlated noise has one scale in all steps, and another clipping norm or noise "
+                f"multiplier was asked for in step {number}."
+            )
+
+    def gaussian(self, size: int) -> torch.Tensor:
+        """Return the row of the next step, shape ``[K, size]``."""
+        noise = self._source.gaussian(size)
+        count = self.bands - 1
+        if self._rows is None:
+            self._rows = noise.new_zeros(count, *noise.shape)
+        rows = self._rows
+        part = torch.empty_like(noise)
+        for lag in range(1, min(count, self._step) + 1):
+            torch.mul(rows[(self._step - lag) % count], self._column[lag], out=part)
+            noise.sub_(part)
+        noise.div_(self._column[0])
+        rows[self._step % count].copy_(noise)
+        self._step += 1
+        return noise
+
+    def laplace(self, size: int) -> torch.Tensor:
+        """Refuse Laplace noise: the account of correlated noise is for Gaussian noise alone."""
+        raise TranscriptMismatchError("Laplace noise cannot be correlated over steps.")
+
+    def position(self) -> Tensors:
+        """Return the position of the independent noise, and the rows that later ones are made of."""
+        tensors = prefixed("source", self._source.position())
+        tensors["step"] = torch.tensor(self._step)
+        if self._rows is not None and self._scale is not None:
+            tensors["rows"] = self._rows.to("cpu", copy=True)
+            tensors["scale"] = self._scale.to("cpu", copy=True)
+        return tensors
+
+    def go_to(self, position: Tensors) -> None:
+        """Set noise, rows and scale to a checkpoint's position."""
+        self._source.go_to(of_prefix("source", position))
+        self._step = int(position["step"])
+        if "rows" in position:
+            device = self._source.device
+            self._rows = position["rows"].to(device, copy=True)
+            self._scale = position["scale"].to(device)
 
 
 def _gaussian(out: torch.Tensor, sources: Sequence[_Keystream]) -> None:

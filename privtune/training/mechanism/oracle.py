@@ -17,14 +17,26 @@ import numpy.typing as npt
 import torch
 
 from privtune.errors import InvalidInputError
+from privtune.training.mechanism.banded import coefficients
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform, sent
 from privtune.training.mechanism.data import TensorData, find_unusable, where
 from privtune.training.mechanism.kernel import Kernel, Rows
-from privtune.training.mechanism.noise import NoiseSource, PlacedNoise, add_noise, noise_scale
-from privtune.training.mechanism.sampling import PoissonSampler, padded
+from privtune.training.mechanism.noise import (
+    CorrelatedNoise,
+    NoiseSource,
+    PlacedNoise,
+    add_noise,
+    noise_scale,
+)
+from privtune.training.mechanism.sampling import (
+    CyclicSampler,
+    PoissonSampler,
+    assign_groups,
+    padded,
+)
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams, Tensors, of_prefix, prefixed
-from privtune.training.mechanism.transcript import Transcript
+from privtune.training.mechanism.transcript import Transcript, TranscriptMismatchError
 
 T = TypeVar("T")
 
@@ -34,7 +46,7 @@ class Sample:
     """A sample for each candidate, drawn at one rate, which methods pass on without looking inside.
 
     Attributes:
-        rate: Each record is in it with this chance, by itself.
+        rate: Each record is in it with this chance, by itself; with bands, over its random group.
         number: In the transcript: releases about one sample are one joint event.
         index: Of records ``[K, M]``, filled up with 0 to the widest of the stack.
         mask: 1 for what is a record, ``[K, M]``.
@@ -90,9 +102,9 @@ class Oracle:
         self._physical_rows = padded(physical_rows)
         size = kernel.layout.size
         dtype = kernel.layout.dtype
-        self._noise = NoiseSource(streams, device, dtype, noise)
+        source = NoiseSource(streams, device, dtype, noise)
         if places is not None:
-            self._noise = PlacedNoise(
+            source = PlacedNoise(
                 streams,
                 device,
                 dtype,
@@ -100,15 +112,15 @@ class Oracle:
                 places=places,
                 size=size,
             )
+        self._noise: NoiseSource | CorrelatedNoise = source
+        column = coefficients(schedule.bands, schedule.steps)
+        if len(column) > 1:
+            self._noise = CorrelatedNoise(source, column)
         self._dropout = [s.generator("dropout", device=device) for s in streams]
         self._half = torch.full((self.candidates,), 0.5, dtype=torch.float64)
         self._scales: list[tuple[torch.Tensor, float | tuple[float, ...], torch.Tensor]] = []
         self._log = Transcript(self.candidates)
-        self._sampler = PoissonSampler(
-            records=len(data),
-            rate=schedule.sample_rate,
-            rngs=[s.numpy("sampling") for s in streams],
-        )
+        self._sampler = _sampler(schedule, len(data), streams)
 
     @property
     def usual_size(self) -> float:
@@ -122,16 +134,19 @@ class Oracle:
         lengths = sent(torch.from_numpy(sizes), self._device)
         places = torch.arange(indices.shape[1], device=self._device)
         mask = places < lengths.unsqueeze(1)
-        return self._open(self.schedule.sample_rate, indices, mask, sizes)
+        number = self._log.open_sample(self.schedule.group_rate, self._sampler.group)
+        return self._open(self.schedule.sample_rate, number, indices, mask, sizes)
 
     def everything(self) -> Sample:
         """Return the sample that holds every record, for full-batch methods."""
+        self._refuse_bands("the sample of every record")
         records = len(self._data)
         every = torch.arange(records, device=self._device)
         index = every.expand(self.candidates, records)
         mask = index >= 0
         sizes = np.full(self.candidates, records)
-        return self._open(1.0, index, mask, sizes)
+        number = self._log.open_sample(1.0)
+        return self._open(1.0, number, index, mask, sizes)
 
     def gradient(
         self,
@@ -161,6 +176,7 @@ class Oracle:
         The count is encoded as ±1/2 a record (Andrew et al. 2021, arXiv 1905.03871, Theorem 1), so its
         sensitivity is 1/2, and ``count_noise_multiplier`` is the deviation over that.
         """
+        self._refuse_bands("a count beside the gradient")
         halves = params.new_zeros(self.candidates)
         gradient = self._gradient(
             sample,
@@ -195,6 +211,7 @@ class Oracle:
         """
         if mechanism not in ("gaussian", "laplace"):
             raise InvalidInputError("mechanism", mechanism, 'must be "gaussian" or "laplace"')
+        self._refuse_bands("a loss")
         sensitivity = bound.detach().to("cpu", torch.float64).expand(self.candidates)
         if not all(0.0 < limit < math.inf for limit in sensitivity.tolist()):
             raise InvalidInputError("bound", bound, "must be finite and above 0")
@@ -299,7 +316,15 @@ class Oracle:
         for name, part in self._parts().items():
             part.go_to(of_prefix(name, position))
 
-    def _parts(self) -> dict[str, PoissonSampler | NoiseSource | Transcript]:
+    def _refuse_bands(self, what: str) -> None:
+        """Refuse a release that correlated noise is not for: the account covers one gradient a step."""
+        if self.schedule.bands > 1:
+            raise TranscriptMismatchError(
+                f"Noise that is correlated over steps is for one gradient in each step: {what} cannot be "
+                "released beside it. Leave noise.correlation out."
+            )
+
+    def _parts(self) -> dict[str, PoissonSampler | NoiseSource | CorrelatedNoise | Transcript]:
         """Return the parts that have a position of their own, by name."""
         return {"sampler": self._sampler, "noise": self._noise, "transcript": self._log}
 
@@ -310,12 +335,12 @@ class Oracle:
     def _open(
         self,
         rate: float,
+        number: int,
         index: torch.Tensor,
         mask: torch.Tensor,
         sizes: npt.NDArray[np.int64],
     ) -> Sample:
-        """Note a sample in the transcript, and return it."""
-        number = self._log.open_sample(rate)
+        """Return a sample of this number in the transcript."""
         return Sample(
             rate,
             number,
@@ -382,6 +407,8 @@ class Oracle:
         """
         sensitivity = clipping.sensitivity(self.candidates)
         scale = self._charge(sample, "gaussian", noise_multiplier, sensitivity)
+        if isinstance(self._noise, CorrelatedNoise):
+            self._noise.check_release(sample.number, scale)
         noise = self._noise.gaussian(params.shape[1])
         wide = self._noise.options.wide
         if wide:
@@ -445,7 +472,7 @@ class Oracle:
         else:
             multiplier = float(noise_multiplier)
         scale = self._scale_of(sensitivity, multiplier)
-        self._log.record(sample.number, kind, multiplier)
+        self._log.record(sample.number, kind, multiplier, self._noise.bands)
         return scale
 
     def _scale_of(
@@ -462,6 +489,21 @@ class Oracle:
         # Of a gradient, and of what is beside it.
         self._scales = [(sensitivity, multiplier, scale), *self._scales[:1]]
         return scale
+
+
+def _sampler(schedule: Schedule, records: int, streams: Sequence[Streams]) -> PoissonSampler:
+    """Return the sampler of a schedule: of all records in each step, or of one group after the other."""
+    rngs = [stream.numpy("sampling") for stream in streams]
+    bands = schedule.bands
+    if bands == 1:
+        return PoissonSampler(records=records, rate=schedule.sample_rate, rngs=rngs)
+    return CyclicSampler(
+        records=records,
+        rate=schedule.group_rate,
+        rngs=rngs,
+        groups=[assign_groups(stream, records=records, bands=bands) for stream in streams],
+        bands=bands,
+    )
 
 
 def _loss_sums(

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from privtune.training.mechanism.streams import Tensors, set_state, state_of
+from privtune.training.mechanism.streams import Streams, Tensors, set_state, state_of
 
 Indices = npt.NDArray[np.int64]
+Groups = npt.NDArray[np.uint8]
 
 GRANULE = 8
 """Physical sizes are multiples of it."""
@@ -63,6 +64,11 @@ class PoissonSampler:
             self._ready = samples
         return self._ready.pop()
 
+    @property
+    def group(self) -> int:
+        """The group of records that the last sample was drawn from: the only one."""
+        return 0
+
     def position(self) -> Tensors:
         """Return the generators' states and the samples drawn ahead, for a checkpoint.
 
@@ -99,7 +105,7 @@ class PoissonSampler:
             a width of each sample's own, and sizes ``[K]``.
         """
         line = self._steps * self._records
-        successes = [_successes(line, self._rate, rng) for rng in self._rngs]
+        successes = [self._draw_places(k, line) for k in range(len(self._rngs))]
         starts = np.arange(self._steps) * self._records
         ends = starts + self._records
         # Successes up to the end of each sample, ``[steps, K]``; their differences are the sizes.
@@ -123,6 +129,87 @@ class PoissonSampler:
             rows = np.ascontiguousarray(part[:, :own_width])
             samples.append((rows, counts))
         return samples
+
+
+    def _draw_places(self, candidate: int, line: int) -> Indices:
+        """Return the places of a candidate's successes on a line of so many flips, ascending."""
+        return _successes(line, self._rate, self._rngs[candidate])
+
+
+class CyclicSampler(PoissonSampler):
+    """Poisson samples of one group of records after the other, for noise that is correlated over steps.
+
+    Step t samples the records of group ``t mod b``, each with probability ``rate``. So no record is in two
+    of b successive samples.
+
+    **Guarantee**: given the groups, inclusions are independent Bernoulli(rate) draws in the steps of a
+    record's group, and there are none in other steps.
+
+    Args:
+        records: How many there are.
+        rate: Probability of a record in a step of its group, in (0, 1].
+        rngs: A source of randomness for each candidate.
+        groups: The group of each record, from 0, for each candidate: see :func:`assign_groups`.
+        bands: How many groups there are.
+
+    References:
+        Choquette-Choo et al. 2023, arXiv 2306.08153, Algorithm 2 (there the groups have equal sizes).
+    """
+
+    def __init__(
+        self,
+        *,
+        records: int,
+        rate: float,
+        rngs: Sequence[np.random.Generator],
+        groups: Sequence[Groups],
+        bands: int,
+    ) -> None:
+        super().__init__(records=records, rate=rate, rngs=rngs)
+        self._groups = list(groups)
+        self._bands = bands
+        self._drawn = 0  # samples so far, with those that are ready
+
+    @property
+    def group(self) -> int:
+        """The group of records that the last sample was drawn from."""
+        last = self._drawn - len(self._ready) - 1
+        return last % self._bands
+
+    def position(self) -> Tensors:
+        """Return generators' states, samples drawn ahead and their number; groups are drawn anew."""
+        return {**super().position(), "drawn": torch.tensor(self._drawn)}
+
+    def go_to(self, position: Tensors) -> None:
+        """Set generators, samples drawn ahead and their number to a checkpoint's position."""
+        rest = dict(position)
+        self._drawn = int(rest.pop("drawn"))
+        super().go_to(rest)
+
+    def _draw(self) -> list[tuple[Indices, Indices]]:
+        """Draw the samples of several steps, and count them."""
+        samples = super()._draw()
+        self._drawn += len(samples)
+        return samples
+
+    def _draw_places(self, candidate: int, line: int) -> Indices:
+        """Return the places of a candidate's successes whose records are in the group of their step."""
+        places = super()._draw_places(candidate, line)
+        steps, records = np.divmod(places, self._records)
+        group_of_step = (self._drawn + steps) % self._bands
+        is_member = self._groups[candidate][records] == group_of_step
+        members: Indices = places[is_member]
+        return members
+
+
+def assign_groups(streams: Streams, *, records: int, bands: int) -> Groups:
+    """Return the group of each record, from 0 to ``bands - 1``, drawn uniformly and independently.
+
+    The groups come from a stream of their own, without a look at the data: whether another record is
+    there changes the law of no record's group.
+    """
+    rng = streams.numpy("groups")
+    return rng.integers(bands, size=records, dtype=np.uint8)
 
 
 def padded(rows: int, granule: int = GRANULE) -> int:

@@ -19,11 +19,15 @@ class Schedule:
     """The public plan of a training: T steps, each on a Poisson sample of the records at one rate.
 
     All of it is public. Averages divide by ``sample_rate * records``, never by a realised, private size.
+    With b bands, records are put into b groups at random, step t samples group ``t mod b`` at b times the
+    rate, and noise is correlated over b steps: see ``banded.py``. A record then takes part in each step
+    with the same probability as before, and at most once in b steps.
     """
 
     records: int
     sample_rate: float
     steps: int
+    bands: int = 1
 
     def __post_init__(self) -> None:
         if self.records < 1:
@@ -32,6 +36,21 @@ class Schedule:
             raise InvalidInputError("sample_rate", self.sample_rate, "must lie in (0, 1]")
         if self.steps < 1:
             raise InvalidInputError("steps", self.steps, "must be a whole number of at least 1")
+        if self.bands != 1:
+            self._check_bands()
+
+    def _check_bands(self) -> None:
+        """Refuse a number of bands that is out of range, or that asks for a rate above 1 in a group."""
+        check_bands(self.bands)
+        if self.bands * self.sample_rate > 1.0 + 1e-12:
+            most = int(1.0 / self.sample_rate)
+            raise InvalidInputError(
+                "noise.bands",
+                self.bands,
+                f"must be at most {most} at sample rate {self.sample_rate:.4g}: each of so many groups of "
+                "records is sampled at so many times the rate, which is at most 1",
+                "Take fewer bands, or a smaller expected_batch_size.",
+            )
 
     @classmethod
     def from_epochs(
@@ -69,6 +88,23 @@ class Schedule:
         """The expected number of records in a sample, by which all means are divided."""
         return self.sample_rate * self.records
 
+    @property
+    def group_rate(self) -> float:
+        """The probability with which a record of a step's group is sampled: b times the rate."""
+        return min(1.0, self.bands * self.sample_rate)
+
+    @property
+    def rounds(self) -> int:
+        """The most steps that sample one group, ``ceil(T / b)``: as often may a record take part."""
+        return -(-self.steps // self.bands)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schedule as JSON-ready data, with bands where there are several."""
+        data = dataclasses.asdict(self)
+        if self.bands == 1:
+            del data["bands"]
+        return data
+
     def checkpoints(self, points: int = 12) -> tuple[int, ...]:
         """Return evenly spread steps, from 0 to the last, at which to evaluate a training."""
         steps = set()
@@ -85,11 +121,24 @@ class Schedule:
 
 Source = Literal["fast", "chacha20"]
 FloatingPoint = Literal["plain", "grid", "four-draws"]
+Correlation = Literal["none", "banded"]
+
+MOST_BANDS = 256
+"""The most steps that noise may be correlated over: each takes a vector of a candidate's memory."""
+
+
+def check_bands(bands: object) -> None:
+    """Refuse a number of bands that is no whole number from 1 to 256."""
+    is_whole = isinstance(bands, Integral) and not isinstance(bands, bool)
+    if not is_whole or not 1 <= int(bands) <= MOST_BANDS:  # type: ignore[call-overload]
+        raise InvalidInputError(
+            "noise.bands", bands, f"must be auto, or a whole number from 1 to {MOST_BANDS}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseOptions:
-    """Options of the noise: its random source, and the protection of its lowest bits.
+    """Options of the noise: its random source, the protection of its lowest bits, and correlation.
 
     The tails are the same under every option: see ``docs/noise.md``.
 
@@ -100,26 +149,60 @@ class NoiseOptions:
             to a grid of 2^-20 of the noise's scale, so that no bit below it is released;
             ``"four-draws"`` makes a Gaussian of four (Holohan and Braghin 2021, arXiv 2107.10138),
             so that a value has too many origins to be traced back.
+        correlation: ``"none"``; ``"banded"`` lets the noise of a step cancel a part of that of earlier
+            steps, in trainings whose noise and clipping are the same in every step
+            (Choquette-Choo et al. 2023, arXiv 2306.08153).
+        bands: Of banded noise, the number of steps that are correlated, from 1 (no correlation) to 256
+            and at most one over the sampling rate; ``"auto"`` lets the plan of an arm choose it.
 
     Raises:
-        InvalidInputError: If a word is not one of these.
+        InvalidInputError: If a word is not one of these, or bands are given without ``"banded"``.
 
     Example:
         >>> NoiseOptions(source="chacha20", floating_point="grid") == NoiseOptions.of("secure")
         True
         >>> NoiseOptions.of("secure").to_dict()
         {'source': 'chacha20', 'floating_point': 'grid'}
+        >>> NoiseOptions(correlation="banded", bands=8).note
+        'noise: fast, plain, correlated over 8 steps'
     """
 
     source: Source = "fast"
     floating_point: FloatingPoint = "plain"
+    correlation: Correlation = "none"
+    bands: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("source", Source), ("floating_point", FloatingPoint)):
-            words = get_args(allowed)
+        for name, allowed in _WORDS.items():
             value = getattr(self, name)
-            if value not in words:
-                refuse_name(f"noise.{name}", value, words)
+            if value not in allowed:
+                refuse_name(f"noise.{name}", value, allowed)
+        if self.bands == "auto":
+            return
+        check_bands(self.bands)
+        if not self.is_correlated:
+            raise InvalidInputError(
+                "noise.bands",
+                self.bands,
+                "is for correlated noise alone",
+                "Write noise: {correlation: banded, bands: 8}, or leave bands out.",
+            )
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether noise is asked for that is correlated over steps."""
+        return self.correlation == "banded"
+
+    @property
+    def independent(self) -> NoiseOptions:
+        """The same options for a single release, which has no other to be correlated with."""
+        return dataclasses.replace(self, correlation="none", bands="auto")
+
+    def over(self, bands: int) -> NoiseOptions:
+        """Return the options of a training whose noise is correlated over so many steps; 1 for none."""
+        if bands == 1:
+            return self.independent
+        return dataclasses.replace(self, correlation="banded", bands=bands)
 
     @property
     def wide(self) -> bool:
@@ -158,12 +241,31 @@ class NoiseOptions:
         """The text about the noise in charges and certificates; empty for the default options."""
         if self == NoiseOptions():
             return ""
-        return f"noise: {self.source}, {self.floating_point}"
+        return f"noise: {self.words}"
 
-    def to_dict(self) -> dict[str, str]:
-        """Return the options as JSON-ready data."""
-        return dataclasses.asdict(self)
+    @property
+    def words(self) -> str:
+        """The options in words: source, floating point, and over how many steps noise is correlated."""
+        words = f"{self.source}, {self.floating_point}"
+        if not self.is_correlated:
+            return words
+        steps = "several" if self.bands == "auto" else self.bands
+        return f"{words}, correlated over {steps} steps"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as JSON-ready data, with the correlation where there is one."""
+        data = dataclasses.asdict(self)
+        if not self.is_correlated:
+            del data["correlation"]
+            del data["bands"]
+        return data
+
+
+_WORDS = {
+    "source": get_args(Source),
+    "floating_point": get_args(FloatingPoint),
+    "correlation": get_args(Correlation),
+}
 
 _PRESETS = {
     "plain": NoiseOptions(),

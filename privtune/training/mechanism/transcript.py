@@ -39,10 +39,18 @@ class Transcript:
     candidates: int = 1
     _rates: list[float] = field(default_factory=list)
     _records: list[tuple[int, str, float | tuple[float, ...]]] = field(default_factory=list)
+    _groups: list[int] = field(default_factory=list)  # of each sample
+    _bands: list[int] = field(default_factory=list)  # of each release
 
-    def open_sample(self, rate: float) -> int:
-        """Note a sample drawn at ``rate`` for each candidate, and return its number, from 0."""
+    def open_sample(self, rate: float, group: int = 0) -> int:
+        """Note a sample of a group of records drawn at ``rate`` for each candidate; return its number, from 0.
+
+        Args:
+            rate: Probability with which each record of the group is in it.
+            group: Which records it is drawn from; where there are no groups, all are in group 0.
+        """
         self._rates.append(rate)
+        self._groups.append(group)
         return len(self._rates) - 1
 
     def record(
@@ -50,6 +58,7 @@ class Transcript:
         sample: int,
         kind: str,
         noise_multiplier: float | tuple[float, ...],
+        bands: int = 1,
     ) -> None:
         """Note a release about a sample, with one noise multiplier for all candidates or one for each.
 
@@ -57,16 +66,18 @@ class Transcript:
             sample: Its index, as ``open_sample`` gave it.
             kind: ``gaussian`` or ``laplace``.
             noise_multiplier: Noise over the sensitivity: a number, or a tuple of K.
+            bands: Over how many releases in a row the noise is correlated; 1 for none.
         """
         self._records.append((sample, kind, noise_multiplier))
+        self._bands.append(bands)
 
     def by_candidate(self) -> tuple[Transcript, ...]:
         """Return one transcript for each candidate."""
         transcripts: list[Transcript] = []
         for k in range(self.candidates):
-            transcript = Transcript(1, list(self._rates))
-            for sample, kind, multiplier in self._records:
-                transcript.record(sample, kind, _of_candidate(multiplier, k))
+            transcript = Transcript(1, list(self._rates), _groups=list(self._groups))
+            for (sample, kind, multiplier), bands in zip(self._records, self._bands, strict=True):
+                transcript.record(sample, kind, _of_candidate(multiplier, k), bands)
             transcripts.append(transcript)
         return tuple(transcripts)
 
@@ -86,32 +97,84 @@ class Transcript:
             "samples": torch.tensor(samples, dtype=torch.int64),
             "kinds": torch.tensor(kinds, dtype=torch.uint8),
             "multipliers": torch.from_numpy(table),
+            "groups": torch.tensor(self._groups, dtype=torch.int64),
+            "bands": torch.tensor(self._bands, dtype=torch.int64),
         }
 
     def go_to(self, position: Tensors) -> None:
         """Set the transcript to the one in a checkpoint's tensors."""
         self._rates = position["rates"].tolist()
+        self._groups = position["groups"].tolist()
         self._records = []
+        self._bands = []
         samples = position["samples"].tolist()
         kinds = position["kinds"].tolist()
         table = position["multipliers"].tolist()
-        for sample, kind, multipliers in zip(samples, kinds, table, strict=True):
-            self.record(sample, _KINDS[kind], tuple(multipliers))
+        bands = position["bands"].tolist()
+        for sample, kind, multipliers, of_release in zip(samples, kinds, table, bands, strict=True):
+            self.record(sample, _KINDS[kind], tuple(multipliers), of_release)
 
     def looks(self) -> Counter[Look]:
-        """Return how often one candidate made each look; samples without releases are not counted.
+        """Return how often one candidate made each look at a record; samples without releases are not counted.
 
         A look is a sampling rate with the releases about one sample at that rate: the unit that
-        accountants compose.
+        accountants compose. A record is in the samples of its own group alone, so of groups the largest
+        count of each look is returned.
+
+        Raises:
+            TranscriptMismatchError: If noise is correlated over steps between which a group is sampled
+                again: a record would be in both, and no look would be one by itself.
         """
+        self._check_apart()
         atoms: list[list[Atom]] = [[] for _ in self._rates]
         for sample, kind, multiplier in self._records:
             atoms[sample].append((kind, _of_candidate(multiplier, 0)))
-        looks: Counter[Look] = Counter()
-        for rate, releases in zip(self._rates, atoms, strict=True):
+        of_groups: dict[int, Counter[Look]] = {}
+        for rate, group, releases in zip(self._rates, self._groups, atoms, strict=True):
             if releases:
+                looks = of_groups.setdefault(group, Counter())
                 looks[rate, tuple(sorted(releases))] += 1
-        return looks
+        largest: Counter[Look] = Counter()
+        for looks in of_groups.values():
+            largest |= looks
+        return largest
+
+    def _check_apart(self) -> None:
+        """Check that a group is sampled again no sooner than the correlation of its noise ends."""
+        last: dict[int, int] = {}
+        for (sample, _, _), bands in zip(self._records, self._bands, strict=True):
+            group = self._groups[sample]
+            before = last.get(group)
+            if bands > 1 and before is not None and sample - before < bands:
+                raise TranscriptMismatchError(
+                    f"The noise of the training is correlated over {bands} steps, and steps {before} and "
+                    f"{sample} sampled the same group of records. The run is void and its charge stays "
+                    "spent."
+                )
+            last[group] = sample
+
+    def check_bands(self, bands: int) -> None:
+        """Check that noise was correlated, and groups were sampled in turn, as the schedule of a plan says.
+
+        Args:
+            bands: Over how many steps; 1 for independent noise.
+
+        Raises:
+            TranscriptMismatchError: If a release or a sample differs.
+        """
+        longest = min(bands, len(self._rates))  # of a training that is shorter than its bands
+        for of_release in self._bands:
+            if of_release != longest:
+                raise TranscriptMismatchError(
+                    f"The noise of the training is correlated over {of_release} steps, but its plan says "
+                    f"{longest}. The run is void and its charge stays spent."
+                )
+        for sample, group in enumerate(self._groups):
+            if group != sample % bands:
+                raise TranscriptMismatchError(
+                    f"Step {sample} of the training sampled group {group} of {bands}, but its plan says "
+                    f"group {sample % bands}. The run is void and its charge stays spent."
+                )
 
     def check_within(self, event: Event) -> None:
         """Check that the releases are no more than those that a training's event charges.
@@ -157,6 +220,9 @@ class Transcript:
         for (rate, atoms), count in self.looks().items():
             rows.append([rate, [list(atom) for atom in atoms], count])
         rows.sort()
+        correlated = sorted({bands for bands in self._bands if bands > 1})
+        if correlated:
+            rows.append(["bands", correlated])
         text = json.dumps(rows, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -34,6 +34,7 @@ class FixedRates(base.Method):
 
     parameters: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
     reported: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    correlates: ClassVar[bool] = True
 
     @abstractmethod
     def _optimizer(self) -> base.InnerOptimizer:

@@ -161,6 +161,9 @@ class Method(ABC):
     method that takes a mean over all weights, or counts them, must leave it False."""
     clips_whole: ClassVar[str] = ""
     """Why it cannot clip layer by layer, if it cannot; one that can has the option `by_layer_option`."""
+    correlates: ClassVar[bool] = False
+    """Whether its noise may be correlated over steps: for a method whose only release is one gradient a step,
+    with the same clipping and noise in every step, and which takes over :meth:`event`."""
 
     schedule: Mapping[str, Any] | str = field(default="constant", kw_only=True)
     average: str = field(default="last", kw_only=True)
@@ -242,10 +245,12 @@ class Method(ABC):
         """
         from privtune.accounting import Gaussian, NonPrivate, PoissonSampled, Repeated
 
+        check_correlation(self, schedule.bands)
         if self.noise_multiplier == 0.0:
             return NonPrivate()
-        step = PoissonSampled(schedule.sample_rate, Gaussian(self.noise_multiplier))
-        return Repeated(schedule.steps, step)
+        # With bands, a record meets the steps of one group alone: accounting/README.md, 1a.
+        step = PoissonSampled(schedule.group_rate, Gaussian(self.noise_multiplier))
+        return Repeated(schedule.rounds, step)
 
     def gradient_evaluations(self, schedule: Schedule) -> float:
         """Return the expected number of per-sample gradients in one training, as a pure function.
@@ -347,6 +352,23 @@ class Method(ABC):
             clipping=clipping,
             noise_multiplier=self.noise_multiplier,
         )
+
+
+def check_correlation(method: type[Method] | Method, bands: int) -> None:
+    """Refuse correlated noise for a method whose noise or clipping differs between steps.
+
+    Raises:
+        InvalidInputError: If there are several bands and the method does not declare that it can.
+    """
+    if bands == 1 or getattr(method, "correlates", False):
+        return
+    raise InvalidInputError(
+        "noise.correlation",
+        "banded",
+        f"is for methods with one gradient a step, clipped and noised alike in every step; {method.name} "
+        "is none",
+        "Take dpsgd, dp-adam, automatic-clipping or norm-bound, or leave correlation out.",
+    )
 
 
 def by_layer_option() -> Any:
