@@ -17,6 +17,7 @@ from privtune.strategies import Plan, TrainingPlan
 from privtune.study.declared_arms import DeclaredTrial
 from privtune.tasks import Task
 from privtune.training.engine.train import TrainableCandidate, Training, initialisation
+from privtune.training.mechanism.banded import coefficients
 from privtune.training.mechanism.clipping import Clipping, CoordinateTransform
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.kernel import LossOfOutputs
@@ -67,6 +68,12 @@ class _WatchedOracle:
         # By the sample's number: its rate, and the sum of the ratios of its answers.
         self._ratios: dict[int, tuple[float, torch.Tensor]] = {}
         self.releases: list[torch.Tensor] = []
+        schedule = oracle.schedule
+        self._column = coefficients(schedule.bands, schedule.steps)
+        # Of correlated noise: the answers so far, and the row of C times them with its noise multiplier.
+        self._answers: list[torch.Tensor] = []
+        self._whitened: list[torch.Tensor] = []
+        self._scale: torch.Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._oracle, name)
@@ -114,11 +121,53 @@ class _WatchedOracle:
 
     def ratio(self) -> Floats:
         """Return the log-likelihood ratio of each canary in each run, of shape (runs, canaries)."""
+        if self._oracle.schedule.bands > 1:
+            return self._ratio_over_groups()
         total = np.zeros((self._oracle.candidates, self._columns))
         for rate, ratio in self._ratios.values():
             log_sampled = math.log(rate) + ratio.numpy()
             total += np.logaddexp(log_of_rest(rate), log_sampled)
         return total
+
+    def _ratio_over_groups(self) -> Floats:
+        """Return the log-likelihood ratios under correlated noise: the mean over the canary's group.
+
+        Row t of C times the answers has independent noise, and a canary that is sampled in step t adds
+        ``c_0 ... c_(b-1)`` to the rows from t on. Steps of one group are so far apart that no two of them
+        add to the same row.
+        """
+        schedule = self._oracle.schedule
+        sums = torch.stack(
+            self._whitened
+        ).numpy()  # [steps, runs, canaries], over the noise's scale
+        shift = 1.0 / self._scale.numpy()  # type: ignore[union-attr]
+        of_groups = []
+        for group in range(min(schedule.bands, schedule.steps)):
+            total = np.zeros(sums.shape[1:])
+            for step in range(group, schedule.steps, schedule.bands):
+                rows = sums[step : step + len(self._column)]
+                column = np.array(self._column[: len(rows)])
+                along = np.tensordot(column, rows, axes=1)
+                ratio = along * shift - 0.5 * float(column @ column) * shift**2
+                log_sampled = math.log(schedule.group_rate) + ratio
+                total += np.logaddexp(log_of_rest(schedule.group_rate), log_sampled)
+            of_groups.append(total)
+        # In a group whose turn never comes a canary changes nothing.
+        for _ in range(schedule.bands - len(of_groups)):
+            of_groups.append(np.zeros(sums.shape[1:]))
+        mean: Floats = np.logaddexp.reduce(of_groups, axis=0) - math.log(schedule.bands)
+        return mean
+
+    def _watch_row(self, values: torch.Tensor, scale: torch.Tensor) -> None:
+        """Record the next row of C times the answers, over the scale of its noise."""
+        self._answers.append(values)
+        self._scale = scale
+        row = torch.zeros_like(values)
+        for lag, number in enumerate(self._column[: len(self._answers)]):
+            row += number * self._answers[-1 - lag]
+        units = row / scale
+        self._whitened.append(units)
+        self.releases.append(units[:_RUNS_WITH_RELEASES])
 
     def _divisor(self, sample: Any) -> float:
         """Return the expected size of a sample, by which answers are divided."""
@@ -164,6 +213,9 @@ class _WatchedOracle:
         values = values.detach().double().cpu()
         scale = torch.as_tensor(noise, dtype=torch.float64).cpu()
         scale = scale.reshape(-1, 1)
+        if self._oracle.schedule.bands > 1:
+            self._watch_row(values, scale)
+            return
         # What the answer is on average without the canary, and with it.
         low = 0.0
         high = shift

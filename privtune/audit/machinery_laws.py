@@ -78,6 +78,9 @@ def check_sampler(schedule: Schedule, *, seed: int) -> Iterator[LawCheck]:
     """
     records = min(schedule.records, 10_000)
     rate = schedule.sample_rate
+    if schedule.bands > 1:
+        yield from _check_groups(schedule, records, seed=seed)
+        return
     if rate >= 1.0:
         return
     pairs = max(20, math.ceil(_INCLUSIONS / (2 * records * rate)))
@@ -126,6 +129,55 @@ def _draw_pairs(records: int, rate: float, pairs: int, *, seed: int) -> tuple[li
         first, second = members
         common += len(first & second)
     return sizes, common
+
+
+def _check_groups(schedule: Schedule, records: int, *, seed: int) -> Iterator[LawCheck]:
+    """Yield checks of samples of one group after the other: rate, groups, and steps between two samples."""
+    bands = schedule.bands
+    rate = schedule.group_rate
+    [secret] = secrets_of(seed, "sampler", 1)
+    streams = Streams(secret)
+    groups = sampling.assign_groups(streams, records=records, bands=bands)
+    sampler = sampling.CyclicSampler(
+        records=records,
+        rate=rate,
+        rngs=[streams.numpy("sampling")],
+        groups=[groups],
+        bands=bands,
+    )
+    of_group = np.bincount(groups, minlength=bands)
+    expected = np.full(bands, records / bands)
+    chi = float(((of_group - expected) ** 2 / expected).sum())
+    yield LawCheck(
+        "groups of records",
+        float(stats.chi2.sf(chi, bands - 1)),
+        f"{of_group.min()} to {of_group.max()} records, {records / bands:.4g} expected",
+    )
+    cycles = max(4, math.ceil(_INCLUSIONS / max(1.0, records * rate)))
+    last = np.full(records, -bands)
+    total = 0
+    trials = 0
+    soonest = bands
+    for step in range(cycles * bands):
+        index, size = sampler()
+        members = index[0, : int(size[0])]
+        if len(members):
+            soonest = min(soonest, int((step - last[members]).min()))
+        last[members] = step
+        total += len(members)
+        trials += int(of_group[step % bands])
+    if rate < 1.0:
+        test = stats.binomtest(total, trials, rate)
+        yield LawCheck(
+            "sampling rate",
+            float(test.pvalue),
+            f"{total / trials:.5g} in a group, charged {rate:.5g}",
+        )
+    yield LawCheck(
+        "records sampled again",
+        float(soonest >= bands),
+        f"{soonest} steps apart at least, charged {bands}",
+    )
 
 
 def _two_sided_chi(chi: float, freedom: int) -> float:

@@ -67,9 +67,7 @@ def error_of_sums(training: TrainingPlan) -> float:
     return training.method.noise_multiplier * prefix_error(schedule.bands, schedule.steps)
 
 
-def _plan_over(
-    strategy: Strategy, context: PlanningContext, bands: int, *, epsilon: float
-) -> Plan:
+def _plan_over(strategy: Strategy, context: PlanningContext, bands: int, *, epsilon: float) -> Plan:
     """Return a strategy's plan with noise that is correlated over so many steps."""
     schedule = replace(context.schedule, bands=bands)
     plan = strategy.plan(replace(context, schedule=schedule), epsilon=epsilon)

@@ -93,13 +93,13 @@ def blobs(records=200, inputs=8, classes=3, seed=0):
     return centers[y] + torch.randn(records, inputs, generator=g), y
 
 
-def fit(method, candidates=None, *, count=1, steps=5, rate=0.1, data=None, **options):
+def fit(method, candidates=None, *, count=1, steps=5, rate=0.1, bands=1, data=None, **options):
     """Train candidates on blobs on the CPU, unless it is said otherwise."""
     data = data or TensorData(*blobs())
     candidates = candidates or [{"learning_rate": 0.5, "max_grad_norm": 1.0}] * count
     usual = {"model": mlp, "loss": cross_entropy, "device": "cpu"}
     given = {"secrets": secrets(len(candidates)), "candidates": candidates, **usual, **options}
-    return train(method, Schedule(len(data), rate, steps), data=data, **given)
+    return train(method, Schedule(len(data), rate, steps, bands), data=data, **given)
 
 
 def rows_of(x, y, sizes=None):

@@ -19,7 +19,9 @@ from privtune.training.mechanism.schedule import check_bands
 
 Floats = npt.NDArray[np.float64]
 
-_LENGTH = 2**14  # steps for which numbers are optimised; those of longer trainings are about the same
+_LENGTH = (
+    2**14
+)  # steps for which numbers are optimised; those of longer trainings are about the same
 _ROUNDING = 2.0**-20  # more than numbers move where they are rounded to float32
 _ITERATIONS = 200
 _GAIN = 1e-7  # relative fall of the error below which the search ends

@@ -301,7 +301,9 @@ class CorrelatedNoise:
     def __init__(self, source: NoiseSource, column: Sequence[float]) -> None:
         self._source = source
         self._column = tuple(column)
-        self._rows: torch.Tensor | None = None  # [b - 1, K, size], the row of step t at t mod (b - 1)
+        self._rows: torch.Tensor | None = (
+            None  # [b - 1, K, size], the row of step t at t mod (b - 1)
+        )
         self._scale: torch.Tensor | None = None
         self._step = 0
         self.options = source.options

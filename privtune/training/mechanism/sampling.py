@@ -130,7 +130,6 @@ class PoissonSampler:
             samples.append((rows, counts))
         return samples
 
-
     def _draw_places(self, candidate: int, line: int) -> Indices:
         """Return the places of a candidate's successes on a line of so many flips, ascending."""
         return _successes(line, self._rate, self._rngs[candidate])

@@ -60,6 +60,7 @@ def run(
     model=mlp,
     secret: int = 0,
     loss_noise: str = "gaussian",
+    bands: int = 1,
     data: Callable[[torch.Tensor, torch.Tensor], TensorData] = TensorData,
     **options,
 ) -> TrainingResult:
@@ -67,7 +68,7 @@ def run(
     engine._kernels.clear()
     x, y = blobs()
     x[5] = float("nan")  # counted, whenever it is drawn
-    schedule = Schedule(len(x), 0.1, STEPS)
+    schedule = Schedule(len(x), 0.1, STEPS, bands)
     method = planned(name, schedule, DIMENSION)
     if loss_noise == "laplace":
         method = type(method).for_budget(schedule, epsilon=4.0, delta=1e-5, loss_noise=loss_noise)
@@ -80,6 +81,7 @@ def run(
         method,
         [candidate(method)],
         steps=STEPS,
+        bands=bands,
         model=model,
         data=data(x, y),
         secrets=secrets(1, tag=secret),
@@ -138,6 +140,18 @@ def test_every_method_goes_on_bit_for_bit(name: str) -> None:
 )
 def test_every_stream_goes_on_where_it_was(options: dict) -> None:
     check_same(run("hyfreedp", **options), stopped_and_resumed([3, 19], "hyfreedp", **options))
+
+
+@pytest.mark.parametrize(
+    "noise", [NoiseOptions(), NoiseOptions.of("secure")], ids=["plain", "secure"]
+)
+@pytest.mark.parametrize("stops", [[0], [2], [3, 4, 19]])
+def test_correlated_noise_goes_on_bit_for_bit(stops: list[int], noise: NoiseOptions) -> None:
+    """The rows that later noise is made of, the group whose turn it is, and the scale are kept."""
+    options = {"bands": 5, "noise": noise.over(5)}
+    undisturbed = run("dpsgd", **options)
+    check_same(undisturbed, stopped_and_resumed(stops, "dpsgd", **options))
+    assert not torch.equal(undisturbed.params, run("dpsgd", noise=noise).params)
 
 
 @pytest.mark.parametrize("change", ["version", "damage", "cut"])
