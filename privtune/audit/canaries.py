@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -122,41 +123,50 @@ class _WatchedOracle:
     def ratio(self) -> Floats:
         """Return the log-likelihood ratio of each canary in each run, of shape (runs, canaries)."""
         if self._oracle.schedule.bands > 1:
-            return self._ratio_over_groups()
+            return self._ratio_in_groups()
         total = np.zeros((self._oracle.candidates, self._columns))
         for rate, ratio in self._ratios.values():
             log_sampled = math.log(rate) + ratio.numpy()
             total += np.logaddexp(log_of_rest(rate), log_sampled)
         return total
 
-    def _ratio_over_groups(self) -> Floats:
-        """Return the log-likelihood ratios under correlated noise: the mean over the canary's group.
+    def _ratio_in_groups(self) -> Floats:
+        """Return the log-likelihood ratios under correlated noise, where everybody knows a canary's group.
 
-        Row t of C times the answers has independent noise, and a canary that is sampled in step t adds
-        ``c_0 ... c_(b-1)`` to the rows from t on. Steps of one group are so far apart that no two of them
-        add to the same row.
+        The account covers groups that are known. Row t of C times the answers has independent noise, and
+        a canary that is sampled in step t adds ``c_0 ... c_(b-1)`` to the rows from t on. Steps of one
+        group are so far apart that no two of them add to the same row.
         """
         schedule = self._oracle.schedule
-        sums = torch.stack(
-            self._whitened
-        ).numpy()  # [steps, runs, canaries], over the noise's scale
-        shift = 1.0 / self._scale.numpy()  # type: ignore[union-attr]
-        of_groups = []
-        for group in range(min(schedule.bands, schedule.steps)):
-            total = np.zeros(sums.shape[1:])
-            for step in range(group, schedule.steps, schedule.bands):
-                rows = sums[step : step + len(self._column)]
-                column = np.array(self._column[: len(rows)])
-                along = np.tensordot(column, rows, axes=1)
-                ratio = along * shift - 0.5 * float(column @ column) * shift**2
-                log_sampled = math.log(schedule.group_rate) + ratio
-                total += np.logaddexp(log_of_rest(schedule.group_rate), log_sampled)
-            of_groups.append(total)
-        # In a group whose turn never comes a canary changes nothing.
-        for _ in range(schedule.bands - len(of_groups)):
-            of_groups.append(np.zeros(sums.shape[1:]))
-        mean: Floats = np.logaddexp.reduce(of_groups, axis=0) - math.log(schedule.bands)
-        return mean
+        if self._scale is None:
+            return np.zeros((self._oracle.candidates, self._columns))
+        sums = torch.stack(self._whitened).numpy()  # [steps, runs, canaries], over the noise's scale
+        shift = 1.0 / self._scale.numpy()
+        groups = self._groups()
+        total: Floats = np.zeros(sums.shape[1:])
+        for step in range(schedule.steps):
+            rows = sums[step : step + len(self._column)]
+            column = np.array(self._column[: len(rows)])
+            along = np.tensordot(column, rows, axes=1)
+            ratio = along * shift - 0.5 * float(column @ column) * shift**2
+            log_sampled = math.log(schedule.group_rate) + ratio
+            of_step = np.logaddexp(log_of_rest(schedule.group_rate), log_sampled)
+            total += np.where(groups == step % schedule.bands, of_step, 0.0)
+        return total
+
+    def _groups(self) -> npt.NDArray[np.int64]:
+        """Return the group of each canary in each run; of one that is left out, another of the same law."""
+        bands = self._oracle.schedule.bands
+        shape = (self._oracle.candidates, self._columns)
+        groups = np.random.default_rng(0).integers(bands, size=shape)
+        inside = self._oracle._data.x[1:, : self._columns].abs()  # the first record is no canary
+        for row, features in enumerate(inside, start=1):
+            if not features.any():
+                continue
+            canary = int(features.argmax())
+            for run, of_records in enumerate(self._oracle._sampler.groups):
+                groups[run, canary] = of_records[row]
+        return groups
 
     def _watch_row(self, values: torch.Tensor, scale: torch.Tensor) -> None:
         """Record the next row of C times the answers, over the scale of its noise."""

@@ -128,6 +128,21 @@ def test_noise_is_said_in_the_spec_and_in_the_charge(storage: str) -> None:
     assert StudySpec.parse(study.spec.model_dump(mode="json")).noise == "secure"
 
 
+def test_correlated_noise_is_said_in_the_spec_and_in_the_charge(storage: str) -> None:
+    """From the spec to the release: a fixed training and a selection, in stacks, with noise over 4 steps."""
+    arms = [arm.model_dump() for arm in toy_spec().arms[:2]]
+    noise = {"correlation": "banded", "bands": 4}
+    study = Study.create(toy_spec(arms=arms, noise=noise, seed=1), storage)
+    assert [plan.training.schedule.bands for plan in study.plans] == [4, 4]
+    study.run()
+    seeded = "fixed seed: no guarantee against whoever knows it"
+    for charge in study._life.ledger.charges("toy"):
+        assert charge.note == f"noise: fast, plain, correlated over 4 steps; {seeded}"
+    assert [arm.state for arm in study.status()] == ["settled", "settled"]
+    assert verify_certificate(study.certificate()).charges == 2
+    assert StudySpec.parse(study.spec.model_dump(mode="json")).noise == noise
+
+
 def test_the_charges_of_an_open_study_say_its_seed_too(storage: str) -> None:
     for name, seed, note in (("without", None, ""), ("seeded", 0, "fixed seed: no guarantee")):
         budget = privtune.Budget(6.0, 1e-5, name=name)

@@ -165,7 +165,8 @@ class CyclicSampler(PoissonSampler):
         bands: int,
     ) -> None:
         super().__init__(records=records, rate=rate, rngs=rngs)
-        self._groups = list(groups)
+        self.groups = list(groups)
+        """The group of each record, for each candidate."""
         self._bands = bands
         self._drawn = 0  # samples so far, with those that are ready
 
@@ -196,7 +197,7 @@ class CyclicSampler(PoissonSampler):
         places = super()._draw_places(candidate, line)
         steps, records = np.divmod(places, self._records)
         group_of_step = (self._drawn + steps) % self._bands
-        is_member = self._groups[candidate][records] == group_of_step
+        is_member = self.groups[candidate][records] == group_of_step
         members: Indices = places[is_member]
         return members
 

@@ -43,7 +43,7 @@ class Transcript:
     _bands: list[int] = field(default_factory=list)  # of each release
 
     def open_sample(self, rate: float, group: int = 0) -> int:
-        """Note a sample of a group of records drawn at ``rate`` for each candidate; return its number, from 0.
+        """Note a sample of a group of records for each candidate, and return its number, from 0.
 
         Args:
             rate: Probability with which each record of the group is in it.
@@ -115,7 +115,7 @@ class Transcript:
             self.record(sample, _KINDS[kind], tuple(multipliers), of_release)
 
     def looks(self) -> Counter[Look]:
-        """Return how often one candidate made each look at a record; samples without releases are not counted.
+        """Return how often one candidate looked at a record; samples without releases are not counted.
 
         A look is a sampling rate with the releases about one sample at that rate: the unit that
         accountants compose. A record is in the samples of its own group alone, so of groups the largest

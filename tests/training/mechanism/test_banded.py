@@ -1,4 +1,4 @@
-"""Correlated noise: its numbers and their error, its covariance, the groups of records, and what is refused."""
+"""Correlated noise: its numbers, their error, its covariance, the groups of records, what is refused."""
 
 from __future__ import annotations
 
