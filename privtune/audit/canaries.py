@@ -140,7 +140,9 @@ class _WatchedOracle:
         schedule = self._oracle.schedule
         if self._scale is None:
             return np.zeros((self._oracle.candidates, self._columns))
-        sums = torch.stack(self._whitened).numpy()  # [steps, runs, canaries], over the noise's scale
+        sums = torch.stack(
+            self._whitened
+        ).numpy()  # [steps, runs, canaries], over the noise's scale
         shift = 1.0 / self._scale.numpy()
         groups = self._groups()
         total: Floats = np.zeros(sums.shape[1:])

@@ -36,6 +36,7 @@ LEVEL = 1e-4
 """A check fails below this p-value; there are ten at most."""
 
 _INCLUSIONS = 400_000  # of records in samples
+_RECORDS = 10_000  # that are put into groups
 _VALUES = 2**20  # of noise
 _CANDIDATES = 16  # among which they are split
 _DRAWS = 20_000  # of the number of runs
@@ -79,7 +80,7 @@ def check_sampler(schedule: Schedule, *, seed: int) -> Iterator[LawCheck]:
     records = min(schedule.records, 10_000)
     rate = schedule.sample_rate
     if schedule.bands > 1:
-        yield from _check_groups(schedule, records, seed=seed)
+        yield from _check_groups(schedule, _RECORDS, seed=seed)
         return
     if rate >= 1.0:
         return

@@ -54,7 +54,11 @@ def audited(name, schedule, *, runs, of="", confidence=0.95):
             ).ratio
             for sign in (-1.0 if replaced else 0.0, 1.0)
         ]
-        claim = Claim(method.event(schedule), DELTA, adjacency) if schedule in (WHOLE, CORRELATED) else None
+        claim = (
+            Claim(method.event(schedule), DELTA, adjacency)
+            if schedule in (WHOLE, CORRELATED)
+            else None
+        )
         return lower_bound(*sides, delta=DELTA, confidence=confidence, claim=claim)
 
     label = f"{name}, rate {schedule.sample_rate:g}{of}"
@@ -76,7 +80,9 @@ def test_correlated_noise_releases_no_more_than_it_reports(name):
 
     Above by chance at most at 0.2% and at 5%.
     """
-    found, reported = audited(name, CORRELATED, runs=1000, of=", correlated noise", confidence=0.998)
+    found, reported = audited(
+        name, CORRELATED, runs=1000, of=", correlated noise", confidence=0.998
+    )
     assert 0.5 * reported < found <= reported
     found, reported = audited(name, DRAWN, runs=500, of=", correlated noise")
     assert 0.12 * reported < found <= reported
@@ -84,6 +90,7 @@ def test_correlated_noise_releases_no_more_than_it_reports(name):
 
 def test_correlated_noise_of_independent_samples_is_found(monkeypatch):
     """Records that are sampled in every step, at the rate of a group: the audit sees what that costs."""
+
     class Everywhere(releases.CyclicSampler):
         def _draw_places(self, candidate, line):
             return releases.PoissonSampler._draw_places(self, candidate, line)

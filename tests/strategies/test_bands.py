@@ -39,7 +39,7 @@ FOUR = NoiseOptions(correlation="banded", bands=4)
 
 
 def test_auto_takes_the_number_with_the_least_error() -> None:
-    """At ε = 4 the error of sums falls to 0.61; the neighbours of the grid are no better, by their own noise."""
+    """At ε = 4 the error of sums falls to 0.61; neighbours of the grid are no better, by their own noise."""
     terms: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-5}
     plan = plan_arm(FIXED, context(BOTH, schedule=MNIST, noise=AUTO), epsilon=4.0)
     schedule = plan.training.schedule

@@ -15,6 +15,7 @@ from scipy import optimize, stats
 from privtune.errors import InvalidInputError
 from privtune.training.engine.stacks import memory_model
 from privtune.training.engine.train import Training
+from privtune.training.mechanism import oracle as oracles
 from privtune.training.mechanism.banded import coefficients, inverse, prefix_error
 from privtune.training.mechanism.clipping import Flat
 from privtune.training.mechanism.data import TensorData
@@ -382,6 +383,22 @@ def test_another_scale_in_a_later_step_is_refused(change: dict) -> None:
     ask(asked)
     with pytest.raises(TranscriptMismatchError, match="one scale in all steps"):
         ask(asked, **change)
+
+
+@pytest.mark.statistical
+def test_an_oracle_samples_groups_at_their_rate() -> None:
+    """The sizes of 3,000 samples: at 4.5 standard errors, and a rate that is 5% off would be seen."""
+    asked = asked_oracle(bands=3, steps=3000)
+    sizes = [int(asked.sample().sizes[0]) for _ in range(3000)]
+    error = 4.5 * math.sqrt(10 * 0.75 / 3000)
+    assert abs(np.mean(sizes) - 10.0) < error < 0.5
+
+
+def test_a_training_with_other_noise_than_planned_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The looks are those that were charged, and the noise is independent: another mechanism all the same."""
+    monkeypatch.setattr(oracles, "coefficients", lambda bands, steps: (1.0,))
+    with pytest.raises(TranscriptMismatchError, match="over 1 steps, but its plan says 4"):
+        run_method("dpsgd", 4)
 
 
 @pytest.mark.quick
