@@ -136,6 +136,10 @@ class _WatchedOracle:
         The account covers groups that are known. Row t of C times the answers has independent noise, and
         a canary that is sampled in step t adds ``c_0 ... c_(b-1)`` to the rows from t on. Steps of one
         group are so far apart that no two of them add to the same row.
+
+        Returns:
+            Shape (runs, canaries): the sum over the turns of the canary's group of the log-likelihood
+            ratio of "sampled with the group's rate" to "not there".
         """
         schedule = self._oracle.schedule
         if self._scale is None:
@@ -150,14 +154,20 @@ class _WatchedOracle:
             rows = sums[step : step + len(self._column)]
             column = np.array(self._column[: len(rows)])
             along = np.tensordot(column, rows, axes=1)
-            ratio = along * shift - 0.5 * float(column @ column) * shift**2
+            half_square = 0.5 * float(column @ column)
+            ratio = along * shift - half_square * shift**2
             log_sampled = math.log(schedule.group_rate) + ratio
             of_step = np.logaddexp(log_of_rest(schedule.group_rate), log_sampled)
-            total += np.where(groups == step % schedule.bands, of_step, 0.0)
+            turn = step % schedule.bands
+            total += np.where(groups == turn, of_step, 0.0)
         return total
 
     def _groups(self) -> npt.NDArray[np.int64]:
-        """Return the group of each canary in each run; of one that is left out, another of the same law."""
+        """Return the group of each canary in each run, shape (runs, canaries), from 0.
+
+        A canary that is left out has no group: it gets one of the same law, which tells nothing, so that
+        both sides of the comparison have seen a group.
+        """
         bands = self._oracle.schedule.bands
         shape = (self._oracle.candidates, self._columns)
         groups = np.random.default_rng(0).integers(bands, size=shape)
@@ -171,12 +181,21 @@ class _WatchedOracle:
         return groups
 
     def _watch_row(self, values: torch.Tensor, scale: torch.Tensor) -> None:
-        """Record the next row of C times the answers, over the scale of its noise."""
+        """Record the next row of C times the answers, over the scale of its noise.
+
+        The noise of these rows is independent and standard, and so the law of the noise is checked on
+        them, as on the releases of independent noise.
+
+        Args:
+            values: The next answer, of shape (trainings, canaries), in units of the sensitivity.
+            scale: Its noise multiplier, one or a training's.
+        """
         self._answers.append(values)
         self._scale = scale
         row = torch.zeros_like(values)
-        for lag, number in enumerate(self._column[: len(self._answers)]):
-            row += number * self._answers[-1 - lag]
+        latest_first = reversed(self._answers)
+        for number, answer in zip(self._column, latest_first, strict=False):
+            row += number * answer
         units = row / scale
         self._whitened.append(units)
         self.releases.append(units[:_RUNS_WITH_RELEASES])

@@ -133,7 +133,16 @@ def _draw_pairs(records: int, rate: float, pairs: int, *, seed: int) -> tuple[li
 
 
 def _check_groups(schedule: Schedule, records: int, *, seed: int) -> Iterator[LawCheck]:
-    """Yield checks of samples of one group after the other: rate, groups, and steps between two samples."""
+    """Yield checks of samples of one group after the other, as correlated noise needs them.
+
+    The account asks for three things: groups are drawn uniformly, a record is sampled at the charged rate
+    in the turns of its group, and no sooner again than as many steps later as noise is correlated over.
+
+    Args:
+        schedule: Its bands and its sample rate.
+        records: How many are put into groups.
+        seed: Groups and samples derive from it.
+    """
     bands = schedule.bands
     rate = schedule.group_rate
     [secret] = secrets_of(seed, "sampler", 1)
@@ -147,26 +156,29 @@ def _check_groups(schedule: Schedule, records: int, *, seed: int) -> Iterator[La
         bands=bands,
     )
     of_group = np.bincount(groups, minlength=bands)
-    expected = np.full(bands, records / bands)
-    chi = float(((of_group - expected) ** 2 / expected).sum())
+    expected = records / bands
+    squares = (of_group - expected) ** 2 / expected
+    chi = float(squares.sum())
     yield LawCheck(
         "groups of records",
         float(stats.chi2.sf(chi, bands - 1)),
-        f"{of_group.min()} to {of_group.max()} records, {records / bands:.4g} expected",
+        f"{of_group.min()} to {of_group.max()} records, {expected:.4g} expected",
     )
-    cycles = max(4, math.ceil(_INCLUSIONS / max(1.0, records * rate)))
+    inclusions = records * rate
+    cycles = max(4, math.ceil(_INCLUSIONS / inclusions))
     last = np.full(records, -bands)
     total = 0
-    trials = 0
     soonest = bands
     for step in range(cycles * bands):
         index, size = sampler()
-        members = index[0, : int(size[0])]
-        if len(members):
-            soonest = min(soonest, int((step - last[members]).min()))
+        count = int(size[0])
+        members = index[0, :count]
+        apart = step - last[members]
+        soonest = min(soonest, int(apart.min(initial=bands)))
         last[members] = step
-        total += len(members)
-        trials += int(of_group[step % bands])
+        total += count
+    # Each record had as many turns as there were cycles.
+    trials = cycles * records
     if rate < 1.0:
         test = stats.binomtest(total, trials, rate)
         yield LawCheck(

@@ -81,7 +81,16 @@ class TrainingPlan:
         return replace(self, method=method)
 
     def with_noise(self, noise: NoiseOptions) -> TrainingPlan:
-        """Return the training with the given noise, correlated over as many steps as its schedule says."""
+        """Return the training with the given noise, correlated over as many steps as its schedule says.
+
+        Args:
+            noise: Source and treatment of the lowest bits; its own correlation is left out.
+
+        Example:
+            >>> from privtune import NoiseOptions
+            >>> study.plans[0].training.with_noise(NoiseOptions.of("secure")).noise.source
+            'chacha20'
+        """
         return replace(self, noise=noise.over(self.schedule.bands))
 
     @property

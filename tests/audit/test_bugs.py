@@ -1,4 +1,4 @@
-"""Ten mistakes, planted in the package one at a time: the audit finds each, and says where.
+"""Mistakes, planted in the package one at a time: the audit finds each, and says where.
 
 Without a mistake every row stays below what is reported and every law holds; the seeds are fixed, and
 another seed fails with a probability of at most 5% a row and 1e-4 a law.
@@ -23,7 +23,7 @@ from privtune.audit.machinery_laws import (
     check_sampler,
 )
 from privtune.ledger.rounds import OpenRound, Rounds
-from privtune.strategies import Fixed, PapernotSteinke, Scoring
+from privtune.strategies import Fixed, PapernotSteinke, Scoring, plan_arm
 from privtune.strategies import selection as selecting
 from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism import oracle, sampling
@@ -157,3 +157,38 @@ def test_10_a_score_has_no_noise(monkeypatch):
     monkeypatch.setattr(noises, "exact_gaussian", lambda uniform, count: np.zeros(count))
     rows = audit(plan, delta=DELTA, runs=100).rows
     assert [r.name for r in rows if not r.passed][-1] == "one score"
+
+
+TURNS = Schedule(2000, 0.05, 8, bands=4)
+
+
+def test_11_groups_are_not_drawn_uniformly(monkeypatch):
+    assert broken(check_sampler(TURNS, seed=1)) == []
+    real = sampling.assign_groups
+
+    def skewed(streams, *, records, bands):
+        groups = real(streams, records=records, bands=bands)
+        groups[: records // 20] = 0
+        return groups
+
+    monkeypatch.setattr(sampling, "assign_groups", skewed)
+    assert broken(check_sampler(TURNS, seed=1)) == ["groups of records"]
+
+
+def test_12_records_are_sampled_in_every_turn(monkeypatch):
+    monkeypatch.setattr(
+        sampling.CyclicSampler, "_draw_places", sampling.PoissonSampler._draw_places
+    )
+    assert broken(check_sampler(TURNS, seed=1)) == ["sampling rate", "records sampled again"]
+
+
+def test_13_correlated_noise_is_half(monkeypatch):
+    options = NoiseOptions(correlation="banded", bands=4)
+    public = replace(context({}), schedule=TURNS, noise=options)
+    plan = plan_arm(FIXED, public, epsilon=4.0)
+    report = audit(plan, delta=DELTA, runs=100)
+    assert report.passed, report.to_dict()
+    assert broken(report.checks) == []
+    real = oracle.noise_scale
+    monkeypatch.setattr(oracle, "noise_scale", lambda *args: real(*args) / 2.0)
+    assert broken(audit(plan, delta=DELTA, runs=100).checks) == ["noise of releases"]

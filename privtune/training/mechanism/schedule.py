@@ -199,7 +199,21 @@ class NoiseOptions:
         return dataclasses.replace(self, correlation="none", bands="auto")
 
     def over(self, bands: int) -> NoiseOptions:
-        """Return the options of a training whose noise is correlated over so many steps; 1 for none."""
+        """Return the options of a training whose noise is correlated over so many steps.
+
+        Args:
+            bands: The number of steps, from 1 (independent noise) to 256.
+
+        Returns:
+            The same source and treatment of the lowest bits, with that correlation.
+
+        Raises:
+            InvalidInputError: If the number is out of its range.
+
+        Example:
+            >>> NoiseOptions.of("secure").over(8).words
+            'chacha20, grid, correlated over 8 steps'
+        """
         if bands == 1:
             return self.independent
         return dataclasses.replace(self, correlation="banded", bands=bands)
