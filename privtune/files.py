@@ -518,7 +518,7 @@ def _check_own(
     group: int | None,
     owner: int | None,
 ) -> None:
-    """Refuse a file that is not regular, is another user's, or has a second name and is to be written."""
+    """Refuse a file that is irregular, is another user's, or has a second hard link and is to be written."""
     if not stat.S_ISREG(status.st_mode):
         raise _untrusted(path, _kind_in_words(status))
     # In a folder that is shared nobody but a member of its group can have made it.
@@ -599,7 +599,7 @@ def open_whole(
     replace: bool = True,
     partial: str | None = None,
 ) -> Iterator[IO[bytes]]:
-    """Yield a draft file that gets its final name when the block succeeds, and is removed if it fails.
+    """Yield a draft file that gets its final name if the ``with`` block succeeds, and is removed if not.
 
     Args:
         path: Its name; only a regular file may be there.

@@ -202,7 +202,7 @@ def _refuse_strangers(folder: Path, spec: ModuleSpec) -> None:
 
 @contextmanager
 def users_code(field: str, path: str, failed: str, remedy: str = "") -> Iterator[None]:
-    """Run a block of user code, and turn any error in it, even ``SystemExit``, into one sentence.
+    """Run a ``with`` block of user code, and turn any error in it, even ``SystemExit``, into one sentence.
 
     Args:
         field: What the path of the code was given as.
@@ -310,7 +310,7 @@ class ByName(Mapping[str, T]):
 
 @contextmanager
 def libraries() -> Iterator[None]:
-    """Turn the garbage collector off for a block that imports large libraries, which saves time."""
+    """Turn the garbage collector off for a ``with`` block that imports large libraries, which saves time."""
     before = len(sys.modules)
     with unsearched():
         try:
@@ -323,7 +323,7 @@ def libraries() -> Iterator[None]:
 
 @contextmanager
 def unsearched() -> Iterator[None]:
-    """Turn the garbage collector off for the length of a block."""
+    """Turn the garbage collector off inside a ``with`` block."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -390,7 +390,7 @@ def _missing_library(library: str, *, extra: str, what: str) -> PrivTuneError:
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Silence Optuna's messages below warnings for the length of a block."""
+    """Silence Optuna's messages below warnings inside a ``with`` block."""
     log = logging.getLogger("optuna")
     before = log.level
     log.setLevel(logging.WARNING)

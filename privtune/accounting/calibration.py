@@ -250,7 +250,7 @@ _STRIDE = math.log(16.0)
 
 
 class _Guess(NamedTuple):
-    """The point from which a search goes on: log of the noise factor, and the slope of log ε there."""
+    """The log of a noise factor from which a search goes on, and the slope of log ε there."""
 
     place: float
     slope: float
@@ -451,7 +451,7 @@ class _End:
 
 @dataclass(frozen=True)
 class _SearchMemory:
-    """The earlier searches of one planning: their answers, where they ended, and rearrangement gains.
+    """The searches that one planning has made so far: their answers, and where they ended.
 
     Attributes:
         answers: Confirmed answers, by question.
@@ -787,7 +787,7 @@ def share_budget(
         return reported(Composed(plans[inverse])).epsilon
 
     def about(inverse: float) -> float:
-        """Estimate the total ε of the sketches, by a lattice or, where that is quick, the accountant."""
+        """Estimate the total ε of all arms at estimated noise, by a lattice or, if quick, the accountant."""
         event = Composed(planned(inverse, sketches))
         if adjacency is Adjacency.ADD_REMOVE and _has_nested_choices(event):
             gains = (_memory.get() or _SearchMemory()).gains

@@ -157,7 +157,7 @@ def _mix(
     without: Floats,
     moved: Floats,
 ) -> Floats:
-    """Return the masses `(1-q) without + q moved` of a mixture, q the sampling rate."""
+    """Mix the masses of a release without the record and with it, by the sampling rate."""
     return (1.0 - rate) * without + rate * moved
 
 
@@ -624,7 +624,7 @@ _Ratios = dict[float, tuple[Floats, Floats]]
 
 
 class Gains:
-    """Estimates of how far rearrangement lowers selections' envelopes, learnt at one noise for near ones.
+    """Estimates of how far rearrangement lowers the envelope bounds of selections of similar noise.
 
     A ratio is a function of the place on the ε axis, in multiples of the ε at which δ is 1e-5: so it is
     alike from one noise to another (README, 6a).
@@ -662,7 +662,7 @@ class Gains:
         tuner: Tuner | Threshold,
         size: int,
     ) -> Table:
-        """Estimate a selection's profile in one direction; far from every learnt noise, compute it."""
+        """Estimate a selection's profile in one direction, or compute it where no earlier noise is near."""
         table = tuner.profile(size)
         if not self._learns or isinstance(tuner, Threshold):
             return table
@@ -683,7 +683,7 @@ class Gains:
 
 @lru_cache(maxsize=4096)
 def shape(event: Event) -> tuple[str, float]:
-    """Return an event's JSON without noise multipliers, and the geometric mean of these."""
+    """Return an event's JSON without its noise multipliers, and the geometric mean of these multipliers."""
     text = json.dumps(event.to_dict())
     numbers = re.findall(_NOISE + "([^,}]+)", text)
     logs = [math.log(float(number)) for number in numbers]

@@ -97,26 +97,26 @@ class Pairs(Protocol):
         """Return the pair of the releases about one sample, before any sampling."""
 
     def lattice_pair(self, event: Event, fineness: float) -> Pair:
-        """Return the pair of an event whose kind brings its own lattice, such as a selection."""
+        """Return the dominating pair of an event that chooses its lattice itself, such as a selection."""
 
     def tuners(self, event: Event, fineness: float) -> Tuners:
-        """Return the bounds on a choice among runs in both directions (remove, add)."""
+        """Return the bounds on a selection among runs, first if a record is removed, then if one is added."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice among runs as a private selection, and whether a threshold decides."""
+    """A selection among runs, as a best of K, and whether a known threshold ends it."""
 
     selection: PrivateSelection
     threshold: bool
 
 
 class Instances(Protocol):
-    """The instances of inner events, and the question, that a registry entry can ask for."""
+    """The explicit mechanisms of inner events that a registry entry can ask for, with the question."""
 
     @property
     def target(self) -> float:
-        """The δ at which ε of the instance is asked for."""
+        """The δ at which a lower bound on ε is asked for."""
 
     @property
     def delta(self) -> float:
@@ -127,10 +127,10 @@ class Instances(Protocol):
         """The way in which runs of a selection are scored."""
 
     def of(self, event: Event) -> Outcomes:
-        """Return the outcomes of an event's explicit instance."""
+        """Return the outcomes of an explicit mechanism that fits an event."""
 
     def dearest(self, events: Sequence[Event]) -> Outcomes:
-        """Return the outcomes of the event, among several, whose instance has the largest ε."""
+        """Return the outcomes of that event, among several, whose explicit mechanism has the largest ε."""
 
     def selected(self, event: Event, select: Callable[[Outcomes], Outcomes]) -> Outcomes:
         """Return `select` applied to an event's outcomes, with runs scored for the asked direction."""
@@ -194,7 +194,7 @@ class EventEntry(ABC, Generic[E]):
 
     @abstractmethod
     def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
-        """Count the looks at the data of a training; None if the event is no part of a training."""
+        """Count the looks of a training at the data, by kind; None if the event is no part of a training."""
 
     @abstractmethod
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
@@ -235,15 +235,15 @@ class EventEntry(ABC, Generic[E]):
         return False
 
     def choice(self, event: E) -> Choice | None:
-        """Return the event as a choice among runs; None if it is no such choice."""
+        """Return the event as a selection among runs; None if it is another kind of event."""
         return None
 
     def tuners(self, event: E, fineness: float, pairs: Pairs) -> Tuners:
-        """Return the bounds on a choice among runs in both directions (remove, add)."""
+        """Return the bounds on a selection among runs, first if a record is removed, then if one is added."""
         raise UnknownEventError(f"a {event.type} event is no choice among runs.")
 
     def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
-        """Return the dominating pair on the lattice that the event's own kind chooses."""
+        """Return the dominating pair on a lattice that the event chooses itself."""
         raise UnknownEventError(f"a {event.type} event has no lattice of its own.")
 
 
@@ -347,7 +347,7 @@ class _NoisyRelease(EventEntry[Any]):
         return f"{self.name}{event.noise_multiplier:.4g})"
 
     def looks(self, event: Any, of: LooksOf) -> Counter[Look]:
-        """Count one look at all records, with this release."""
+        """Count the release as one look at all records."""
         atom = (event.type, event.noise_multiplier)
         return Counter({(1.0, (atom,)): 1})
 
@@ -421,7 +421,7 @@ class _Joint(_Composition[Joint]):
         return f"joint[{parts}]"
 
     def looks(self, event: Joint, of: LooksOf) -> Counter[Look]:
-        """Count one look at all records, with the releases of all parts."""
+        """Count the releases of all parts as one look at all records."""
         atoms: list[Atom] = []
         for part in event.events:
             for _, part_atoms in of(part):

@@ -308,7 +308,7 @@ class _AuditTerms:
         return -1.0 if self.is_replaced else 0.0
 
     def claim(self, event: Event) -> Claim:
-        """Return the claim of an event at the audit's δ and adjacency."""
+        """Return the claim to test: an event's privacy profile, at the audit's δ and adjacency."""
         return Claim(event, self.delta, self.adjacency)
 
     def bounds(
@@ -320,7 +320,7 @@ class _AuditTerms:
         *,
         is_ratio: bool = False,
     ) -> dict[str, float]:
-        """Return two lower bounds on ε by name: without assumptions, and by a claim's profile.
+        """Return two lower bounds on ε: one without assumptions, one by contradiction to a claimed profile.
 
         Args:
             name: What was looked at, in words.

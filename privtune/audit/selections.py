@@ -284,7 +284,7 @@ class _Step(NamedTuple):
 
 
 class InstanceClaim(Claim):
-    """The claim that a selection is an explicit instance, with known scores and law of runs.
+    """The claim that a selection is one explicit mechanism, with known scores and law of runs.
 
     Args:
         event: The selection's.

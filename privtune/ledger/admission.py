@@ -214,13 +214,13 @@ def _as_gaussian(
 
 
 def _gaussian_divergence(variance: Fraction, budget: Budget) -> Fraction:
-    """Return d_α(V), the divergence that Gaussian charges of a variance take of a budget's filter."""
+    """Return the Rényi divergence that Gaussian charges of a total variance use up in a budget's filter."""
     divergence = privacy_filter.gaussian_divergence(order_of(budget), float(variance))
     return Fraction(divergence)
 
 
 def _step_of_halving(halving: int, variance_part: float, delta_part: float) -> int:
-    """Return how many more times to halve the slack, below 0 to double it and 0 to keep it."""
+    """Return how many more times to halve the δ of Gaussian charges: below 0 to double it, 0 to keep it."""
     if variance_part == math.inf:
         return -(halving // 2)
     if delta_part == math.inf:
@@ -518,7 +518,7 @@ def block_epsilon(events: Block, delta: float, adjacency: acc.Adjacency) -> acc.
 
 
 def _room(block: Block, budget: Budget, order: float) -> float:
-    """Return the Rényi divergence that a filter may admit on top of a block, −∞ if none."""
+    """Return the Rényi divergence that a filter may admit on top of declared charges, −∞ if none."""
     share = privacy_filter.FILTER_SHARE * budget.delta
     # Most blocks use their budget up, and a fifth of the nodes shows that, with room for rounding.
     profile_below = _profile(block, budget, privacy_filter.below_tabulated)
@@ -535,7 +535,7 @@ def _profile(
     budget: Budget,
     table: Callable[..., privacy_filter.Profile] = privacy_filter.tabulate,
 ) -> privacy_filter.Profile:
-    """Return the privacy profile of a block, tabulated to beyond twice the budget's ε."""
+    """Return the privacy profile of declared charges, tabulated to beyond twice the budget's ε."""
     if not events:
         return privacy_filter.empty_profile
     block = _compose_events(events)

@@ -61,7 +61,7 @@ class RoundStuckError(LedgerError):
 
 @dataclass(frozen=True)
 class OpenRound:
-    """An opened round, which is sealed: its charge, its number K of tasks, and its seeds' secret.
+    """A round of a selection as it was opened: its charge, its number K of tasks, and its seeds' secret.
 
     Attributes:
         charge_id: The id of the charge that pays for it.

@@ -59,7 +59,7 @@ class TaskStage(ABC):
         self._check_cost()
 
     def _check_cost(self) -> None:
-        """Refuse an invalid share of ε, an invalid noise multiplier, or both together."""
+        """Refuse an invalid share of ε or noise multiplier, and a stage that sets both of them."""
         share = self.epsilon_share
         noise = self.noise_multiplier
         if share is not None and noise is not None:

@@ -187,12 +187,12 @@ class Repetition:
 
     @property
     def utility(self) -> dict[str, float]:
-        """Values of the informative :attr:`estimates` by name."""
+        """Values of the :attr:`estimates` by name, without those whose interval tells nothing."""
         return informative(self.estimates)
 
     @property
     def values(self) -> dict[str, float]:
-        """Values of all scores of its model by name, uninformative ones included to keep means unbiased."""
+        """Values of all scores of its model by name, also of those whose interval tells nothing."""
         return {name: score.value for name, score in self.scores.items()}
 
 
@@ -303,12 +303,12 @@ class Release:
 
     @property
     def utility(self) -> dict[str, float]:
-        """Values of the informative :attr:`estimates` by name."""
+        """Values of the :attr:`estimates` by name, without those whose interval tells nothing."""
         return informative(self.estimates)
 
     @property
     def values(self) -> dict[str, float]:
-        """Values of the informative scores by name: the one that it was chosen by, then its test metrics."""
+        """Values of the scores by name, chosen score first, without those whose interval tells nothing."""
         return informative(self.scores)
 
     @property

@@ -378,7 +378,7 @@ class LiuTalwar(Selection):
         return self._law(10.0 if self.mean_runs is None else self.mean_runs)
 
     def _law(self, mean: float | str) -> RunLaw:
-        """Return the geometric law with a given mean number of runs, with a floor if it has room for one."""
+        """Return the geometric law with a given mean number of runs, and a minimum if there is room."""
         fields: dict[str, Any] = {"law": "geometric", "mean": mean}
         if self.maximum is not None:
             fields["maximum"] = self.maximum

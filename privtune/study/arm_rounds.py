@@ -871,7 +871,7 @@ def _kind_of(request: TrainingRequest) -> tuple[object, ...]:
 
 
 def own_sampler(sampler: Any) -> Any:
-    """Return a sampler of the user's own; None for one of Optuna's."""
+    """Return a sampler that the user wrote; None for one of Optuna's own."""
     import optuna
 
     return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler

@@ -495,7 +495,7 @@ def _check_history(engine: Any, plan: DeclaredPlan) -> None:
 
 @contextmanager
 def own_generators(streams: Streams) -> Iterator[None]:
-    """Set the global generators of torch, NumPy and Python to a trial's own states, for a block."""
+    """Set the global generators of torch, NumPy and Python to a trial's own states, for a ``with`` block."""
     import torch
 
     setting = 0

@@ -468,7 +468,7 @@ class Life(StoredStudy):
 
     @contextmanager
     def alone(self, arm: str | None = None) -> Iterator[None]:
-        """Hold the lock of the study, or of one arm, for a block.
+        """Hold the lock of the study, or of one arm, for a ``with`` block.
 
         Args:
             arm: The arm's name; None for the whole study.
@@ -505,7 +505,7 @@ class Life(StoredStudy):
 
     @contextmanager
     def _not_taken_over(self, what: str) -> Iterator[None]:
-        """Raise ``StudyBusyError`` if another process has taken over the lock during a block."""
+        """Raise ``StudyBusyError`` if another process has taken over the lock during a ``with`` block."""
         try:
             yield
         except HoldLostError as error:
@@ -519,7 +519,7 @@ class Life(StoredStudy):
     def seal(
         self, plan: AnyPlan, *, rehearsal: bool = False, private: bool = True
     ) -> Iterator[None]:
-        """Seal a block of a sealed arm; for other arms, only send its output to the curator's file.
+        """Seal a ``with`` block of a sealed arm; for other arms, only send its output to the curator's file.
 
         Args:
             plan: The arm's plan.

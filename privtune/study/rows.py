@@ -621,7 +621,7 @@ def check_there(connection: Connection, row: StudyRow, *, deleting: bool = False
 
 
 def _uid_of(name: str) -> sa.Select[str]:
-    """Return the query for the id of the study that has a name now."""
+    """Return the query for the id of the study that now has this name."""
     has_name = studies.c.name == name
     return sa.select(studies.c.uid).where(has_name)
 

@@ -426,7 +426,7 @@ class StudyTrials:
 
     @contextmanager
     def _lent(self) -> Iterator[None]:
-        """Lend the database to Optuna for a block, since SQLite allows one writer at a time."""
+        """Lend the database to Optuna for a ``with`` block, since SQLite allows one writer at a time."""
         with self._home.lend():
             try:
                 yield

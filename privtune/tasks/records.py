@@ -157,7 +157,7 @@ def _is_array(data: Any) -> bool:
 
 
 def _each_part(branches: Any, field: str, pad_to: int | None) -> Any:
-    """Return a tree of arrays and lists with every leaf read as a part."""
+    """Read every array or list in nested dicts and tuples as one part of the records."""
     leaves = Leaves.of(branches, lists_are_leaves=True)
     entries = zip(leaves.names, leaves.values, leaves.is_target, strict=True)
     parts = []

@@ -835,7 +835,7 @@ def _remembering_nothing(
     x: torch.Tensor,
     y: torch.Tensor,
 ) -> AbstractContextManager[None]:
-    """Return a context in which a function meets real records and must remember none of them."""
+    """Return a context that checks that a function keeps nothing of the real records it is called on."""
     import torch
 
     from privtune.training.mechanism.data import TensorData, find_domain_of

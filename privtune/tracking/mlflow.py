@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class MlflowObserver(Observer):
-    """An observer that logs every release of a study to MLflow, within a budget of time.
+    """An observer that logs every release of a study to MLflow, within a time limit.
 
     All that one release logs has one budget of time, ``PRIVTUNE_TRACKING_SECONDS`` (60 unless it is set),
     more for a large model. Once it is used up, nothing more is logged by this observer.

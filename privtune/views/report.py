@@ -210,7 +210,7 @@ def _shares_table(study: Study) -> Values:
 
 
 def _laws(study: Study, arms: Arms) -> list[tuple[str, str, Values]]:
-    """Return the arms, a warning and the figure of each law of runs."""
+    """Return the charts of the laws of K, the secret numbers of runs, each with its arms and a warning."""
     from privtune import plots
 
     plans_by_law: dict[object, list[Plan]] = {}

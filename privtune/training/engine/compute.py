@@ -138,7 +138,7 @@ _summing: list[bool] = []  # for each training under way, what the setting was b
 
 @contextmanager
 def sums_in_float32() -> Iterator[None]:
-    """Make torch add up bfloat16 products on CUDA in float32 inside of the block.
+    """Make torch add up bfloat16 products on CUDA in float32 inside the ``with`` block.
 
     A factor of bfloat16 has an error that is the same for norm and sum; a sum that is rounded to
     bfloat16 on the way would lose what no made-up record of a check shows.

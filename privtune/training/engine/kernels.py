@@ -833,7 +833,7 @@ class OneByOneKernel:
 
     @contextmanager
     def _at(self, point: torch.Tensor) -> Iterator[None]:
-        """Give the model the weights of one candidate inside of the block, then restore its own.
+        """Give the model the weights of one candidate inside the ``with`` block, then restore its own.
 
         The copies that a pass works with share these weights, so they are watched: one that a pass
         wrote to would carry something of a record into every later one.
@@ -898,7 +898,7 @@ def _no_loss(
 
 @contextmanager
 def _seeded(stream: torch.Generator) -> Iterator[None]:
-    """Seed torch's global generator from a candidate's stream inside of the block, then restore it.
+    """Seed torch's global generator from a candidate's stream inside the ``with`` block, then restore it.
 
     The global generator is one for the process, so others wait meanwhile. It is forked, since a
     user's code may draw from it elsewhere and expects the numbers of its own seed.

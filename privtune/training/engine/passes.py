@@ -567,7 +567,7 @@ class _Whole(nn.Module):
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Let only torch's own code see all records at once, inside of the block: refuse hooks and vmap rules.
+    """Let only torch's code see all records at once in the ``with`` block: refuse hooks and vmap rules.
 
     Hooks on saved tensors and a ``vmap`` rule of a user's would be handed ``[K, B, ...]``: what they
     made of one record could hang on the others, and no clipping bounds that.

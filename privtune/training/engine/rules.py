@@ -964,7 +964,7 @@ class _Products:
         return flat[:, start:end]
 
     def far(self) -> torch.Tensor | None:
-        """Return which centers are too long for float32, ``[K, 1]``; None if a look shows that none is.
+        """Return which candidates' centers are too long for float32, ``[K, 1]``; None if the CPU sees none.
 
         A GPU is not asked, so as not to wait: there the mask is always given.
         """
@@ -1031,7 +1031,7 @@ class _Products:
         a: torch.Tensor,
         g: torch.Tensor,
     ) -> torch.Tensor:
-        """Return one use's ``Σ g a c / s² - Σ g² a² / 2 s²`` over weight and bias, shape ``[K, B]``.
+        """Return one use's part ``Σ g a c / s² - Σ g² a² / 2 s²`` of the squared norms, shape ``[K, B]``.
 
         Both sums run over a matrix ``[p, d]`` for each record, but as products: ``g^2 · (W a^2)`` and
         ``g · (W c a)``.

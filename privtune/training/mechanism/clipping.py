@@ -100,7 +100,7 @@ class Automatic(Clipping):
         return _column("max_grad_norm", 1.0, candidates)
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return the stabilizer, shape ``[1, 1]``."""
+        """Return the constant that is added to every norm, shape ``[1, 1]``."""
         return norms.new_full((1, 1), self.stabilizer)
 
     @staticmethod
@@ -123,7 +123,7 @@ class AutomaticByLayer(Automatic):
     by_layer = True
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return the stabilizer, shape ``[1, 1, 1]``."""
+        """Return the constant that is added to every norm, shape ``[1, 1, 1]``."""
         return super().limits(norms).unsqueeze(0)
 
     @staticmethod
@@ -259,7 +259,7 @@ def _make_room(cache: dict[Any, Any]) -> None:
 
 
 def looks_freely(device: torch.device) -> bool:
-    """Say whether reading a number on a device makes nobody wait: True on the CPU, False on a GPU."""
+    """Return whether reading a number from a device is quick: True on the CPU, False on a GPU."""
     return device.type == "cpu"
 
 

@@ -502,7 +502,7 @@ class _Lookups(TorchFunctionMode):
 
 
 def blames_records(error: Exception) -> bool:
-    """Say whether a record can be the cause of an error: no lack of memory, no ``PrivTuneError``."""
+    """Return whether a record may be the cause of an error, unlike lack of memory or a ``PrivTuneError``."""
     if isinstance(error, (PrivTuneError, MemoryError, torch.OutOfMemoryError)):
         return False
     return "can't allocate memory" not in str(error)
@@ -952,7 +952,7 @@ class ModelOfUnits(nn.Module):
 
 
 def there_are(targets: torch.Tensor) -> torch.Tensor:
-    """Return which targets ``[B, R]`` belong to real rows: finite, or at least 0 for whole numbers."""
+    """Return which targets ``[B, R]`` belong to real rows: finite numbers, or whole ones of at least 0."""
     if targets.is_floating_point():
         return targets.isfinite()
     return targets >= 0

@@ -182,7 +182,7 @@ class Domain:
         y: torch.Tensor,
         device: torch.device,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield three made-up records: at ends of the laws, at the opposite ends, and drawn within.
+        """Yield three made-up records: with numbers at ends of their ranges, at the other ends, and within.
 
         Each number of a record is at either end of its law in one of the first two.
 

@@ -222,7 +222,7 @@ _REMEDY = (
 
 @contextmanager
 def remembering_nothing(check: MemoryCheck) -> Iterator[None]:
-    """Check that a function keeps no memory of the real records that pass inside of the block."""
+    """Check that a function keeps no memory of the real records that pass inside the ``with`` block."""
     check.begin()
     yield
     check.finish()
