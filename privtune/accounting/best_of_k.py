@@ -528,7 +528,7 @@ def _refine(
     resolution: float,
     least: float = 1e-30,
 ) -> tuple[Floats, Floats]:
-    """Split the edges along which log φ' moves by more than about two resolutions.
+    """Split long edges of a polygon: those along which log φ' changes by more than about two resolutions.
 
     Args:
         runs: The law of the number of runs.

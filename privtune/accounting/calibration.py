@@ -166,7 +166,7 @@ class _SecantSearch:
         return _power(max(ratio**self.steep, least), stride)
 
     def narrow(self, low: _Point, high: _Point) -> float:
-        """Return an x above the root, within the tolerance of it or with a value in the band."""
+        """Return an x above the root: within the tolerance of it, or with a function value close enough."""
         widths = [math.inf, math.inf]
         for _ in range(_ROUNDS):
             width = math.log(high.x / low.x)

@@ -278,7 +278,7 @@ class _Instances:
         return self._in_direction(self.of(event)).epsilon(self.target)
 
     def _in_direction(self, outcomes: Outcomes) -> Outcomes:
-        """Return the outcomes, with P and Q swapped if the record is added."""
+        """Return outcomes with P (with the record) and Q (without it) swapped if the record is added."""
         return outcomes.flipped() if self.flip else outcomes
 
     def dearest(self, events: Sequence[Event]) -> Outcomes:

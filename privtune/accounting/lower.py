@@ -44,7 +44,7 @@ _SUMMED = 200  # runs of a capped law whose φ, a sum over all of them, is asked
 
 
 class _OutcomeOrder(NamedTuple):
-    """An order of the outcomes from worst to best score, its δ, and which outcomes add to δ."""
+    """An order of one run's outcomes from worst to best score, its δ, and which outcomes add to that δ."""
 
     delta: float
     order: Indices

@@ -254,7 +254,7 @@ def _on_lattice(
     step: float,
     infinite: float,
 ) -> LossPmf:
-    """Spread atoms on neighbouring lattice points so that the P- and Q-mass of each is kept.
+    """Spread masses on neighbouring lattice points so that each keeps its total under P and under Q.
 
     Args:
         losses: Losses of the atoms.

@@ -610,11 +610,11 @@ class _Pairs:
         self.gains = gains
 
     def at(self, event: Event, step: float) -> Pair:
-        """Return the pair of an event on the lattice of this step."""
+        """Return the dominating pair of an event on the lattice of this step."""
         return event_pair(flatten(event), step, gains=self.gains)
 
     def fine(self, event: Event, fineness: float) -> Pair:
-        """Return the pair of an event on a lattice chosen for it by `fine_pair`."""
+        """Return the dominating pair of an event on a lattice that is chosen for it."""
         return fine_pair(event, fineness, gains=self.gains)
 
     def step(self, event: Event, fineness: float) -> float:
@@ -626,7 +626,7 @@ class _Pairs:
         return tuners(event, fineness, gains=self.gains)
 
     def unsampled(self, event: Event, share: float) -> Pair:
-        """Return the pair of the releases about one sample, before any sampling."""
+        """Return the dominating pair of the releases about one sample, before any sampling."""
         return _unsampled(event, share)
 
     def lattice_pair(self, event: Event, fineness: float) -> Pair:
@@ -636,7 +636,7 @@ class _Pairs:
 
 @lru_cache(maxsize=16)
 def _unsampled(event: Event, share: float) -> Pair:
-    """Return the composed pair of the releases about one sample, before any sampling."""
+    """Return the dominating pair of the releases about one sample, before any sampling."""
     # A tenth of the composition's step, so that what is read between its points adds little.
     parts = flatten(event)
     relative = min(max(0.1 * share, _JOINT / 8.0), _JOINT)

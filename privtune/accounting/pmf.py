@@ -602,7 +602,7 @@ def _bottom(
     start: float,
     most: float,
 ) -> tuple[float, float]:
-    """Return minus the loss at which the window begins, and a bound on the P-mass below it."""
+    """Return minus the loss at which a composition's window begins, and a bound on the P-mass below it."""
 
     def q_moment(theta: float) -> float:
         return log_moment(parts, -1.0 - theta)

@@ -94,7 +94,7 @@ class Claim:
         return lines.min(axis=1), slopes[lowest]
 
     def best_test(self, runs: int, risk: float) -> tuple[float, float]:
-        """Return the log-likelihood-ratio threshold that finds most in `runs` runs, and the slope there.
+        """Return the likelihood-ratio threshold that most contradicts the claim in `runs` runs, and a slope.
 
         A true claim has the tests of Neyman and Pearson, whose rates are the profile's tangents. Of
         them the one that first contradicts a claim of more noise, as its factor grows.

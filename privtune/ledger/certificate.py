@@ -348,7 +348,7 @@ def _check_filter(history: History, entry: Entry) -> None:
 
 
 def _note(history: History, entry: Entry, now: float, then: float, why: str) -> None:
-    """Note by which share a number has risen since an admission, and refuse more than versions differ by."""
+    """Note the share by which a number rose since an admission; refuse more than versions may differ by."""
     if now <= then * (1 + _ROUNDING):
         return
     share = now / then - 1.0 if then > 0.0 else math.inf

@@ -233,7 +233,7 @@ class History:
         return name_of(self.terms().dataset, self.datasets)
 
     def _basis_problem(self, body: Document) -> str:
-        """Return why a charge's basis is not allowed at this point of the log, or an empty text."""
+        """Return why the log may not admit a charge by its rule at this point, or an empty text."""
         terms = self.terms()
         if body["unit"] != terms.unit:
             return f"it charges per {body['unit']}, the budget is per {terms.unit}"

@@ -661,7 +661,7 @@ def finish_task(
 
 
 def close_after(connection: Connection, charge_id: str, number: int, result: str) -> None:
-    """Store the same result for every open task with a number above one.
+    """Store the same result for every open task with a higher number than the given one.
 
     Args:
         connection: One in a writing transaction.

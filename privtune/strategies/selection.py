@@ -390,7 +390,7 @@ class LiuTalwar(Selection):
         return law
 
     def _selection_event(self, base: Event, law: RunLaw) -> Event:
-        """Return the event of the selection, that of Algorithm 1 for a known threshold and unbounded K.
+        """Return the event of the selection: Algorithm 1's event for a known threshold and unbounded K.
 
         Bounded, it is charged as a selection by "reached" or not: given that some run reached it, the first
         that did and a uniformly drawn one have the same law.

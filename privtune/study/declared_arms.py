@@ -565,7 +565,7 @@ def _as_module(model: Any) -> torch.nn.Module:
 
 
 def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
-    """Return an artifact's parameters as one flat tensor, and their shapes by name."""
+    """Return the parameters that an objective gave out as one flat tensor, and their shapes by name."""
     import torch
 
     if isinstance(artifact, torch.nn.Module):
@@ -585,7 +585,7 @@ def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
 
 
 def _as_floats(name: object, array: Any) -> torch.Tensor:
-    """Return one part of an artifact as a tensor of floating-point numbers."""
+    """Return one of the parameters that an objective gave out, as a tensor of floating-point numbers."""
     import torch
 
     try:

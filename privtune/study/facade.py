@@ -771,7 +771,7 @@ class Study:
 
 
 def _tell_nobody(_: RecordCheck) -> None:
-    """Ignore a check of the records; passed so that a curator's run names the reason when it stops."""
+    """Ignore a report on the records; passed to a curator's run, which then names why it stops."""
 
 
 def delete_study(

@@ -725,7 +725,7 @@ class Life(StoredStudy):
                     results.discard(name, staged)
 
     def settle(self, plan: AnyPlan) -> None:
-        """Settle an arm's charge and forget what is sealed, in one transaction: trained → released.
+        """Settle an arm's charge and delete what is sealed, in one transaction: trained → released.
 
         The charge notes the digests of the release, of its transcript and of sealed trials: what is
         changed in the rows later is found by them.
@@ -825,7 +825,7 @@ def carry_on(
     check_data: Callable[[], None] | None = None,
     force: bool = False,
 ) -> tuple[Release, ...]:
-    """Carry arms from any state to their announcement; charge all of them before any starts.
+    """Take arms through their life from any state to announcement; charge all of them before any starts.
 
     Args:
         life: The study.
@@ -889,7 +889,7 @@ def _lead(
     seconds: float | None,
     notify: Callable[[Plan, Release], None],
 ) -> Release:
-    """Carry one charged arm from any later state to its announcement; return its release."""
+    """Take one charged arm from any later state of its life to announcement; return its release."""
     if life.stage(plan) in (Stage.CHARGED, Stage.STARTED):
         life.start(plan)
         _train(life, plan, trainer, observer, seconds)
@@ -899,7 +899,7 @@ def _lead(
 
 
 def _release_stage(life: Life, plan: StagePlan, measure: Any) -> None:
-    """Carry one charged stage from any later state to its announcement; keep a stored release."""
+    """Take one charged stage from any later state of its life to announcement; keep a stored release."""
     if life.stage(plan) in (Stage.CHARGED, Stage.STARTED):
         life.start(plan)
         with life.stopping(plan.arm), life.seal(plan):

@@ -276,7 +276,7 @@ def _plan_arms(
 
 
 def _report_share(context: PlanningContext) -> float:
-    """Return the share of a study's ε set aside for reports without a given share; 0 without any.
+    """Return the share of a study's ε set aside for reports whose share is left open; 0 if none is.
 
     No test record meets a training, so a report takes little. Under replace-one a record may leave one split
     and another join the other, and both are charged.

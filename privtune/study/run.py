@@ -478,7 +478,7 @@ def _lead(
     check_data: Callable[[], None] | None,
     force: bool,
 ) -> Release:
-    """Carry an arm of an open study from any state to its release, and return the release.
+    """Take an arm of an open study from any state to its release, and return the release.
 
     Args:
         life: The study.

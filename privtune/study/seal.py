@@ -55,7 +55,7 @@ _output_depth = 0
 
 
 class _Voice(threading.local):
-    """The state of a thread: whether it may print to the terminal while output is kept."""
+    """The state of a thread: whether it may print to the terminal while a seal keeps output back."""
 
     is_loud = False
 
@@ -128,7 +128,7 @@ def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _closed(*, rehearsal: bool) -> Iterator[None]:
-    """Close MLflow for a block that may be nested and shared by threads; the last to leave reopens it."""
+    """Close MLflow for a ``with`` block, perhaps nested or shared by threads; the last one reopens it."""
     global _depth, _ran  # noqa: PLW0603 - one process, one state
     with _lock:
         _ran = _ran or not rehearsal

@@ -288,7 +288,7 @@ def _trimmed(column: pa.Array) -> pa.Array:
 
 
 def is_missing(column: pa.Array) -> Mask:
-    """Return a mask ``[N]`` of cells that are empty, or hold a word for nothing such as NA or null.
+    """Return a mask ``[N]`` of cells that are empty, or hold a word for missing such as NA or null.
 
     In a column of numbers, NaN is nothing, too.
     """

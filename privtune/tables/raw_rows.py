@@ -853,7 +853,7 @@ class ServedModel:
         return answers
 
     def _columns_of(self, outputs: torch.Tensor) -> Answers:
-        """Return the columns of answers as if every row had one.
+        """Return the columns of answers, as if every row had an answer.
 
         Args:
             outputs: Of the network, ``[N, ...]``.

@@ -374,7 +374,7 @@ class RecordCheck:
         *,
         many: bool,
     ) -> bool:
-        """Return whether a finding stops a study: its column says nothing, or a remedy mends many records.
+        """Return whether a finding stops a study: its column is useless, or a remedy saves many records.
 
         Args:
             finding: What is wrong in the column.

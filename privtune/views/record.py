@@ -340,7 +340,7 @@ def _trial_points(plan: Plan, trial: TrialResult) -> list[Point]:
 def _scores(
     scores: Mapping[str, ScoreEstimate], *, curves: Mapping[str, object] | None = None
 ) -> dict[str, float]:
-    """Return scores and interval ends by short name; of a score whose interval tells nothing, only ends.
+    """Return scores and interval ends by short name; of a score with a useless interval, only its ends.
 
     A value whose curve is logged is left out: it would stand at the curve's first step.
     """

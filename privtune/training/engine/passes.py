@@ -200,7 +200,7 @@ class Passes:
             multiplied |= again
 
     def tape(self) -> Tape:
-        """Return the program that runs forward and backward pass, and the uses, filled by each run.
+        """Return the program of a forward and backward pass, and a list of uses of parameters that it fills.
 
         It goes from ``(params [K, P], x, y, *masks)`` to the parts of every use, one after the other.
 

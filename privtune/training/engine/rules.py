@@ -64,7 +64,7 @@ class Use(ABC):
 
     @property
     def parts(self) -> int:
-        """The number of tensors of a tape that belong to this use.
+        """The number of the pass's tensors that belong to this use of a weight.
 
         A tape is one flat tuple, as a captured graph gives it; this is how ``split`` cuts it up.
         """
@@ -127,7 +127,7 @@ class ProductUse(Use):
     groups: int = 1
 
     def laid_out(self, a: torch.Tensor, g: torch.Tensor) -> tuple[ProductUse, Tensors]:
-        """Choose the cheapest form for tensors ``[K, B, T, features]``; return the use and its tensors.
+        """Choose the cheapest form of a product's gradients; return the use in that form, and its tensors.
 
         A gradient costs memory as well as operations: *ghost* is taken where ``T² (d + p)`` is below
         8 times its size ``d p``. With groups, each would need Gram matrices of its own, so gradients
@@ -157,7 +157,7 @@ class ProductUse(Use):
 
     @property
     def parts(self) -> int:
-        """The number of tensors: two sides of the product, or one gradient for each parameter if formed."""
+        """The number of tensors: two sides of the product, or one formed gradient for each parameter."""
         if self.form == "formed":
             return len(self.names)
         return 2
@@ -482,7 +482,7 @@ def _have_bias_in_their_layer(uses: Sequence[Use]) -> bool:
 
 
 def split(uses: Sequence[Use], tape: Sequence[torch.Tensor]) -> list[Tensors]:
-    """Return the tensors of each use, cut from the flat tape in order."""
+    """Return the tensors of each use of a weight, cut from the flat list of a pass's tensors."""
     tensors = iter(tape)
     return [tuple(islice(tensors, use.parts)) for use in uses]
 

@@ -856,7 +856,7 @@ def _forward(
         return of_record
 
     def back(g: torch.Tensor) -> list[tuple[Use, Tensors]]:
-        """Return a use for each parameter, with its gradients ``[K, B, *shape]``.
+        """Return one use of each parameter, with its gradients ``[K, B, *shape]``.
 
         Candidate by candidate, since a rule reads the layer's parameters as attributes, and these are
         of one.

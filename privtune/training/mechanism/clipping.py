@@ -77,7 +77,7 @@ class Flat(Clipping):
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``min(1, max_grad_norm / norm)``."""
+        """Return the coefficients ``min(1, max_grad_norm / norm)``."""
         return (limits / norms).clamp_(max=1.0)
 
 
@@ -105,7 +105,7 @@ class Automatic(Clipping):
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``1 / (norm + stabilizer)``."""
+        """Return the coefficients ``1 / (norm + stabilizer)``."""
         return (norms + limits).reciprocal_()
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ class AutomaticByLayer(Automatic):
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``1 / (sqrt(L) (norm + stabilizer))``, layer by layer."""
+        """Return the coefficients ``1 / (sqrt(L) (norm + stabilizer))``, layer by layer."""
         layers = norms.shape[0]
         factors = Automatic.rule(norms, limits)
         return factors.mul_(layers**-0.5)
@@ -172,7 +172,7 @@ class CoordinateTransform(Clipping):
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``min(1, max_norm / norm)`` for norms in transformed coordinates."""
+        """Return the coefficients ``min(1, max_norm / norm)`` for norms in transformed coordinates."""
         return Flat.rule(norms, limits)
 
 

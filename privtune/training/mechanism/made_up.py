@@ -87,7 +87,7 @@ class Law:
         return numbers.to(like.dtype)
 
     def ends(self, like: torch.Tensor, bits: torch.Tensor) -> torch.Tensor | None:
-        """Return numbers at the law's ends, the upper one where ``bits`` are 1; None if the law has none."""
+        """Return numbers at a law's ends, the upper ones where ``bits`` are 1; None if it has no ends."""
         match self.kind:
             case "normal":
                 numbers = _EDGE * (2.0 * bits - 1.0)

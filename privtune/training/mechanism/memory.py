@@ -532,7 +532,7 @@ class _StateWalk:
             self.add(f"{name}.{key}", value)
 
     def _visit_attributes(self, name: str, value: Any) -> None:
-        """Queue the attributes of an object that is otherwise compared as a whole."""
+        """Queue the attributes of an object whose other contents are compared as a whole."""
         is_users = _is_users_class(type(value))
         for key, part in list(getattr(value, "__dict__", {}).items()):
             if is_users or not key.startswith("_"):
