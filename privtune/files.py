@@ -71,7 +71,7 @@ class UntrustedPathError(PrivTuneError):
 
 
 class UnwrittenFileError(PrivTuneError):
-    """A file could not be written: no part of it is left, and an earlier version is unchanged."""
+    """A file could not be written: all parts of it are removed, and an earlier version is unchanged."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         cause = error.strerror or error
@@ -190,7 +190,7 @@ def _opened_folder(
     *,
     make: bool = False,
 ) -> Iterator[int | None]:
-    """Yield the descriptor of a folder below a root, opened without following links; None without a root.
+    """Yield the descriptor of a folder below a root, opened without following links; None if root is None.
 
     Without a root it is None: then names are looked up as ever, in the folder that the user named.
     """
@@ -747,7 +747,7 @@ class _Opened:
         return os.listdir(self.descriptor)
 
     def remove(self, name: str) -> bool:
-        """Delete an entry that is no folder; return whether nothing of that name is left.
+        """Delete an entry other than a folder; return whether the name is free now.
 
         In a folder that is shared, another member's file stays.
         """

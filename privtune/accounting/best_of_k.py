@@ -262,7 +262,7 @@ class Threshold:
         return np.asarray(slope)
 
     def delta(self, epsilon: float) -> float:
-        """Return the bound on δ(ε) of the threshold rule in this direction."""
+        """Return the bound on δ(ε) of runs until the threshold is reached, in this direction."""
         ratio = self._pass_q / self._pass_p
         shifted = epsilon + np.log(ratio)
         passed = self._pass_p * self.base.delta(shifted)
@@ -561,12 +561,12 @@ def _height(
 
 
 def _log_floor(values: Floats, least: float = 1e-30) -> Floats:
-    """Return the logarithm of each value, after values below `least` are raised to it."""
+    """Return the logarithm of each value, or of `least` where a value is smaller."""
     return np.log(np.maximum(values, least))
 
 
 def _split(values: Floats, pieces: NDArray[np.int64]) -> Floats:
-    """Return break points with the interval i between them cut into `pieces[i]` equal pieces."""
+    """Cut interval i between break points into `pieces[i]` equal pieces, and return all break points."""
     start = np.repeat(values[:-1], pieces)
     width_of_piece = np.diff(values) / pieces
     width = np.repeat(width_of_piece, pieces)

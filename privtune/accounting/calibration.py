@@ -108,7 +108,7 @@ class _SecantSearch:
 
     @property
     def _aim(self) -> float:
-        """The function value that secants aim at: the middle of the accepted band."""
+        """The function value that the search aims at: the middle of the values that count as met."""
         return 0.5 * (1.0 + self.enough) * self.target
 
     def evaluate(self, x: float) -> _Point:
@@ -150,7 +150,7 @@ class _SecantSearch:
         return _Bracket(low, high)
 
     def _outward(self, point: _Point) -> float:
-        """Return the factor, 16 at most, by which x moves next; it grows with every failed step."""
+        """Return the factor, 16 at most, by which the search moves x; it grows with every failed step."""
         self.passed.append(point)
         value = point.value
         ratio = 4.0
@@ -229,7 +229,7 @@ def _slope(*points: _Point, usual: float) -> float:
 
 
 def _power(base: float, stride: float) -> float:
-    """Return ``base ** stride``, limited to 16."""
+    """Return ``base ** stride``, limited to 16, the largest factor by which a search moves."""
     if stride * math.log(base) > 3.0:
         return 16.0
     return min(float(base**stride), 16.0)
@@ -437,7 +437,7 @@ def sketch(
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a search: log of the noise, log of ε, and the slope of log ε in log noise."""
+    """The end of a search for noise: log of the noise, log of ε, and the slope between the two."""
 
     noise: float
     value: float
@@ -601,7 +601,7 @@ def _secant(
     height: float,
     slope: float,
 ) -> float:
-    """Return the slope between the last point and this one, or `slope` if they are too close."""
+    """Return the slope between the last two points, or `slope` if they are too close."""
     if last is None or abs(place - last[0]) <= _APART:
         return slope
     return (height - last[1]) / (place - last[0])

@@ -523,14 +523,14 @@ class _Sum:
 
 
 def _first_above(p: Floats, q: Floats) -> int | None:
-    """Return the first index up to which the P- or Q-mass exceeds 1e-40; None if there is none."""
+    """Return the first index at which the summed P- or Q-mass exceeds 1e-40; None if there is none."""
     noticeable = (np.cumsum(p) > _TINY) | (np.cumsum(q) > _TINY)
     places = np.flatnonzero(noticeable)
     return int(places[0]) if places.size else None
 
 
 def _with_ends(masses: Floats, inside: slice) -> Floats:
-    """Return the masses of a slice, with the mass before and behind it added to its ends."""
+    """Cut masses to a slice, and add what is cut off before and behind it to its ends."""
     inner = masses[inside].copy()
     inner[0] += masses[: inside.start].sum()
     inner[-1] += masses[inside.stop :].sum()

@@ -692,7 +692,7 @@ def shape(event: Event) -> tuple[str, float]:
 
 
 def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
-    """Return a selection's profile: at each ε the lower of envelope and rearrangement bound."""
+    """Return the profile of a selection: the smaller of its envelope and rearrangement bounds at each ε."""
     # The rearrangement is computed at some ε; a profile is convex in e^ε: chords lie above it.
     table = tuner.profile(size)
     if isinstance(tuner, Threshold):
@@ -736,7 +736,7 @@ def under_chords(
     lower: Floats,
     step: float,
 ) -> Floats:
-    """Return a profile on a lattice, lowered to the chords between bounds at some of its points.
+    """Lower a profile on a lattice to the chords between better bounds at some of its points.
 
     Args:
         values: The profile at ε = 0, step, 2·step, ...

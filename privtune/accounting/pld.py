@@ -480,7 +480,7 @@ def _staged_steps(
 
 
 def _reach(merged: Mapping[Event, int], gains: Gains | None) -> float:
-    """Return the largest loss of one step, or 24 deviations of the summed loss, whichever is larger."""
+    """Return the largest loss to provide for: that of one step, or 24 deviations of the summed loss."""
     widest = 0.0
     for part in merged:
         kind = entry(part).sampled_gaussian(part)

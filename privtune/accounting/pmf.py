@@ -169,7 +169,7 @@ class LossPmf:
 
 
 def _discounted(values: Floats, step: float) -> Floats:
-    """Return the sums `Σ_{j <= i} values[j] exp(-(i - j) step)` for all i, of values >= 0."""
+    """Return the sums `Σ_{j <= i} values[j] exp(-(i - j) step)` for all i, for values of at least 0."""
     # `scipy.signal.lfilter` does it, too, and takes longer to import than the sums of a study. Within a row
     # weights are at most exp(100) apart; from row to row the sum is carried over.
     width = max(min(_ROW, int(_SPAN / step)), 1)
@@ -457,7 +457,7 @@ def _fitting_tilt(
     theta: float,
     top: float,
 ) -> float:
-    """Return an exponential tilt, at most `theta`, under which rounding hides the mass above `top`.
+    """Return an exponential tilt, at most `theta`, that leaves negligible mass above the loss `top`.
 
     Args:
         moment: Log of the moment generating function of the loss.
@@ -621,7 +621,7 @@ def _bottom(
 
 
 def _is_negligible(noise: Floats, masses: Floats) -> bool:
-    """Return whether the rounding allowance is below a millionth of each tail, or of 1e-16."""
+    """Return whether the allowance for rounding is below a millionth of each tail, or of 1e-16."""
     tail = np.cumsum(masses[::-1])
     allowance = np.cumsum(noise[::-1])
     limit = np.maximum(_BESIDE * tail, _BESIDE * _RAREST)

@@ -668,7 +668,7 @@ class Rearranged:
         return self._exact[place]
 
     def _usual_blocks(self, place: int) -> tuple[Blocks, Indices]:
-        """Return a bound with the usual price for a part of the ε axis, and block ends for other prices."""
+        """Return the default bound for a part of the ε axis, and block ends from which others are made."""
         if place not in self._usual:
             epsilon = self._middle(place)
             depth = self.ranked.depth

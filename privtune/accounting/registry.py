@@ -194,7 +194,7 @@ class EventEntry(ABC, Generic[E]):
 
     @abstractmethod
     def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
-        """Count the looks of a training at the data, by kind; None if the event is no part of a training."""
+        """Count a training's looks (a sampling rate and its releases); None if this is no training."""
 
     @abstractmethod
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
@@ -227,7 +227,7 @@ class EventEntry(ABC, Generic[E]):
         return None
 
     def pure(self, event: E) -> tuple[float, float] | None:
-        """Return the (ε, δ) that the event has at every target δ; None if it has none."""
+        """Return the fixed (ε, δ) of an event that has the same at every target δ, else None."""
         return None
 
     def fails(self, event: E) -> bool:
@@ -284,12 +284,12 @@ class _Composition(EventEntry[E]):
 
 
 class _Compound(_NotTraining[E]):
-    """Entries of events with their own lattice, such as selections, maxima, subsampled tuning."""
+    """Entries of events that choose their lattice, such as selections, maxima, subsampled tuning."""
 
     own_lattice = True
 
     def deviation(self, event: E, pairs: Pairs) -> float:
-        """Return the larger of the deviations of the event's own pair in its two directions."""
+        """Return the larger deviation of the privacy loss in the two directions of the event's own pair."""
         pair = pairs.lattice_pair(event, _OWN)
         return max(pair.remove.deviation, pair.add.deviation, 1e-6)
 
@@ -780,7 +780,7 @@ class _PrivateSelection(_ChoiceEntry[PrivateSelection]):
         return remove, Tuner(pair.add, event.runs)
 
     def instance(self, event: PrivateSelection, instances: Instances) -> Outcomes:
-        """Return the outcomes of the best of K, scored to cost most at the δ of `instances`."""
+        """Return the outcomes of the best of K runs, scored so that ε is large at the δ of `instances`."""
         best_of = partial(
             lower.best_of_runs,
             runs=event.runs,
@@ -884,7 +884,7 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
         rate: float,
         fineness: float,
     ) -> Pair:
-        """Return the pair of variant 1, in which a record is either tuned on or trained on."""
+        """Return the dominating pair of variant 1, where a record is either tuned on or trained on."""
         thin = dominating.thinned(tuning, fineness)
         deviations = [thin.remove.deviation, training.remove.deviation]
         deviation = min((d for d in deviations if d > 0.0), default=1.0)
@@ -982,7 +982,7 @@ def training(event: Event) -> tuple[int, float] | None:
 
 
 def looks(event: Event) -> Counter[Look]:
-    """Return how often each look at the data occurs in a training's event; refuse other events."""
+    """Return how often each look (a sampling rate and its releases) occurs in a training's event."""
     counts = entry(event).looks(event, looks)
     if counts is None:
         raise UnknownEventError(f"a {event.type} event is not a release of a training.")

@@ -272,7 +272,7 @@ def _two_digits(cost: float) -> float:
 
 
 def _smallest(holds: Callable[[float], bool], start: float, within: float = 1.01) -> float | None:
-    """Return the smallest number that is large enough, up to a factor; None if that is above 10⁴.
+    """Return nearly the smallest number with which an event fits a budget; None if that is above 10⁴.
 
     Args:
         holds: Whether a number is large enough.

@@ -355,7 +355,7 @@ def gaussian_divergence(order: float, variance: float) -> float:
 
 
 def _log_gaussian_delta(variance: float, y: float) -> tuple[float, float]:
-    """Return the log of G(v)'s profile at ε = y and its slope, negated, without underflow."""
+    """Return the log of a Gaussian pair's δ at ε = y, and minus its slope, without underflow."""
     mu = math.sqrt(variance)
     a = y / mu - mu / 2
     if a > 0.0:

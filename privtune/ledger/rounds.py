@@ -52,7 +52,7 @@ _WINDOW = 256  # open tasks that are counted to share them: where there are as m
 
 
 class RoundNotFinishedError(LedgerError):
-    """Some tasks of the round have no result yet, so its results cannot be read."""
+    """Results of a round were asked for while some of its tasks are still to be finished."""
 
 
 class RoundStuckError(LedgerError):

@@ -69,7 +69,7 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
 
 
 def _weigh_part(part: Event, count: int, order: float, slack: float) -> Weight:
-    """Return the weight, at a Rényi order, of a part of an event that is repeated."""
+    """Return the weight in the filter, at a Rényi order, of a repeated part of an event."""
     kind = entry(part)
     # (ε, δ)-DP is ε-DP that fails with probability δ (Kairouz, Oh & Viswanath, arXiv 1311.0776).
     pure = kind.pure(part) if kind.fails(part) else None

@@ -111,7 +111,7 @@ class PlanningContext:
             )
 
     def exact_score(self) -> ScorePlan:
-        """Return the plan of one score without noise, for an arm without any guarantee."""
+        """Return the plan of one exact score, for an arm without any guarantee."""
         return self._score(public=True, epsilon=math.inf)
 
     def _score(self, *, public: bool, epsilon: float) -> ScorePlan:

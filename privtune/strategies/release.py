@@ -308,7 +308,7 @@ class Release:
 
     @property
     def values(self) -> dict[str, float]:
-        """Values of the scores by name, chosen score first, without those whose interval tells nothing."""
+        """Values of the scores whose interval is narrower than the metric's range, chosen score first."""
         return informative(self.scores)
 
     @property

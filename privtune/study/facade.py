@@ -111,7 +111,7 @@ class Study:
 
     @classmethod
     def create(cls, spec: StudySpec, storage: str | Path, *, force: bool = False) -> Study:
-        """Plan a study and store it, with its budget if that is new; touch no data and spend nothing.
+        """Plan a study and store it, with its budget if that is new; neither data nor budget is used up.
 
         Args:
             spec: The study.

@@ -96,7 +96,7 @@ class StudyBusyError(PrivTuneError):
 
 
 class FilesMissingError(PrivTuneError):
-    """Folders that a study's files were put in were not found, so the study is not deleted completely."""
+    """Some folders with a study's files were not found, so the study is deleted in part only."""
 
     def __init__(self, name: str, folders: Sequence[Path]) -> None:
         places = ", ".join(map(str, folders))
@@ -220,7 +220,7 @@ class Life(StoredStudy):
         return arm
 
     def _prove(self, arms: Mapping[str, Arm]) -> None:
-        """Refuse a release without a charge, or one that does not match its charge; check each once.
+        """Refuse a release whose charge is missing or differs from it; check each release once.
 
         Before the settlement nothing tells a forged release, or a forged result of a sealed trial, from a
         true one: the ledger has not seen either. An arm without any guarantee has no charge at all.

@@ -909,7 +909,7 @@ class Results:
             self._drop(staged)
 
     def _place_of(self, name: str, connection: Connection) -> str | None:
-        """Return the object-store place of a result; None if it is no object or does not exist."""
+        """Return the object-store place of a result; None if the result is stored elsewhere or is missing."""
         query = sa.select(blobs.c.place).where(*self._mine(name))
         return connection.execute(query).scalar_one_or_none()
 

@@ -448,7 +448,7 @@ class StudyTrials:
             raise place.error("or another of Optuna's tables cannot be read") from error
 
     def _open(self, arm: str) -> optuna.Study:
-        """Return Optuna's study of an arm, created without its log message if there is none."""
+        """Return Optuna's study of an arm, created silently if it is missing."""
         with quiet_optuna():
             return optuna.create_study(
                 study_name=f"{self._study}/{arm}",

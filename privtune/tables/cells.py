@@ -329,7 +329,7 @@ def moment_of(
     form: str = "",
     unit: str = "",
 ) -> datetime.datetime | None:
-    """Return the moment in a cell as a time without a zone, or None if it holds none.
+    """Return the moment in a cell as a time without a zone, or None if it holds something else.
 
     Args:
         cell: What a table holds.

@@ -89,7 +89,7 @@ class _Mends:
         low: Any,
         high: Any,
     ) -> None:
-        """Add spec fields as a remedy if most values are in bounds with them; skip fields that read the same.
+        """Add spec fields as a remedy if they make most values valid and differently than earlier ones.
 
         Args:
             options: The fields.

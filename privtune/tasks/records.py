@@ -543,7 +543,7 @@ def _most_frequent(records: Sequence[Leaves | None]) -> Leaves | None:
 
 
 def _read_record(data: Any, number: int, orders: dict[Any, list[Any]]) -> Leaves | None:
-    """Return the leaves of one record, or None if it cannot be read or holds no numbers.
+    """Return the leaves of one record, or None if it cannot be read as numbers.
 
     Args:
         data: The dataset.

@@ -127,7 +127,7 @@ def _input_shape(task: Task) -> tuple[int, ...]:
 
 
 def _check_nothing() -> None:
-    """Do nothing, since generated records have no file to check."""
+    """Do nothing: generated records come from no file that could be checked."""
 
 
 def _refusal(task: Task) -> str:
@@ -230,7 +230,7 @@ class _Generator:
 
     @property
     def _is_of_pictures(self) -> bool:
-        """Whether inputs are pictures: with height and width, and neither table cells nor tokens."""
+        """Whether inputs are pictures: with height and width, other than table cells and tokens."""
         if self.columns or self.task.tokens is not None:
             return False
         return len(self.shape) >= 2

@@ -95,7 +95,7 @@ class MlflowObserver(Observer):
         self._process.close()
 
     def released(self, plan: Plan, release: Release) -> None:
-        """Log every release that is not logged yet, unless a sealed arm is still to come."""
+        """Log every release that MLflow lacks, once the last sealed arm is released."""
         self._end(plan)
         if self._has_given_up:
             return  # a tracker that hangs would hold up each release as long as the first

@@ -369,7 +369,7 @@ def _curves(curves: Mapping[str, Sequence[float]]) -> list[Point]:
 
 
 def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
-    """Return an arm's tags: short texts about it, without those that do not apply."""
+    """Return an arm's tags: short texts about it, those that apply."""
     budget = study.spec.budget
     facts = plan.public_facts
     machine = dict(release.machine)  # not this machine, where a worker trained

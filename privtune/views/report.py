@@ -169,7 +169,7 @@ def _order(arms: Arms) -> Values:
 
 
 def _figures(study: Study, arms: Arms) -> Values:
-    """Return the page's figures by name, without those for which nothing was measured.
+    """Return the page's figures by name, without those that lack measurements.
 
     Charts are imported here and not above: a page is the only thing that needs Plotly.
     """

@@ -83,7 +83,7 @@ def _not_batchable() -> Iterator[None]:
 
 
 def _refused(attempt: Callable[[], None]) -> bool:
-    """Run an attempt; say whether it raised ``NotBatchableError``.
+    """Run a function; say whether it raised ``NotBatchableError``.
 
     Every other error passes: it is no reason to try a slower way.
     """
@@ -578,7 +578,7 @@ class BatchedKernel:
             return program
 
     def _others(self, example: Tensors, place: int) -> Tensors:
-        """Return a second set of example tensors, with other made-up records, to check a captured graph.
+        """Return other example tensors, with new made-up records, on which to check a captured graph.
 
         Masks and weights are changed in their numbers, records are drawn anew.
         """
@@ -593,7 +593,7 @@ class BatchedKernel:
         return tuple(others)
 
     def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
-        """Draw the random values of every place of dropout, each candidate's from its own stream.
+        """Draw the random values for all dropout of a pass, each candidate's from its own stream.
 
         Shape ``[K, M, *site.shape]`` each. Rows that fill up get the mean and no draw: a stream moves
         by the number of a candidate's own records, and so does not hang on the widest sample of its

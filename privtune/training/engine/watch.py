@@ -126,7 +126,7 @@ class Levels:
         return self._unwrap(tensor, (self.candidates,))
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor ``[K, B, ...]`` as the vmapped one of a single record, for the model to go on.
+        """Wrap a tensor ``[K, B, ...]`` as the vmapped tensor of one record, for the model to go on.
 
         The model goes on with it, as with an output of torch's own.
         """

@@ -388,7 +388,7 @@ def _in_classes(outputs: Any, target: Any) -> tuple[Any, int]:
 
 
 def _in_one_hot(index: Any, classes: Any) -> tuple[Any, int]:
-    """Return an index and its number of classes, or no range if the call names no number."""
+    """Return an index and its number of classes, or an unlimited range if the call names no number."""
     if classes and classes > 0:
         return index, classes
     return index, _ANY
