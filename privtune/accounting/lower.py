@@ -110,7 +110,7 @@ class Instance:
         key[moved] = self.tuner.best_level(z)
         return np.argsort(key, kind="stable")
 
-    def spread(self, epsilon: float) -> Indices:
+    def spread_order(self, epsilon: float) -> Indices:
         """Return the outcomes from worst to best score if larger losses are scored for larger ε."""
         z = exp_capped(_SPREAD * (epsilon - self.losses))
         pays = self.tuner.support(z) > 0.0
@@ -676,7 +676,7 @@ def worst_order(
     target = instance.tuner.epsilon(delta)
     point = target if math.isfinite(target) else 1.0
     if scores is Scores.SPREAD:
-        return instance, instance.spread(point)
+        return instance, instance.spread_order(point)
     order = instance.best_order(point, shuffle=scores is Scores.SHUFFLED)
     if scores is Scores.SHUFFLED:
         # Where the envelope is loose, its ε is too large to score for: the order's own comes nearer.

@@ -32,7 +32,7 @@ from privtune.audit.selections import (
 from privtune.errors import InvalidInputError
 from privtune.strategies import Plan, Strategy, TrainingPlan
 from privtune.tasks import Task
-from privtune.training.methods.declared_mechanism import Declared
+from privtune.training.methods.declared_mechanism import DeclaredMethod
 
 _SCORES = 2000  # on each side, at most: the bound is close by then
 _MANY = 2000  # canaries of the one run
@@ -219,7 +219,7 @@ def audit(
     """
     terms = _AuditTerms(delta, adjacency, runs, confidence, seed, progress)
     training = plan.first_training
-    is_declared = isinstance(training.method, Declared)
+    is_declared = isinstance(training.method, DeclaredMethod)
     _check_arguments(plan, terms, canary, is_declared=is_declared)
     untouched: list[str] = []
     checks: list[machinery_laws.LawCheck] = []

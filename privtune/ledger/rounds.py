@@ -278,7 +278,7 @@ class Rounds:
             end = self._now(connection) + self._seconds
             statement = (
                 sa.update(tasks)
-                .where(*of_round(charge_id), among(connection, mine))
+                .where(*of_round(charge_id), is_in_selection(connection, mine))
                 .values(leased_until=end)
             )
             rows = leased(connection, statement)
@@ -431,7 +431,7 @@ class Rounds:
         )
         statement = (
             sa.update(tasks)
-            .where(*of_round(charge_id), among(connection, first))
+            .where(*of_round(charge_id), is_in_selection(connection, first))
             .values(
                 attempts=tasks.c.attempts + 1,
                 worker=worker,
@@ -673,7 +673,7 @@ def close_after(connection: Connection, charge_id: str, number: int, result: str
     after = _lock_in_order("after", *_open(charge_id), is_after)
     statement = (
         sa.update(tasks)
-        .where(*of_round(charge_id), among(connection, after))
+        .where(*of_round(charge_id), is_in_selection(connection, after))
         .values(done=1, score=None, result=result)
     )
     connection.execute(statement)
@@ -686,7 +686,7 @@ def _count_open(connection: Connection, charge_id: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def among(connection: Connection, selection: sa.CTE) -> sa.ColumnElement[bool]:
+def is_in_selection(connection: Connection, selection: sa.CTE) -> sa.ColumnElement[bool]:
     """Return the SQL condition that a task's number is among those that a query selects."""
     numbers = sa.select(selection.c.number)
     if connection.dialect.name != "postgresql":

@@ -44,7 +44,7 @@ from privtune.study.trial import Suggestions
 from privtune.tasks import MECHANISM, PublicFacts
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
-from privtune.training.methods.declared_mechanism import Declared
+from privtune.training.methods.declared_mechanism import DeclaredMethod
 
 if TYPE_CHECKING:
     import torch
@@ -148,10 +148,10 @@ class Mechanism:
         return Schedule(self.records, sample_rate, steps)
 
     @property
-    def method(self) -> Declared:
+    def method(self) -> DeclaredMethod:
         """The declared event as the training method of a plan."""
         document = self.event.to_json()
-        return Declared(document, self.declared_by, self.calibrate)
+        return DeclaredMethod(document, self.declared_by, self.calibrate)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def render_study(study: Study) -> str:
         seed=study.spec.seed,
         declared=text.declared_trainings(study),
         comparison=_comparison(arms),
-        order=_order(arms),
+        order=_probability_table(arms),
         answer=headline(study, arms).lines,
         spread=[*constant_notes(arms), *text.spread_notes(arms)],
         expected=text.EXPECTED,
@@ -146,7 +146,7 @@ def _comparison(arms: Arms) -> Values:
     }
 
 
-def _order(arms: Arms) -> Values:
+def _probability_table(arms: Arms) -> Values:
     """Return the table of probabilities that one repeated arm beats another; empty for fewer than two."""
     order = order_of(arms)
     if len(order) < 2:

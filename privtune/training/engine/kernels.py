@@ -723,7 +723,7 @@ class OneByOneKernel:
                 sizes = [self.layout.shapes[name].numel() for name in names]
                 lengths.append(sum(sizes))
         for k, size in enumerate(rows.sizes):
-            with self._at(params[k]), _seeded(rows.dropout[k]):
+            with self._use_weights(params[k]), _seeded(rows.dropout[k]):
                 for b in range(int(size)):
                     gradient = self._gradient(rows, k, b)
                     if isinstance(clipping, CoordinateTransform):
@@ -809,7 +809,7 @@ class OneByOneKernel:
         ones = params.new_ones(shape)
         rows = Rows(x, y, [REACHED_RECORDS], ones, [stream])
         reach: dict[str, float] = {}
-        with self._at(params), _seeded(stream):
+        with self._use_weights(params), _seeded(stream):
             for b in range(REACHED_RECORDS):
                 gradients = self._gradients(rows, 0, b)
                 add_reach(reach, self.layout.shapes, gradients)
@@ -822,7 +822,7 @@ class OneByOneKernel:
         """
         out = params.new_zeros(rows.mask.shape)
         for k, size in enumerate(rows.sizes):
-            with self._at(params[k]), torch.enable_grad(), Intercept(None, deterministic=True):
+            with self._use_weights(params[k]), torch.enable_grad(), Intercept(None, deterministic=True):
                 for b in range(int(size)):
                     module, loss_of = fresh(self.module, self._loss_of)
                     x = rows.x[k, b : b + 1]
@@ -832,7 +832,7 @@ class OneByOneKernel:
         return out
 
     @contextmanager
-    def _at(self, point: torch.Tensor) -> Iterator[None]:
+    def _use_weights(self, point: torch.Tensor) -> Iterator[None]:
         """Give the model the weights of one candidate inside the ``with`` block, then restore its own.
 
         The copies that a pass works with share these weights, so they are watched: one that a pass

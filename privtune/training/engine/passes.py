@@ -167,7 +167,7 @@ class Passes:
         copies = dict[str, torch.Tensor]()
         if copy_all:
             stacked = {}
-            copies = _copies(leaves, tuple(leaves), x.shape[1])
+            copies = _record_views(leaves, tuple(leaves), x.shape[1])
         losses, watch = drawn_with_torch(lambda: self._run(stacked, x, y, copies=copies))
         copied = set(leaves)
         if not copy_all:
@@ -233,7 +233,7 @@ class Passes:
                     x = low.down(x)
                     masks = tuple(map(low.down, masks))
                 tensors = self.layout.unflatten(flat)
-                copies = _copies(tensors, plan.copied, x.shape[1])
+                copies = _record_views(tensors, plan.copied, x.shape[1])
                 stacked = {n: p for n, p in tensors.items() if n not in copies}
                 losses, watch = self._run(
                     stacked,
@@ -467,7 +467,7 @@ def _reached(losses: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> set[st
     return names
 
 
-def _copies(
+def _record_views(
     tensors: Mapping[str, torch.Tensor],
     names: Sequence[str],
     records: int,

@@ -281,7 +281,7 @@ class HyFreeDP(base.Method):
 
     def _begun(self, state: HyFreeDPState, oracle: Oracle) -> Fit:
         """Return the first learning rate and its interval, computed from the public first weights."""
-        size, zero = base.first_size(state.params, oracle)
+        size, zero = base.first_weight_size(state.params, oracle)
         usual = _PAPER_SPREAD if self.fit == "paper" else _SPREAD
         spread = size.new_full(size.shape, self.spread or usual)
         if self.spread is None and self.fit == "robust":
