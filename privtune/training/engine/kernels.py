@@ -822,7 +822,11 @@ class OneByOneKernel:
         """
         out = params.new_zeros(rows.mask.shape)
         for k, size in enumerate(rows.sizes):
-            with self._use_weights(params[k]), torch.enable_grad(), Intercept(None, deterministic=True):
+            with (
+                self._use_weights(params[k]),
+                torch.enable_grad(),
+                Intercept(None, deterministic=True),
+            ):
                 for b in range(int(size)):
                     module, loss_of = fresh(self.module, self._loss_of)
                     x = rows.x[k, b : b + 1]
