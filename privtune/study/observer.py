@@ -33,7 +33,7 @@ class Observer:
         """Observe that the arm of a ``plan`` has been charged and begins."""
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
-        """Observe that ``done`` of a training's ``steps`` are done; never called for a sealed arm."""
+        """Observe that ``done`` of the ``steps`` of a ``plan``'s training are done; never of a sealed arm."""
 
     def released(self, plan: Plan, release: Release) -> None:
         """Observe that the arm of a ``plan`` has been released, and its ``release``."""
