@@ -89,7 +89,7 @@ class _Mends:
         low: Any,
         high: Any,
     ) -> None:
-        """Add spec fields as a remedy if they make most values valid and differently than earlier ones.
+        """Add spec fields as a remedy if they make most values valid; of equal readings the first stays.
 
         Args:
             options: The fields.

@@ -396,7 +396,7 @@ class Watch(TorchFunctionMode):
         out: torch.Tensor,
         back: Callable[[torch.Tensor], list[tuple[Use, Tensors]]],
     ) -> torch.Tensor:
-        """Note that an operation used parameters, and return its output as a tensor that autograd reaches.
+        """Note that an operation used parameters, and return its output as a new leaf of autograd.
 
         The output is a leaf of autograd, whatever made it: so the way back ends there, and what comes
         back to it is the ``g`` of the rule.
