@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from privtune.errors import InvalidInputError, PrivTuneError, interruptible
 T = TypeVar("T")
 _LONGEST = 300  # characters of what a user's code says
 
+_POSTPONING = threading.Lock()
 OWN_PROCESS = threading.Event()  # set by the command line: no caller's objects are in this process
 
 
@@ -319,6 +321,49 @@ def libraries() -> Iterator[None]:
             # Once imported, nothing new stays: a model that is alive by chance must not stay for good.
             if len(sys.modules) > before and OWN_PROCESS.is_set():
                 gc.freeze()
+
+
+class _PostponedName:
+    """A name of a library that is imported when an attribute of the name is first used."""
+
+    def __init__(self, library: str, name: str) -> None:
+        self._library = library
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        module = importlib.import_module(self._library)
+        return getattr(getattr(module, self._name), attribute)
+
+
+def _postponed_name(library: str, name: str) -> _PostponedName:
+    """Return a name of a library that is not imported yet; what Python itself asks for is not there."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _PostponedName(library, name)
+
+
+@contextmanager
+def postponed(library: str) -> Iterator[None]:
+    """Import a library that others take names from only when such a name is first used.
+
+    Inside of the block ``from library import name`` gives a name that forwards to the library's own, so what
+    is computed is the same. A library that is there already is taken as it is.
+
+    Args:
+        library: For instance ``scipy.stats``, whose import takes half a second and which autodp takes one
+            name from, for mechanisms other than ours.
+    """
+    with _POSTPONING:
+        if library in sys.modules:
+            yield
+            return
+        stand_in = ModuleType(library)
+        stand_in.__dict__["__getattr__"] = partial(_postponed_name, library)
+        sys.modules[library] = stand_in
+        try:
+            yield
+        finally:
+            del sys.modules[library]
 
 
 @contextmanager
