@@ -115,7 +115,7 @@ class Transcript:
             self.record(sample, _KINDS[kind], tuple(multipliers), of_release)
 
     def looks(self) -> Counter[Look]:
-        """Return how often one candidate looked at a record; samples without releases are not counted.
+        """Return how often one candidate made each look (a sampling rate and its releases at one sample).
 
         A look is a sampling rate with the releases about one sample at that rate: the unit that
         accountants compose. A record is in the samples of its own group alone, so of groups the largest
@@ -235,7 +235,7 @@ def _of_candidate(multiplier: float | tuple[float, ...], k: int) -> float:
 
 
 def looks_of(event: Event) -> Counter[Look]:
-    """Return how often a training event charges each look at the data."""
+    """Return how often a training event charges each look (a sampling rate and its releases)."""
     try:
         return looks(event)
     except UnknownEventError as error:
