@@ -114,17 +114,14 @@ class Choice:
 class Instances(Protocol):
     """The instances of inner events, and the question, that a registry entry can ask for."""
 
-    @property
-    def target(self) -> float:
-        """The δ at which ε of the instance is asked for."""
+    target: float
+    """The δ at which ε of the instance is asked for."""
 
-    @property
-    def delta(self) -> float:
-        """The δ at which runs of a selection are scored."""
+    delta: float
+    """The δ at which runs of a selection are scored."""
 
-    @property
-    def scores(self) -> Scores:
-        """The way in which runs of a selection are scored."""
+    scores: Scores
+    """The way in which runs of a selection are scored."""
 
     def of(self, event: Event) -> Outcomes:
         """Return the outcomes of an event's explicit instance."""

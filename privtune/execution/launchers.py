@@ -126,7 +126,7 @@ def wait_for(
         time.sleep(_POLL)
 
 
-class _Process:
+class _Process(Worker):
     """A worker that is a process of this machine, on a slot of its GPUs."""
 
     def __init__(self, process: BaseProcess, slot: int) -> None:
@@ -200,7 +200,7 @@ def _environment(gpus: str | None) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _RayWorker:
+class _RayWorker(Worker):
     """A worker that is a task of Ray."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
@@ -309,7 +309,7 @@ def _assist_in(
     return assist(*names)
 
 
-class _SlurmWorker:
+class _SlurmWorker(Worker):
     """A worker that is a job of SLURM.
 
     submitit writes what jobs are given, and what they raise, into a folder that the nodes share: so they are

@@ -39,6 +39,7 @@ from privtune.strategies import (
     Outcome,
     Plan,
     Request,
+    Round,
     SealedRound,
     Strategy,
     StrategyError,
@@ -50,6 +51,7 @@ from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
 from privtune.study.build import BuildResult, build_candidate
 from privtune.study.failures import StudyInterruptedError
+from privtune.study.lifecycle import RepeatedRound
 from privtune.study.rehearsal import DependentTrialsError, described
 from privtune.study.stored_results import pack_result, request_of, unpack_result
 from privtune.study.trials import suggested
@@ -521,7 +523,7 @@ _Trainings: TypeAlias = Generator[list[TrainingRequest], list[TrialResult], Retu
 
 
 @dataclass(frozen=True)
-class StudyRound:
+class StudyRound(RepeatedRound, Round):
     """The round of one arm, from which its strategy requests trainings and gets their results.
 
     Attributes:

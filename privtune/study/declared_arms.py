@@ -34,7 +34,7 @@ from privtune.strategies.arms import check_given
 from privtune.study.arm_rounds import Batch, Files, StudyRound, own_sampler
 from privtune.study.declared_data import holds_validation
 from privtune.study.engine_log import CHECKED, ChargedTraining, EngineLog, is_close
-from privtune.study.lifecycle import Life
+from privtune.study.lifecycle import Life, Trainer
 from privtune.study.program import Program, describe_declared
 from privtune.study.rehearsal import refuse_unasked
 from privtune.study.replacement import replace_attribute
@@ -750,7 +750,7 @@ def _with_comparison(outcome: Outcome, comparison: str) -> Outcome:
 
 
 @dataclass
-class DeclaredTrainer:
+class DeclaredTrainer(Trainer):
     """A trainer of an arm whose candidates the user's objective trains.
 
     Attributes:

@@ -38,7 +38,7 @@ from privtune.study.build import model_for, named_method
 from privtune.study.declared_arms import DeclaredTrainer, DeclaredTrial, Mechanism, plan_declared
 from privtune.study.delta import check_delta, check_delta_of
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
-from privtune.study.lifecycle import Life, Stage, carry_on
+from privtune.study.lifecycle import Life, Stage, Trainer, carry_on
 from privtune.study.planning import plan_arms
 from privtune.study.program import (
     Program,
@@ -126,7 +126,7 @@ class Audience:
 
 
 @dataclass(frozen=True)
-class TaskTrainer:
+class TaskTrainer(Trainer):
     """A trainer of a study's arms with the engine.
 
     Attributes:
