@@ -150,7 +150,7 @@ def run_in_processes(
     *,
     slots: Sequence[str | None],
     open_count: Callable[[], int],
-    **options: Any,
+    **options: object,
 ) -> None:
     """Run ``target(*args, **options)`` in a spawned process for each slot of GPUs, until no row is open."""
     context = multiprocessing.get_context("spawn")
@@ -337,7 +337,7 @@ def run_on_slurm(
     *,
     jobs: int,
     folder: Path,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     open_count: Callable[[], int],
 ) -> None:
     """Run an arm's workers as jobs of SLURM until no row is open.

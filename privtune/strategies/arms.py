@@ -70,7 +70,7 @@ def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> Non
             check_given(strategy, {**candidate, name: choice})
 
 
-def check_given(strategy: Strategy, params: Mapping[str, Any]) -> None:
+def check_given(strategy: Strategy, params: Mapping[str, object]) -> None:
     """Refuse a candidate whose hyperparameters are not those that its strategy computes with.
 
     Args:
@@ -96,7 +96,7 @@ def check_given(strategy: Strategy, params: Mapping[str, Any]) -> None:
         )
 
 
-def _missing_number(strategy: Strategy, name: str, params: Mapping[str, Any]) -> StrategyError:
+def _missing_number(strategy: Strategy, name: str, params: Mapping[str, object]) -> StrategyError:
     """Return the error for a candidate with a missing or non-numeric hyperparameter."""
     if name in params:
         words = f"{name} = {params[name]!r}"

@@ -121,7 +121,7 @@ def _trainings_and_points(
     return tuple(zip(search.trainings, search.points, strict=True))
 
 
-def _suffix(point: Mapping[str, Any]) -> str:
+def _suffix(point: Mapping[str, object]) -> str:
     """Return a grid point in parentheses, which distinguishes a trial's noise, or an empty text."""
     if not point:
         return ""

@@ -126,7 +126,7 @@ class OptionsOfLaw:
 _OPTIONS = {"mean": "mean_runs", "minimum": "min_runs"}  # as an arm calls the fields of a law
 
 
-def law_of_runs(fields: Mapping[str, Any]) -> acc.RunLaw:
+def law_of_runs(fields: Mapping[str, object]) -> acc.RunLaw:
     """Return a law of the number of runs from its fields.
 
     Raises:
@@ -284,7 +284,7 @@ def with_law(event: acc.Event, law: acc.RunLaw, other: acc.RunLaw) -> acc.Event:
 def price_of_minimums(
     event: acc.Event,
     law: acc.RunLaw,
-    space: Mapping[str, Any],
+    space: Mapping[str, object],
     *,
     delta: float,
     adjacency: acc.Adjacency,

@@ -27,7 +27,7 @@ _HYPERPARAMETERS = frozenset({"learning_rate", "max_grad_norm", "schedule", "war
 
 def reject_unknown_options(
     strategy: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     allowed: Sequence[str],
 ) -> None:
     """Refuse options that a strategy does not take, with a list of the ones that it takes.
@@ -47,7 +47,7 @@ def reject_unknown_options(
     refuse_fields(where, unknown, sorted(allowed), "it", remedy=remedy)
 
 
-def check_types(cls: type[Any], options: Mapping[str, Any], *, where: str) -> None:
+def check_types(cls: type[Any], options: Mapping[str, object], *, where: str) -> None:
     """Refuse options whose types differ from the annotated types of a dataclass's fields.
 
     A dataclass takes any value, so text in the place of a number would fail only where it is computed with:
@@ -91,7 +91,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint if origin is None else origin)
 
 
-def _fits_tuple(value: Any, parts: tuple[Any, ...]) -> bool:
+def _fits_tuple(value: object, parts: tuple[Any, ...]) -> bool:
     """Return whether a value is a list with one fitting element for each annotated part."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return False
@@ -100,7 +100,7 @@ def _fits_tuple(value: Any, parts: tuple[Any, ...]) -> bool:
     return len(value) == len(parts) and all(map(_fits, value, parts))
 
 
-def _fits_number(value: Any, hint: type[float]) -> bool:
+def _fits_number(value: object, hint: type[float]) -> bool:
     """Return whether a value is a number of this type, infinity included.
 
     Ranges are the field's own affair; NaN, and a whole number that no float holds, are in none.
@@ -111,7 +111,7 @@ def _fits_number(value: Any, hint: type[float]) -> bool:
     return is_number(value) or value in (math.inf, -math.inf)
 
 
-def words_of(hint: Any) -> str:
+def words_of(hint: object) -> str:
     """Return a type in the words of a spec, such as ``a whole number`` for ``int``."""
     origin = typing.get_origin(hint)
     parts = typing.get_args(hint)
@@ -134,7 +134,7 @@ def words_of(hint: Any) -> str:
 _ARGUMENT = re.compile(r"^    (\w+): (.*)$")
 
 
-def argument_texts(owner: Any) -> dict[str, str]:
+def argument_texts(owner: object) -> dict[str, str]:
     """Return the text on each argument in a docstring, by the argument's name.
 
     Of a class the docstrings of the classes above count, too; the nearest one to the class has the last word.

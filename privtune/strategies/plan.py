@@ -68,7 +68,7 @@ class TrainingPlan:
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     rate_factor: float = 1.0
 
-    def as_trained(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def as_trained(self, params: Mapping[str, object]) -> dict[str, Any]:
         """Return the hyperparameters of candidate ``params``, with the learning rate of this training."""
         rate = params.get("learning_rate")
         if self.rate_factor == 1.0 or not is_number(rate):
@@ -142,7 +142,7 @@ class SearchPlan:
     points: tuple[Mapping[str, Any], ...] = ({},)
     trials: int | None = None
 
-    def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
+    def training_of(self, params: Mapping[str, object]) -> TrainingPlan:
         """Return the training that a candidate of these ``params`` runs.
 
         Raises:
@@ -304,7 +304,7 @@ class Plan:
                 trained_params[name] = value
         return {**trained_params, **search.points[entry]}
 
-    def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
+    def training_of(self, params: Mapping[str, object]) -> TrainingPlan:
         """Return the training of a released model with these ``params``, the plan's own if they are empty."""
         if self.final or self.search is None or not params:
             return self.training
@@ -445,7 +445,7 @@ class Plan:
         return digest_of_document(rounded)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a field of a plan as JSON-ready data."""
     if isinstance(value, Mapping):
         return dict(value)

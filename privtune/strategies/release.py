@@ -344,7 +344,7 @@ class Release:
             )
         return self.serve(model)
 
-    def predict(self, given: Any) -> pandas.DataFrame:
+    def predict(self, given: object) -> pandas.DataFrame:
         """Return the released model's predictions for raw rows, as its task describes them.
 
         Post-processing of the release: it costs nothing, whatever rows are asked about.

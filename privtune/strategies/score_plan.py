@@ -260,7 +260,7 @@ class Scoring:
             self.make()
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Return the ``scoring`` of a spec, checked, from its fields ``data``.
 
         Raises:
@@ -599,7 +599,7 @@ class Reporting(Scoring):
         return scorings
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Return the reporting that the checked ``report`` of a spec declares."""
         try:
             metric = data.get("metric")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from privtune.accounting import Event, WorstOf
 from privtune.accounting import epsilon as account
@@ -61,7 +61,7 @@ class Searching:
             check_space_of_build(context.space)
             return
         others = {*CHANGING, *SEARCHED, PART}
-        space: dict[str, Any] = {}
+        space: dict[str, BaseDistribution] = {}
         for name, law in context.space.items():
             if name not in others:
                 space[name] = law
@@ -69,7 +69,7 @@ class Searching:
         check_space(context.space)
 
 
-def check_space(space: Mapping[str, Any]) -> None:
+def check_space(space: Mapping[str, BaseDistribution]) -> None:
     """Refuse parts and schedules of a space that no method can be trained with.
 
     A candidate that drew one would fail in the middle of a round that is charged.
@@ -82,7 +82,7 @@ def check_space(space: Mapping[str, Any]) -> None:
             check_searched(name, space[name])
 
 
-def check_space_of_build(space: Mapping[str, Any]) -> None:
+def check_space_of_build(space: Mapping[str, BaseDistribution]) -> None:
     """Check a space for candidates that ``build`` makes, refusing a choice of the trained part."""
     if PART in space:
         # Only build can say it: the value would be released, and nothing would be trained by it.
@@ -315,7 +315,7 @@ class IndependentDrawing(Drawing):
 
 def select_then(
     trials: Round,
-    request_final: Callable[[Mapping[str, Any]], NamedTraining],
+    request_final: Callable[[Mapping[str, object]], NamedTraining],
 ) -> StrategyRun:
     """Run the sealed round, then train once more with the hyperparameters of its best trial.
 
@@ -362,7 +362,7 @@ class Listed:
         """The entry's name, and the hyperparameters that all its candidates share."""
         return {CANDIDATE: self.name or self.method, **self.parameters}
 
-    def select_space(self, space: Mapping[str, Any]) -> dict[str, Any]:
+    def select_space(self, space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
         """Return the part of a space with the hyperparameters that the entry's method still needs."""
         method = method_class(self.method)
         missing = set(method.parameters) - set(self.parameters)
@@ -373,7 +373,9 @@ class Listed:
         return laws
 
 
-def check_listed(arm: str, entries: Sequence[Mapping[str, Any]], context: PlanningContext) -> None:
+def check_listed(
+    arm: str, entries: Sequence[Mapping[str, object]], context: PlanningContext
+) -> None:
     """Refuse a list of methods from which an arm cannot draw candidates of equal cost.
 
     Raises:

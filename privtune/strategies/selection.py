@@ -103,7 +103,7 @@ class Selection(IndependentDrawing):
         law: RunLaw,
         *,
         epsilon: float,
-        **details: Any,
+        **details: object,
     ) -> Plan:
         """Plan a selection with a given law of its number of runs, at ``epsilon`` as a whole.
 
@@ -123,7 +123,7 @@ class Selection(IndependentDrawing):
         *,
         least: float,
         epsilon: float,
-        **details: Any,
+        **details: object,
     ) -> Plan:
         """Plan a selection with the largest mean number of runs that fits, each at a given ε.
 
@@ -181,7 +181,7 @@ class Selection(IndependentDrawing):
         search: SearchPlan,
         score: ScorePlan,
         law: RunLaw,
-        details: Mapping[str, Any],
+        details: Mapping[str, object],
     ) -> Plan:
         """Return the plan of a selection from its search, score and law, with their noise unchanged."""
         score_words = "its public score" if score.event is None else "its noised validation score"

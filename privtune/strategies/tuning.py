@@ -173,7 +173,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             raise InvalidInputError("plan.search", None, "subsampled tuning needs a search")
         search = plan.search
 
-        def request_final(params: Mapping[str, Any]) -> NamedTraining:
+        def request_final(params: Mapping[str, object]) -> NamedTraining:
             check_given(self, params)  # a function may suggest it to some candidates alone
             records = plan.training.schedule.records
             training = _final(search.training_of(params), records, self.variant)

@@ -141,7 +141,7 @@ class TrainingRequest:
             )
 
 
-def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(params: Mapping[str, object]) -> dict[str, Any]:
     """Return hyperparameters as plain values of Python, or refuse what no file can hold."""
     plain_params: dict[str, Any] = {}
     for name, value in params.items():
@@ -872,11 +872,18 @@ def _kind_of(request: TrainingRequest) -> tuple[object, ...]:
     return training, request.scored, part, has_name
 
 
-def own_sampler(sampler: Any) -> Any:
+def own_sampler(sampler: BaseSampler | IndependentSampler | None) -> IndependentSampler | None:
     """Return a sampler of the user's own; None for one of Optuna's."""
     import optuna
 
     return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler
+
+
+def optuna_sampler(sampler: BaseSampler | IndependentSampler | None) -> BaseSampler | None:
+    """Return a sampler of Optuna's; None for one of the user's own."""
+    import optuna
+
+    return sampler if isinstance(sampler, optuna.samplers.BaseSampler) else None
 
 
 def in_threads(files: Files, jobs: int) -> Callable[[Rounds, str], None]:

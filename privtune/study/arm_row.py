@@ -48,7 +48,7 @@ class ArmColumn:
     word: Callable[[Any], str] = str
 
 
-def _of_release(read: Callable[[Release], Any]) -> Callable[[ArmStatus], Any]:
+def _of_release(read: Callable[[Release], object]) -> Callable[[ArmStatus], Any]:
     """Return a reader of a fact of an arm's release, which gives None before the release."""
 
     def read_status(status: ArmStatus) -> Any:
@@ -214,7 +214,7 @@ class ArmRow:
             "spread": spreads,
         }
 
-    def to_flat(self, *, no_information: Any = None) -> dict[str, Any]:
+    def to_flat(self, *, no_information: object = None) -> dict[str, Any]:
         """Return the row as a flat dict of column names and values, for CSV and data frames.
 
         Args:

@@ -698,7 +698,7 @@ class Life(StoredStudy):
         elif charge.state is ChargeState.RESERVED:
             self._move(charge, Kind.STARTED)
 
-    def keep(self, plan: Plan, document: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    def keep(self, plan: Plan, document: Mapping[str, object], files: Mapping[str, bytes]) -> None:
         """Store an arm's release with its files, unless it has one: started → trained.
 
         Args:
@@ -821,7 +821,7 @@ def carry_on(
     observer: Observer,
     notify: Callable[[Plan, Release], None] | None = None,
     *,
-    measure: Callable[[StagePlan], Mapping[str, Any]] | None = None,
+    measure: Callable[[StagePlan], Mapping[str, object]] | None = None,
     check_data: Callable[[], None] | None = None,
     force: bool = False,
 ) -> tuple[Release, ...]:

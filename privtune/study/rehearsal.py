@@ -122,7 +122,7 @@ def _rehearse_build(
     training = plan.first_training
     fixed_params = plan.example(space)
 
-    def make(secret: bytes, fixed: Mapping[str, Any] = fixed_params) -> BuildResult:
+    def make(secret: bytes, fixed: Mapping[str, object] = fixed_params) -> BuildResult:
         try:
             built = build_candidate(
                 task,
@@ -222,7 +222,7 @@ def _check_rates(built: BuildResult, optimizer: torch.optim.Optimizer, steps: in
 def check_repeated(
     make: Callable[[bytes], BuildResult],
     between: Callable[[], T],
-    program: Callable[[BuildResult], Any] = lambda _: None,
+    program: Callable[[BuildResult], object] = lambda _: None,
 ) -> T:
     """Build trials again in another order and after training; refuse a ``build`` that changes them.
 

@@ -33,7 +33,14 @@ from privtune.strategies import (
     Strategy,
 )
 from privtune.strategies.arms import check_objective, needs_of
-from privtune.study.arm_rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
+from privtune.study.arm_rounds import (
+    StudyRound,
+    TrialFiles,
+    deadline_of,
+    in_threads,
+    optuna_sampler,
+    own_sampler,
+)
 from privtune.study.build import model_for, named_method
 from privtune.study.declared_arms import DeclaredTrainer, DeclaredTrial, Mechanism, plan_declared
 from privtune.study.delta import check_delta, check_delta_of
@@ -60,7 +67,11 @@ from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
     from privtune.ledger.rounds import Rounds
+    from privtune.spaces import IndependentSampler
     from privtune.study.observer import Observer
     from privtune.tables.unusable import RecordCheck
     from privtune.tasks import TaskData
@@ -150,8 +161,8 @@ class TaskTrainer(Trainer):
     executor: Executor
     notify: Callable[[str], None]
     strategy: Strategy | None = None
-    sampler: Any = None
-    pruner: Any = None
+    sampler: BaseSampler | IndependentSampler | None = None
+    pruner: BasePruner | None = None
     deadline: float = math.inf
     timed: dict[object, float] = field(default_factory=dict)
 
@@ -219,7 +230,7 @@ class TaskTrainer(Trainer):
             self.life,
             files,
             give_out=self._give_out(plan, files),
-            sampler=self.sampler if users_sampler is None else None,
+            sampler=optuna_sampler(self.sampler),
             pruner=self.pruner,
         )
         return self._strategy(plan), trials
@@ -449,7 +460,7 @@ def optimize(life: Life, task: Task, options: EngineOptions, audience: Audience)
 
 def optimize_declared(
     life: Life,
-    objective: Callable[[DeclaredTrial], Any],
+    objective: Callable[[DeclaredTrial], object],
     options: DeclaredOptions,
     audience: Audience,
 ) -> Release:
@@ -622,7 +633,7 @@ def _engine_arm(
     return plan, trainer
 
 
-def _check_task(task: Any) -> None:
+def _check_task(task: object) -> None:
     """Refuse an object that is no task, and a task without a ``build``."""
     if not isinstance(task, Task):
         raise InvalidInputError(
@@ -673,7 +684,7 @@ def _check_executor(
 
 
 def _declared_arm(
-    life: Life, objective: Callable[[DeclaredTrial], Any], options: DeclaredOptions
+    life: Life, objective: Callable[[DeclaredTrial], object], options: DeclaredOptions
 ) -> tuple[Plan, DeclaredTrainer]:
     """Return the plan and the trainer of an arm of a declared mechanism.
 
@@ -903,7 +914,7 @@ def _target_of(life: Life, arm: str) -> float:
 
 
 def _check_covered(
-    strategy: Strategy, *, scored: bool, sampler: Any, pruner: Any, others: Sequence[str] = ()
+    strategy: Strategy, *, scored: bool, sampler: object, pruner: object, others: Sequence[str] = ()
 ) -> None:
     """Refuse a strategy that needs a search space or a score, or does not cover sampler or pruner."""
     without_task = [kind.name for kind in STRATEGIES.values() if not kind.needs.task]
@@ -981,7 +992,7 @@ def _check_pruner(plan: Plan, pruner: object) -> None:
     )
 
 
-def _check_searches(plan: Plan, **choosers: Any) -> None:
+def _check_searches(plan: Plan, **choosers: object) -> None:
     """Refuse a sampler or a pruner for an arm that has one training."""
     if plan.search is not None:
         return
@@ -1033,7 +1044,9 @@ def _score_function(score: Score, records: Records) -> LossOf | None:
     return function
 
 
-def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[Records | None, bool]:
+def _validation(
+    private: object, public: Mapping[str, object] | None
+) -> tuple[Records | None, bool]:
     """Return the validation records of a declared mechanism, and whether they are public."""
     from privtune.tasks.records import read_records
 

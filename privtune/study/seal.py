@@ -218,7 +218,7 @@ def _close(module: ModuleType) -> None:
     replace_attribute(_undo, owner, method, _refuse)
 
 
-def _refuse(*_args: Any, **_kwargs: Any) -> Any:
+def _refuse(*_args: object, **_kwargs: object) -> Any:
     """Raise ``SealedError`` in the place of MLflow's methods."""
     raise SealedError(
         "A sealed round is running: nothing in it may be logged to MLflow, for its trials are not "
@@ -267,7 +267,7 @@ def _close_notebook() -> None:
         return
     publish = publisher.publish
 
-    def publish_aloud(*args: Any, **kwargs: Any) -> None:
+    def publish_aloud(*args: object, **kwargs: object) -> None:
         if _voice.is_loud and _depth == 0:
             publish(*args, **kwargs)
 
