@@ -41,8 +41,9 @@ def reject_unknown_options(
     remedy = ""
     misplaced = unknown & _HYPERPARAMETERS
     if misplaced and "parameters" in allowed:
-        entries = ", ".join(f"{name}: {options[name]}" for name in sorted(misplaced))
-        remedy = f"Hyperparameters stand together: parameters: {{{entries}}}."
+        entries = [f"{name}: {options[name]}" for name in sorted(misplaced)]
+        words = ", ".join(entries)
+        remedy = f"Hyperparameters stand together: parameters: {{{words}}}."
     where = f"options of strategy {strategy!r}"
     refuse_fields(where, unknown, sorted(allowed), "it", remedy=remedy)
 
@@ -67,7 +68,8 @@ def check_types(cls: type[Any], options: Mapping[str, object], *, where: str) ->
             continue
         hint = hints[name]
         if not _fits(value, hint):
-            raise InvalidInputError(f"{name} of {where}", value, f"must be {words_of(hint)}")
+            allowed = f"must be {words_of(hint)}"
+            raise InvalidInputError(f"{name} of {where}", value, allowed)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -83,12 +85,16 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (float, int):
         return _fits_number(value, hint)
     if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(name, parts[0]) for name in value)
+        if not isinstance(value, Mapping):
+            return False
+        return all(_fits(name, parts[0]) for name in value)
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
         return callable(value)
     if hint is Any:
         return True
-    return isinstance(value, hint if origin is None else origin)
+    if origin is not None:
+        return isinstance(value, origin)
+    return isinstance(value, hint)
 
 
 def _fits_tuple(value: object, parts: tuple[Any, ...]) -> bool:
@@ -97,7 +103,9 @@ def _fits_tuple(value: object, parts: tuple[Any, ...]) -> bool:
         return False
     if parts[-1] is Ellipsis:  # tuple[X, ...]: any number of one type
         return all(_fits(element, parts[0]) for element in value)
-    return len(value) == len(parts) and all(map(_fits, value, parts))
+    if len(value) != len(parts):
+        return False
+    return all(map(_fits, value, parts))
 
 
 def _fits_number(value: object, hint: type[float]) -> bool:
@@ -120,8 +128,10 @@ def words_of(hint: object) -> str:
     if origin is Literal:
         return " or ".join(map(str, parts))
     if origin is tuple:
-        count = "a list" if parts[-1] is Ellipsis else f"a list of {len(parts)}"
-        return f"{count}, each {words_of(parts[0])}"
+        element = words_of(parts[0])
+        if parts[-1] is Ellipsis:
+            return f"a list, each {element}"
+        return f"a list of {len(parts)}, each {element}"
     if origin is None:
         return _WORDS.get(hint, "a value")
     if issubclass(origin, Mapping):
@@ -141,7 +151,9 @@ def argument_texts(owner: object) -> dict[str, str]:
     So an option is described once, where its field is.
     """
     texts: dict[str, str] = {}
-    sources = reversed(owner.__mro__) if inspect.isclass(owner) else (owner,)
+    sources = [owner]
+    if inspect.isclass(owner):
+        sources = [*reversed(owner.__mro__)]
     for source in sources:
         name = ""
         for line in _argument_lines(source.__doc__ or ""):

@@ -149,7 +149,8 @@ class SearchPlan:
             InvalidInputError: If the candidate is no point of the grid.
         """
         for training, point in zip(self.trainings, self.points, strict=True):
-            if all(params.get(name) == value for name, value in point.items()):
+            is_point = all(params.get(name) == value for name, value in point.items())
+            if is_point:
                 return training
         raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
 
@@ -271,7 +272,8 @@ class Plan:
             return self.runs.sample_strata(self.repeats, streams.numpy("strata of runs"))
         numbers = []
         for repetition in range(self.repeats):
-            numbers.append(self.runs.sample(streams.numpy("runs", repetition)))
+            generator = streams.numpy("runs", repetition)
+            numbers.append(self.runs.sample(generator))
         return tuple(numbers)
 
     @property

@@ -147,7 +147,8 @@ class Drawing(Searching):
             return SearchPlan((TrainingPlan(context.schedule, method, part),))
         grid = {name: self._choices(context, name) for name in names}
         noises = grid.get("noise_multiplier", ())
-        if not all(is_number(noise) and noise > 0 for noise in noises):
+        are_noises = all(is_number(noise) and noise > 0 for noise in noises)
+        if not are_noises:
             raise InvalidInputError("space.noise_multiplier", noises, "must be numbers above 0")
         points = []
         trainings = []
@@ -176,8 +177,10 @@ class Drawing(Searching):
         method = budgeted(context, self.method, self.options, epsilon=epsilon, schedule=schedule)
         if not noises:
             return TrainingPlan(schedule, method)
-        middle = math.exp(sum(math.log(noise) for noise in noises) / len(noises))
-        method = method.scaled(float(point["noise_multiplier"]) / middle)
+        logarithms = [math.log(noise) for noise in noises]
+        middle = math.exp(sum(logarithms) / len(noises))
+        proportion = float(point["noise_multiplier"]) / middle
+        method = method.scaled(proportion)
         if self.guarantee == "common":
             steps = _most_steps(method, schedule, epsilon=epsilon, delta=context.delta)
             schedule = replace(schedule, steps=steps)
@@ -236,7 +239,8 @@ def search_event(search: SearchPlan, *, weighted: bool) -> Event:
     if not weighted:
         return WorstOf(tuple(events), None)
     weight = 1.0 / len(events)
-    return WorstOf(tuple(events), (weight,) * len(events))
+    weights = (weight,) * len(events)
+    return WorstOf(tuple(events), weights)
 
 
 def _schedule(base: Schedule, point: Mapping[str, Any], final_records: int | None) -> Schedule:
@@ -398,11 +402,14 @@ def check_listed(
     check_space(context.space)
     listed = [_read(arm, number, entry) for number, entry in enumerate(entries)]
     names = [entry.point[CANDIDATE] for entry in listed]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice: set[str] = set()
+    for name in names:
+        if names.count(name) > 1:
+            twice.add(name)
     if twice:
         raise InvalidInputError(
             f"candidates of arm {arm!r}",
-            twice,
+            sorted(twice),
             "stand there twice: give each a name of its own",
         )
     useful = {*SEARCHED, PART}
@@ -428,7 +435,8 @@ def _check_entry(arm: str, entry: Listed, context: PlanningContext) -> None:
             PART,
             "is searched by the space, for all candidates alike",
         )
-    require_parameters(where, method, entry.parameters, entry.select_space(context.space))
+    space = entry.select_space(context.space)
+    require_parameters(where, method, entry.parameters, space)
     require_suited(where, method, entry.options, context)
 
 
@@ -444,7 +452,9 @@ def _read(arm: str, number: int, entry: object) -> Listed:
     reject_unknown_options(where, entry, ("method", "name", "parameters", "options"))
     check_types(Listed, entry, where=where)
     method_class(entry["method"])
-    check_types(METHODS[entry["method"]], entry.get("options", {}), where=where)
+    method = METHODS[entry["method"]]
+    method_options = entry.get("options", {})
+    check_types(method, method_options, where=where)
     return Listed(**entry)
 
 
@@ -461,7 +471,9 @@ def listed_plan(
     for fields in entries:
         entry = Listed(**fields)
         # Where the part is searched, no entry is of one part alone.
-        trainable = PART if PART in context.space else entry.parameters.get(PART)
+        trainable = entry.parameters.get(PART)
+        if PART in context.space:
+            trainable = PART
         method = budgeted(
             context,
             entry.method,
