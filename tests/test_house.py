@@ -58,8 +58,8 @@ LIMITS = {
 UNTYPED = {
     "execution": 11,
     "ledger": 65,
-    "strategies": 50,
-    "study": 94,
+    "strategies": 52,
+    "study": 67,
 }
 """How often ``Any`` may stand in the signatures of a room.
 

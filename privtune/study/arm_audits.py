@@ -77,7 +77,7 @@ def _check_terms(report: Mapping[str, object], budget: BudgetSpec) -> None:
     )
 
 
-def audits_of(study: Study) -> list[dict[str, Any]]:
+def audits_of(study: Study) -> list[dict[str, object]]:
     """Return the audit reports stored for a ``study``, JSON-ready.
 
     Example:

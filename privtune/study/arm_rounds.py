@@ -141,7 +141,7 @@ class TrainingRequest:
             )
 
 
-def _plain(params: Mapping[str, object]) -> dict[str, Any]:
+def _plain(params: Mapping[str, object]) -> dict[str, object]:
     """Return hyperparameters as plain values of Python, or refuse what no file can hold."""
     plain_params: dict[str, Any] = {}
     for name, value in params.items():
@@ -839,7 +839,7 @@ class StudyRound(RepeatedRound, Round):
         results = self._results
         return self.life.trials.shown(self._plan.arm, results, repetition=self.repetition)
 
-    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
+    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, object]:
         """Draw a trial once by Optuna's sampler; return its values for the declared space."""
         self._check_kind(sealed=False)
         sampler = self.sampler or make(self.space)

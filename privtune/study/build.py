@@ -37,7 +37,7 @@ _AROUND_METHODS = "external_utils.py"
 
 
 @cache
-def _used() -> MutableMapping[Any, bool]:
+def _used() -> MutableMapping[object, bool]:
     """Return the models and weights that trials of this process were built with, weakly held."""
     from torch.utils.weak import WeakIdKeyDictionary
 
@@ -69,7 +69,7 @@ class BuildResult:
     augment: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> dict[str, object]:
         """Hyperparameters as they are released: suggested, or fixed by the arm."""
         return {**self.fixed, **self.trial.params}
 
@@ -322,7 +322,7 @@ def _values(
     training: TrainingPlan,
     suggested: Mapping[str, object],
     fixed: Mapping[str, object],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the values that the arm's method trains a candidate with: rates, norms, schedule.
 
     Args:

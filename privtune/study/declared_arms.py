@@ -300,7 +300,7 @@ class DeclaredTrial(Suggestions):
 
     def _suggest(
         self, name: str, distribution: BaseDistribution, prior: Prior | None = None
-    ) -> Any:
+    ) -> object:
         """Suggest a value; refuse a new name after the plan is read, where the rehearsal ended."""
         if self._plan_read and name not in self.params:
             raise DeclaredError(

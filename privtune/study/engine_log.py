@@ -145,7 +145,7 @@ class PrivateTraining:
         self._is_clipped = False
 
     @property
-    def parameters(self) -> list[Any]:
+    def parameters(self) -> list[object]:
         """The parameters of the model, with those of the optimizer."""
         module = getattr(self.module, "_module", self.module)
         parameters = list(module.parameters())
@@ -159,7 +159,7 @@ class PrivateTraining:
         return hasattr(self.optimizer, "accumulate")
 
     @property
-    def samplers(self) -> list[Any]:
+    def samplers(self) -> list[object]:
         """The samplers that may draw batches: the loader's, and a given loader's if it is a Poisson one.
 
         Opacus' own data module of Lightning has such a loader, which the Trainer goes through.
@@ -400,7 +400,7 @@ class EngineLog:
         """Return a version of ``make_private`` that records the objects it returns."""
 
         @functools.wraps(make_private)
-        def wrapper(engine: object, *args: object, **options: object) -> Any:
+        def wrapper(engine: object, *args: object, **options: object) -> object:
             objects = make_private(engine, *args, **options)
             loader = objects[-1]  # behind the criterion, where ghost clipping returns one
             bare_loader = options.get("data_loader", loader)
@@ -436,7 +436,7 @@ class EngineLog:
         """Return a version of a torch autograd function that counts calls in the trial's thread."""
 
         @functools.wraps(backward)
-        def wrapper(*args: object, **options: object) -> Any:
+        def wrapper(*args: object, **options: object) -> object:
             if threading.get_ident() == self._thread:
                 self._bare_passes += 1
             return backward(*args, **options)
@@ -458,7 +458,7 @@ class EngineLog:
         account = optimizer.step_hook
         passes_before = self._bare_passes
 
-        def note_gradients(sum_gradients: Callable[[], object]) -> Any:
+        def note_gradients(sum_gradients: Callable[[], object]) -> object:
             training.note_gradients()
             self._bare_passes = passes_before
             return sum_gradients()
@@ -474,7 +474,7 @@ class EngineLog:
         if training.is_ghost:
             get_weights = training.module.get_clipping_coef
 
-            def note_clipping() -> Any:
+            def note_clipping() -> object:
                 training.note_clipping()
                 return get_weights()
 
@@ -560,7 +560,7 @@ def _poisson_sampler() -> Any:
     return getattr(sys.modules.get(_SAMPLER), "UniformWithReplacementSampler", ())
 
 
-def _parameters_of(optimizer: Any) -> list[Any]:
+def _parameters_of(optimizer: Any) -> list[object]:
     """Return the parameters in all groups of a torch optimizer."""
     parameters: list[Any] = []
     for group in optimizer.param_groups:

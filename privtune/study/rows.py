@@ -467,7 +467,7 @@ class StoredStudy:
             }
             connection.execute(sa.insert(failures), values)
 
-    def failures(self, arm: str) -> list[dict[str, Any]]:
+    def failures(self, arm: str) -> list[dict[str, object]]:
         """Return the errors that stopped an arm, oldest first, each with ``time`` and ``traceback``."""
         columns = sa.select(failures.c.time, failures.c.traceback)
         is_mine = failures.c.study == self.name

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from privtune.accounting.checks import check_number
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -183,7 +183,7 @@ class TaskTrainer(Trainer):
         """Whether the task declares its records public."""
         return self.task.benchmark
 
-    def measure(self, plan: StagePlan) -> Mapping[str, Any]:
+    def measure(self, plan: StagePlan) -> Mapping[str, object]:
         """Read the table and return what a stage releases of it."""
         spec = self.life.spec
         releases = self.life.stage_releases()
@@ -536,7 +536,7 @@ def _lead(
     return release
 
 
-def _progress_bar(plan: Plan) -> AbstractContextManager[Any]:
+def _progress_bar(plan: Plan) -> AbstractContextManager[object]:
     """Return a spinner with the arm's name, and no count that would tell a sealed number of runs."""
     from rich.console import Console
 
@@ -1009,7 +1009,7 @@ def _check_searches(plan: Plan, **choosers: object) -> None:
 def _declared_task(mechanism: Mechanism, validation_records: int, *, public: bool) -> Task:
     """Return the public facts of a declared mechanism as a task without data, for planning."""
 
-    def refuse(*_: object) -> Any:
+    def refuse(*_: object) -> NoReturn:
         raise InvalidInputError("task", "declared", "is trained by the user's own function")
 
     return Task(
