@@ -1,13 +1,16 @@
-"""Rules for names and stored texts, suggestions for mistyped names, and the usual storage's name."""
+"""Rules for names and stored texts, suggestions for mistyped names, and where the usual storage is."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from privtune.errors import InvalidInputError
+from privtune.files import read_private
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 """The database of studies and budgets where none is named: a file of the working folder."""
@@ -143,6 +146,44 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
 _SURE = 0.85  # difflib's ratio of a slip of a finger
 _CLOSE = 0.6  # and that of what may be meant
 _SHORT = 3  # letters of a beginning that is taken for a whole name: fix, fixed
+
+
+def usual_storage(given: str | Path | None = None) -> str | Path:
+    """Return the storage to use: the given one, else that of the environment, else a file of this folder.
+
+    Python, the commands and workers all find it here. In the environment it is the URL in
+    ``PRIVTUNE_STORAGE``, else the one in the file that ``PRIVTUNE_STORAGE_FILE`` names. A URL may hold a
+    password, and other users of a machine can read a command line.
+
+    Args:
+        given: The URL of a database, or the path of a SQLite file; None where nothing was said.
+
+    Returns:
+        A URL or a path, which is no more than a text yet: opening it checks what it names.
+
+    Raises:
+        InvalidInputError: If the given storage is empty or no text, or the file that the environment names
+            is empty, cannot be read, or can be read by others.
+    """
+    if given is not None:
+        if isinstance(given, Path) or (isinstance(given, str) and given.strip()):
+            return given
+        allowed = "must be the URL of a database, or the path of a SQLite file"
+        raise InvalidInputError("storage", given, allowed, "'p.db' is one.")
+    url = os.environ.get("PRIVTUNE_STORAGE")
+    if url:
+        return url
+    file = os.environ.get("PRIVTUNE_STORAGE_FILE")
+    if not file:
+        return DEFAULT_STORAGE
+    content = read_private(Path(file))
+    url = content.decode(errors="replace").strip()
+    if not url:
+        allowed = "names a file that is empty"
+        raise InvalidInputError(
+            "PRIVTUNE_STORAGE_FILE", file, allowed, "Write the URL of the storage into it."
+        )
+    return url
 
 
 def did_you_mean(

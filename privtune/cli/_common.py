@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import shutil
 import sys
@@ -24,7 +23,7 @@ import typer
 
 from privtune.errors import InvalidInputError
 from privtune.files import read_bounded, write_whole
-from privtune.names import DEFAULT_STORAGE
+from privtune.names import usual_storage
 from privtune.numbers import ceil_digits
 from privtune.prose import fitted
 
@@ -36,21 +35,17 @@ if TYPE_CHECKING:
     from privtune.study import StudySpec
 
 
-def _read_storage(url: str) -> str:
-    """Return a command's storage from its option, or from the file of ``PRIVTUNE_STORAGE_FILE``.
-
-    A launcher's job reads the URL from the file of ``PRIVTUNE_STORAGE_FILE``: other users of the machine can
-    read a command line, and a URL may hold a password.
+def _read_storage(context: typer.Context, option: typer.CallbackParam, url: str) -> str:
+    """Return a command's storage from its option, or the usual one where no option was typed.
 
     Args:
-        url: What ``--storage`` or ``PRIVTUNE_STORAGE`` says, or the default. Whatever differs from the
-            default takes precedence over the file.
+        context: The command's call, which knows whether the option was typed.
+        option: The option.
+        url: What ``--storage`` or ``PRIVTUNE_STORAGE`` says, or the default.
     """
-    if url != DEFAULT_STORAGE or "PRIVTUNE_STORAGE_FILE" not in os.environ:
-        return url
-    from privtune.study.workers import storage_here
-
-    return storage_here()
+    source = context.get_parameter_source(option.name or "")
+    is_typed = source is not None and source.name != "DEFAULT"
+    return str(usual_storage(url if is_typed else None))
 
 
 Storage = Annotated[
