@@ -200,6 +200,7 @@ def show_table(
     keep_lines: bool = False,
     wide: bool = False,
     spare: Sequence[str] = (),
+    prose: str = "",
 ) -> list[str]:
     """Print a table, and return the columns that the terminal was too narrow for.
 
@@ -214,6 +215,7 @@ def show_table(
         keep_lines: Break no line: where a terminal is too narrow for rows, print a block for each.
         wide: Break no line: the table is as wide as its rows, whatever the terminal is.
         spare: Columns that are left out of a table that is too wide, the first one first.
+        prose: The column of sentences, whose lines may be broken at words where others may not.
     """
     from rich.measure import Measurement
 
@@ -226,9 +228,16 @@ def show_table(
         titles = [columns[place] for place in places]
         table_cells = [[row[place] for place in places] for row in cells]
         table = _make_table(
-            titles, table_cells, title=title, numeric=numeric, keep_lines=keep_lines, wide=wide
+            titles,
+            table_cells,
+            title=title,
+            numeric=numeric,
+            keep_lines=keep_lines,
+            wide=wide,
+            prose=prose,
         )
-        width = Measurement.get(console(), unlimited, table).maximum
+        measure = Measurement.get(console(), unlimited, table)
+        width = measure.minimum if prose else measure.maximum
         if not keep_lines or width <= console().width:
             console().print(table, crop=False)
             return omitted
@@ -255,6 +264,7 @@ def _make_table(
     numeric: Sequence[str],
     keep_lines: bool,
     wide: bool,
+    prose: str,
 ) -> Table:
     """Return a table as rich prints it, from titles and cells of :func:`show_table`.
 
@@ -277,10 +287,9 @@ def _make_table(
         values = [row[place] for row in cells]
         head = _break_title(column, values) if keep_lines else column
         justify: Any = "right" if column in numeric else "left"
-        least = None if keep_lines else _least_width([head, *values], wide=wide)
-        table.add_column(
-            head, justify=justify, no_wrap=keep_lines, overflow="fold", min_width=least
-        )
+        is_whole = keep_lines and (not prose or column != prose)
+        least = None if is_whole else _least_width([head, *values], wide=wide)
+        table.add_column(head, justify=justify, no_wrap=is_whole, overflow="fold", min_width=least)
     for row in cells:
         table.add_row(*map(Text, row))
     return table

@@ -51,11 +51,34 @@ def render_certificate(certificate: Document) -> str:
         caveat=PromiseWording(terms["unit"]).caveat,
         guarantee=certificate["guarantee"],
         filter=_filter(certificate.get("filter")),
+        binding=_binding(certificate),
         declared=_declared(certificate["entries"]),
         audits=audits,
         contradictions=contradictions(audits),
     )
     return f"{page}\n"
+
+
+def _binding(certificate: Document) -> str:
+    """Return in words which number says what was spent, and which rule decides what may still be charged.
+
+    An odometer above the filter's share, or below it, is no contradiction: they answer two questions.
+
+    Args:
+        certificate: The parsed file.
+    """
+    method = certificate["guarantee"]["method"]
+    state = certificate.get("filter")
+    if state is None or not state["in_force"]:
+        return (
+            f"The smallest of these bounds is the certified ε ({method}). It also decides what may still be "
+            "charged, until a run has started: all charges together must stay within the limit."
+        )
+    return (
+        f"The smallest of these bounds is the certified ε ({method}): it says what was spent up to now, and "
+        "refuses nothing. The privacy filter alone decides what may still be charged (fully adaptive "
+        "composition), since a run has started. The charges before it had to stay within the limit together."
+    )
 
 
 def _formula(event: Document) -> str:

@@ -84,7 +84,7 @@ def test_a_file_without_a_storage_is_a_sentence(
 ) -> None:
     _note_storage(tmp_path, "", monkeypatch)
     with pytest.raises(
-        InvalidInputError, match="PRIVTUNE_STORAGE_FILE.*names a file that is empty"
+        InvalidInputError, match=r"PRIVTUNE_STORAGE_FILE.*names a file that is empty"
     ):
         privtune.load_study("anna")
     done = cli("study", "list")
