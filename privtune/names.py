@@ -147,20 +147,12 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "table": ("tabular",),
     # events and laws
     "choose": ("private_selection",),
-    "composeddpevent": ("composed",),
     "composition": ("composed",),
     "eps_delta": ("approximate_dp",),
-    "epsilondeltadpevent": ("approximate_dp",),
-    "gaussiandpevent": ("gaussian",),
-    "laplacedpevent": ("laplace",),
     "negative_binomial": ("truncated_negative_binomial",),
-    "nonprivatedpevent": ("non_private",),
-    "poissonsampleddpevent": ("poisson_sampled",),
     "pure_dp": ("approximate_dp",),
     "self_composed": ("repeated",),
-    "selfcomposeddpevent": ("repeated",),
     "subsampled": ("poisson_sampled",),
-    "zcdpevent": ("zcdp",),
 }
 _SURE = 0.85  # difflib's ratio of a slip of a finger
 _CLOSE = 0.6  # and that of what may be meant

@@ -62,22 +62,27 @@ def render_certificate(certificate: Document) -> str:
 def _binding(certificate: Document) -> str:
     """Return in words which number says what was spent, and which rule decides what may still be charged.
 
-    An odometer above the filter's share, or below it, is no contradiction: they answer two questions.
+    The odometer and the filter may differ, since they answer two questions.
 
     Args:
         certificate: The parsed file.
     """
     method = certificate["guarantee"]["method"]
-    state = certificate.get("filter")
-    if state is None or not state["in_force"]:
+    certified = (
+        f"The smallest of these bounds is the certified ε ({method}): it says what was spent"
+    )
+    states = {charge["state"] for charge in certificate["charges"]}
+    if states.isdisjoint({"started", "settled"}):
         return (
-            f"The smallest of these bounds is the certified ε ({method}). It also decides what may still be "
-            "charged, until a run has started: all charges together must stay within the limit."
+            f"{certified}. It also decides what may be charged until a run has started: all charges together "
+            "must stay within the limit."
         )
+    if certificate["budget"]["terms"]["admission"] == "declared":
+        return f"{certified}. Nothing more can be charged, since a run has started."
     return (
-        f"The smallest of these bounds is the certified ε ({method}): it says what was spent up to now, and "
-        "refuses nothing. The privacy filter alone decides what may still be charged (fully adaptive "
-        "composition), since a run has started. The charges before it had to stay within the limit together."
+        f"{certified}, and refuses nothing. The privacy filter alone decides what may still be charged "
+        "(fully adaptive composition), since a run has started. What was charged before the first run had "
+        "to stay within the limit by the best of the bounds."
     )
 
 
