@@ -329,10 +329,17 @@ def create(
 @app.command("list")
 def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List the budgets, with what is spent and left of each."""
-    with _ledger(storage) as ledger:
-        documents = [_budget_document(ledger, budget) for budget in ledger.budgets()]
+    from privtune.ledger.places import is_missing
+
+    documents: list[dict[str, Any]] = []
+    if not is_missing(storage):
+        with _ledger(storage) as ledger:
+            documents += [_budget_document(ledger, budget) for budget in ledger.budgets()]
     if as_json:
         emit_json(documents)
+        return
+    if not documents:
+        say("There is no budget in this storage: privtune budget create makes one.")
         return
     rows = [
         (
@@ -376,8 +383,8 @@ def show(
     show_table(columns, rows, numeric=["ε"], keep_lines=True, prose="of what")
     if document["spendings"]:
         say(
-            "Spent is the ε of all charges together; that of a study or a note is of its own charges together, "
-            "so these do not add up; privtune budget charges has the ε of each charge alone."
+            "Spent is the ε of all charges together; that of a study or a note is of its own charges "
+            "together, so these do not add up; privtune budget charges has the ε of each charge alone."
         )
     if document.get("fits"):
         say(_FITS)

@@ -292,12 +292,11 @@ def _check_budget(study_plan: StudyPlan, spec: StudySpec, storage: str) -> str:
         DatasetMismatchError: If it protects another dataset than the study's.
     """
     from privtune.ledger import Ledger
-    from privtune.ledger.places import checked_url, database_path
+    from privtune.ledger.places import is_missing
 
     name = spec.budget.name
-    path = database_path(checked_url(storage))
-    if path is not None and not path.exists():
-        return ""  # opening a ledger would make the file
+    if is_missing(storage):
+        return ""
     with Ledger(storage) as ledger:
         if name not in [budget.name for budget in ledger.budgets()]:
             return ""

@@ -318,6 +318,16 @@ def is_of_stranger(url: URL) -> bool:
     return path is not None and is_strangers(path)
 
 
+def is_missing(url: str | Path) -> bool:
+    """Return whether a storage is a SQLite file that does not exist: to open the storage would create it.
+
+    Raises:
+        InvalidInputError: It names no database.
+    """
+    path = database_path(checked_url(url))
+    return path is not None and not path.exists()
+
+
 def create_database(url: URL) -> None:
     """Create a SQLite database's file, readable by its owner alone, if there is none yet.
 

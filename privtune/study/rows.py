@@ -26,7 +26,7 @@ from privtune.files import OwnFolder
 from privtune.ledger import Ledger
 from privtune.ledger.errors import Place, StudyCorruptedError
 from privtune.ledger.identity import read_identity
-from privtune.ledger.places import checked_url, database_path
+from privtune.ledger.places import checked_url, is_missing
 from privtune.ledger.reading import parsing, read_object, show_key
 from privtune.ledger.schema import arms, blobs, budgets, failures, studies
 from privtune.ledger.storage import Storage
@@ -242,10 +242,8 @@ def check_database(name: str, url: str) -> None:
         StudyNotFoundError: If there is no such file.
         InvalidInputError: If the URL names no database.
     """
-    parsed = checked_url(url)
-    path = database_path(parsed)
-    if path is not None and not path.exists():
-        shown_url = masked_url(parsed.render_as_string(hide_password=False))
+    if is_missing(url):
+        shown_url = masked_url(checked_url(url).render_as_string(hide_password=False))
         raise _no_study(check_text(name, "study"), shown_url)
 
 
@@ -288,6 +286,8 @@ def list_studies(url: str | Path) -> list[StudySummary]:
         >>> [(each.name, each.arms, each.released) for each in list_studies(study.storage)]
         [('shown', 2, 2)]
     """
+    if is_missing(url):
+        return []
     with Ledger(url) as ledger:
         store = StudyStore(ledger.log.storage)
         rows = [store.study(name) for name in store.uids()]

@@ -132,6 +132,9 @@ def test_a_study_that_is_nowhere_leaves_no_database(
         privtune.load_study("anna")
     done = cli("study", "show", "anna")
     assert (done.code, "There is no study named 'anna'" in done.err) == (1, True)
+    for group, words in (("study", "There is no study"), ("budget", "There is no budget")):
+        assert words in cli(group, "list").out
+        assert cli(group, "list", "--json").out.strip() == "[]"
     assert not list(tmp_path.iterdir())
     study = privtune.create_study("anna", budget=BUDGET, load_if_exists=True)
     assert study.remaining() == 4.0
