@@ -159,7 +159,7 @@ _CLOSE = 0.6  # and that of what may be meant
 _SHORT = 3  # letters of a beginning that is taken for a whole name: fix, fixed
 
 
-def usual_storage(given: str | Path | None = None) -> str | Path:
+def usual_storage(storage: str | Path | None = None) -> str | Path:
     """Return the storage to use: the given one, else that of the environment, else a file of this folder.
 
     Python, the commands and workers all find it here. In the environment it is the URL in
@@ -167,7 +167,7 @@ def usual_storage(given: str | Path | None = None) -> str | Path:
     password, and other users of a machine can read a command line.
 
     Args:
-        given: The URL of a database, or the path of a SQLite file; None where nothing was said.
+        storage: The URL of a database, or the path of a SQLite file; None where nothing was said.
 
     Returns:
         A URL or a path, which is no more than a text yet: opening it checks what it names.
@@ -176,11 +176,11 @@ def usual_storage(given: str | Path | None = None) -> str | Path:
         InvalidInputError: If the given storage is empty or no text, or the file that the environment names
             is empty, cannot be read, or can be read by others.
     """
-    if given is not None:
-        if isinstance(given, Path) or (isinstance(given, str) and given.strip()):
-            return given
+    if storage is not None:
+        if isinstance(storage, Path) or (isinstance(storage, str) and storage.strip()):
+            return storage
         allowed = "must be the URL of a database, or the path of a SQLite file"
-        raise InvalidInputError("storage", given, allowed, "'p.db' is one.")
+        raise InvalidInputError("storage", storage, allowed, "'p.db' is one.")
     url = os.environ.get("PRIVTUNE_STORAGE")
     if url:
         return url

@@ -35,17 +35,19 @@ if TYPE_CHECKING:
     from privtune.study import StudySpec
 
 
-def _read_storage(context: typer.Context, option: typer.CallbackParam, url: str) -> str:
+def _read_storage(context: typer.Context, url: str) -> str:
     """Return a command's storage from its option, or the usual one where no option was typed.
 
     Args:
         context: The command's call, which knows whether the option was typed.
-        option: The option.
         url: What ``--storage`` or ``PRIVTUNE_STORAGE`` says, or the default.
     """
-    source = context.get_parameter_source(option.name or "")
-    is_typed = source is not None and source.name != "DEFAULT"
-    return str(usual_storage(url if is_typed else None))
+    source = context.get_parameter_source("storage")
+    if source is None or source.name == "DEFAULT":
+        storage = usual_storage()
+    else:
+        storage = usual_storage(url)
+    return str(storage)
 
 
 Storage = Annotated[
@@ -200,7 +202,7 @@ def show_table(
     keep_lines: bool = False,
     wide: bool = False,
     spare: Sequence[str] = (),
-    prose: str = "",
+    prose: str | None = None,
 ) -> list[str]:
     """Print a table, and return the columns that the terminal was too narrow for.
 
@@ -237,7 +239,9 @@ def show_table(
             prose=prose,
         )
         measure = Measurement.get(console(), unlimited, table)
-        width = measure.minimum if prose else measure.maximum
+        width = measure.maximum
+        if prose is not None:
+            width = measure.minimum
         if not keep_lines or width <= console().width:
             console().print(table, crop=False)
             return omitted
@@ -264,7 +268,7 @@ def _make_table(
     numeric: Sequence[str],
     keep_lines: bool,
     wide: bool,
-    prose: str,
+    prose: str | None,
 ) -> Table:
     """Return a table as rich prints it, from titles and cells of :func:`show_table`.
 
@@ -287,7 +291,7 @@ def _make_table(
         values = [row[place] for row in cells]
         head = _break_title(column, values) if keep_lines else column
         justify: Any = "right" if column in numeric else "left"
-        is_whole = keep_lines and (not prose or column != prose)
+        is_whole = keep_lines and column != prose
         least = None if is_whole else _least_width([head, *values], wide=wide)
         table.add_column(head, justify=justify, no_wrap=is_whole, overflow="fold", min_width=least)
     for row in cells:

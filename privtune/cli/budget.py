@@ -334,7 +334,9 @@ def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     documents: list[dict[str, Any]] = []
     if not is_missing(storage):
         with _ledger(storage) as ledger:
-            documents += [_budget_document(ledger, budget) for budget in ledger.budgets()]
+            for budget in ledger.budgets():
+                document = _budget_document(ledger, budget)
+                documents.append(document)
     if as_json:
         emit_json(documents)
         return
@@ -469,7 +471,8 @@ def charges(
     )
     if not charges_of_budget:
         return
-    if any(charge.state == "started" and not charge.study for charge in charges_of_budget):
+    states_by_hand = [charge.state for charge in charges_of_budget if not charge.study]
+    if "started" in states_by_hand:
         say(_STARTED)
     first = charges_of_budget[0]
     if together[first.id] > alone[first.event]:

@@ -298,7 +298,7 @@ def _check_budget(study_plan: StudyPlan, spec: StudySpec, storage: str) -> str:
     if is_missing(storage):
         return ""
     with Ledger(storage) as ledger:
-        if name not in [budget.name for budget in ledger.budgets()]:
+        if name not in ledger.log.names():
             return ""
         limit = ledger.budget(name).epsilon
         dataset = spec.dataset_of(study_plan.plans[0].dataset)
@@ -320,12 +320,16 @@ def _uncharged_events(study_plan: StudyPlan, charges: Sequence[Charge]) -> list[
         study_plan: The study's plan.
         charges: The charges of the study of this name.
     """
-    is_charged = {(charge.arm, charge.event) for charge in charges if charge.state != "voided"}
-    plans = [plan for plan in study_plan.plans if plan.is_private]
+    paid = []
+    for charge in charges:
+        if charge.state != "voided":
+            paid.append((charge.arm, charge.event))
+    private_arms = [plan for plan in study_plan.plans if plan.is_private]
     events = []
-    for plan in (*study_plan.stages, *plans):
-        if (plan.arm, plan.charged) not in is_charged:
-            events.append(plan.charged)
+    for plan in (*study_plan.stages, *private_arms):
+        event = plan.charged
+        if (plan.arm, event) not in paid:
+            events.append(event)
     return events
 
 

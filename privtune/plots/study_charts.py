@@ -333,14 +333,20 @@ def shares(study: Study) -> list[tuple[str, float, float]]:
     for start in range(0, len(charges), size):
         end = start + size
         part = charges[start:end]
-        label = _charge_label(part[0], study)
+        first = part[0]
+        last = part[-1]
+        label = _charge_label(first, study)
         if len(part) > 1:
-            label = f"{label} to {_charge_label(part[-1], study)}"
+            label = f"{label} to {_charge_label(last, study)}"
         # What is added sums to what the budget has spent; what charges cost alone does not.
-        is_last = end >= len(charges)
-        after = spent if is_last else readings[part[-1].id]
-        alone = budget.guarantee_of(Composed([charge.event for charge in part]))
-        rows.append((label, after - before if after > before else 0.0, alone.epsilon))
+        after = readings[last.id]
+        if end >= len(charges):
+            after = spent
+        added = max(0.0, after - before)
+        events = [charge.event for charge in part]
+        alone = budget.guarantee_of(Composed(events))
+        row = (label, added, alone.epsilon)
+        rows.append(row)
         before = after
     return rows
 
