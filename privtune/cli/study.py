@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from privtune.accounting import Event
     from privtune.ledger import Charge
     from privtune.study import Study, StudyPlan, StudySpec
-    from privtune.study.rows import StudySummary
+    from privtune.study.rows import AnyPlan, StudySummary
 
 app = typer.Typer()
 SpecFile = Annotated[Path, typer.Argument(help="The study's spec, a YAML file.")]
@@ -324,9 +324,10 @@ def _uncharged_events(study_plan: StudyPlan, charges: Sequence[Charge]) -> list[
     for charge in charges:
         if charge.state != "voided":
             paid.append((charge.arm, charge.event))
-    private_arms = [plan for plan in study_plan.plans if plan.is_private]
+    plans: list[AnyPlan] = [*study_plan.stages]
+    plans += [plan for plan in study_plan.plans if plan.is_private]
     events = []
-    for plan in (*study_plan.stages, *private_arms):
+    for plan in plans:
         event = plan.charged
         if (plan.arm, event) not in paid:
             events.append(event)
