@@ -179,8 +179,10 @@ def usual_storage(storage: str | Path | None = None) -> str | Path:
     if storage is not None:
         if isinstance(storage, Path) or (isinstance(storage, str) and storage.strip()):
             return storage
+        # Of another type the name alone: a URL in bytes may hold a password.
+        value = storage if isinstance(storage, str) else type(storage).__name__
         allowed = "must be the URL of a database, or the path of a SQLite file"
-        raise InvalidInputError("storage", storage, allowed, "'p.db' is one.")
+        raise InvalidInputError("storage", value, allowed, "'p.db' is one.")
     url = os.environ.get("PRIVTUNE_STORAGE")
     if url:
         return url

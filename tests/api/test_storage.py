@@ -120,6 +120,13 @@ def test_a_fit_into_no_storage_is_a_sentence(storage: Any) -> None:
         model.fit(x, x[:, 0])
 
 
+def test_a_refused_storage_shows_no_password() -> None:
+    url: Any = b"postgresql://ann:secret@host/clinic"
+    with pytest.raises(InvalidInputError, match="storage = 'bytes'") as refused:
+        privtune.load_study("toy", storage=url)
+    assert "secret" not in str(refused.value)
+
+
 def test_a_study_that_is_nowhere_leaves_no_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
