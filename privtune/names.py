@@ -15,6 +15,8 @@ from privtune.files import read_private
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 """The database of studies and budgets where none is named: a file of the working folder."""
 
+STORAGE_EXAMPLES = "Examples: runs/p.db, sqlite:///privtune.db, postgresql://user@host/database."
+
 NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -182,7 +184,7 @@ def usual_storage(storage: str | Path | None = None) -> str | Path:
         # Of another type the name alone: a URL in bytes may hold a password.
         value = storage if isinstance(storage, str) else type(storage).__name__
         allowed = "must be the URL of a database, or the path of a SQLite file"
-        raise InvalidInputError("storage", value, allowed, "'p.db' is one.")
+        raise InvalidInputError("storage", value, allowed, STORAGE_EXAMPLES)
     url = os.environ.get("PRIVTUNE_STORAGE")
     if url:
         return url
