@@ -81,12 +81,12 @@ class ScorePlan:
 
     @property
     def names(self) -> list[str]:
-        """The names of its metrics."""
+        """The names of the metrics that the score consists of."""
         others = [str(each["metric"]) for each in self.beside]
         return [self.metric, *others]
 
     def make_metrics(self) -> list[metrics.Metric]:
-        """Return its metrics, the first one first."""
+        """Return the metrics that the score consists of, the one to compare by first."""
         return list(self._metrics)
 
     @cached_property
