@@ -598,8 +598,8 @@ def settle(
         charge = ledger.charge(charge_id)
         if charge.study:
             raise PrivTuneError(
-                f"Charge {charge_id} belongs to study {charge.study!r}, arm {charge.arm!r}, which settles it at "
-                f"its release: privtune study run {charge.study}. Settle charges by hand alone."
+                f"Charge {charge_id} belongs to study {charge.study!r}, arm {charge.arm!r}, which settles it "
+                f"at its release: privtune study run {charge.study}. Settle charges by hand alone."
             )
         charge = ledger.settle(charge_id)
     emit(_charge_document(charge), f"Settled {charge.id}: its release is over.", as_json=as_json)
