@@ -149,17 +149,28 @@ class _WatchedOracle:
         ).numpy()  # [steps, runs, canaries], over the noise's scale
         shift = 1.0 / self._scale.numpy()
         groups = self._groups()
+        rate = schedule.group_rate
+        log_rate = math.log(rate)
+        log_rest = log_of_rest(rate)
         total: Floats = np.zeros(sums.shape[1:])
         for step in range(schedule.steps):
-            rows = sums[step : step + len(self._column)]
-            column = np.array(self._column[: len(rows)])
+            stop = step + len(self._column)
+            rows = sums[step:stop]
+            count = len(rows)
+            column = np.array(self._column[:count])
             along = np.tensordot(column, rows, axes=1)
             half_square = 0.5 * float(column @ column)
-            ratio = along * shift - half_square * shift**2
-            log_sampled = math.log(schedule.group_rate) + ratio
-            of_step = np.logaddexp(log_of_rest(schedule.group_rate), log_sampled)
+            linear = along * shift
+            square = half_square * shift**2
+            log_sampled = log_rate + linear - square
+            of_step = np.logaddexp(log_rest, log_sampled)
             turn = step % schedule.bands
-            total += np.where(groups == turn, of_step, 0.0)
+            has_turn = groups == turn
+            total += np.where(
+                has_turn,
+                of_step,
+                0.0,
+            )
         return total
 
     def _groups(self) -> npt.NDArray[np.int64]:
@@ -169,14 +180,17 @@ class _WatchedOracle:
         both sides of the comparison have seen a group.
         """
         bands = self._oracle.schedule.bands
-        shape = (self._oracle.candidates, self._columns)
-        groups = np.random.default_rng(0).integers(bands, size=shape)
-        inside = self._oracle._data.x[1:, : self._columns].abs()  # the first record is no canary
-        for row, features in enumerate(inside, start=1):
-            if not features.any():
+        oracle = self._oracle
+        shape = (oracle.candidates, self._columns)
+        rng = np.random.default_rng(0)
+        groups = rng.integers(bands, size=shape)
+        features = oracle._data.x[1:]  # the first record is no canary
+        inside = features[:, : self._columns].abs()
+        for row, of_record in enumerate(inside, start=1):
+            if not of_record.any():
                 continue
-            canary = int(features.argmax())
-            for run, of_records in enumerate(self._oracle._sampler.groups):
+            canary = int(of_record.argmax())
+            for run, of_records in enumerate(oracle._sampler.groups):
                 groups[run, canary] = of_records[row]
         return groups
 

@@ -80,7 +80,11 @@ def check_sampler(schedule: Schedule, *, seed: int) -> Iterator[LawCheck]:
     records = min(schedule.records, 10_000)
     rate = schedule.sample_rate
     if schedule.bands > 1:
-        yield from _check_groups(schedule, _RECORDS, seed=seed)
+        yield from _check_groups(
+            schedule,
+            _RECORDS,
+            seed=seed,
+        )
         return
     if rate >= 1.0:
         return
@@ -132,7 +136,12 @@ def _draw_pairs(records: int, rate: float, pairs: int, *, seed: int) -> tuple[li
     return sizes, common
 
 
-def _check_groups(schedule: Schedule, records: int, *, seed: int) -> Iterator[LawCheck]:
+def _check_groups(
+    schedule: Schedule,
+    records: int,
+    *,
+    seed: int,
+) -> Iterator[LawCheck]:
     """Yield checks of samples of one group after the other, as correlated noise needs them.
 
     The account asks for three things: groups are drawn uniformly, a record is sampled at the charged rate
@@ -147,7 +156,11 @@ def _check_groups(schedule: Schedule, records: int, *, seed: int) -> Iterator[La
     rate = schedule.group_rate
     [secret] = secrets_of(seed, "sampler", 1)
     streams = Streams(secret)
-    groups = sampling.assign_groups(streams, records=records, bands=bands)
+    groups = sampling.assign_groups(
+        streams,
+        records=records,
+        bands=bands,
+    )
     sampler = sampling.CyclicSampler(
         records=records,
         rate=rate,
@@ -157,15 +170,18 @@ def _check_groups(schedule: Schedule, records: int, *, seed: int) -> Iterator[La
     )
     of_group = np.bincount(groups, minlength=bands)
     expected = records / bands
-    squares = (of_group - expected) ** 2 / expected
+    differences = of_group - expected
+    squares = differences**2 / expected
     chi = float(squares.sum())
+    p_value = float(stats.chi2.sf(chi, bands - 1))
     yield LawCheck(
         "groups of records",
-        float(stats.chi2.sf(chi, bands - 1)),
+        p_value,
         f"{of_group.min()} to {of_group.max()} records, {expected:.4g} expected",
     )
     inclusions = records * rate
-    cycles = max(4, math.ceil(_INCLUSIONS / inclusions))
+    enough = math.ceil(_INCLUSIONS / inclusions)
+    cycles = max(4, enough)
     last = np.full(records, -bands)
     total = 0
     soonest = bands
@@ -174,17 +190,19 @@ def _check_groups(schedule: Schedule, records: int, *, seed: int) -> Iterator[La
         count = int(size[0])
         members = index[0, :count]
         apart = step - last[members]
-        soonest = min(soonest, int(apart.min(initial=bands)))
+        least = int(apart.min(initial=bands))
+        soonest = min(soonest, least)
         last[members] = step
         total += count
     # Each record had as many turns as there were cycles.
     trials = cycles * records
     if rate < 1.0:
         test = stats.binomtest(total, trials, rate)
+        share = total / trials
         yield LawCheck(
             "sampling rate",
             float(test.pvalue),
-            f"{total / trials:.5g} in a group, charged {rate:.5g}",
+            f"{share:.5g} in a group, charged {rate:.5g}",
         )
     yield LawCheck(
         "records sampled again",

@@ -498,7 +498,10 @@ class _DryRun:
         schedule = plan.training.schedule
         batch = schedule.expected_batch_size
         # Of each group of records a sample is drawn at most once a record.
-        size = max(2, min(schedule.records, math.ceil(max(4, schedule.bands) * batch)))
+        batches = max(4, schedule.bands)
+        enough = math.ceil(batches * batch)
+        size = max(2, min(schedule.records, enough))
+        rate = min(1.0, batch / size)
         domain = domain_of(task, first, reduce)
 
         def make_up(records: int) -> TensorData:
@@ -508,7 +511,12 @@ class _DryRun:
         return cls(
             training=plan.first_training,
             task=task,
-            schedule=Schedule(size, min(1.0, batch / size), _STEPS, schedule.bands),
+            schedule=Schedule(
+                size,
+                rate,
+                _STEPS,
+                schedule.bands,
+            ),
             records=make_up(size),
             score_records=make_up(_SCORE_RECORDS),
             compute=compute,
