@@ -30,7 +30,9 @@ def plan_with_noise(strategy: Strategy, context: PlanningContext, *, epsilon: fl
 
     For ``bands: auto``, a plan with independent noise is made first. Then the number of bands is chosen
     with which one training of the same ε has the least error in sums of noise, and the arm is planned with
-    it. If its sums have less error than those of the first plan, it is returned, else the first one.
+    it. If its sums have less error than those of the first plan, it is returned, else the first one. A
+    method whose steps do not depend on the gradient's scale, such as DP-Adam, keeps independent noise: it
+    divides by the noise of single steps, which correlation makes several times as large.
 
     Args:
         strategy: How the arm chooses.
@@ -49,7 +51,8 @@ def plan_with_noise(strategy: Strategy, context: PlanningContext, *, epsilon: fl
     plain = _plan_over(strategy, context, 1, epsilon=epsilon)
     for training in _trainings(plain):
         check_correlation(training.method, 2)
-    if not plain.is_private:
+    is_divided = any(training.method.scale_free for training in _trainings(plain))
+    if is_divided or not plain.is_private:
         return plain
     bands = _choose_bands(plain, context)
     if bands > 1:

@@ -70,6 +70,14 @@ def test_auto_takes_independent_noise_where_nothing_is_won(batch: int, target: f
     assert plan.digest() == plain.digest()
 
 
+def test_auto_leaves_methods_alone_that_divide_by_the_noise_of_a_step() -> None:
+    adam = Fixed(method="dp-adam", parameters={"learning_rate": 0.006, **CLIP})
+    plan = plan_arm(adam, context(BOTH, schedule=MNIST, noise=AUTO), epsilon=4.0)
+    assert plan.training.schedule.bands == 1
+    given = plan_arm(adam, context(BOTH, schedule=MNIST, noise=FOUR), epsilon=4.0)
+    assert given.training.schedule.bands == 4
+
+
 def test_a_choice_that_is_worse_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """What decides is the arm's own noise, and not that of a training alone, by which bands are searched."""
     monkeypatch.setattr(bands, "best_bands", lambda *_, **__: 8)
