@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -451,6 +453,38 @@ def test_public_rate(seed, sigma):
 
     fields = (lambda s: s.learning_rate,)
     check(PublicRate(sigma), [{}, {}], literal, seeds=(seed, seed + 1), fields=fields)
+
+
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates)
+def test_public_rate_of_sgd(seed, sigma, lr):
+    """Plain steps at the given rate along gradients that are clipped to 1."""
+
+    def literal(world, candidate):
+        theta = world.start()
+        for _ in range(STEPS):
+            theta = theta - lr * clipped_mean(world, world.draw(), theta, sigma, 1.0)
+            yield theta, lr
+
+    method = PublicRate(
+        sigma, method="dpsgd", learning_rate=lr, max_grad_norm=1.0, weight_decay=0.0
+    )
+    fields = (lambda s: s.learning_rate,)
+    check(method, [{}, {}], literal, seeds=(seed, seed + 1), fields=fields)
+
+
+def test_weights_that_begin_at_0_have_a_share_of_their_own():
+    """A linear model's rate is a share of what torch usually draws, another than a network's."""
+    method = PublicRate(1.0, share=0.25, zero_share=2.0)
+    weights = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    oracle = SimpleNamespace(
+        usual_size=0.5, pace=1.0, sample=lambda: None, gradient=lambda *_, **__: torch.ones(2, 2)
+    )
+    state = method.update(method.init(weights, [{}, {}]), oracle)
+    assert state.learning_rate.tolist() == pytest.approx([0.25 * math.sqrt(12.5), 2.0 * 0.5])
+    same = replace(method, zero_share=None)
+    state = same.update(same.init(weights, [{}, {}]), oracle)
+    assert state.learning_rate[1].item() == pytest.approx(0.25 * 0.5)
 
 
 @few
