@@ -60,6 +60,8 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every task at every ε; two tasks in a smoke run."""
     tasks = (*TASKS,)[:2] if options.smoke else (*TASKS,)
     for method, fall, task, epsilon in product(RATES, FALLS, tasks, EPSILONS):
+        if (method, fall) == ("dp-adam", "constant") and task.startswith("mnist"):
+            continue  # it says least, and takes the longest
         yield {"task": task, "epsilon": epsilon, "method": method, "schedule": fall}
 
 
@@ -177,11 +179,11 @@ def select(rows: Sequence[Row], method: str, schedule: str) -> list[Row]:
 
 
 def guesses_of(
-    rows: Sequence[Row], method: str, schedule: str, without: str = ""
+    rows: Sequence[Row], method: str, schedule: str, without: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return the options of ``public-rate`` that a method gets with a schedule, from all tasks but one."""
+    """Return the options of ``public-rate`` that a method gets with a schedule, from all tasks but some."""
     of = partial(guess_of, rows, method, schedule)
-    others = {task for task in TASKS if task != without}
+    others = {task for task in TASKS if task not in without}
     if method == "dpsgd":
         return {"learning_rate": of(tasks=others)}
     return {

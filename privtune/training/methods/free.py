@@ -5,7 +5,7 @@ Their rules are pure functions of a state and a noisy gradient; each class says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -419,7 +419,7 @@ class PublicRate(FreeGradient, FixedRates):
     **Guarantee**: as DP-SGD with the same noise multiplier. First weights hold nothing of the data.
 
     Raises:
-        InvalidInputError: If a field is out of its range, or SGD has no rate.
+        InvalidInputError: If a field is out of its range.
 
     Example:
         >>> PublicRate(1.1).share, PublicRate.parameters  # nothing is left to tune
@@ -442,16 +442,6 @@ class PublicRate(FreeGradient, FixedRates):
     adapts: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[tuple[str, ...]] = ()
     reported: ClassVar[tuple[str, ...]] = ("learning_rate",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.method == "dpsgd" and self.learning_rate is None:
-            raise InvalidInputError(
-                "learning_rate",
-                None,
-                "must be given with method dpsgd, whose rate is no share of the first weights",
-                "for_budget takes the rate that was best on public data.",
-            )
 
     @classmethod
     def for_budget(
@@ -477,14 +467,39 @@ class PublicRate(FreeGradient, FixedRates):
         settings = {**_defaults(options), **options}
         return super().for_budget(schedule, epsilon=epsilon, delta=delta, **settings)
 
+    def advice(self, schedule: Schedule, dimension: Callable[[], int]) -> str:
+        """Return the rate in words, and that a falling one was better on public data if it is constant.
+
+        Example:
+            >>> from privtune.training.mechanism.schedule import Schedule
+            >>> PublicRate(1.1).advice(Schedule(records=1000, sample_rate=0.2, steps=50), lambda: 9)
+            'The learning rate is 0.2 times the size of the first weights. A rate that falls to 0 ...
+        """
+        if self.learning_rate is not None:
+            words = f"The learning rate is {self.learning_rate:g}"
+        else:
+            words = f"The learning rate is {self.share:g} times the size of the first weights"
+            if self.zero_share is not None:
+                words += f", or {self.zero_share:g} times torch's usual size where they are all 0"
+        if fall_of(self.schedule) != "constant":
+            return f"{words}; its schedule multiplies it."
+        return f"{words}. A rate that falls to 0 was better on public data: schedule: linear."
+
     def _optimizer(self) -> base.InnerOptimizer:
         if self.method == "dpsgd":
             return base.SGD(weight_decay=self.weight_decay)
         return base.AdamW(weight_decay=self.weight_decay)
 
     def init(self, params: torch.Tensor, candidates: Sequence[base.Candidate]) -> RateState:
-        """Make the state of K candidates, which must give no hyperparameters."""
+        """Make the state of K candidates, which must give no hyperparameters; refuse SGD without a rate."""
         base.expect_nothing(candidates)
+        if self.method == "dpsgd" and self.learning_rate is None:
+            raise InvalidInputError(
+                "learning_rate",
+                None,
+                "must be given with method dpsgd, whose rate is no share of the first weights",
+                "for_budget takes that of public data.",
+            )
         unknown = params.new_zeros(params.shape[0])  # until the first step
         return RateState(params, unknown, unknown, self._optimizer().init(params))
 
