@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch._C import _functorch as functorch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -19,6 +20,7 @@ from privtune.training.engine.capture import Captured, NotCapturedError, capture
 from privtune.training.engine.compute import full_precision
 from privtune.training.engine.operations import Intercept
 from privtune.training.engine.passes import Lowered, Passes, PassPlan, Program, Tape
+from privtune.training.engine.replay import MemoryPool
 from privtune.training.engine.rules import (
     ProductUse,
     Tensors,
@@ -60,6 +62,7 @@ _ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fe
 _RARE = 4  # a capture costs as much as some 20 runs without one, but sizes are few: most come again
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
 _ANY_DOMAIN = Domain()
+_REPLAYED_BYTES = 2**28  # a graph keeps its memory, and a larger pass is bound by its products
 _FEW_BYTES = 2**23  # of transformed norms in a capture: the memory model has room for them
 
 
@@ -141,6 +144,7 @@ class BatchedKernel:
         domain: Domain = _ANY_DOMAIN,
     ) -> None:
         self.module = model().to(device)
+        _leave_batched_weights(self.module)
         layers = ruled(self.module)
         self._device = device
         self._domain = domain
@@ -156,6 +160,7 @@ class BatchedKernel:
         self._rare: dict[tuple[int, ...], Tape] = {}
         self._programs: dict[tuple[int, ...], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
+        self._pool = MemoryPool()
         x, y = domain.draw(x, y, (2, 3), device)
 
         def try_plan(*, copy_all: bool = False) -> None:
@@ -551,6 +556,9 @@ class BatchedKernel:
             program = self._captured(body, example, place)
             if not isinstance(program, Captured):
                 program = plain
+            elif params.is_cuda and program.peak_bytes <= _REPLAYED_BYTES:
+                # What a tape holds is used up before the next pass begins.
+                program = program.replayed(self._pool)
             self._programs[key] = (program, uses)
         return self._programs[key]
 
@@ -606,6 +614,25 @@ class BatchedKernel:
                 site.fill(row[:size], stream)
             masks.append(mask)
         return tuple(masks)
+
+
+def _leave_batched_weights(module: nn.Module) -> None:
+    """Let recurrent layers lay out weights for cuDNN only where these have memory of their own.
+
+    A layer does so whenever its weights were replaced. Under ``vmap`` they have no address, and the layer
+    would raise on a GPU alone.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            part.__dict__["flatten_parameters"] = partial(_flatten_plain, part)
+
+
+def _flatten_plain(layer: nn.RNNBase) -> None:
+    """Lay out a recurrent layer's weights for cuDNN, unless ``vmap`` stands around the call."""
+    for weight in layer._flat_weights:
+        if weight is not None and functorch.is_batchedtensor(weight):
+            return
+    type(layer).flatten_parameters(layer)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
