@@ -352,6 +352,16 @@ an error of PrivTune's own leaves a charged arm
 -        except WITHOUT_DATA:
 +        except PrivTuneError:
 
+== training/methods/fixed_rates.py
+the second moment keeps the noise
+| training/methods/test_papers.py::test_dp_adam_bc
+-        signal = (second - noise).maximum(floor * noise)
++        signal = second.maximum(floor * noise)
+the noise of a step is that of its sum
+| training/methods/test_papers.py::test_dp_adam_bc
+-        noise = base.rows(self.noise_multiplier * state.max_grad_norm / batch).square()
++        noise = base.rows(self.noise_multiplier * state.max_grad_norm).square()
+
 == public_priors.py
 a search with Adam draws rates of SGD
 | test_spaces.py::test_a_public_prior_is_of_the_method_that_is_searched

@@ -1,4 +1,4 @@
-"""What the package ships for ``prior: public`` and ``public-rate`` are the laws and guesses of the results."""
+"""What the package ships for ``prior: public`` and ``public-rate`` is made of the recorded results."""
 
 import math
 

@@ -113,6 +113,37 @@ def test_dp_adam(seed, sigma, lr, norm, decoupled):
     check(method, candidates, literal, seeds=(seed, seed + 1))
 
 
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates, norm=norms, floor=st.sampled_from([0.01, 0.3, 2.0]))
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_dp_adam_bc(seed, sigma, lr, norm, floor, decoupled):
+    """Tang et al., Algorithm 1: the noise's variance is taken from the second moment, down to a floor."""
+
+    def literal(world, candidate):
+        theta, m, v = world.start(), 0.0, 0.0
+        bound, rate = candidate["max_grad_norm"], candidate["learning_rate"]
+        phi = (sigma * bound / world.batch) ** 2
+        for t in range(1, STEPS + 1):
+            g = clipped_mean(world, world.draw(), theta, sigma, bound)
+            if not decoupled:
+                g = g + 0.1 * theta
+            m = 0.9 * m + 0.1 * g
+            v = 0.99 * v + 0.01 * g**2
+            signal = np.maximum(v / (1 - 0.99**t) - phi, floor * phi)
+            step = (m / (1 - 0.9**t)) / (np.sqrt(signal) + 1e-8)
+            if decoupled:
+                step = step + 0.1 * theta
+            theta = theta - rate * step
+            yield theta
+
+    candidates = [
+        {"learning_rate": lr, "max_grad_norm": norm},
+        {"learning_rate": lr, "max_grad_norm": 2.0 * norm},
+    ]
+    method = DPAdam(sigma, beta2=0.99, weight_decay=0.1, decoupled=decoupled, noise_floor=floor)
+    check(method, candidates, literal, seeds=(seed, seed + 1))
+
+
 BOUND = float(max(np.linalg.norm(World(0).x, axis=1)))  # |gradient| <= |x|: nothing is clipped
 
 
