@@ -83,7 +83,7 @@ def _must_run(node: fx.Node) -> bool:
 
 
 class NotCapturedError(RuntimeError):
-    """The error that a program reads a value or does not match its graph, so it runs without a capture."""
+    """The error that a program cannot be captured: it reads a value, or does not match its graph."""
 
     def __init__(self, message: str, size: int = 0) -> None:
         super().__init__(message)

@@ -140,7 +140,7 @@ _settings_before: list[
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Make CUDA compute float32 with all digits inside of the block, and add up bfloat16 in float32.
+    """Make CUDA compute float32 with all digits in the ``with`` block, and add up bfloat16 in it.
 
     cuDNN's convolutions and recurrent layers use TF32 unless told otherwise, which keeps 10 binary digits
     of a factor. The engine's own rules use 23, so its check would find that the two differ and would train

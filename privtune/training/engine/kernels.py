@@ -86,7 +86,7 @@ def _not_batchable() -> Iterator[None]:
 
 
 def _refused(attempt: Callable[[], None]) -> bool:
-    """Run an attempt; say whether it raised ``NotBatchableError``.
+    """Run a function; say whether it raised ``NotBatchableError``.
 
     Every other error passes: it is no reason to try a slower way.
     """
@@ -586,7 +586,7 @@ class BatchedKernel:
             return program
 
     def _others(self, example: Tensors, place: int) -> Tensors:
-        """Return a second set of example tensors, with other made-up records, to check a captured graph.
+        """Return other example tensors, with new made-up records, on which to check a captured graph.
 
         Masks and weights are changed in their numbers, records are drawn anew.
         """
@@ -601,7 +601,7 @@ class BatchedKernel:
         return tuple(others)
 
     def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
-        """Draw the random values of every place of dropout, each candidate's from its own stream.
+        """Draw the random values for all dropout of a pass, each candidate's from its own stream.
 
         Shape ``[K, M, *site.shape]`` each. Rows that fill up get the mean and no draw: a stream moves
         by the number of a candidate's own records, and so does not hang on the widest sample of its
@@ -750,7 +750,7 @@ class OneByOneKernel:
                 sizes = [self.layout.shapes[name].numel() for name in names]
                 lengths.append(sum(sizes))
         for k, size in enumerate(rows.sizes):
-            with self._at(params[k]), _seeded(rows.dropout[k]):
+            with self._use_weights(params[k]), _seeded(rows.dropout[k]):
                 for b in range(int(size)):
                     gradient = self._gradient(rows, k, b)
                     if isinstance(clipping, CoordinateTransform):
@@ -836,7 +836,7 @@ class OneByOneKernel:
         ones = params.new_ones(shape)
         rows = Rows(x, y, [REACHED_RECORDS], ones, [stream])
         reach: dict[str, float] = {}
-        with self._at(params), _seeded(stream):
+        with self._use_weights(params), _seeded(stream):
             for b in range(REACHED_RECORDS):
                 gradients = self._gradients(rows, 0, b)
                 add_reach(reach, self.layout.shapes, gradients)
@@ -849,7 +849,11 @@ class OneByOneKernel:
         """
         out = params.new_zeros(rows.mask.shape)
         for k, size in enumerate(rows.sizes):
-            with self._at(params[k]), torch.enable_grad(), Intercept(None, deterministic=True):
+            with (
+                self._use_weights(params[k]),
+                torch.enable_grad(),
+                Intercept(None, deterministic=True),
+            ):
                 for b in range(int(size)):
                     module, loss_of = fresh(self.module, self._loss_of)
                     x = rows.x[k, b : b + 1]
@@ -859,8 +863,8 @@ class OneByOneKernel:
         return out
 
     @contextmanager
-    def _at(self, point: torch.Tensor) -> Iterator[None]:
-        """Give the model the weights of one candidate inside of the block, then restore its own.
+    def _use_weights(self, point: torch.Tensor) -> Iterator[None]:
+        """Give the model the weights of one candidate inside the ``with`` block, then restore its own.
 
         The copies that a pass works with share these weights, so they are watched: one that a pass
         wrote to would carry something of a record into every later one.
@@ -925,7 +929,7 @@ def _no_loss(
 
 @contextmanager
 def _seeded(stream: torch.Generator) -> Iterator[None]:
-    """Seed torch's global generator from a candidate's stream inside of the block, then restore it.
+    """Seed torch's global generator from a candidate's stream inside the ``with`` block, then restore it.
 
     The global generator is one for the process, so others wait meanwhile. It is forked, since a
     user's code may draw from it elsewhere and expects the numbers of its own seed.

@@ -807,7 +807,7 @@ class Member:
         return [a * b for a, b in zip(factors, paces, strict=True)]
 
     def widened(self, size: int) -> torch.Tensor:
-        """Return the first parameters at their places in the group's wider model, ``[size]``, else zeros.
+        """Return the first parameters at their places in a vector of the group's wider model, ``[size]``.
 
         A weight that is filled up starts at zero, gets no gradient and no noise, and so stays at
         zero: the wide model computes what the narrow one would.

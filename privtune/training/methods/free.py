@@ -512,7 +512,7 @@ class PublicRate(FreeGradient, FixedRates):
     def _first_rate(self, params: torch.Tensor, oracle: Oracle) -> torch.Tensor:
         """Return the rate of each candidate, shape ``[K]``."""
         if self.learning_rate is None:
-            size, is_zero = base.first_size(params, oracle)
+            size, is_zero = base.first_weight_size(params, oracle)
             share = size.new_full(size.shape, self.share)
             if self.zero_share is not None:
                 share = share.where(~is_zero, self.zero_share)
