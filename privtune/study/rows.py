@@ -26,9 +26,11 @@ from privtune.files import OwnFolder
 from privtune.ledger import Ledger
 from privtune.ledger.errors import Place, StudyCorruptedError
 from privtune.ledger.identity import read_identity
+from privtune.ledger.places import checked_url, is_missing
 from privtune.ledger.reading import parsing, read_object, show_key
 from privtune.ledger.schema import arms, blobs, budgets, failures, studies
 from privtune.ledger.storage import Storage
+from privtune.ledger.urls import masked_url
 from privtune.ledger.values import ChargeState
 from privtune.names import check_text, did_you_mean
 from privtune.stages.stage_plan import StagePlan
@@ -189,10 +191,7 @@ class StudyStore:
         url = self._storage.safe_url
         names = list(self.uids())
         if not names:
-            return StudyNotFoundError(
-                f"There is no study named {name!r} in {url}, and no other: privtune study create "
-                "SPEC.yaml makes one; --storage (in Python storage=) names another database."
-            )
+            return _no_study(name, url)
         question = did_you_mean(name, names)
         if not question and self._has_budget(name):
             question = f"A budget has that name: privtune budget show {name}."
@@ -222,6 +221,30 @@ class StudyStore:
         query = notes.order_by(blobs.c.study)
         with self._storage.read() as connection:
             return list(connection.scalars(query))
+
+
+def _no_study(name: str, url: str) -> StudyNotFoundError:
+    """Return the error for a study that is asked of a storage without any."""
+    return StudyNotFoundError(
+        f"There is no study named {name!r} in {url}, and no other: privtune study create "
+        "SPEC.yaml makes one; --storage (in Python storage=) names another database."
+    )
+
+
+def check_database(name: str, url: str) -> None:
+    """Refuse a study of a SQLite database that does not exist: to open the database would create it.
+
+    Args:
+        name: The study's name.
+        url: The URL of the database, or the path of a SQLite file.
+
+    Raises:
+        StudyNotFoundError: If there is no such file.
+        InvalidInputError: If the URL names no database.
+    """
+    if is_missing(url):
+        shown_url = masked_url(checked_url(url).render_as_string(hide_password=False))
+        raise _no_study(check_text(name, "study"), shown_url)
 
 
 def study_names(url: str | Path) -> list[str]:
@@ -263,6 +286,8 @@ def list_studies(url: str | Path) -> list[StudySummary]:
         >>> [(each.name, each.arms, each.released) for each in list_studies(study.storage)]
         [('shown', 2, 2)]
     """
+    if is_missing(url):
+        return []
     with Ledger(url) as ledger:
         store = StudyStore(ledger.log.storage)
         rows = [store.study(name) for name in store.uids()]
@@ -387,7 +412,10 @@ class StoredStudy:
         return _read_arm(row, self.row)
 
     def set_release(
-        self, arm: str, release: Mapping[str, Any], put: Callable[[Connection], None] | None = None
+        self,
+        arm: str,
+        release: Mapping[str, object],
+        put: Callable[[Connection], None] | None = None,
     ) -> bool:
         """Store an arm's release and files unless it has one; return whether they were stored.
 
@@ -464,7 +492,7 @@ class StoredStudy:
             }
             connection.execute(sa.insert(failures), values)
 
-    def failures(self, arm: str) -> list[dict[str, Any]]:
+    def failures(self, arm: str) -> list[dict[str, object]]:
         """Return the errors that stopped an arm, oldest first, each with ``time`` and ``traceback``."""
         columns = sa.select(failures.c.time, failures.c.traceback)
         is_mine = failures.c.study == self.name
@@ -591,7 +619,7 @@ def _differences(plan: AnyPlan, present: AnyPlan) -> list[str]:
     return [*sentences, *words] or ["its details"]
 
 
-def _differing_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _differing_names(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
     """Return the names whose values differ, or that one mapping lacks; those of ``one`` first."""
     names = {**one, **other}
     return [name for name in names if one.get(name) != other.get(name)]
@@ -649,7 +677,7 @@ def _add_arm(connection: Connection, study: str, arm: Arm) -> None:
     insert_new(connection, arms, row)
 
 
-def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
+def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, object]) -> bool:
     """Insert a row unless there is one of this key; return whether it was inserted."""
     statement = _insertion(connection.dialect.name, table, frozenset(row))
     result = connection.execute(statement, row)
