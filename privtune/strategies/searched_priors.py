@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from privtune.public_priors import fall_of
 from privtune.strategies.catalog import STRATEGIES
@@ -12,7 +11,9 @@ from privtune.training.methods import METHODS
 _DEFAULTS: Mapping[str, object] = {"method": "dpsgd", "schedule": "constant"}
 
 
-def complete_public_priors(space: Mapping[str, Any], arms: Sequence[Any]) -> dict[str, Any]:
+def complete_public_priors(
+    space: Mapping[str, object], arms: Sequence[object]
+) -> dict[str, object]:
     """Return a spec's space whose public priors say the method and schedule that its arms search with.
 
     Args:
@@ -44,10 +45,10 @@ def complete_public_priors(space: Mapping[str, Any], arms: Sequence[Any]) -> dic
     return completed
 
 
-def _shared(searches: Sequence[Mapping[str, Any]], setting: str) -> object:
+def _shared(searches: Sequence[Mapping[str, object]], setting: str) -> object:
     """Return what all searches say of a setting, or a list of what they say where they differ."""
-    values: list[Any] = []
-    kinds: list[Any] = []
+    values: list[object] = []
+    kinds: list[object] = []
     for search in searches:
         value = search.get(setting, _DEFAULTS[setting])
         kind = value
@@ -62,9 +63,9 @@ def _shared(searches: Sequence[Mapping[str, Any]], setting: str) -> object:
     return values[0] if len(values) == 1 else values
 
 
-def _searches(arms: Sequence[Any], name: str) -> list[Mapping[str, Any]]:
+def _searches(arms: Sequence[object], name: str) -> list[Mapping[str, object]]:
     """Return the method and schedule of each search that draws a hyperparameter from the space."""
-    searches: list[Mapping[str, Any]] = []
+    searches: list[Mapping[str, object]] = []
     for arm in arms:
         if not isinstance(arm, Mapping) or not _draws(arm.get("strategy")):
             continue
@@ -83,7 +84,7 @@ def _draws(strategy: object) -> bool:
     return bool(STRATEGIES[strategy].needs.draws)
 
 
-def _lacks(entry: Mapping[str, Any], name: str) -> bool:
+def _lacks(entry: Mapping[str, object], name: str) -> bool:
     """Return whether an entry of a list of methods draws a hyperparameter, which its method takes."""
     parameters = entry.get("parameters")
     method = entry.get("method")
@@ -92,9 +93,9 @@ def _lacks(entry: Mapping[str, Any], name: str) -> bool:
     return isinstance(method, str) and method in METHODS and name in METHODS[method].parameters
 
 
-def _search_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _search_of(entry: Mapping[str, object]) -> dict[str, object]:
     """Return the method and the schedule of an arm, or of an entry of a list of methods."""
-    search: dict[str, Any] = {}
+    search: dict[str, object] = {}
     if "method" in entry:
         search["method"] = entry["method"]
     for holder in ("options", "parameters"):

@@ -70,6 +70,8 @@ def test_a_public_rate_is_that_of_the_method_and_the_schedule(fall: Any) -> None
     assert sgd.event == planned(toy_spec(), arm).event
     given = planned(toy_spec(), {**arm, "schedule": fall, "share": 0.7}).training.method
     assert (given.share, given.zero_share) == (0.7, None)
+    given = planned(toy_spec(), {**arm, "schedule": fall, "zero_share": 0.3}).training.method
+    assert (given.share, given.zero_share) == (adam.share, 0.3)
 
 
 @pytest.mark.parametrize(
