@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 import torch
 
@@ -27,8 +29,8 @@ CORRELATED = Schedule(20, 0.25, 16, bands=4)
 DRAWN = Schedule(20, 0.125, 16, bands=4)
 
 
-def planned(name, schedule):
-    more = options(name, 2)
+def planned(name, schedule, asked=MappingProxyType({})):
+    more = options(name, 2) | dict(asked)
     if name == "pur":
         more["distance"] = 0.16  # its noise: little enough for four steps to be worth the target
     made = METHODS[name].for_budget(schedule, epsilon=TARGET, delta=DELTA, **more)
@@ -36,9 +38,9 @@ def planned(name, schedule):
     return made, epsilon(made.event(schedule), DELTA, adjacency=adjacency).epsilon
 
 
-def audited(name, schedule, *, runs, of="", confidence=0.95):
+def audited(name, schedule, *, runs, of="", confidence=0.95, asked=MappingProxyType({})):
     """Audit a method; without sampling, every method's claim is that of one Gaussian."""
-    method, reported = planned(name, schedule)
+    method, reported = planned(name, schedule, asked)
     adjacency = Adjacency(getattr(method, "adjacency", "add-remove"))
     replaced = adjacency is Adjacency.REPLACE_ONE
 
@@ -105,6 +107,21 @@ def test_correlated_noise_of_half_the_scale_is_found(monkeypatch):
     monkeypatch.setattr(releases, "noise_scale", lambda *args: real(*args) / 2.0)
     found, reported = audited("dpsgd", CORRELATED, runs=400, of=", half of correlated noise")
     assert found > reported
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("dp-adam", {"noise_floor": 0.1}),
+        ("public-rate", {"method": "dpsgd", "schedule": "linear"}),
+        ("public-rate", {"method": "dp-adam", "schedule": "linear"}),
+    ],
+)
+def test_no_option_releases_more_than_it_reports(name, asked):
+    """2 x 1000 trainings of 4 steps at rate 1: above by chance at most at 0.2%."""
+    of = "".join(f", {option}: {value}" for option, value in asked.items())
+    found, reported = audited(name, WHOLE, runs=1000, of=of, confidence=0.998, asked=asked)
+    assert 0.5 * reported < found <= reported
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "adaclip", "hyfreedp", "pur"])
