@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from privtune.errors import InvalidInputError
 from privtune.training.mechanism.clipping import Clipping, Flat
 from privtune.training.methods import method as base
 
 if TYPE_CHECKING:
     import torch
 
+    from privtune.accounting import Event
     from privtune.training.mechanism.oracle import Oracle
+    from privtune.training.mechanism.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +150,16 @@ class DPAdam(FixedRates):
             self.weight_decay,
             self.decoupled,
         )
+
+    def event(self, schedule: Schedule) -> Event:
+        """Return the privacy event of one training; refuse a noise floor beside correlated noise."""
+        if self.noise_floor is not None and schedule.bands > 1:
+            raise InvalidInputError(
+                "noise_floor",
+                self.noise_floor,
+                "must be left out where noise is correlated over steps, whose variance is another",
+            )
+        return super().event(schedule)
 
     def update(self, state: RateState, oracle: Oracle) -> RateState:
         """Take one step of Adam; with a noise floor its second moment is corrected for the noise."""

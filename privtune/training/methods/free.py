@@ -439,6 +439,7 @@ class PublicRate(FreeGradient, FixedRates):
 
     name: ClassVar[str] = "public-rate"
     summary: ClassVar[str] = "AdamW or SGD at a learning rate that was good on public data"
+    correlates: ClassVar[bool] = False  # its rates were measured under independent noise
     adapts: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[tuple[str, ...]] = ()
     reported: ClassVar[tuple[str, ...]] = ("learning_rate",)

@@ -367,7 +367,7 @@ def check_correlation(method: type[Method] | Method, bands: int) -> None:
         "banded",
         f"is for methods with one gradient a step, clipped and noised alike in every step; {method.name} "
         "is none",
-        "Take dpsgd, dp-adam, automatic-clipping, norm-bound or public-rate, or leave correlation out.",
+        "Take dpsgd, dp-adam, automatic-clipping or norm-bound, or leave correlation out.",
     )
 
 

@@ -30,7 +30,7 @@ from tests.training.mechanism.test_oracle import CPU, SIZE, Silent
 from tests.training.methods.test_contract import DIMENSION, options
 from tests.training.simple import blobs, fit, secrets
 
-CORRELATING = ("dpsgd", "dp-adam", "automatic-clipping", "norm-bound", "public-rate")
+CORRELATING = ("dpsgd", "dp-adam", "automatic-clipping", "norm-bound")
 MNIST = Schedule.from_epochs(records=60_000, expected_batch_size=512, epochs=10)
 
 
@@ -541,6 +541,14 @@ def test_methods_whose_steps_differ_refuse_bands(name: str) -> None:
     )
     with pytest.raises(InvalidInputError, match="alike in every step"):
         made.event(Schedule(200, 0.1, 20, 4))
+
+
+@pytest.mark.quick
+def test_a_noise_floor_is_refused_beside_correlated_noise() -> None:
+    floored = METHODS["dp-adam"](1.0, noise_floor=0.1)
+    assert floored.event(Schedule(200, 0.1, 20)).count == 20
+    with pytest.raises(InvalidInputError, match="must be left out where noise is correlated"):
+        floored.event(Schedule(200, 0.1, 20, 4))
 
 
 def test_a_wrong_row_of_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
