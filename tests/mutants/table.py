@@ -1271,14 +1271,14 @@ everybody can read what is made | test_files.py::test_what_is_made_private
 -os.open(name, new_only, 0o600, dir_fd=folder)
 +os.open(name, new_only, 0o644, dir_fd=folder)
 a link of a stranger's is followed
-| cli/test_planted.py::test_what_is_planted_in_a_studys_folder[plant_link-.privtune]
+| cli/test_planted.py::test_what_is_planted_in_a_studys_folder[.privtune-plant_link]
 -os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 +os.O_CLOEXEC | os.O_NONBLOCK
 a file of two names is written to
-| cli/test_planted.py::test_what_is_planted_in_a_studys_folder[plant_hard_link-.privtune]
+| cli/test_planted.py::test_what_is_planted_in_a_studys_folder[.privtune-plant_hard_link]
 -status.st_nlink > 1
 +status.st_nlink > 9
-what could not be written is left | cli/test_planted.py::test_a_disk_is_full[draft-1]
+what could not be written is left | cli/test_planted.py::test_a_disk_is_full
 -                os.unlink(source, dir_fd=folder)
 +                pass
 a stranger's folder of studies is used
