@@ -114,8 +114,6 @@ class Everything(Drawing):
             context=context,
             epsilon=epsilon,
         )
-        # What a function suggests to a trial under way is unknown to other processes.
-        is_liar = self.batch > 1 and len(context.space) > 0 and not context.define_by_run
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -127,8 +125,13 @@ class Everything(Drawing):
             sealed=SEALED_STEPS,
             search=SearchPlan(search.trainings, search.points, self.trials),
             final=False,
-            details={"sampler": self.sampler, "batch": self.batch, "liar": is_liar},
+            details={"sampler": self.sampler, "batch": self.batch, "liar": self._is_liar(context)},
         )
+
+    def _is_liar(self, context: PlanningContext) -> bool:
+        """Return whether trials under way count as bad ones (Optuna's constant liar)."""
+        # What a function suggests to a trial under way is unknown to other processes.
+        return self.batch > 1 and len(context.space) > 0 and not context.define_by_run
 
     def run(self, plan: Plan, trials: Round) -> StrategyRun:
         """Draw, train and score every trial, and release the best one with all others."""
@@ -227,7 +230,7 @@ def selection_instead(
     It is shown beside the arm's own cost, as the price of seeing every trial.
     """
     search = plan.search
-    if search is None or search.trials is None:
+    if search is None or search.trials is None or plan.final:
         return None
     if plan.details.get("sampler") != "random":
         return None
