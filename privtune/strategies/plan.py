@@ -311,6 +311,12 @@ class Plan:
         return self.search.training_of(params)
 
     @property
+    def trial_epsilon(self) -> float | None:
+        """What one shown trial costs a record of the part that it is trained on; None of other searches."""
+        value: float | None = self.details.get("trial_epsilon")
+        return value
+
+    @property
     def first_training(self) -> TrainingPlan:
         """Training of the arm's first trial, or of its only model if there is no search."""
         if self.search is None:
