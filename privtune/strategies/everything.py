@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 
 SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
+STARTUP_TRIALS = 10
+"""Trials that Optuna's ``tpe`` and ``gp`` draw at random before they learn, unless they are told otherwise."""
+
 _INDEPENDENT = ("random", "grid")
 
 
@@ -169,15 +172,32 @@ def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) ->
     name = plan.details["sampler"]
     stream = 0 if name == "grid" else number
     seed = streams.seed("search", stream) % 2**32
-    return make_sampler(name, space, seed, liar=plan.details["liar"])
+    details = plan.details
+    startup = details.get("startup_trials", STARTUP_TRIALS)
+    return make_sampler(name, space, seed, liar=details["liar"], startup=startup)
 
 
-def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:
-    """Return an Optuna sampler by its name, which with ``liar`` counts running trials as bad ones."""
+def make_sampler(
+    name: str,
+    space: SearchSpace,
+    seed: int,
+    *,
+    liar: bool = False,
+    startup: int = STARTUP_TRIALS,
+) -> BaseSampler:
+    """Return an Optuna sampler by its name.
+
+    Args:
+        name: One of `SAMPLERS`.
+        space: What a grid is made of.
+        seed: From 0 to below 2^32.
+        liar: Whether ``tpe`` counts trials under way as bad ones.
+        startup: Trials that ``tpe`` and ``gp`` draw at random before they learn from scores.
+    """
     kinds: Mapping[str, Any] = {
         "random": optuna.samplers.RandomSampler,
-        "tpe": partial(optuna.samplers.TPESampler, constant_liar=liar),
-        "gp": optuna.samplers.GPSampler,
+        "tpe": partial(optuna.samplers.TPESampler, constant_liar=liar, n_startup_trials=startup),
+        "gp": partial(optuna.samplers.GPSampler, n_startup_trials=startup),
         "cmaes": optuna.samplers.CmaEsSampler,
         "qmc": optuna.samplers.QMCSampler,
     }

@@ -16,7 +16,7 @@ from privtune.errors import InvalidInputError
 from privtune.numbers import ceil_to, is_number
 from privtune.strategies.arms import SearchThenFinal, check_given, meet
 from privtune.strategies.context import PlanningContext
-from privtune.strategies.everything import Everything
+from privtune.strategies.everything import STARTUP_TRIALS, Everything
 from privtune.strategies.in_run import budgeted, method_class, require_suited
 from privtune.strategies.plan import SEALED_STEPS, Plan, SearchPlan, TrainingPlan
 from privtune.strategies.release import Ending
@@ -51,6 +51,8 @@ class SubsetSearch(Everything):
             the least with which the final training has at most 1.1 times the noise of one training at
             this ε.
         trial_epochs: Passes of a trial over the subset; the study's unless given.
+        startup_trials: Trials that ``tpe`` and ``gp`` draw at random before they learn from scores, at
+            least 1; unless given a third of the trials, and Optuna's 10 at most.
         extrapolation: As for ``subsampled-tuning``: ``scale-learning-rate`` (a candidate of rate η is
             tried on m of n records at η·m/n), ``keep``, or ``auto``.
 
@@ -79,6 +81,7 @@ class SubsetSearch(Everything):
     rate: float = 0.3
     trial_noise: float | None = None
     trial_epochs: float | None = None
+    startup_trials: int | None = None
     extrapolation: str = "auto"
 
     def __post_init__(self) -> None:
@@ -93,6 +96,9 @@ class SubsetSearch(Everything):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value > 0.0):
                 raise InvalidInputError(name, value, "must be finite and above 0")
+        if self.startup_trials is not None and self.startup_trials < 1:
+            allowed = "must be a whole number of at least 1"
+            raise InvalidInputError("startup_trials", self.startup_trials, allowed)
         changing = [name for name in CHANGING if name in context.space]
         if changing:
             raise StrategyError(
@@ -117,6 +123,7 @@ class SubsetSearch(Everything):
             "sampler": self.sampler,
             "batch": self.batch,
             "liar": self._is_liar(context),
+            "startup_trials": self.startup_trials or min(STARTUP_TRIALS, max(1, self.trials // 3)),
             "variant": self.variant,
             "extrapolation": self.extrapolation,
             **_facts(one, trial, final, context),
