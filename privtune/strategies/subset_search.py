@@ -70,7 +70,9 @@ class SubsetSearch(Everything):
     """
 
     name: ClassVar[str] = "subset-search"
-    summary: ClassVar[str] = "shown trials on a random part of the data, then one training; any sampler"
+    summary: ClassVar[str] = (
+        "shown trials on a random part of the data, then one training; any sampler"
+    )
     needs: ClassVar[Needs] = Needs(
         score=True,
         parameters={"learning_rate": ("extrapolation", SCALE)},
@@ -183,7 +185,9 @@ class SubsetSearch(Everything):
             # A quotient that rounding lifts just above a whole number is that number of steps.
             steps = max(1, math.ceil(self.trial_epochs / schedule.sample_rate - 1e-9))
         records = self._subset_records(schedule)
-        trial = replace(one, schedule=replace(schedule, records=records, steps=steps), part="subset")
+        trial = replace(
+            one, schedule=replace(schedule, records=records, steps=steps), part="subset"
+        )
         final = one.scaled(_SEARCHED)
 
         def split_at(ratio: float) -> SearchThenFinal:

@@ -154,7 +154,9 @@ def tables(rows: Sequence[Row]) -> list[str]:
     for task in TASKS:
         for searched, arms in ((0, (SINGLE,)), (ONE, ARMS), (TWO, ARMS), (FOUR, ARMS)):
             for arm in arms:
-                cells_of_arm = [groups.get((task, str(searched), str(e), arm), []) for e in epsilons]
+                cells_of_arm = [
+                    groups.get((task, str(searched), str(e), arm), []) for e in epsilons
+                ]
                 evaluations = [mean(each, "gradient_evaluations") for each in cells_of_arm if each]
                 cost = f"{evaluations[0]:,.0f}" if evaluations else "–"
                 lines.append((task, searched, arm, *map(_shown, cells_of_arm), cost))

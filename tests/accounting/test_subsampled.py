@@ -233,7 +233,7 @@ def test_shown_trials_on_a_part_by_the_printed_formulas(rate, trials, ratio):
                 expected = max(forward, by_the_means(order, rate, tuning, training))
             else:
                 expected = zhu_wang(order, rate, tuning, training)
-            (reported,) = curve[ORDERS == order]
+            (reported,) = curve[order == ORDERS]
             assert reported == pytest.approx(float(expected), rel=1e-6)
         guarantee = dp.epsilon(event, 1e-5)
         assert dp.lower_bound(event, 1e-5) <= guarantee.epsilon
