@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
 STARTUP_TRIALS = 10
-"""Trials that ``tpe`` and ``gp`` of Optuna draw at random before they learn, unless they are told otherwise."""
+"""Trials that Optuna's ``tpe`` and ``gp`` draw at random before they learn, unless a plan says it."""
 
 _INDEPENDENT = ("random", "grid")
 

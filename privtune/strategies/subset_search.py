@@ -185,9 +185,8 @@ class SubsetSearch(Everything):
             # A quotient that rounding lifts just above a whole number is that number of steps.
             steps = max(1, math.ceil(self.trial_epochs / schedule.sample_rate - 1e-9))
         records = self._subset_records(schedule)
-        trial = replace(
-            one, schedule=replace(schedule, records=records, steps=steps), part="subset"
-        )
+        trial_schedule = replace(schedule, records=records, steps=steps)
+        trial = replace(one, schedule=trial_schedule, part="subset")
         final = one.scaled(_SEARCHED)
 
         def split_at(ratio: float) -> SearchThenFinal:

@@ -837,8 +837,8 @@ one of the scores of a subset's trials is charged
 +        cost = partial(acc.Repeated, 1)
 trials that are charged as on a subset see all records
 | strategies/test_subset_search.py::test_every_trial_and_every_score_is_charged
--steps=steps), part="subset")
-+steps=steps), part="all")
+-schedule=trial_schedule, part="subset")
++schedule=trial_schedule, part="all")
 a final training that is charged as on the rest sees all records
 | strategies/test_subset_search.py::test_every_trial_and_every_score_is_charged
 -            part = "rest"
