@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from privtune.accounting import (
 )
 from privtune.errors import PrivTuneError
 from privtune.spaces import SearchSpace
-from privtune.strategies import Everything, Fixed, SubsetSearch, make_strategy
+from privtune.strategies import Everything, Fixed, SubsetSearch, make_strategy, plan_arm
 from privtune.strategies.everything import selection_instead
+from privtune.strategies.plan import epsilon_spent
 from tests.strategies.world import BOTH, FakeRound, context
 
 SPACE = SearchSpace.from_dict(BOTH)
@@ -134,6 +136,27 @@ def test_all_trials_are_shown_and_the_best_one_is_trained_once_more(
     assert outcome.result.score == best.score, "the score that was paid for"
     # A selection on all records is no price of seeing trials on a part.
     assert selection_instead(plan, delta=1e-5, adjacency=context().adjacency) is None
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_what_was_spent_at_a_step_has_the_trials_in_it(variant: int) -> None:
+    """They were shown before the first step of the final training."""
+    public = replace(context().task, public_validation=True)
+    plan = plan_arm(SubsetSearch(trials=4, variant=variant), context(task=public), epsilon=2.0)
+    curve = epsilon_spent(plan, delta=1e-5, adjacency=context().adjacency)
+    schedule = plan.training.schedule
+    assert curve[-1] == (
+        schedule.steps - 1,
+        pytest.approx(epsilon(plan.event, 1e-5).epsilon, rel=1e-9),
+    )
+    assert plan.search is not None
+    trials = Repeated(4, plan.search.trainings[0].event)
+    step, spent = curve[0]
+    assert step < 5
+    first_steps = plan.training.method.event(replace(schedule, steps=step + 1))
+    begun = SubsampledTuning(variant, 0.3, trials, first_steps)
+    assert spent == pytest.approx(epsilon(begun, 1e-5).epsilon, rel=1e-9)
+    assert spent > 1.5 * epsilon(first_steps, 1e-5).epsilon
 
 
 def test_nothing_is_trained_where_no_candidate_has_a_finite_score() -> None:
