@@ -82,7 +82,7 @@ def next_arms(history: History) -> tuple[NextArm, ...]:
     is_large = not history.frozen and len(set(block)) > _FEW
 
     def holds(event: acc.Event) -> bool:
-        """Return whether the budget holds an event, by Rényi curves alone beside a large block."""
+        """Return whether the budget holds an event, by Rényi curves alone beside many declared charges."""
         if is_large:
             return by_curves((*block, event), budget) <= budget.epsilon
         return fits(history, [event])
@@ -192,13 +192,14 @@ def suggestions(
         of_study: Whether a study asks, whose spec says an ε.
     """
     shape = training(events[0]) if len(events) == 1 else None
-    if shape is None:
+    # A study's noise follows from its ε, which is what its author changes.
+    if shape is None or of_study:
         return (_together(history, events, of_study=of_study),)
     return tuple(_trainings(history, *shape))
 
 
 def _trainings(history: History, count: int, rate: float) -> Iterator[str]:
-    """Yield phrases on the noise from which on a training, or a selection among trainings, fits."""
+    """Yield phrases on how much noise a training, or a selection among trainings, needs in order to fit."""
     budget = history.terms()
 
     def holds_training(sigma: float) -> bool:
@@ -249,7 +250,7 @@ def _together(history: History, events: Sequence[acc.Event], *, of_study: bool) 
     if least > unspent:
         phrase = f"{phrase} ({MORE})"
     if of_study:
-        phrase = f"{phrase}; in a study's spec: epsilon: {least:g}"
+        phrase = f"epsilon: {least:g} in the study's spec (in Python epsilon={least:g}), {phrase}"
     return phrase
 
 
@@ -272,7 +273,7 @@ def _two_digits(cost: float) -> float:
 
 
 def _smallest(holds: Callable[[float], bool], start: float, within: float = 1.01) -> float | None:
-    """Return the smallest number that is large enough, up to a factor; None if that is above 10⁴.
+    """Return nearly the smallest number with which an event fits a budget; None if that is above 10⁴.
 
     Args:
         holds: Whether a number is large enough.

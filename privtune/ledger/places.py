@@ -26,7 +26,7 @@ from privtune.files import (
 )
 from privtune.ledger.errors import LedgerConnectionError, LedgerCorruptedError, LedgerError
 from privtune.ledger.urls import masked_url
-from privtune.names import check_text
+from privtune.names import STORAGE_EXAMPLES, check_text
 
 STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 """How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
@@ -34,13 +34,12 @@ STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 _HEAD = re.compile(rb".+ \d+ [0-9a-f]{64}")
 """A line of the heads that are noted beside a SQLite ledger: budget, entry, digest."""
 
-_EXAMPLES = "Examples: runs/p.db, sqlite:///privtune.db, postgresql://user@host/database."
 _FILE = re.compile(r"[^:@?#]+\.(db|sqlite3?)")
 """A path to a SQLite file: an ending tells it from a URL that lacks its scheme, which may hold a password."""
 
 
 class Witness:
-    """The heads of a SQLite ledger's logs, noted in a file beside the database.
+    """A file beside a SQLite ledger, with the hashes of its logs' last entries, which exposes old copies.
 
     A copy without its write-ahead log, or an old one, is sound in itself and has forgotten charges: what was
     noted elsewhere tells.
@@ -56,7 +55,7 @@ class Witness:
             self.path = database.with_name(f"{database.name}-heads")
 
     def forget(self) -> None:
-        """Delete the file of heads beside a database that no longer exists."""
+        """Delete the file of noted hashes beside a database that no longer exists."""
         if self.path is None or not os.path.lexists(self.path):
             return
         # The last line may have broken off in a crash.
@@ -69,7 +68,7 @@ class Witness:
         self.path.unlink()
 
     def note(self, budget: str, seq: int, head: str) -> None:
-        """Append a committed head to the file of heads, if that can be written."""
+        """Append the hash of a log's last committed entry to the file, if that can be written."""
         if self.path is None:
             return
         with (
@@ -80,7 +79,7 @@ class Witness:
             file.write(f"{budget} {seq} {head}\n".encode())
 
     def read_heads(self, budget: str) -> Mapping[int, str]:
-        """Return the heads noted for a budget, by the number of the entry."""
+        """Return the hashes noted for a budget's log, by the number of the entry."""
         if self.path is None or not self.path.is_file():
             return {}
         content = read_own(self.path, owner=self._owner())
@@ -100,7 +99,7 @@ class Witness:
         noted_heads: Mapping[int, str],
         hashes: Mapping[int, str],
     ) -> None:
-        """Refuse a log that lacks a head noted for it, or has another entry in its place.
+        """Refuse a log that lacks an entry whose hash was noted, or has another entry in its place.
 
         Args:
             budget: The budget's name.
@@ -147,7 +146,7 @@ def checked_url(url: str | Path) -> URL:
     url = str(url) if isinstance(url, Path) else url
     shown_url = masked_url(str(url))
 
-    def wrong(allowed: str, remedy: str = _EXAMPLES) -> InvalidInputError:
+    def wrong(allowed: str, remedy: str = STORAGE_EXAMPLES) -> InvalidInputError:
         return InvalidInputError("storage", shown_url, allowed, remedy)
 
     try:
@@ -316,6 +315,16 @@ def is_of_stranger(url: URL) -> bool:
     """Return whether a SQLite store's file belongs to another user than this one and root."""
     path = database_path(url)
     return path is not None and is_strangers(path)
+
+
+def is_missing(url: str | Path) -> bool:
+    """Return whether a storage is a SQLite file that does not exist: to open the storage would create it.
+
+    Raises:
+        InvalidInputError: It names no database.
+    """
+    path = database_path(checked_url(url))
+    return path is not None and not path.exists()
 
 
 def create_database(url: URL) -> None:
