@@ -1,4 +1,8 @@
-"""The strategy that shows every trial of a search on a part of the data, and then trains once."""
+"""The strategy that shows every trial of a search on a part of the data, and then trains once.
+
+A record is in the part with a public probability, so trials that are all charged to it cost little, and the
+last training keeps most of ε. How the noise is split between trials and last training is decided here.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +158,15 @@ class SubsetSearch(Everything):
         )
 
     def _one_training(self, context: PlanningContext, epsilon: float) -> TrainingPlan:
-        """Return the final training as it would be if nothing were searched: alone at ``epsilon``."""
+        """Return the final training as it would be if nothing were searched: alone at ``epsilon``.
+
+        Args:
+            context: Public facts.
+            epsilon: Target of the whole arm.
+
+        Returns:
+            The training, on the records that the variant leaves to it: all, or the rest.
+        """
         schedule = context.schedule
         part = "all"
         if self.variant == 1:
@@ -177,7 +189,13 @@ class SubsetSearch(Everything):
         """Return trials and final training, whose noise has the ratio that was given or that is the best.
 
         The best ratio is the least, of a grid in steps of 2%, with which all together meet ``epsilon`` while
-        the final training has at most `FINAL_NOISE` times the noise of ``one``.
+        the final training has at most `FINAL_NOISE` times the noise of ``one``. Where no ratio of the grid
+        leaves it that, the largest is taken, and the calibration of the whole gives all more noise.
+
+        Args:
+            context: Public facts.
+            one: The final training alone at ``epsilon``.
+            epsilon: Target of the whole arm.
         """
         schedule = context.schedule
         steps = schedule.steps
@@ -204,7 +222,10 @@ class SubsetSearch(Everything):
         return split_at(_ratio(place))
 
     def _event(self, trained: SearchThenFinal) -> acc.Event:
-        """Return the joint event of all trials on the subset and of the final training."""
+        """Return the joint event of all trials on the subset and of the final training.
+
+        The trials are composed first and sampled once: a record is in the subset of all trials or of none.
+        """
         trials = acc.Repeated(self.trials, trained.search.trainings[0].event)
         return acc.SubsampledTuning(self.variant, self.rate, trials, trained.final.event)
 
@@ -241,7 +262,19 @@ def _facts(
     final: TrainingPlan,
     context: PlanningContext,
 ) -> dict[str, float]:
-    """Return how much noise trials and final training have, and what one trial costs its records."""
+    """Return how much noise trials and final training have, and what one trial costs its records.
+
+    Args:
+        one: The final training alone at the arm's ε.
+        trial: A trial as it is planned.
+        final: The final training as it is planned.
+        context: Public facts: δ and adjacency.
+
+    Returns:
+        By name, rounded up to four decimal places: the noise of the final training over that of ``one``; the
+        noise multiplier of a trial over that of the final training; likewise of their mean gradients, whose
+        noise is divided by the expected batch size; and ε of a trial for a record of the subset.
+    """
     trial_ratio = _noise(trial) / _noise(final)
     fewer = final.schedule.expected_batch_size / trial.schedule.expected_batch_size
     alone = account(trial.event, context.delta, adjacency=context.adjacency)
@@ -255,7 +288,12 @@ def _facts(
 
 
 def _words(details: Mapping[str, Any], subset_records: int) -> str:
-    """Return in words what the search takes from the final training, and what trials are worth."""
+    """Return in words what the search takes from the final training, and what trials are worth.
+
+    Args:
+        details: Those of the plan, with the numbers of `_facts`.
+        subset_records: Expected number of records of the subset.
+    """
     final = details["final_noise_ratio"]
     sentences = [
         f"The final training has {final:.2f} times the noise of one training at this ε; a trial's mean "
