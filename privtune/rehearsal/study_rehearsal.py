@@ -18,6 +18,7 @@ from privtune.study.facade import Study
 from privtune.study.observer import Observer
 from privtune.study.planning import plan_study
 from privtune.study.reports import AUTO
+from privtune.study.schedules import choose, is_auto, with_numbers
 from privtune.study.spec import SpecError, StudySpec
 from privtune.study.worth import noise_on_mean, rarest_of
 from privtune.tasks import Task, get_task
@@ -228,6 +229,10 @@ def _rehearsal_spec(
             f"Study {spec.name!r} is open: it declares no arms that could be rehearsed."
         )
     study_task = spec.load_task()
+    if is_auto(spec):
+        # Of the study's own records and ε: generated ones may be fewer.
+        _, detail = choose(spec, study_task)
+        spec = with_numbers(spec, detail)
     differs: list[str] = []
     if on is None:
         from privtune.stages.spec_stages import staged_task

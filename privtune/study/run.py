@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.accounting.checks import check_number
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -48,8 +48,9 @@ from privtune.study.program import (
 )
 from privtune.study.rehearsal import rehearse
 from privtune.study.reports import AUTO, read_report
+from privtune.study.schedules import DETAIL, asked, is_auto, with_numbers
 from privtune.study.seal import aloud, open_stream, sealed
-from privtune.study.spec import SPACE, space_of
+from privtune.study.spec import SPACE, StudySpec, space_of
 from privtune.study.stored_results import Measurement, measure_release
 from privtune.study.workers import TASK, give_out, make_files, notifier
 from privtune.study.worth import NO_REPORT, check_worth, words_of
@@ -89,8 +90,9 @@ class ArmOptions:
 class EngineOptions(ArmOptions):
     """The arguments of :meth:`privtune.Study.optimize`, for an arm that the engine trains."""
 
-    epochs: float | None
-    expected_batch_size: int | None
+    epochs: float | Literal["auto"] | None
+    expected_batch_size: int | Literal["auto"] | None
+    compute: float | str | None
     report: Mapping[str, Any] | str | None
     space: Mapping[str, Mapping[str, Any]] | None
     pruner: Any
@@ -580,7 +582,7 @@ def _engine_arm(
         StrategyError: If the strategy does not cover what comes with it.
     """
     _check_task(task)
-    compute = life.spec.compute
+    compute = life.spec.placement
     check_device(compute.device)
     executor = Executor.of(life.spec.executor, options.n_jobs)
     _check_executor(executor, compute, task, options)
@@ -836,10 +838,41 @@ def _context(life: Life, task: Task, options: EngineOptions) -> PlanningContext:
     arm_fields = {
         "epochs": options.epochs,
         "expected_batch_size": options.expected_batch_size,
+        "compute": options.compute,
         "report": spec.report if options.report == AUTO else read_report(options.report),
         "space": options.space or {},
     }
-    return spec.model_copy(update=arm_fields).planning_context(task)
+    arm_spec = spec.model_copy(update=arm_fields)
+    if options.compute is not None and options.epochs != AUTO:
+        raise InvalidInputError(
+            "compute",
+            options.compute,
+            f"is what may be spent where epochs are auto, and they are {options.epochs!r}",
+            "Pass epochs='auto', or leave compute out.",
+        )
+    if not is_auto(arm_spec):
+        return arm_spec.planning_context(task)
+    strategy = options.strategy
+    epsilon = options.epsilon
+    if epsilon is None:
+        epsilon = _target_of(life, strategy.arm)
+    arm_spec = arm_spec.model_copy(update={"epsilon": epsilon})
+    return _with_stored_schedule(life, strategy.arm, arm_spec, task)
+
+
+def _with_stored_schedule(
+    life: Life, arm: str, spec: StudySpec, task: Task
+) -> PlanningContext:
+    """Return the planning context of a schedule that the rule chooses, or chose when the arm was planned.
+
+    An arm that is there keeps its numbers: with others it would be another plan.
+    """
+    stored = life.plans().get(arm)
+    detail = None if stored is None else stored.details.get(DETAIL)
+    if detail is None or detail["asked"] != asked(spec):
+        return spec.planning_context(task)
+    context = with_numbers(spec, detail).planning_context(task)
+    return replace(context, chosen_schedule=detail)
 
 
 def _with_method_in_seal(

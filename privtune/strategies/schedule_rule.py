@@ -1,0 +1,390 @@
+"""The rule by which ``epochs: auto`` and ``expected_batch_size: auto`` are chosen, from public numbers alone.
+
+DP-SGD adds noise of σ times the clipping norm to each of T sums over B records in expectation. Rates that
+bring the weights equally far leave noise in them that is proportional to σ / (B √T), so the signal of a
+schedule is B √T / σ. No schedule has more of it than one release of all records, n μ, where μ is that of the
+Gaussian mechanism at the same ε and δ: full batches have it all, and whoever looked at noise alone would take
+one step. Steps are needed to get anywhere, and the merit of a schedule is its signal divided by
+``sqrt(1 + NEEDED_STEPS / T)``. The constant was read off the training tasks of ``studies/epochs`` and tried on
+others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from privtune.accounting import Adjacency, Gaussian, PoissonSampled, Repeated, calibrate
+from privtune.errors import InvalidInputError
+
+NEEDED_STEPS = 100.0
+"""Steps at which half of a schedule's squared signal is lost to their small number."""
+GAIN = 0.03
+"""Relative gain in merit below which twice the work is not worth its time."""
+_PASSES = 20
+_LEAST_DEFAULT = 1_000_000
+_MOST_STEPS = 100_000
+"""Above it a step's own costs outweigh those of its gradients."""
+_FINE = 8
+"""Amounts of work that are tried between one and its double."""
+_ACCURACY = 1e-3  # of the noise of schedules that are compared by the accountant
+_CLIMB = 6  # schedules that the accountant is asked about, on either side of the first
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFacts:
+    """The public numbers that a schedule is chosen from.
+
+    Args:
+        records: Declared number of training records, or of units if a task groups its records.
+        epsilon: ε of all trainings together, above 0.
+        delta: δ, in (0, 1).
+        adjacency: The budget's neighbouring relation.
+        trainings: How many equal trainings share ε, one for each arm with a guarantee.
+
+    Example:
+        >>> facts = TrainingFacts(records=60_000, epsilon=3.0, delta=1e-5)
+        >>> round(facts.most_signal), facts.usual_compute
+        (43545, 1200000)
+    """
+
+    records: int
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    trainings: int = 1
+
+    @cached_property
+    def most_signal(self) -> float:
+        """The signal of one noisy release of all records, which no schedule exceeds."""
+        one_release = calibrate(
+            Gaussian(1.0),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            adjacency=self.adjacency,
+        )
+        return self.records / (one_release.scale * math.sqrt(self.trainings))
+
+    @property
+    def usual_compute(self) -> int:
+        """The gradient evaluations of one training where nobody says what may be spent."""
+        return max(_PASSES * self.records, _LEAST_DEFAULT)
+
+    def estimate_noise(self, batch: int, steps: int) -> float:
+        """Return a noise multiplier that meets ε, by the central limit theorem: it bounds nothing.
+
+        Bu, Dong, Long and Su 2019 (arXiv 1911.11607), Corollary 4: T steps at rate q are about one Gaussian
+        release of ``μ = q sqrt(T (exp(1 / σ²) - 1))``.
+
+        Args:
+            batch: Expected records in a sample.
+            steps: Number of steps.
+        """
+        rate = batch / self.records
+        share = self.most_signal / (self.records * rate * math.sqrt(steps))
+        return 1.0 / math.sqrt(math.log1p(share**2))
+
+    def exact_noise(self, batch: int, steps: int) -> float:
+        """Return the noise multiplier that meets ε by the accountant, rounded up by at most 0.1%.
+
+        Args:
+            batch: Expected records in a sample.
+            steps: Number of steps.
+        """
+        step = PoissonSampled(batch / self.records, Gaussian(1.0))
+        answer = calibrate(
+            Repeated(self.trainings * steps, step),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            adjacency=self.adjacency,
+            tolerance=_ACCURACY,
+        )
+        return answer.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePoint:
+    """A schedule of DP-SGD, with its noise and what it is worth.
+
+    Args:
+        records: Declared number of training records.
+        batch: Expected records in a sample.
+        steps: Number of steps.
+        noise_multiplier: σ: the noise's deviation over the clipping norm.
+        exact: Whether σ is the accountant's; else it is an estimate.
+
+    Example:
+        >>> point = SchedulePoint(records=1_000, batch=100, steps=50, noise_multiplier=2.0, exact=True)
+        >>> point.epochs, point.work, round(point.signal)
+        (5.0, 5000, 354)
+    """
+
+    records: int
+    batch: int
+    steps: int
+    noise_multiplier: float
+    exact: bool
+
+    @property
+    def epochs(self) -> float:
+        """Expected passes over the records."""
+        return self.steps * self.batch / self.records
+
+    @property
+    def work(self) -> int:
+        """Expected gradient evaluations of one training."""
+        return self.steps * self.batch
+
+    @property
+    def signal(self) -> float:
+        """``B √T / σ``: how far the sums of gradients stand out of the noise in the weights."""
+        return self.batch * math.sqrt(self.steps) / self.noise_multiplier
+
+    @property
+    def merit(self) -> float:
+        """The signal, less what too few steps lose: by it schedules are compared."""
+        return self.signal / math.sqrt(1.0 + NEEDED_STEPS / self.steps)
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the schedule and its worth as JSON-ready data."""
+        return {
+            "epochs": self.epochs,
+            "expected_batch_size": self.batch,
+            "steps": self.steps,
+            "noise_multiplier": self.noise_multiplier,
+            "gradient_evaluations": self.work,
+            "noise_to_signal": 1.0 / self.signal,
+            "merit": self.merit,
+        }
+
+
+def batch_grid(records: int) -> tuple[int, ...]:
+    """Return the batches that are tried: powers of two, halfway between them, and all records.
+
+    Args:
+        records: Declared number of training records.
+
+    Example:
+        >>> batch_grid(20)
+        (1, 2, 3, 4, 6, 8, 12, 16, 20)
+    """
+    batches = {records}
+    power = 1
+    while power < records:
+        batches.add(power)
+        batches.add(min(power + max(1, power // 2), records))
+        power *= 2
+    return tuple(sorted(batches))
+
+
+def _schedules(
+    facts: TrainingFacts, work: float, batch: int | None = None
+) -> Iterator[SchedulePoint]:
+    """Yield the schedules of an amount of work, by batch, with estimated noise."""
+    batches = batch_grid(facts.records) if batch is None else (batch,)
+    for size in batches:
+        steps = int(work / size)
+        if 1 <= steps <= _MOST_STEPS:
+            yield _estimated(facts, size, steps)
+
+
+def _estimated(facts: TrainingFacts, batch: int, steps: int) -> SchedulePoint:
+    """Return a schedule with estimated noise."""
+    return SchedulePoint(
+        records=facts.records,
+        batch=batch,
+        steps=steps,
+        noise_multiplier=facts.estimate_noise(batch, steps),
+        exact=False,
+    )
+
+
+def _exact(facts: TrainingFacts, batch: int, steps: int) -> SchedulePoint:
+    """Return a schedule with the noise that the accountant finds."""
+    return SchedulePoint(
+        records=facts.records,
+        batch=batch,
+        steps=steps,
+        noise_multiplier=facts.exact_noise(batch, steps),
+        exact=True,
+    )
+
+
+def _best(points: Sequence[SchedulePoint]) -> SchedulePoint:
+    """Return the schedule of most merit; of equals the first, which has the smallest batch."""
+    return max(points, key=lambda point: point.merit)
+
+
+@lru_cache(maxsize=512)
+def best_schedule(facts: TrainingFacts, work: float, batch: int | None = None) -> SchedulePoint:
+    """Return the schedule of most merit for an amount of work, with the accountant's noise.
+
+    Estimates say where to look; from there on the accountant decides, batch by batch, until both neighbours
+    are worse.
+
+    Args:
+        facts: The public numbers.
+        work: Gradient evaluations of one training, which it does not exceed.
+        batch: Expected batch size, where it is given.
+
+    Raises:
+        InvalidInputError: If the work is less than one step of one record.
+
+    Example:
+        >>> facts = TrainingFacts(records=60_000, epsilon=3.0, delta=1e-5)
+        >>> point = best_schedule(facts, 1_200_000)
+        >>> point.batch, point.steps, point.exact
+        (2048, 585, True)
+    """
+    estimates = list(_schedules(facts, work, batch))
+    if not estimates:
+        raise _too_little(facts, work, batch)
+    place = estimates.index(_best(estimates))
+    answers: dict[int, SchedulePoint] = {}
+    for _ in range(_CLIMB):
+        for near in (place - 1, place, place + 1):
+            if 0 <= near < len(estimates) and near not in answers:
+                estimate = estimates[near]
+                answers[near] = _exact(facts, estimate.batch, estimate.steps)
+        best = max(sorted(answers), key=lambda near: answers[near].merit)
+        if best == place:
+            break
+        place = best
+    return answers[place]
+
+
+def _too_little(facts: TrainingFacts, work: float, batch: int | None) -> InvalidInputError:
+    """Return the error for work that is less than one step, or more steps than are tried."""
+    least = batch or 1
+    return InvalidInputError(
+        "compute",
+        work,
+        f"must be at least {least:,} gradient evaluations, one step, and at most {_MOST_STEPS:,} steps of "
+        f"{batch or facts.records:,} records",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleChoice:
+    """The schedule that the rule chooses, and why it spends no more.
+
+    Args:
+        point: The schedule, with the accountant's noise.
+        compute: The gradient evaluations of one training that might have been spent.
+        gain: Relative gain in merit that twice the chosen work would buy.
+
+    Example:
+        >>> facts = TrainingFacts(records=1_000, epsilon=1.0, delta=1e-5)
+        >>> choice = choose_schedule(facts, 10_000_000)
+        >>> choice.point.work < choice.compute, choice.gain < 0.03
+        (True, True)
+    """
+
+    point: SchedulePoint
+    compute: float
+    gain: float
+
+    @property
+    def reason(self) -> str:
+        """What was chosen, and what limits it, in one sentence."""
+        point = self.point
+        chosen = (
+            f"{point.epochs:.4g} epochs of {point.batch:,} records ({point.steps:,} steps, σ = "
+            f"{point.noise_multiplier:.3g})"
+        )
+        more = f"twice the work would raise the signal by {100 * self.gain:.2g}%"
+        if point.work > 0.7 * self.compute:
+            return f"{chosen}: the best of {self.compute:,.0f} gradient evaluations; {more}"
+        return f"{chosen}: {more}, so less than the {self.compute:,.0f} gradient evaluations are spent"
+
+
+@lru_cache(maxsize=512)
+def choose_schedule(
+    facts: TrainingFacts, compute: float, batch: int | None = None
+) -> ScheduleChoice:
+    """Return the schedule of most merit within what may be spent, and no dearer than is worth it.
+
+    Work ends where twice of it would raise the merit by less than 3%. Both amounts are judged by estimated
+    noise, so that planning stays fast; the chosen schedule has the accountant's.
+
+    Args:
+        facts: The public numbers.
+        compute: The gradient evaluations of one training that may be spent, at least 1.
+        batch: Expected batch size, where it is given and the epochs alone are chosen.
+
+    Raises:
+        InvalidInputError: If ``compute`` is less than one step.
+
+    Example:
+        >>> facts = TrainingFacts(records=60_000, epsilon=3.0, delta=1e-5)
+        >>> choose_schedule(facts, 2e6).point.work <= 2_000_000
+        True
+    """
+    work = min(compute, _enough_work(facts, compute, batch))
+    point = best_schedule(facts, work, batch)
+    twice = _best(list(_schedules(facts, 2.0 * work, batch)) or [point])
+    once = _estimated(facts, point.batch, point.steps)
+    gain = max(0.0, twice.merit / once.merit - 1.0)
+    return ScheduleChoice(point=point, compute=compute, gain=gain)
+
+
+def _enough_work(facts: TrainingFacts, compute: float, batch: int | None) -> float:
+    """Return the least work whose double raises the merit by less than ``GAIN``, if below ``compute``.
+
+    The amounts are the same whatever may be spent: more compute never leads to a schedule of less merit.
+    """
+    work = float(batch or 1)
+    while work < compute:
+        once = list(_schedules(facts, work, batch))
+        twice = list(_schedules(facts, 2.0 * work, batch))
+        if not once or not twice:
+            return work / 2.0 ** (1.0 / _FINE)  # more steps than are tried
+        if _best(twice).merit < (1.0 + GAIN) * _best(once).merit:
+            return work
+        work *= 2.0 ** (1.0 / _FINE)
+    return compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleCurve:
+    """Noise and work of many schedules, with the chosen one.
+
+    Args:
+        facts: The public numbers.
+        chosen: The schedule of the plan, with the accountant's noise.
+        by_batch: Schedules of the same work, by batch, with estimated noise.
+        by_work: The best schedule of a fraction and of multiples of the work, with the accountant's noise.
+
+    Example:
+        >>> facts = TrainingFacts(records=1_000, epsilon=1.0, delta=1e-5)
+        >>> curve = schedule_curve(facts, choose_schedule(facts, 20_000).point)
+        >>> [round(point.work / curve.chosen.work, 1) for point in curve.by_work]
+        [0.2, 0.5, 1.0, 2.0, 4.0]
+    """
+
+    facts: TrainingFacts
+    chosen: SchedulePoint
+    by_batch: tuple[SchedulePoint, ...]
+    by_work: tuple[SchedulePoint, ...]
+
+    @property
+    def gain(self) -> float:
+        """The relative gain in merit that twice the work buys."""
+        twice = next(point for point in self.by_work if point.work > 1.4 * self.chosen.work)
+        return twice.merit / self.chosen.merit - 1.0
+
+
+def schedule_curve(facts: TrainingFacts, chosen: SchedulePoint) -> ScheduleCurve:
+    """Return what other batches at the same work, and other amounts of work, would give.
+
+    Args:
+        facts: The public numbers.
+        chosen: The schedule to mark.
+    """
+    by_batch = tuple(_schedules(facts, chosen.work))
+    by_work = []
+    for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+        by_work.append(best_schedule(facts, max(1.0, factor * chosen.work)))
+    return ScheduleCurve(facts=facts, chosen=chosen, by_batch=by_batch, by_work=tuple(by_work))
