@@ -1,28 +1,34 @@
 """The rule by which ``epochs: auto`` and ``expected_batch_size: auto`` are chosen, from public numbers alone.
 
 DP-SGD adds noise of σ times the clipping norm to each of T sums over B records in expectation. Rates that
-bring the weights equally far leave noise in them that is proportional to σ / (B √T), so the signal of a
-schedule is B √T / σ. No schedule has more of it than one release of all records, n μ, where μ is that of the
-Gaussian mechanism at the same ε and δ: full batches have it all, and whoever looked at noise alone would take
-one step. Steps are needed to get anywhere, and the merit of a schedule is its signal divided by
-``sqrt(1 + NEEDED_STEPS / T)``. The constant was read off the training tasks of ``studies/epochs`` and tried on
-others.
+bring d weights equally far leave noise in them in proportion to σ √d / (B √T), the noise-to-signal ratio. No
+schedule has less of it than one release of all records, so whoever looked at noise alone would take one step.
+But few steps get nowhere: what they leave of the way is reckoned as ``NEEDED_STEPS / T``, and noise as larger by
+``sqrt(1 + ADAPTING_STEPS / T)``, since rates are found in the first of them. The rule takes the schedule of the
+smallest sum of the two squares; its root is called the *shortfall*. Where there is little noise, steps count for
+more than batches do.
+
+The constants were read off the training tasks of ``studies/epochs`` and tried on others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from privtune.accounting import Adjacency, Gaussian, PoissonSampled, Repeated, calibrate
 from privtune.errors import InvalidInputError
 
-NEEDED_STEPS = 100.0
-"""Steps at which half of a schedule's squared signal is lost to their small number."""
+NEEDED_STEPS = 2.0
+"""What T steps leave of the way is reckoned as this number over T, in units of the noise-to-signal ratio."""
+ADAPTING_STEPS = 60.0
+"""Steps in which the noise counts double, squared: methods that adapt need some, whatever the noise."""
+NEGLIGIBLE = 3e-3
+"""A shortfall far below which no task tells schedules apart: twice the work is not taken for it."""
 GAIN = 0.03
-"""Relative gain in merit below which twice the work is not worth its time."""
+"""Relative fall of the shortfall below which twice the work is not worth its time."""
 _PASSES = 20
 _LEAST_DEFAULT = 1_000_000
 _MOST_STEPS = 100_000
@@ -30,7 +36,6 @@ _MOST_STEPS = 100_000
 _FINE = 8
 """Amounts of work that are tried between one and its double."""
 _ACCURACY = 1e-3  # of the noise of schedules that are compared by the accountant
-_CLIMB = 6  # schedules that the accountant is asked about, on either side of the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +44,20 @@ class TrainingFacts:
 
     Args:
         records: Declared number of training records, or of units if a task groups its records.
+        weights: Number of weights that are trained.
         epsilon: ε of all trainings together, above 0.
         delta: δ, in (0, 1).
         adjacency: The budget's neighbouring relation.
         trainings: How many equal trainings share ε, one for each arm with a guarantee.
 
     Example:
-        >>> facts = TrainingFacts(records=60_000, epsilon=3.0, delta=1e-5)
+        >>> facts = TrainingFacts(records=60_000, weights=26_010, epsilon=3.0, delta=1e-5)
         >>> round(facts.most_signal), facts.usual_compute
         (43545, 1200000)
     """
 
     records: int
+    weights: int
     epsilon: float
     delta: float
     adjacency: Adjacency = Adjacency.ADD_REMOVE
@@ -110,18 +117,21 @@ class SchedulePoint:
 
     Args:
         records: Declared number of training records.
+        weights: Number of weights that are trained.
         batch: Expected records in a sample.
         steps: Number of steps.
         noise_multiplier: σ: the noise's deviation over the clipping norm.
         exact: Whether σ is the accountant's; else it is an estimate.
 
     Example:
-        >>> point = SchedulePoint(records=1_000, batch=100, steps=50, noise_multiplier=2.0, exact=True)
-        >>> point.epochs, point.work, round(point.signal)
-        (5.0, 5000, 354)
+        >>> numbers = {"records": 1_000, "weights": 100, "batch": 100, "steps": 50}
+        >>> point = SchedulePoint(**numbers, noise_multiplier=2.0, exact=True)
+        >>> point.epochs, point.work, round(point.signal), round(point.noise_to_signal, 4)
+        (5.0, 5000, 354, 0.0283)
     """
 
     records: int
+    weights: int
     batch: int
     steps: int
     noise_multiplier: float
@@ -143,9 +153,15 @@ class SchedulePoint:
         return self.batch * math.sqrt(self.steps) / self.noise_multiplier
 
     @property
-    def merit(self) -> float:
-        """The signal, less what too few steps lose: by it schedules are compared."""
-        return self.signal / math.sqrt(1.0 + NEEDED_STEPS / self.steps)
+    def noise_to_signal(self) -> float:
+        """``σ √d / (B √T)``: the noise in all weights beside the way that clipped gradients bring them."""
+        return math.sqrt(self.weights) / self.signal
+
+    @property
+    def shortfall(self) -> float:
+        """Noise and what too few steps leave, together: the smaller, the better the schedule."""
+        noise = self.noise_to_signal * math.sqrt(1.0 + ADAPTING_STEPS / self.steps)
+        return math.hypot(noise, NEEDED_STEPS / self.steps, NEGLIGIBLE)
 
     def to_dict(self) -> dict[str, float]:
         """Return the schedule and its worth as JSON-ready data."""
@@ -155,8 +171,8 @@ class SchedulePoint:
             "steps": self.steps,
             "noise_multiplier": self.noise_multiplier,
             "gradient_evaluations": self.work,
-            "noise_to_signal": 1.0 / self.signal,
-            "merit": self.merit,
+            "noise_to_signal": self.noise_to_signal,
+            "shortfall": self.shortfall,
         }
 
 
@@ -194,6 +210,7 @@ def _estimated(facts: TrainingFacts, batch: int, steps: int) -> SchedulePoint:
     """Return a schedule with estimated noise."""
     return SchedulePoint(
         records=facts.records,
+        weights=facts.weights,
         batch=batch,
         steps=steps,
         noise_multiplier=facts.estimate_noise(batch, steps),
@@ -201,28 +218,16 @@ def _estimated(facts: TrainingFacts, batch: int, steps: int) -> SchedulePoint:
     )
 
 
-def _exact(facts: TrainingFacts, batch: int, steps: int) -> SchedulePoint:
-    """Return a schedule with the noise that the accountant finds."""
-    return SchedulePoint(
-        records=facts.records,
-        batch=batch,
-        steps=steps,
-        noise_multiplier=facts.exact_noise(batch, steps),
-        exact=True,
-    )
-
-
 def _best(points: Sequence[SchedulePoint]) -> SchedulePoint:
-    """Return the schedule of most merit; of equals the first, which has the smallest batch."""
-    return max(points, key=lambda point: point.merit)
+    """Return the schedule of the smallest shortfall; of equals the first, which has the smallest batch."""
+    return min(points, key=lambda point: point.shortfall)
 
 
-@lru_cache(maxsize=512)
 def best_schedule(facts: TrainingFacts, work: float, batch: int | None = None) -> SchedulePoint:
-    """Return the schedule of most merit for an amount of work, with the accountant's noise.
+    """Return the schedule of the smallest shortfall for an amount of work, by estimated noise.
 
-    Estimates say where to look; from there on the accountant decides, batch by batch, until both neighbours
-    are worse.
+    Estimates are smooth in batch and steps, and within a few percent of the accountant's noise where they
+    differ most; to ask the accountant of each schedule would take longer than planning may.
 
     Args:
         facts: The public numbers.
@@ -233,26 +238,32 @@ def best_schedule(facts: TrainingFacts, work: float, batch: int | None = None) -
         InvalidInputError: If the work is less than one step of one record.
 
     Example:
-        >>> facts = TrainingFacts(records=60_000, epsilon=3.0, delta=1e-5)
+        >>> facts = TrainingFacts(records=60_000, weights=26_010, epsilon=3.0, delta=1e-5)
         >>> point = best_schedule(facts, 1_200_000)
-        >>> point.batch, point.steps, point.exact
-        (2048, 585, True)
+        >>> point.batch, point.steps, point.work <= 1_200_000
+        (1024, 1171, True)
     """
     estimates = list(_schedules(facts, work, batch))
     if not estimates:
         raise _too_little(facts, work, batch)
-    place = estimates.index(_best(estimates))
-    answers: dict[int, SchedulePoint] = {}
-    for _ in range(_CLIMB):
-        for near in (place - 1, place, place + 1):
-            if 0 <= near < len(estimates) and near not in answers:
-                estimate = estimates[near]
-                answers[near] = _exact(facts, estimate.batch, estimate.steps)
-        best = max(sorted(answers), key=lambda near: answers[near].merit)
-        if best == place:
-            break
-        place = best
-    return answers[place]
+    return _best(estimates)
+
+
+def with_exact_noise(facts: TrainingFacts, point: SchedulePoint) -> SchedulePoint:
+    """Return a schedule with the noise that the accountant finds for it.
+
+    Args:
+        facts: The public numbers.
+        point: The schedule.
+
+    Example:
+        >>> facts = TrainingFacts(records=1_000, weights=100, epsilon=1.0, delta=1e-5)
+        >>> point = best_schedule(facts, 20_000)
+        >>> with_exact_noise(facts, point).exact, point.exact
+        (True, False)
+    """
+    noise_multiplier = facts.exact_noise(point.batch, point.steps)
+    return replace(point, noise_multiplier=noise_multiplier, exact=True)
 
 
 def _too_little(facts: TrainingFacts, work: float, batch: int | None) -> InvalidInputError:
@@ -273,10 +284,10 @@ class ScheduleChoice:
     Args:
         point: The schedule, with the accountant's noise.
         compute: The gradient evaluations of one training that might have been spent.
-        gain: Relative gain in merit that twice the chosen work would buy.
+        gain: Relative fall of the shortfall that twice the chosen work would buy.
 
     Example:
-        >>> facts = TrainingFacts(records=1_000, epsilon=1.0, delta=1e-5)
+        >>> facts = TrainingFacts(records=1_000, weights=100, epsilon=1.0, delta=1e-5)
         >>> choice = choose_schedule(facts, 10_000_000)
         >>> choice.point.work < choice.compute, choice.gain < 0.03
         (True, True)
@@ -294,7 +305,7 @@ class ScheduleChoice:
             f"{point.epochs:.4g} epochs of {point.batch:,} records ({point.steps:,} steps, σ = "
             f"{point.noise_multiplier:.3g})"
         )
-        more = f"twice the work would raise the signal by {100 * self.gain:.2g}%"
+        more = f"twice the work would lower noise and missing steps by {100 * self.gain:.2g}%"
         if point.work > 0.7 * self.compute:
             return f"{chosen}: the best of {self.compute:,.0f} gradient evaluations; {more}"
         return f"{chosen}: {more}, so less than the {self.compute:,.0f} gradient evaluations are spent"
@@ -304,9 +315,9 @@ class ScheduleChoice:
 def choose_schedule(
     facts: TrainingFacts, compute: float, batch: int | None = None
 ) -> ScheduleChoice:
-    """Return the schedule of most merit within what may be spent, and no dearer than is worth it.
+    """Return the schedule of the smallest shortfall within what may be spent, and no dearer than is worth it.
 
-    Work ends where twice of it would raise the merit by less than 3%. Both amounts are judged by estimated
+    Work ends where twice of it would lower the shortfall by less than 3%. Both amounts are judged by estimated
     noise, so that planning stays fast; the chosen schedule has the accountant's.
 
     Args:
@@ -318,22 +329,22 @@ def choose_schedule(
         InvalidInputError: If ``compute`` is less than one step.
 
     Example:
-        >>> facts = TrainingFacts(records=60_000, epsilon=3.0, delta=1e-5)
+        >>> facts = TrainingFacts(records=60_000, weights=26_010, epsilon=3.0, delta=1e-5)
         >>> choose_schedule(facts, 2e6).point.work <= 2_000_000
         True
     """
     work = min(compute, _enough_work(facts, compute, batch))
-    point = best_schedule(facts, work, batch)
-    twice = _best(list(_schedules(facts, 2.0 * work, batch)) or [point])
-    once = _estimated(facts, point.batch, point.steps)
-    gain = max(0.0, twice.merit / once.merit - 1.0)
+    once = best_schedule(facts, work, batch)
+    twice = _best(list(_schedules(facts, 2.0 * work, batch)) or [once])
+    point = with_exact_noise(facts, once)
+    gain = max(0.0, 1.0 - twice.shortfall / once.shortfall)
     return ScheduleChoice(point=point, compute=compute, gain=gain)
 
 
 def _enough_work(facts: TrainingFacts, compute: float, batch: int | None) -> float:
-    """Return the least work whose double raises the merit by less than ``GAIN``, if below ``compute``.
+    """Return the least work whose double lowers the shortfall by less than ``GAIN``, if below ``compute``.
 
-    The amounts are the same whatever may be spent: more compute never leads to a schedule of less merit.
+    The amounts are the same whatever may be spent: more compute never leads to a larger shortfall.
     """
     work = float(batch or 1)
     while work < compute:
@@ -341,7 +352,7 @@ def _enough_work(facts: TrainingFacts, compute: float, batch: int | None) -> flo
         twice = list(_schedules(facts, 2.0 * work, batch))
         if not once or not twice:
             return work / 2.0 ** (1.0 / _FINE)  # more steps than are tried
-        if _best(twice).merit < (1.0 + GAIN) * _best(once).merit:
+        if _best(twice).shortfall > (1.0 - GAIN) * _best(once).shortfall:
             return work
         work *= 2.0 ** (1.0 / _FINE)
     return compute
@@ -349,16 +360,15 @@ def _enough_work(facts: TrainingFacts, compute: float, batch: int | None) -> flo
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleCurve:
-    """Noise and work of many schedules, with the chosen one.
+    """Noise and work of many schedules, with that of a plan.
 
     Args:
         facts: The public numbers.
         chosen: The schedule of the plan, with the accountant's noise.
-        by_batch: Schedules of the same work, by batch, with estimated noise.
-        by_work: The best schedule of a fraction and of multiples of the work, with the accountant's noise.
+        by_work: The best schedules of fractions and multiples of the work, with the accountant's noise.
 
     Example:
-        >>> facts = TrainingFacts(records=1_000, epsilon=1.0, delta=1e-5)
+        >>> facts = TrainingFacts(records=1_000, weights=100, epsilon=1.0, delta=1e-5)
         >>> curve = schedule_curve(facts, choose_schedule(facts, 20_000).point)
         >>> [round(point.work / curve.chosen.work, 1) for point in curve.by_work]
         [0.2, 0.5, 1.0, 2.0, 4.0]
@@ -366,14 +376,32 @@ class ScheduleCurve:
 
     facts: TrainingFacts
     chosen: SchedulePoint
-    by_batch: tuple[SchedulePoint, ...]
     by_work: tuple[SchedulePoint, ...]
 
     @property
+    def lines(self) -> dict[float, tuple[SchedulePoint, ...]]:
+        """By factor of the work, its schedules batch by batch, with estimated noise."""
+        lines = {}
+        for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+            lines[factor] = tuple(_schedules(self.facts, factor * self.chosen.work))
+        return lines
+
+    @property
+    def by_batch(self) -> tuple[SchedulePoint, ...]:
+        """Schedules of the plan's work, by batch: those of the grid with estimates, and the plan's."""
+        others = [
+            point
+            for point in _schedules(self.facts, self.chosen.work)
+            if point.batch != self.chosen.batch
+        ]
+        points = [*others, self.chosen]
+        return tuple(sorted(points, key=lambda point: point.batch))
+
+    @property
     def gain(self) -> float:
-        """The relative gain in merit that twice the work buys."""
+        """The relative fall of the shortfall that twice the work buys; 0 where it buys none."""
         twice = next(point for point in self.by_work if point.work > 1.4 * self.chosen.work)
-        return twice.merit / self.chosen.merit - 1.0
+        return max(0.0, 1.0 - twice.shortfall / self.chosen.shortfall)
 
 
 def schedule_curve(facts: TrainingFacts, chosen: SchedulePoint) -> ScheduleCurve:
@@ -382,9 +410,15 @@ def schedule_curve(facts: TrainingFacts, chosen: SchedulePoint) -> ScheduleCurve
     Args:
         facts: The public numbers.
         chosen: The schedule to mark.
+
+    Example:
+        >>> facts = TrainingFacts(records=1_000, weights=100, epsilon=1.0, delta=1e-5)
+        >>> curve = schedule_curve(facts, choose_schedule(facts, 20_000).point)
+        >>> curve.chosen in curve.by_batch, 0.0 < curve.gain < 0.3
+        (True, True)
     """
-    by_batch = tuple(_schedules(facts, chosen.work))
     by_work = []
     for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
-        by_work.append(best_schedule(facts, max(1.0, factor * chosen.work)))
-    return ScheduleCurve(facts=facts, chosen=chosen, by_batch=by_batch, by_work=tuple(by_work))
+        best = best_schedule(facts, max(1.0, factor * chosen.work))
+        by_work.append(with_exact_noise(facts, best))
+    return ScheduleCurve(facts=facts, chosen=chosen, by_work=tuple(by_work))

@@ -34,7 +34,7 @@ from privtune.strategies import (
 )
 from privtune.strategies.arms import check_objective, needs_of
 from privtune.study.arm_rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
-from privtune.study.build import model_for, named_method
+from privtune.study.build import weights_of_build, model_for, named_method
 from privtune.study.declared_arms import DeclaredTrainer, DeclaredTrial, Mechanism, plan_declared
 from privtune.study.delta import check_delta, check_delta_of
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
@@ -857,22 +857,34 @@ def _context(life: Life, task: Task, options: EngineOptions) -> PlanningContext:
     if epsilon is None:
         epsilon = _target_of(life, strategy.arm)
     arm_spec = arm_spec.model_copy(update={"epsilon": epsilon})
-    return _with_stored_schedule(life, strategy.arm, arm_spec, task)
+    return _with_chosen_schedule(life, strategy, arm_spec, task)
 
 
-def _with_stored_schedule(
-    life: Life, arm: str, spec: StudySpec, task: Task
+def _with_chosen_schedule(
+    life: Life, strategy: Strategy, spec: StudySpec, task: Task
 ) -> PlanningContext:
     """Return the planning context of a schedule that the rule chooses, or chose when the arm was planned.
 
     An arm that is there keeps its numbers: with others it would be another plan.
     """
-    stored = life.plans().get(arm)
+    stored = life.plans().get(strategy.arm)
     detail = None if stored is None else stored.details.get(DETAIL)
     if detail is None or detail["asked"] != asked(spec):
-        return spec.planning_context(task)
+        weights = _weights_in_seal(life, strategy, task, spec)
+        return spec.planning_context(task, weights=weights)
     context = with_numbers(spec, detail).planning_context(task)
     return replace(context, chosen_schedule=detail)
+
+
+def _weights_in_seal(life: Life, strategy: Strategy, task: Task, spec: StudySpec) -> int:
+    """Return how many weights ``build`` has trained, calling it in the seal of a sealed arm."""
+    candidate = spec.search_space().draw(Streams(bytes(32)), 0)
+    fixed = {**candidate, **getattr(strategy, "parameters", {})}
+    if not needs_of(strategy).independent:
+        return weights_of_build(task, fixed)
+    log = life.place(f"sealed/{strategy.arm}.log")
+    with sealed(log, rehearsal=True):
+        return weights_of_build(task, fixed)
 
 
 def _with_method_in_seal(

@@ -12,14 +12,20 @@ from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
 from privtune.strategies.schedule_rule import (
+    ScheduleCurve,
     SchedulePoint,
     TrainingFacts,
     best_schedule,
     choose_schedule,
+    schedule_curve,
+    with_exact_noise,
 )
 from privtune.training.mechanism.schedule import Schedule
+from privtune.training.mechanism.streams import Streams
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from privtune.strategies import Plan, PlanningContext
     from privtune.study.spec import StudySpec
     from privtune.tasks import Task
@@ -114,14 +120,37 @@ def seconds_per_gradient(task: Task) -> float:
 
     from privtune.tasks.task import made_up_inputs
 
-    # Planning moves no random stream of a training.
-    with torch.random.fork_rng(devices=[]):
-        model = task.model()
+    model = _model_of(task)
     record = made_up_inputs(1, task.input_shape, task.tokens)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(record)
-    passes = _PASSES_PER_GRADIENT * counter.get_total_flops()
-    return SECONDS_PER_GRADIENT + passes / FLOPS_PER_SECOND
+    operations = _PASSES_PER_GRADIENT * counter.get_total_flops()
+    return SECONDS_PER_GRADIENT + operations / FLOPS_PER_SECOND
+
+
+def count_weights(task: Task, spec: StudySpec) -> int:
+    """Return the number of weights of a task's model that are trained; 1 at least.
+
+    Args:
+        task: Its model is made, or its ``build`` is called with public random numbers.
+        spec: The study: its space and the parameters of its first arm are what a ``build`` may ask for.
+    """
+    if task.build is not None:
+        from privtune.study.build import weights_of_build
+
+        candidate = spec.search_space().draw(Streams(bytes(32)), 0)
+        options = dict(spec.arms[0].model_extra or {}) if spec.arms else {}
+        return weights_of_build(task, {**candidate, **options.get("parameters", {})})
+    sizes = [weight.numel() for weight in _model_of(task).parameters() if weight.requires_grad]
+    return max(1, sum(sizes))
+
+
+def _model_of(task: Task) -> nn.Module:
+    """Return a task's model, on a copy of torch's random state: planning moves no stream of a training."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        return task.model()
 
 
 def is_auto(spec: StudySpec) -> bool:
@@ -134,7 +163,7 @@ def asked(spec: StudySpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in FIELDS}
 
 
-def training_facts(spec: StudySpec, task: Task) -> TrainingFacts:
+def training_facts(spec: StudySpec, task: Task, weights: int | None = None) -> TrainingFacts:
     """Return the public numbers that the schedule of a study is chosen from.
 
     Every arm with a guarantee counts as one training, and so does each repetition that is charged. A
@@ -143,11 +172,13 @@ def training_facts(spec: StudySpec, task: Task) -> TrainingFacts:
     Args:
         spec: The study.
         task: Its task; public facts alone are read.
+        weights: Number of weights that are trained; those of the task's model unless given.
     """
     arms = sum(not arm.to_strategy().needs.non_private for arm in spec.arms)
     repeats = 1 if task.benchmark else spec.repeats
     return TrainingFacts(
         records=task.train_records,
+        weights=count_weights(task, spec) if weights is None else weights,
         epsilon=spec.target_epsilon,
         delta=spec.budget.delta,
         adjacency=Adjacency(spec.budget.adjacency),
@@ -155,12 +186,15 @@ def training_facts(spec: StudySpec, task: Task) -> TrainingFacts:
     )
 
 
-def choose(spec: StudySpec, task: Task) -> tuple[Schedule, dict[str, Any]]:
+def choose(
+    spec: StudySpec, task: Task, weights: int | None = None
+) -> tuple[Schedule, dict[str, Any]]:
     """Return the schedule that the rule gives a spec, with the detail that plans keep of it.
 
     Args:
         spec: A spec with ``auto`` for epochs, batch or both.
         task: Its task; public facts alone are read.
+        weights: Number of weights that are trained; those of the task's model unless given.
 
     Returns:
         The schedule; what was asked, the numbers that were chosen, and the reason.
@@ -173,7 +207,7 @@ def choose(spec: StudySpec, task: Task) -> tuple[Schedule, dict[str, Any]]:
         value = getattr(spec, name)
         if isinstance(value, str) and value != AUTO:
             raise InvalidInputError(name, value, "must be a number above 0, or auto")
-    facts = training_facts(spec, task)
+    facts = training_facts(spec, task, weights)
     epochs = spec.epochs
     batch = spec.expected_batch_size
     if is_number(epochs):
@@ -185,7 +219,7 @@ def choose(spec: StudySpec, task: Task) -> tuple[Schedule, dict[str, Any]]:
         given_batch = None if batch == AUTO else batch
         if given_batch is not None:
             check_batch_of(facts.records, given_batch, 1.0)
-        choice = choose_schedule(facts, compute_of(spec, task), given_batch)
+        choice = choose_schedule(facts, compute_of(spec, task, facts), given_batch)
         point = choice.point
         schedule = check_batch_of(facts.records, point.batch, point.epochs)
         reason = choice.reason
@@ -203,13 +237,13 @@ def check_batch_of(records: int, batch: int, epochs: float) -> Schedule:
     return Schedule.from_epochs(records=records, expected_batch_size=batch, epochs=epochs)
 
 
-def compute_of(spec: StudySpec, task: Task) -> float:
+def compute_of(spec: StudySpec, task: Task, facts: TrainingFacts) -> float:
     """Return the gradient evaluations that one training may spend, by the spec or by default.
 
     The default is twenty passes over the records, and at least a million.
     """
     if spec.compute is None:
-        return float(training_facts(spec, task).usual_compute)
+        return float(facts.usual_compute)
     spending = read_compute(spec.compute)
     if math.isinf(spending.seconds):
         return spending.evaluations
@@ -252,24 +286,42 @@ def far_from_rule(spec: StudySpec, context: PlanningContext) -> str:
         spec: A spec with numbers of its own.
         context: Its public facts, with its schedule.
     """
-    if is_auto(spec) or not spec.arms:
+    task = context.task
+    if is_auto(spec) or not spec.arms or task.build is not None:
         return ""
+    facts = training_facts(spec, task)
+    given = _point_of(facts, context.schedule)
+    best = best_schedule(facts, given.work)
+    ratio = given.shortfall / best.shortfall
+    if ratio < _TWICE:
+        return ""
+    return (
+        f"At equal work, {best.epochs:.4g} epochs of {best.batch:,} records would have {ratio:.2g} times less "
+        f"noise and missing steps than {given.epochs:.4g} epochs of {given.batch:,}. Write epochs: auto and "
+        "expected_batch_size: auto, and see the choice with --curve."
+    )
+
+
+def curve_of(spec: StudySpec, context: PlanningContext) -> ScheduleCurve:
+    """Return the curve of a study's schedule, its own or a chosen one: noise and work of others.
+
+    Args:
+        spec: The study.
+        context: Its public facts, with its schedule.
+    """
     facts = training_facts(spec, context.task)
-    schedule = context.schedule
+    point = _point_of(facts, context.schedule)
+    return schedule_curve(facts, with_exact_noise(facts, point))
+
+
+def _point_of(facts: TrainingFacts, schedule: Schedule) -> SchedulePoint:
+    """Return a schedule as the rule compares it, with estimated noise."""
     batch = round(schedule.expected_batch_size)
-    given = SchedulePoint(
+    return SchedulePoint(
         records=schedule.records,
+        weights=facts.weights,
         batch=batch,
         steps=schedule.steps,
         noise_multiplier=facts.estimate_noise(batch, schedule.steps),
         exact=False,
-    )
-    best = best_schedule(facts, given.work)
-    ratio = best.merit / given.merit
-    if ratio < _TWICE:
-        return ""
-    return (
-        f"At equal work, {best.epochs:.4g} epochs of {best.batch:,} records would have {ratio:.2g} times the "
-        f"signal of {given.epochs:.4g} epochs of {batch:,}: the noise of a step hardly grows with its batch. "
-        "Write epochs: auto and expected_batch_size: auto, and see the choice with --curve."
     )

@@ -562,11 +562,14 @@ class StudySpec(pydantic.BaseModel):
             task = stage.applied(task, released[stage.name])
         return get_task(task)
 
-    def planning_context(self, task: Task | None = None) -> PlanningContext:
+    def planning_context(
+        self, task: Task | None = None, *, weights: int | None = None
+    ) -> PlanningContext:
         """Return the public facts that the arms plan with.
 
         Args:
             task: The task in the place of the study's own, which an open study lacks.
+            weights: Number of weights that a ``build`` has trained, by which epochs and batch are chosen.
 
         Returns:
             Task, schedule, space, δ and adjacency, scoring, noise.
@@ -579,7 +582,7 @@ class StudySpec(pydantic.BaseModel):
             raise SpecError(f"Study {self.name!r} needs epochs and expected_batch_size.")
         chosen = None
         if schedules.is_auto(self):
-            schedule, chosen = schedules.choose(self, task)
+            schedule, chosen = schedules.choose(self, task, weights)
         else:
             schedule = Schedule.from_epochs(
                 records=task.train_records,
