@@ -54,7 +54,7 @@ def print_curve(curve: ScheduleCurve) -> None:
 
 def _rows(points: Sequence[SchedulePoint], chosen: SchedulePoint) -> list[tuple[str, ...]]:
     """Return the cells of a table of schedules, with a mark on the plan's."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for point in points:
         is_chosen = (point.batch, point.steps) == (chosen.batch, chosen.steps)
         rows.append(

@@ -32,7 +32,9 @@ def plot_schedule(curve: ScheduleCurve) -> go.Figure:
     """
     import plotly.graph_objects as go
 
-    figure = new_figure(x="expected batch size", y="noise and missing steps (shortfall)", height=440)
+    figure = new_figure(
+        x="expected batch size", y="noise and missing steps (shortfall)", height=440
+    )
     for (factor, points), colour in zip(curve.lines.items(), COLOURS, strict=False):
         figure.add_trace(
             go.Scatter(

@@ -3,10 +3,10 @@
 DP-SGD adds noise of σ times the clipping norm to each of T sums over B records in expectation. Rates that
 bring d weights equally far leave noise in them in proportion to σ √d / (B √T), the noise-to-signal ratio. No
 schedule has less of it than one release of all records, so whoever looked at noise alone would take one step.
-But few steps get nowhere: what they leave of the way is reckoned as ``NEEDED_STEPS / T``, and noise as larger by
-``sqrt(1 + ADAPTING_STEPS / T)``, since rates are found in the first of them. The rule takes the schedule of the
-smallest sum of the two squares; its root is called the *shortfall*. Where there is little noise, steps count for
-more than batches do.
+But few steps get nowhere: what they leave of the way is reckoned as ``NEEDED_STEPS / T``, and noise as larger
+by ``sqrt(1 + ADAPTING_STEPS / T)``, since rates are found in the first of them. The rule takes the schedule
+of the smallest sum of the two squares; its root is called the *shortfall*. Where there is little noise, steps
+count for more than batches do.
 
 The constants were read off the training tasks of ``studies/epochs`` and tried on others.
 """
@@ -29,6 +29,8 @@ NEGLIGIBLE = 3e-3
 """A shortfall far below which no task tells schedules apart: twice the work is not taken for it."""
 GAIN = 0.03
 """Relative fall of the shortfall below which twice the work is not worth its time."""
+WORKS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Fractions and multiples of a plan's work that its curve shows."""
 _PASSES = 20
 _LEAST_DEFAULT = 1_000_000
 _MOST_STEPS = 100_000
@@ -308,17 +310,19 @@ class ScheduleChoice:
         more = f"twice the work would lower noise and missing steps by {100 * self.gain:.2g}%"
         if point.work > 0.7 * self.compute:
             return f"{chosen}: the best of {self.compute:,.0f} gradient evaluations; {more}"
-        return f"{chosen}: {more}, so less than the {self.compute:,.0f} gradient evaluations are spent"
+        return (
+            f"{chosen}: {more}, so less than the {self.compute:,.0f} gradient evaluations are spent"
+        )
 
 
 @lru_cache(maxsize=512)
 def choose_schedule(
     facts: TrainingFacts, compute: float, batch: int | None = None
 ) -> ScheduleChoice:
-    """Return the schedule of the smallest shortfall within what may be spent, and no dearer than is worth it.
+    """Return the schedule of the smallest shortfall that may be spent and is worth its work.
 
-    Work ends where twice of it would lower the shortfall by less than 3%. Both amounts are judged by estimated
-    noise, so that planning stays fast; the chosen schedule has the accountant's.
+    Work ends where twice of it would lower the shortfall by less than 3%. Both amounts are judged by
+    estimated noise, so that planning stays fast; the chosen schedule has the accountant's.
 
     Args:
         facts: The public numbers.
@@ -335,10 +339,29 @@ def choose_schedule(
     """
     work = min(compute, _enough_work(facts, compute, batch))
     once = best_schedule(facts, work, batch)
-    twice = _best(list(_schedules(facts, 2.0 * work, batch)) or [once])
     point = with_exact_noise(facts, once)
-    gain = max(0.0, 1.0 - twice.shortfall / once.shortfall)
-    return ScheduleChoice(point=point, compute=compute, gain=gain)
+    return ScheduleChoice(point=point, compute=compute, gain=gain_of_twice(facts, once, batch))
+
+
+def gain_of_twice(facts: TrainingFacts, point: SchedulePoint, batch: int | None = None) -> float:
+    """Return the relative fall of the shortfall that twice the work of a schedule buys, by estimated noise.
+
+    Args:
+        facts: The public numbers.
+        point: The schedule.
+        batch: Expected batch size, where it is given and the epochs alone are chosen.
+
+    Example:
+        >>> facts = TrainingFacts(records=1_000, weights=100, epsilon=1.0, delta=1e-5)
+        >>> 0.0 < gain_of_twice(facts, best_schedule(facts, 2_000)) < 0.5
+        True
+    """
+    once = _estimated(facts, point.batch, point.steps)
+    twice = list(_schedules(facts, 2.0 * point.work, batch))
+    if not twice:
+        return 0.0  # more steps than are tried
+    fall: float = 1.0 - _best(twice).shortfall / once.shortfall
+    return max(0.0, fall)
 
 
 def _enough_work(facts: TrainingFacts, compute: float, batch: int | None) -> float:
@@ -380,28 +403,32 @@ class ScheduleCurve:
 
     @property
     def lines(self) -> dict[float, tuple[SchedulePoint, ...]]:
-        """By factor of the work, its schedules batch by batch, with estimated noise."""
+        """By factor of the work, its schedules batch by batch, with estimated noise.
+
+        The estimates are scaled so that the one of the plan is the accountant's noise.
+        """
+        chosen = self.chosen
+        scale = chosen.noise_multiplier / self.facts.estimate_noise(chosen.batch, chosen.steps)
         lines = {}
-        for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
-            lines[factor] = tuple(_schedules(self.facts, factor * self.chosen.work))
+        for factor in WORKS:
+            points = []
+            for point in _schedules(self.facts, factor * chosen.work):
+                noise_multiplier = scale * point.noise_multiplier
+                points.append(replace(point, noise_multiplier=noise_multiplier))
+            lines[factor] = tuple(points)
         return lines
 
     @property
     def by_batch(self) -> tuple[SchedulePoint, ...]:
         """Schedules of the plan's work, by batch: those of the grid with estimates, and the plan's."""
-        others = [
-            point
-            for point in _schedules(self.facts, self.chosen.work)
-            if point.batch != self.chosen.batch
-        ]
+        others = [point for point in self.lines[1.0] if point.batch != self.chosen.batch]
         points = [*others, self.chosen]
         return tuple(sorted(points, key=lambda point: point.batch))
 
     @property
     def gain(self) -> float:
         """The relative fall of the shortfall that twice the work buys; 0 where it buys none."""
-        twice = next(point for point in self.by_work if point.work > 1.4 * self.chosen.work)
-        return max(0.0, 1.0 - twice.shortfall / self.chosen.shortfall)
+        return gain_of_twice(self.facts, self.chosen)
 
 
 def schedule_curve(facts: TrainingFacts, chosen: SchedulePoint) -> ScheduleCurve:
@@ -418,7 +445,7 @@ def schedule_curve(facts: TrainingFacts, chosen: SchedulePoint) -> ScheduleCurve
         (True, True)
     """
     by_work = []
-    for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+    for factor in WORKS:
         best = best_schedule(facts, max(1.0, factor * chosen.work))
         by_work.append(with_exact_noise(facts, best))
     return ScheduleCurve(facts=facts, chosen=chosen, by_work=tuple(by_work))

@@ -34,7 +34,7 @@ from privtune.strategies import (
 )
 from privtune.strategies.arms import check_objective, needs_of
 from privtune.study.arm_rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
-from privtune.study.build import weights_of_build, model_for, named_method
+from privtune.study.build import model_for, named_method, weights_of_build
 from privtune.study.declared_arms import DeclaredTrainer, DeclaredTrial, Mechanism, plan_declared
 from privtune.study.delta import check_delta, check_delta_of
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError

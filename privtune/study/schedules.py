@@ -124,7 +124,7 @@ def seconds_per_gradient(task: Task) -> float:
     record = made_up_inputs(1, task.input_shape, task.tokens)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(record)
-    operations = _PASSES_PER_GRADIENT * counter.get_total_flops()
+    operations: float = _PASSES_PER_GRADIENT * counter.get_total_flops()
     return SECONDS_PER_GRADIENT + operations / FLOPS_PER_SECOND
 
 
@@ -216,7 +216,7 @@ def choose(
         schedule = check_batch_of(facts.records, point.batch, epochs)
         reason = f"{point.batch:,} records a step, the best of {epochs:g} epochs"
     else:
-        given_batch = None if batch == AUTO else batch
+        given_batch = None if isinstance(batch, str) else batch
         if given_batch is not None:
             check_batch_of(facts.records, given_batch, 1.0)
         choice = choose_schedule(facts, compute_of(spec, task, facts), given_batch)
@@ -296,9 +296,9 @@ def far_from_rule(spec: StudySpec, context: PlanningContext) -> str:
     if ratio < _TWICE:
         return ""
     return (
-        f"At equal work, {best.epochs:.4g} epochs of {best.batch:,} records would have {ratio:.2g} times less "
-        f"noise and missing steps than {given.epochs:.4g} epochs of {given.batch:,}. Write epochs: auto and "
-        "expected_batch_size: auto, and see the choice with --curve."
+        f"At equal work, {best.epochs:.4g} epochs of {best.batch:,} records would have {ratio:.2g} times "
+        f"less noise and missing steps than {given.epochs:.4g} epochs of {given.batch:,}. Write epochs: auto "
+        "and expected_batch_size: auto, and see the choice with --curve."
     )
 
 

@@ -23,8 +23,8 @@ from privtune.ledger.values import check_unit
 from privtune.names import check_name, check_text, did_you_mean
 from privtune.spaces import SearchSpace, with_public_priors, without_numpy
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
-from privtune.study._objects import check_address
 from privtune.study import schedules
+from privtune.study._objects import check_address
 from privtune.study.reports import AUTO, read_report, report_choices
 from privtune.tables.draft import unfilled
 from privtune.tasks import Task, get_task
