@@ -294,8 +294,7 @@ class Study:
             epochs: Expected passes over the training records; ``auto``: planning chooses them.
             expected_batch_size: Expected records in one Poisson sample; ``auto``: planning chooses it.
             compute: What one training may spend where epochs are ``auto``: gradient evaluations (``2e6``),
-                or a time of one CPU core (``"15 minutes"``); twenty passes unless given, and at least a
-                million gradient evaluations.
+                or a time of one CPU core (``"15 minutes"``); twenty passes over the records unless given.
             report: One score of the released model on the test split: a metric's name, or ``metric``,
                 ``epsilon_share``, .... ``auto`` is what the study says; unless it says anything, planning
                 takes the task's score or a metric that suits the target, and leaves the score out, with a

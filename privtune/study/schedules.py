@@ -240,7 +240,7 @@ def check_batch_of(records: int, batch: int, epochs: float) -> Schedule:
 def compute_of(spec: StudySpec, task: Task, facts: TrainingFacts) -> float:
     """Return the gradient evaluations that one training may spend, by the spec or by default.
 
-    The default is twenty passes over the records, and at least a million.
+    The default is twenty passes over the records.
     """
     if spec.compute is None:
         return float(facts.usual_compute)

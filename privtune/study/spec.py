@@ -247,7 +247,7 @@ class StudySpec(pydantic.BaseModel):
         epochs: Expected passes over the training data of one training; ``auto``: planning chooses.
         expected_batch_size: Expected records in one Poisson sample; ``auto``: planning chooses.
         compute: What one training may spend where epochs are ``auto``: gradient evaluations (``2e6``), or
-            a time of one CPU core (``15 minutes``). Twenty passes unless given, and at least a million.
+            a time of one CPU core (``15 minutes``). Twenty passes over the records unless given.
         epsilon: What all arms together may cost; the whole budget unless given.
         repeats: How often each arm runs, so that arms are compared by means. On records that a task
             declares public (``benchmark``) repetitions are not charged; on all others each is.
