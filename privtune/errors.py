@@ -51,7 +51,7 @@ class UnreachableFileError(PrivTuneError):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` for any error of a block that an interruption (Ctrl-C, SIGTERM) caused.
+    """Raise ``KeyboardInterrupt`` for errors of a ``with`` block that Ctrl-C or SIGTERM caused.
 
     It may come while a library is between two states, whose way out then fails with an error of its own.
     Taken for the program's error, it would stop an arm that was only to be stopped.

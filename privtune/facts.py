@@ -37,7 +37,7 @@ class TaskChangedError(PrivTuneError):
 
 
 def declared_note(facts: Mapping[str, str]) -> str:
-    """Return the warning about declarations of records or trainings that are not enforced; empty if none."""
+    """Return the warning about declared records or trainings that nothing enforces, or an empty text."""
     warnings = []
     for name in (ROWS, MECHANISM, UNCHARGED):
         if name in facts:

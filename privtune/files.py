@@ -71,7 +71,7 @@ class UntrustedPathError(PrivTuneError):
 
 
 class UnwrittenFileError(PrivTuneError):
-    """A file could not be written: no part of it is left, and an earlier version is unchanged."""
+    """A file could not be written: all parts of it are removed, and an earlier version is unchanged."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         cause = error.strerror or error
@@ -190,7 +190,7 @@ def _opened_folder(
     *,
     make: bool = False,
 ) -> Iterator[int | None]:
-    """Yield the descriptor of a folder below a root, opened without following links; None without a root.
+    """Yield the descriptor of a folder below a root, opened without following links; None if root is None.
 
     Without a root it is None: then names are looked up as ever, in the folder that the user named.
     """
@@ -518,7 +518,7 @@ def _check_own(
     group: int | None,
     owner: int | None,
 ) -> None:
-    """Refuse a file that is not regular, is another user's, or has a second name and is to be written."""
+    """Refuse a file that is irregular, is another user's, or has a second hard link and is to be written."""
     if not stat.S_ISREG(status.st_mode):
         raise _untrusted(path, _kind_in_words(status))
     # In a folder that is shared nobody but a member of its group can have made it.
@@ -599,7 +599,7 @@ def open_whole(
     replace: bool = True,
     partial: str | None = None,
 ) -> Iterator[IO[bytes]]:
-    """Yield a draft file that gets its final name when the block succeeds, and is removed if it fails.
+    """Yield a draft file that gets its final name if the ``with`` block succeeds, and is removed if not.
 
     Args:
         path: Its name; only a regular file may be there.
@@ -747,7 +747,7 @@ class _Opened:
         return os.listdir(self.descriptor)
 
     def remove(self, name: str) -> bool:
-        """Delete an entry that is no folder; return whether nothing of that name is left.
+        """Delete an entry other than a folder; return whether the name is free now.
 
         In a folder that is shared, another member's file stays.
         """

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from privtune.errors import InvalidInputError, PrivTuneError, interruptible
 T = TypeVar("T")
 _LONGEST = 300  # characters of what a user's code says
 
+_POSTPONING = threading.Lock()
 OWN_PROCESS = threading.Event()  # set by the command line: no caller's objects are in this process
 
 
@@ -202,7 +204,7 @@ def _refuse_strangers(folder: Path, spec: ModuleSpec) -> None:
 
 @contextmanager
 def users_code(field: str, path: str, failed: str, remedy: str = "") -> Iterator[None]:
-    """Run a block of user code, and turn any error in it, even ``SystemExit``, into one sentence.
+    """Run a ``with`` block of user code, and turn any error in it, even ``SystemExit``, into one sentence.
 
     Args:
         field: What the path of the code was given as.
@@ -310,7 +312,7 @@ class ByName(Mapping[str, T]):
 
 @contextmanager
 def libraries() -> Iterator[None]:
-    """Turn the garbage collector off for a block that imports large libraries, which saves time."""
+    """Turn the garbage collector off for a ``with`` block that imports large libraries, which saves time."""
     before = len(sys.modules)
     with unsearched():
         try:
@@ -321,9 +323,52 @@ def libraries() -> Iterator[None]:
                 gc.freeze()
 
 
+class _PostponedName:
+    """A name of a library that is imported when an attribute of the name is first used."""
+
+    def __init__(self, library: str, name: str) -> None:
+        self._library = library
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        module = importlib.import_module(self._library)
+        return getattr(getattr(module, self._name), attribute)
+
+
+def _postponed_name(library: str, name: str) -> _PostponedName:
+    """Return a name of a library that is not imported yet; what Python itself asks for is not there."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _PostponedName(library, name)
+
+
+@contextmanager
+def postponed(library: str) -> Iterator[None]:
+    """Import a library that others take names from only when such a name is first used.
+
+    Inside of the block ``from library import name`` gives a name that forwards to the library's own, so what
+    is computed is the same. A library that is there already is taken as it is.
+
+    Args:
+        library: For instance ``scipy.stats``, whose import takes half a second and which autodp takes one
+            name from, for mechanisms other than ours.
+    """
+    with _POSTPONING:
+        if library in sys.modules:
+            yield
+            return
+        stand_in = ModuleType(library)
+        stand_in.__dict__["__getattr__"] = partial(_postponed_name, library)
+        sys.modules[library] = stand_in
+        try:
+            yield
+        finally:
+            del sys.modules[library]
+
+
 @contextmanager
 def unsearched() -> Iterator[None]:
-    """Turn the garbage collector off for the length of a block."""
+    """Turn the garbage collector off inside a ``with`` block."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -390,7 +435,7 @@ def _missing_library(library: str, *, extra: str, what: str) -> PrivTuneError:
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Silence Optuna's messages below warnings for the length of a block."""
+    """Silence Optuna's messages below warnings inside a ``with`` block."""
     log = logging.getLogger("optuna")
     before = log.level
     log.setLevel(logging.WARNING)

@@ -279,7 +279,7 @@ def check_name(name: object, what: str = "name") -> str:
 
 
 def check_text(value: object, what: str) -> str:
-    """Return a text if every database can store it: without NUL, without half of a surrogate pair."""
+    """Return a text if every database can store it, and refuse one with NUL or half of a surrogate pair."""
     if not isinstance(value, str):
         raise InvalidInputError(what, value, "must be a text")
     try:

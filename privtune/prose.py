@@ -64,7 +64,7 @@ def _break_line(line: str, width: int, hang: int | None) -> str:
 
 
 def _hang_of(line: str) -> int:
-    """Return the indent of a line's continuation, in columns: two more than the line's after a label."""
+    """Return the indent of a line's continuation, in columns: the line's own, and two more after a label."""
     bare = line.lstrip(" ")
     indent = len(line) - len(bare)
     return indent + 2 if _LABEL.match(bare) else indent

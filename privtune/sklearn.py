@@ -828,7 +828,7 @@ def _check_size(rows: int, records: int) -> None:
 
 
 def _unusable_records() -> InvalidInputError:
-    """Return the error for records that do not fit the declared facts, without telling which ones."""
+    """Return the error for records that contradict the declared facts, without telling which ones."""
     return InvalidInputError(
         "X and y",
         "these records",

@@ -178,7 +178,7 @@ REGISTRIES = {
 def test_what_has_a_name_is_registered(room: str) -> None:
     """A method or strategy whose path is forgotten would be a file that nobody can ask for.
 
-    ``Declared`` stands for trainings of other libraries, ``InRun`` for all methods.
+    ``DeclaredMethod`` stands for trainings of other libraries, ``InRun`` for all methods.
     """
     where, registry = REGISTRIES[room]
     forgotten = []
@@ -187,7 +187,7 @@ def test_what_has_a_name_is_registered(room: str) -> None:
         module = importlib.import_module(dotted.removesuffix(".__init__"))
         for cls in vars(module).values():
             is_own = isinstance(cls, type) and cls.__module__ == module.__name__
-            if not is_own or inspect.isabstract(cls) or cls.__name__ in {"Declared", "InRun"}:
+            if not is_own or inspect.isabstract(cls) or cls.__name__ in {"DeclaredMethod", "InRun"}:
                 continue
             takes_part = hasattr(cls, "plan") if room == "strategies" else hasattr(cls, "update")
             name = vars(cls).get("name")

@@ -92,7 +92,7 @@ class Question:
 
 
 def choice_of(parts: dict[Event, int]) -> Choice | None:
-    """Return the choice, such as a best of K, if the parts are that one event; else None."""
+    """Return the selection among runs, if a composition is one selection and nothing else, else None."""
     if list(parts.values()) != [1]:
         return None
     single = next(iter(parts))
@@ -248,7 +248,7 @@ def _profile(
     runs: NegativeBinomial,
     question: Question,
 ) -> float:
-    """Return the bound by a shift of the base's profile (Koskela, Redberg, Wang, arXiv:2402.06701)."""
+    """Bound a selection by one run's shifted privacy profile (Koskela, Redberg, Wang, arXiv:2402.06701)."""
     pair = fine_pair(event.event)
     mean = runs.expected_runs
     target = question.target
@@ -273,7 +273,7 @@ def _envelope(event: PrivateSelection, question: Question) -> float:
 
 
 def _rearranged(event: PrivateSelection, question: Question) -> float | None:
-    """Return the rearrangement bound on a best of K; None where it cannot improve on the envelope."""
+    """Bound ε or δ of a best of K by rearrangement (README, 5); None where the envelope bound is as good."""
     target = question.target
     directions = []
     for bound in _rearranged_bounds(event):
@@ -297,7 +297,7 @@ def _rearranged(event: PrivateSelection, question: Question) -> float | None:
 
 @lru_cache(maxsize=16)
 def _rearranged_bounds(event: PrivateSelection) -> tuple[Rearranged, ...]:
-    """Return the rearrangement bound of each direction of a best of K, on about 2,048 atoms."""
+    """Return the rearrangement bounds of a best of K, one for each direction, on about 2,048 losses."""
     remove, add = cast("tuple[Tuner, Tuner]", tuners(event, _FINE))
     directions = (remove,) if add is remove else (remove, add)
     bounds = []

@@ -27,7 +27,7 @@ ROUNDING = 1e-12  # of levels u and F, which are sums of masses
 
 
 class Tuner:
-    """The envelope bound on a selection, for one direction of the base's pair (README, 5).
+    """The envelope bound (README, 5) on δ of a best of K, in one direction: record removed or added.
 
     Args:
         base: The pair of one run.
@@ -40,7 +40,7 @@ class Tuner:
 
     @cached_property
     def vertices(self) -> tuple[Floats, Floats, Floats]:
-        """The vertices (u, F) of the ROC curve, u from 0 to 1, and the slope after each."""
+        """The vertices (u, F) of one run's ROC curve, u from 0 to 1, and the slope after each."""
         base = self.base
         p = base.masses[::-1]
         losses = base.losses[::-1]
@@ -62,11 +62,11 @@ class Tuner:
 
     @cached_property
     def levels(self) -> tuple[Floats, Floats]:
-        """The vertices (u, F) of a polygon above the ROC curve, as fine as log φ' needs."""
+        """The vertices (u, F) of a polygon above one run's ROC curve, as fine as the bound needs."""
         return self.polygon(self._resolution)
 
     def polygon(self, resolution: float, least: float = 1e-30) -> tuple[Floats, Floats]:
-        """Return the vertices (u, F) of a polygon above the ROC curve, at a resolution in log φ'.
+        """Return the vertices (u, F) of a polygon above one run's ROC curve, with few enough vertices.
 
         Args:
             resolution: By how much log φ' may move along an edge, about.
@@ -84,19 +84,19 @@ class Tuner:
 
     @cached_property
     def all_levels(self) -> tuple[Floats, Floats]:
-        """The vertices (u, F) of the ROC curve, with wide edges split and none dropped."""
+        """The vertices (u, F) of one run's ROC curve, with wide edges split and none dropped."""
         level, roc, _ = self.vertices
         level, roc = _refine(self.runs, level, roc, self._resolution)
         return _moved_apart(level, roc)
 
     @property
     def _resolution(self) -> float:
-        """The step by which log φ' may move along an edge: smaller for a base of small losses."""
+        """The most that log φ' may change along an edge of the polygon: less if a run has small losses."""
         resolution = math.sqrt(8e-5 * self.base.deviation)
         return min(max(resolution, 1e-3), 2e-2)
 
     def _edge_lines(self) -> tuple[Floats, Floats, Floats]:
-        """Return a, b and level u of the lines `a - b z`, two an edge, above x φ'(F) - z φ'(u)."""
+        """Return a, b and u of lines `a - b z` above what an outcome adds to δ, with z = e^(ε - loss)."""
         # On an edge F is linear: φ'(F) lies below its chord, φ'(u) above its tangent, so x φ'(F) - z φ'(u)
         # is at most the larger of two lines in z, those at the ends of the edge.
         level, roc = self.levels
@@ -111,7 +111,7 @@ class Tuner:
 
     @cached_property
     def _hull(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """The upper hull of the edge lines: a, b, the z at which lines change, and each line's level."""
+        """The lines `a - b z` that are largest at some z: a, b, the z where they change, and levels u."""
         slopes, offsets, levels = self._edge_lines()
         lines = _upper_hull(slopes, offsets)
         a = slopes[lines]
@@ -123,7 +123,7 @@ class Tuner:
 
     @cached_property
     def _slack(self) -> float:
-        """The largest log(a/b) of the hull: losses further below ε add nothing to δ(ε)."""
+        """The largest log(a/b) of the lines `a - b z`: losses further below ε add nothing to δ(ε)."""
         a, b, _, _ = self._hull
         if not (b > 0.0).all():
             return math.inf
@@ -132,17 +132,17 @@ class Tuner:
         return float(np.max(slack))
 
     def _best_line(self, z: Floats) -> NDArray[np.int64]:
-        """Return the index of the hull's largest line at each z."""
+        """Return the index of the line `a - b z` that is largest at each z."""
         _, _, change, _ = self._hull
         return np.searchsorted(-change, -z, side="left")
 
     def best_level(self, z: Floats) -> Floats:
-        """Return the level u of the hull's largest line, for each z = e^(ε - loss)."""
+        """Return the level u at which an outcome adds most to δ, for each z = e^(ε - loss)."""
         _, _, _, levels = self._hull
         return levels[self._best_line(z)]
 
     def support(self, z: Floats) -> Floats:
-        """Return the height of the hull's largest line at each z, at least 0."""
+        """Return the most that an outcome adds to δ, per unit of its P-mass, for each z = e^(ε - loss)."""
         a, b, _, _ = self._hull
         line = self._best_line(z)
         height = a[line] - b[line] * z
@@ -199,7 +199,7 @@ class Tuner:
 
 
 class Threshold:
-    """The bound on "run until a known threshold is passed", for one direction of the base's pair.
+    """The bound on δ of runs until a known score is reached, in one direction: record removed or added.
 
     Args:
         base: The pair of one run.
@@ -242,12 +242,12 @@ class Threshold:
         return _split(level, pieces), _split(roc, pieces)
 
     def _passing(self, u: Floats) -> Floats:
-        """Return ψ(u) = 1/(1 - (1-γ) u), the factor on the density of a run that passes."""
+        """Return 1/(1 - (1-γ) u), the factor on the density of a run that passes; u is the chance to fail."""
         go_on = 1.0 - self.stop
         return np.asarray(1.0 / (1.0 - go_on * u))
 
     def _passing_slope(self, u: Floats) -> Floats:
-        """Return ψ'(u), the derivative of the factor on the density of a run that passes."""
+        """Return the derivative in u of 1/(1 - (1-γ) u), the factor on the density of a run that passes."""
         go_on = 1.0 - self.stop
         slope = go_on * self._passing(u) ** 2
         return np.asarray(slope)
@@ -262,7 +262,7 @@ class Threshold:
         return np.asarray(slope)
 
     def delta(self, epsilon: float) -> float:
-        """Return the bound on δ(ε) of the threshold rule in this direction."""
+        """Return the bound on δ(ε) of runs until the threshold is reached, in this direction."""
         ratio = self._pass_q / self._pass_p
         shifted = epsilon + np.log(ratio)
         passed = self._pass_p * self.base.delta(shifted)
@@ -344,7 +344,7 @@ def tangents(
 
 
 def profile_shift(backward: LossPmf, runs: NegativeBinomial) -> float:
-    """Return the shift of ε, `min over ε₁ of (η+1) log(e^ε₁ + ((1-γ)/γ) δ_QP(ε₁))`.
+    """Return by how much ε is shifted in the bound `δ_A(ε) <= E[K] δ_PQ(ε - shift)` on a best of K.
 
     References:
         Koskela, Redberg, Wang, arXiv:2402.06701: δ_A(ε) <= E[K] δ_PQ(ε - shift).
@@ -467,7 +467,7 @@ def _hull_of_sorted(
 
 
 def _moved_apart(level: Floats, roc: Floats) -> tuple[Floats, Floats]:
-    """Lower each u and raise each F by the rounding of their sums, so that the bound stays safe."""
+    """Lower each u and raise each F by its rounding error, so that the polygon stays above the ROC curve."""
     lower = np.maximum(level - ROUNDING, 0.0)
     upper = np.minimum(roc + ROUNDING, 1.0)
     return np.append(lower, 1.0), np.append(upper, 1.0)
@@ -479,7 +479,7 @@ def _thin(
     resolution: float,
     least: float,
 ) -> tuple[Floats, Floats]:
-    """Return a polygon above the ROC curve with a vertex where log φ' moves by `resolution`.
+    """Return a polygon above the ROC curve with fewer vertices: one where log φ' has moved by `resolution`.
 
     Args:
         vertices: (u, F) and the slope after each, of the whole curve.
@@ -528,7 +528,7 @@ def _refine(
     resolution: float,
     least: float = 1e-30,
 ) -> tuple[Floats, Floats]:
-    """Split the edges along which log φ' moves by more than about two resolutions.
+    """Split long edges of a polygon: those along which log φ' changes by more than about two resolutions.
 
     Args:
         runs: The law of the number of runs.
@@ -554,19 +554,19 @@ def _height(
     roc: Floats,
     least: float,
 ) -> Floats:
-    """Return log φ'(F) + log φ'(u) at each vertex, which rises along the ROC curve."""
+    """Return log φ'(F) + log φ'(u) at each vertex (u, F); φ is the generating function of K."""
     above = _log_floor(runs.pgf_derivative(roc), least)
     below = _log_floor(runs.pgf_derivative(level), least)
     return above + below
 
 
 def _log_floor(values: Floats, least: float = 1e-30) -> Floats:
-    """Return the logarithm of each value, after values below `least` are raised to it."""
+    """Return the logarithm of each value, or of `least` where a value is smaller."""
     return np.log(np.maximum(values, least))
 
 
 def _split(values: Floats, pieces: NDArray[np.int64]) -> Floats:
-    """Return break points with the interval i between them cut into `pieces[i]` equal pieces."""
+    """Cut interval i between break points into `pieces[i]` equal pieces, and return all break points."""
     start = np.repeat(values[:-1], pieces)
     width_of_piece = np.diff(values) / pieces
     width = np.repeat(width_of_piece, pieces)

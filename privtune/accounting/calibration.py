@@ -108,7 +108,7 @@ class _SecantSearch:
 
     @property
     def _aim(self) -> float:
-        """The function value that secants aim at: the middle of the accepted band."""
+        """The function value that the search aims at: the middle of the values that count as met."""
         return 0.5 * (1.0 + self.enough) * self.target
 
     def evaluate(self, x: float) -> _Point:
@@ -150,7 +150,7 @@ class _SecantSearch:
         return _Bracket(low, high)
 
     def _outward(self, point: _Point) -> float:
-        """Return the factor, 16 at most, by which x moves next; it grows with every failed step."""
+        """Return the factor, 16 at most, by which the search moves x; it grows with every failed step."""
         self.passed.append(point)
         value = point.value
         ratio = 4.0
@@ -166,7 +166,7 @@ class _SecantSearch:
         return _power(max(ratio**self.steep, least), stride)
 
     def narrow(self, low: _Point, high: _Point) -> float:
-        """Return an x above the root, within the tolerance of it or with a value in the band."""
+        """Return an x above the root: within the tolerance of it, or with a function value close enough."""
         widths = [math.inf, math.inf]
         for _ in range(_ROUNDS):
             width = math.log(high.x / low.x)
@@ -229,7 +229,7 @@ def _slope(*points: _Point, usual: float) -> float:
 
 
 def _power(base: float, stride: float) -> float:
-    """Return ``base ** stride``, limited to 16."""
+    """Return ``base ** stride``, limited to 16, the largest factor by which a search moves."""
     if stride * math.log(base) > 3.0:
         return 16.0
     return min(float(base**stride), 16.0)
@@ -250,7 +250,7 @@ _STRIDE = math.log(16.0)
 
 
 class _Guess(NamedTuple):
-    """The point from which a search goes on: log of the noise factor, and the slope of log ε there."""
+    """The log of a noise factor from which a search goes on, and the slope of log ε there."""
 
     place: float
     slope: float
@@ -437,7 +437,7 @@ def sketch(
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a search: log of the noise, log of ε, and the slope of log ε in log noise."""
+    """The end of a search for noise: log of the noise, log of ε, and the slope between the two."""
 
     noise: float
     value: float
@@ -451,7 +451,7 @@ class _End:
 
 @dataclass(frozen=True)
 class _SearchMemory:
-    """The earlier searches of one planning: their answers, where they ended, and rearrangement gains.
+    """The searches that one planning has made so far: their answers, and where they ended.
 
     Attributes:
         answers: Confirmed answers, by question.
@@ -601,7 +601,7 @@ def _secant(
     height: float,
     slope: float,
 ) -> float:
-    """Return the slope between the last point and this one, or `slope` if they are too close."""
+    """Return the slope between the last two points, or `slope` if they are too close."""
     if last is None or abs(place - last[0]) <= _APART:
         return slope
     return (height - last[1]) / (place - last[0])
@@ -787,7 +787,7 @@ def share_budget(
         return reported(Composed(plans[inverse])).epsilon
 
     def about(inverse: float) -> float:
-        """Estimate the total ε of the sketches, by a lattice or, where that is quick, the accountant."""
+        """Estimate the total ε of all arms at estimated noise, by a lattice or, if quick, the accountant."""
         event = Composed(planned(inverse, sketches))
         if adjacency is Adjacency.ADD_REMOVE and _has_nested_choices(event):
             gains = (_memory.get() or _SearchMemory()).gains

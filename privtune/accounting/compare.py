@@ -1,4 +1,4 @@
-"""Compare ε of an event with other accountants, and with the witnesses that a certificate names.
+"""Compare ε of an event with other accountants, some of which certificates quote as witnesses.
 
 Ours decides. Upper bounds of others are recorded: a looser one proves nothing, and a tighter one
 contradicts nothing. Only a lower bound can object: where the true ε is proved to be above ours, nothing
@@ -191,7 +191,7 @@ def _releases(part: Event, count: int) -> list[_ReleaseCount]:
 
 
 def _plain(parts: list[_ReleaseCount | _BestOfK], *kinds: str) -> list[_ReleaseCount]:
-    """Return the releases if all parts are releases of the given kinds; else raise.
+    """Return the releases of an event if all of them are of the given kinds; raise otherwise.
 
     Raises:
         _CannotError: Some part is of another kind, which the message names.
@@ -352,12 +352,12 @@ _WITNESSES = (AUTODP, "dp-accounting PLD", "dp-accounting RDP")
 
 
 class DisputedAccountError(PrivTuneError):
-    """The error that a witness disputes our ε of a charged event, or cannot answer."""
+    """The error that another accountant contradicts our ε of a charged event, or gives no answer."""
 
 
 @dataclass(frozen=True)
 class Testimony:
-    """Our ε of an event, the answers of witnesses, and an objection if ours is below a lower bound."""
+    """Our ε of an event beside other accountants' answers, with an objection if it is below a lower bound."""
 
     ours: float
     composed: float
@@ -366,7 +366,7 @@ class Testimony:
     objection: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the testimony as JSON-ready data."""
+        """Return our ε and the other accountants' answers as JSON-ready data."""
         return {
             "ours": json_number(self.ours),
             "composed_by_autodp": json_number(self.composed),

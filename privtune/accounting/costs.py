@@ -254,7 +254,7 @@ def _parts_of(event: Event) -> tuple[Event, ...]:
 
 
 def _has_score(event: Event) -> bool:
-    """Return whether an event is a pair in parallel whose second part is one noised release."""
+    """Return whether an event is a training and, on other records, one noised score."""
     if not isinstance(event, Parallel) or len(event.events) != 2:
         return False
     _, score = event.events
@@ -262,7 +262,7 @@ def _has_score(event: Event) -> bool:
 
 
 def shares_of_scores(event: Event, now: Guarantee) -> tuple[Share, ...]:
-    """Return the noise required if scores on disjoint records have given shares of the rest's ε."""
+    """Return the noise that scores need to cost given shares of the ε of their trainings."""
     parts = [part for part in _parts_of(event) if _has_score(part)]
     if not parts or not math.isfinite(now.epsilon) or now.epsilon <= 0.0:
         return ()
@@ -290,7 +290,7 @@ def shares_of_scores(event: Event, now: Guarantee) -> tuple[Share, ...]:
 
 
 def _replace_scores(event: Event, scores: Mapping[Event, Event]) -> Event:
-    """Return the event with the score of each parallel pair replaced as `scores` says."""
+    """Return the event with the scores of its trainings replaced as the mapping `scores` says."""
     parts: list[Event] = []
     for part in _parts_of(event):
         if part not in scores:
@@ -351,7 +351,7 @@ def _replace_part(
 
 
 def _choices(event: Event) -> list[tuple[Choice, Event]]:
-    """Return the first eight choices inside an event, each with the event that stands for it."""
+    """Return the first eight selections among runs inside an event, each with the event that it is."""
     choices = []
     for node in _walk(event, {}):
         choice = entry(node).choice(node)
@@ -361,7 +361,7 @@ def _choices(event: Event) -> list[tuple[Choice, Event]]:
 
 
 def _law(choice: Choice) -> str:
-    """Return a description of a choice's law of the number of runs: kind, mean, minimum."""
+    """Describe the law of a selection's number of runs: kind, mean, minimum."""
     law = choice.selection.runs
     kind = "a threshold" if choice.threshold else law.law.replace("_", " ")
     least = "" if law.minimum is None else f", at least {law.minimum}"
@@ -369,7 +369,7 @@ def _law(choice: Choice) -> str:
 
 
 def _other_runs(choice: Choice) -> list[tuple[str, Callable[[], Event]]]:
-    """Return variants of a choice, described: one more run on average, and a cap if there is none."""
+    """Return changed selections, described: one more run on average, and a cap if there is none."""
     base = choice.selection.event
     law = choice.selection.runs
     if choice.threshold:

@@ -316,7 +316,7 @@ def amplified_curve(
     values: Floats,
     rate: float,
 ) -> Floats:
-    """Return the Rényi curve of any mechanism on a Poisson subset, valid in both directions.
+    """Return the Rényi curve of any mechanism on a Poisson subset of the records, valid in both directions.
 
     Args:
         orders: Orders α above 1.

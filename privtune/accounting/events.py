@@ -373,7 +373,7 @@ class Repeated(Event):
 
 @dataclass(frozen=True)
 class Composed(Event):
-    """Several events about the same data, all released; without events, nothing is released.
+    """Several events about the same data, all of which are released; with no event, an empty release.
 
     Args:
         events: The events, in any order; may be empty.

@@ -1,4 +1,4 @@
-"""Explicit instances of an event, mechanisms whose cost is a lower bound on any valid ε."""
+"""Explicit mechanisms that fit an event: what they cost is a lower bound on any valid ε."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, eq=False)
 class _Lattice:
-    """The outcomes of a release, summed by losses rounded to a lattice.
+    """The masses of a release's outcomes, added up by privacy loss rounded to multiples of a step.
 
     Attributes:
         lowest: Number of the first lattice point.
@@ -40,7 +40,7 @@ class _Lattice:
 
     @classmethod
     def of(cls, outcomes: Outcomes, step: float) -> _Lattice:
-        """Return outcomes on a lattice of losses; those of loss -∞, which add nothing to δ, are left out."""
+        """Add up outcomes by rounded loss; leave out those of loss -∞, which add nothing to δ."""
         finite = np.isfinite(outcomes.losses)
         low, high = _range(outcomes)
         losses = np.clip(outcomes.losses[finite], low, high)
@@ -57,12 +57,12 @@ class _Lattice:
 
     @property
     def highest(self) -> int:
-        """The number of the last lattice point."""
+        """The number of the last multiple of the step that some loss is rounded to."""
         return self.lowest + self.p.size - 1
 
 
 def _range(outcomes: Outcomes) -> tuple[float, float]:
-    """Return the lowest and highest finite loss with a mass above 1e-16."""
+    """Return the lowest and the highest finite loss among outcomes with a mass above 1e-16."""
     losses = outcomes.losses
     happens = np.maximum(outcomes.p, outcomes.q) > _COUNTS
     counts = np.isfinite(losses) & happens
@@ -74,7 +74,7 @@ def _range(outcomes: Outcomes) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """A sequence of fixed releases, then of stages that each run one of several instances.
+    """Fixed releases, then stages, each of which runs one of several mechanisms, chosen by earlier losses.
 
     Which instance runs is decided by the sum of the losses so far (README, 7, *Choices in company*).
     """
@@ -83,7 +83,7 @@ class Stages:
     choices: Sequence[Sequence[Outcomes]]
 
     def epsilon(self, delta: float, start: float) -> float:
-        """Return the largest ε found at which the best decisions have a δ above `delta`.
+        """Return the largest ε found at which δ exceeds `delta`, if every stage runs its best mechanism.
 
         Args:
             delta: The target.
@@ -101,7 +101,7 @@ class Stages:
         return best
 
     def decided(self, epsilon: float) -> Outcomes:
-        """Return the outcomes of all stages under the decisions that maximise δ at this ε."""
+        """Return the outcomes of all stages, if each runs the mechanism that maximises δ at this ε."""
         p = self._first.p
         q = self._first.q
         certain = self._first.certain
@@ -116,7 +116,7 @@ class Stages:
 
     @cached_property
     def _step(self) -> float:
-        """The step of the lattice of losses: all stages together span about 1,500 points."""
+        """The step that losses are rounded to: all stages together span about 1,500 steps."""
         spans = {}
         for stage in self._different.values():
             ends = [_range(outcomes) for outcomes in stage]
@@ -130,17 +130,17 @@ class Stages:
 
     @cached_property
     def _different(self) -> dict[int, Sequence[Outcomes]]:
-        """The distinct lists of instances by their `id`; stages of equal events share a list."""
+        """The distinct lists of mechanisms that stages run one of, by `id`; equal stages share a list."""
         return {id(stage): stage for stage in self.choices}
 
     @cached_property
     def _first(self) -> _Lattice:
-        """The outcomes of the fixed releases on the lattice."""
+        """The outcomes of the fixed releases, added up by rounded loss."""
         return _Lattice.of(self.fixed, self._step)
 
     @cached_property
     def _instances(self) -> list[list[_Lattice]]:
-        """The instances of each stage, as outcomes on the lattice."""
+        """The outcomes of each mechanism of each stage, added up by rounded loss."""
         lattices = {}
         for key, stage in self._different.items():
             lattices[key] = [_Lattice.of(outcomes, self._step) for outcomes in stage]
@@ -148,7 +148,7 @@ class Stages:
 
     @cached_property
     def _ends(self) -> list[tuple[int, int]]:
-        """The lowest and highest lattice place of the summed loss before each stage and after the last."""
+        """The lowest and highest rounded sum of losses before each stage and after the last."""
         low = self._first.lowest
         high = self._first.highest
         ends = [(low, high)]
@@ -159,7 +159,7 @@ class Stages:
         return ends
 
     def _decisions(self, epsilon: float) -> list[Indices]:
-        """Return the index of the best instance at each place before each stage."""
+        """Return, for each stage, the number of the best mechanism at each rounded sum of earlier losses."""
         low, high = self._ends[-1]
         # Of an outcome of P-mass 1 and loss ℓ, δ(ε) is (1 - e^(ε-ℓ))₊.
         losses = np.arange(low, high + 1) * self._step
@@ -182,7 +182,7 @@ class Stages:
         one: _Lattice,
         value: Floats,
     ) -> Floats:
-        """Return the values at the lattice places that an instance's outcomes can lead to."""
+        """Return the values of those sums of losses that a mechanism's outcomes can lead to."""
         low, high = self._ends[stage]
         next_low, _ = self._ends[stage + 1]
         start = low + one.lowest - next_low
@@ -209,7 +209,7 @@ class Stages:
         p: Floats,
         q: Floats,
     ) -> tuple[Floats, Floats]:
-        """Return the P- and Q-masses by lattice place of the finite losses after one more stage.
+        """Return the P- and Q-masses by rounded sum of losses, without infinite ones, after one more stage.
 
         Args:
             stage: Number of the stage.
@@ -245,7 +245,7 @@ _STAGES = 12  # choices at most that hang on what was released before
 
 @dataclass(frozen=True)
 class _Instances:
-    """A way to build explicit instances of events: the δ, the direction and the scores to aim at.
+    """A maker of explicit mechanisms for events, with the δ, direction and scores to aim at.
 
     Attributes:
         target: The δ of the question.
@@ -260,13 +260,13 @@ class _Instances:
     scores: Scores = Scores.SHUFFLED
 
     def of(self, event: Event) -> Outcomes:
-        """Return the outcomes of an event's instance, from a cache if the event has no choices."""
+        """Return the outcomes of the mechanism made for an event, cached if the event selects nothing."""
         if _is_fixed(event):
             return outcomes_of(event, self.target)
         return self.composed(event)
 
     def composed(self, event: Event) -> Outcomes:
-        """Return the outcomes of the composed instances of an event's parts."""
+        """Return the joint outcomes of the mechanisms made for the parts of an event."""
         parts = []
         for part, count in flatten(event).items():
             outcomes = entry(part).instance(part, self)
@@ -274,15 +274,15 @@ class _Instances:
         return composition(parts, self.target)
 
     def cost(self, event: Event) -> float:
-        """Return ε at the target δ of the event's instance in this direction."""
+        """Return ε, at the target δ, of the mechanism made for an event in this direction."""
         return self._in_direction(self.of(event)).epsilon(self.target)
 
     def _in_direction(self, outcomes: Outcomes) -> Outcomes:
-        """Return the outcomes, with P and Q swapped if the record is added."""
+        """Return outcomes with P (with the record) and Q (without it) swapped if the record is added."""
         return outcomes.flipped() if self.flip else outcomes
 
     def dearest(self, events: Sequence[Event]) -> Outcomes:
-        """Return the outcomes of the event, among several, whose instance has the largest ε."""
+        """Return the outcomes of that event, among several, whose mechanism has the largest ε."""
 
         def cost(outcomes: Outcomes) -> float:
             return self._in_direction(outcomes).epsilon(self.delta)
@@ -291,25 +291,25 @@ class _Instances:
         return max(candidates, key=cost)
 
     def selected(self, event: Event, select: Callable[[Outcomes], Outcomes]) -> Outcomes:
-        """Return `select` of an event's outcomes, applied in this direction and then turned back."""
+        """Apply `select` to an event's outcomes in this direction, and turn the result back."""
         base = self._in_direction(self.of(event))
         return self._in_direction(select(base))
 
 
 def _is_fixed(event: Event) -> bool:
-    """Return whether an event has no choices, so that one instance serves every question."""
+    """Return whether an event contains no selection, so that one mechanism serves every question."""
     return entry(event).one_instance and all(map(_is_fixed, event.children()))
 
 
 @lru_cache(maxsize=64)
 def outcomes_of(event: Event, delta: float) -> Outcomes:
-    """Return the outcomes of the instance of an event without choices, from a cache of 64."""
+    """Return the outcomes of the mechanism made for an event without selections, from a cache of 64."""
     return _Instances(delta, delta, flip=False).composed(event)
 
 
 @lru_cache(maxsize=1024)
 def instance_epsilon(event: Event, delta: float) -> float:
-    """Return ε at δ of an explicit instance, in the worse direction, rounded down."""
+    """Return ε at δ of an explicit mechanism that fits an event, in the worse direction, rounded down."""
     with np.errstate(all="ignore"):
         try:
             if _is_fixed(event):
@@ -329,7 +329,7 @@ def _best_aim(
     flip: bool,
     other: float,
 ) -> float:
-    """Return the largest ε found by varying the δ at which runs are scored, in one direction.
+    """Return the largest ε found by varying the δ for which a selection's runs are scored, in one direction.
 
     Args:
         event: The event.
@@ -363,7 +363,7 @@ def _costs_by_aim(
     scores: Scores,
     least: float,
 ) -> dict[float, float]:
-    """Return ε by the δ at which runs are scored; empty if all first tries are below `least`.
+    """Return ε by the δ for which a selection's runs are scored; empty if first tries are below `least`.
 
     Args:
         event: The event.
@@ -395,7 +395,7 @@ def _adaptive_epsilon(
     delta: float,
     start: float,
 ) -> float:
-    """Return ε of an instance that chooses by earlier outcomes; 0 for one part or too many choices."""
+    """Return ε of a mechanism that selects by earlier outcomes; 0 for one part or too many selections."""
     parts = flatten(event)
     choosing = {part: count for part, count in parts.items() if not _is_fixed(part)}
     is_lone = sum(parts.values()) < 2
@@ -419,7 +419,7 @@ def _adaptive_epsilon(
 
 
 def _instances_of(part: Event, delta: float) -> list[Outcomes]:
-    """Return the outcomes of a choice's instances for many δ and scores, in both directions."""
+    """Return the outcomes of mechanisms for a selection: for many δ and scores, in both directions."""
     simple = all(map(_is_fixed, part.children()))
     aims = _SPREAD if simple else _NESTED  # what is nested is scored anew for each
     ways = list(Scores) if simple else [Scores.RANKED, Scores.SPREAD]

@@ -1,4 +1,4 @@
-"""Outcomes of explicit instances, from which lower bounds on ε are computed.
+"""Outcomes of explicit mechanisms, from which lower bounds on ε are computed.
 
 An instance is a mechanism that fits its event, with finitely many outcomes whose masses with the
 record (P) and without it (Q) are known. Whatever merges or forgets outcomes only weakens it. So
@@ -44,7 +44,7 @@ _SUMMED = 200  # runs of a capped law whose φ, a sum over all of them, is asked
 
 
 class _OutcomeOrder(NamedTuple):
-    """An order of the outcomes from worst to best score, its δ, and which outcomes add to δ."""
+    """An order of one run's outcomes from worst to best score, its δ, and which outcomes add to that δ."""
 
     delta: float
     order: Indices
@@ -52,7 +52,7 @@ class _OutcomeOrder(NamedTuple):
 
 
 class Instance:
-    """Attainable δ of a private selection over one direction of a base pair.
+    """The δ that a selection attains if one run's outcomes are scored in some order, in one direction.
 
     Args:
         base: P-masses of the base's outcomes by their loss.
@@ -92,7 +92,7 @@ class Instance:
         self.levels = np.cumsum(self.q) - 0.5 * self.q
 
     def _cut_atoms(self) -> None:
-        """Cut atoms of large mass into equal pieces, so that their scores may be random."""
+        """Cut outcomes of large mass into equal pieces, so that their scores may be random."""
         # What has no mass without the record pays wherever it stands; its loss is no lattice point.
         self.losses = np.where(self.q > 0.0, self.losses, np.inf)
         larger = np.maximum(self.p, self.q)
@@ -103,15 +103,15 @@ class Instance:
         self.q = np.repeat(self.q / pieces, pieces)
 
     def order(self, epsilon: float, threshold: float) -> Indices:
-        """Return the atoms from worst to best score: by loss, but by best level at ε above `threshold`."""
+        """Return outcomes from worst to best score: by loss, or above `threshold` by the level best at ε."""
         key = np.minimum(self.levels, 1.0)
         moved = self.losses > threshold
         z = exp_capped(epsilon - self.losses[moved])
         key[moved] = self.tuner.best_level(z)
         return np.argsort(key, kind="stable")
 
-    def spread(self, epsilon: float) -> Indices:
-        """Return the atoms from worst to best score if larger losses are scored for larger ε."""
+    def spread_order(self, epsilon: float) -> Indices:
+        """Return the outcomes from worst to best score if larger losses are scored for larger ε."""
         z = exp_capped(_SPREAD * (epsilon - self.losses))
         pays = self.tuner.support(z) > 0.0
         by_loss = np.minimum(self.levels, 1.0)
@@ -119,7 +119,7 @@ class Instance:
         return np.argsort(key, kind="stable")
 
     def shuffled(self, epsilon: float, pays: Kinds) -> Indices:
-        """Return the best order of atoms, from worst to best score, if the atoms `pays` add to δ.
+        """Return the best order of outcomes, from worst to best score, if those in `pays` add to δ.
 
         Args:
             epsilon: ε at which δ is to be large.
@@ -149,7 +149,7 @@ class Instance:
         return np.lexsort((self.losses, key))
 
     def _pieces(self, atoms: Indices) -> tuple[Indices, Floats, Floats]:
-        """Return where a list of atoms is cut into pieces, and the P- and Q-mass up to each cut."""
+        """Cut a list of outcomes into pieces; return the cuts, and the P- and Q-mass up to each."""
         total_p = self.p.sum() + self.infinite
         total_q = self.q.sum()
         p = np.append(0.0, np.cumsum(self.p[atoms])) / total_p
@@ -165,7 +165,7 @@ class Instance:
         return ends, p[ends], q[ends]
 
     def tuned(self, order: Indices, *, rough: bool = False) -> tuple[Floats, Floats]:
-        """Return P- and Q-masses of the selection's outcomes for one order of the atoms, safely rounded.
+        """Return P- and Q-masses of a selection's outcomes, for one order of a run's, safely rounded.
 
         Args:
             order: The atoms from worst to best score.
@@ -197,7 +197,7 @@ class Instance:
         return gain_p * (1.0 - ROUNDING), gain_q * (1.0 + ROUNDING)
 
     def _gains(self, ends: Floats) -> Floats:
-        """Return the rise of φ from each point of `ends` to the next."""
+        """Return the rise of φ, the generating function of K, from each point of `ends` to the next."""
         if self.runs.cap is None:
             return np.diff(self.runs.pgf(ends))
         # By Gauss's rule on pieces across which φ'' moves by a factor of e at most: φ itself is a sum over
@@ -231,7 +231,7 @@ class Instance:
         *,
         shuffle: bool = True,
     ) -> Indices:
-        """Return the order of atoms, from worst to best score, with the largest δ of those tried.
+        """Return the order of outcomes, from worst to best score, with the largest δ of those tried.
 
         Args:
             epsilon: ε at which δ is to be large.
@@ -259,7 +259,7 @@ class Instance:
         epsilon: float,
         best: _OutcomeOrder,
     ) -> _OutcomeOrder:
-        """Return the best order after repeated shuffles that start from the paying atoms `pays`.
+        """Return the best order found by shuffling outcomes, of which at first those in `pays` add to δ.
 
         Args:
             pays: Which atoms are to pay at first.
@@ -290,7 +290,7 @@ class Instance:
 
 
 def _best_path(gains: Floats) -> tuple[list[Indices], int]:
-    """Return the best place of each paying piece among the other atoms, by dynamic programming.
+    """Return the best place of each piece that adds to δ among the other outcomes, by dynamic programming.
 
     Args:
         gains: What each piece (column) pays below each place (row).
@@ -396,7 +396,7 @@ class Outcomes:
 
 
 class _Sum:
-    """A distribution of outcomes by rounded loss, a multiple of a power of two, for composition.
+    """The masses of outcomes by their loss, rounded to multiples of a power of two, for composition.
 
     Attributes:
         power: The step is 2 to this power.
@@ -491,7 +491,7 @@ class _Sum:
         )
 
     def __add__(self, other: _Sum) -> _Sum:
-        """Return the distribution of the sum of two independent losses, on the wider step or a wider one."""
+        """Return the distribution of the sum of two independent losses, its step at least the wider one."""
         first = self
         second = other
         while first.power < second.power:
@@ -523,14 +523,14 @@ class _Sum:
 
 
 def _first_above(p: Floats, q: Floats) -> int | None:
-    """Return the first index up to which the P- or Q-mass exceeds 1e-40; None if there is none."""
+    """Return the first index at which the summed P- or Q-mass exceeds 1e-40; None if there is none."""
     noticeable = (np.cumsum(p) > _TINY) | (np.cumsum(q) > _TINY)
     places = np.flatnonzero(noticeable)
     return int(places[0]) if places.size else None
 
 
 def _with_ends(masses: Floats, inside: slice) -> Floats:
-    """Return the masses of a slice, with the mass before and behind it added to its ends."""
+    """Cut masses to a slice, and add what is cut off before and behind it to its ends."""
     inner = masses[inside].copy()
     inner[0] += masses[: inside.start].sum()
     inner[-1] += masses[inside.stop :].sum()
@@ -660,7 +660,7 @@ def worst_order(
     scores: Scores,
     cut: bool = True,
 ) -> tuple[Instance, Indices]:
-    """Return a selection's instance, and its atoms from worst to best score at this δ.
+    """Return a selection's :class:`Instance`, and one run's outcomes from worst to best score at this δ.
 
     Args:
         base: The outcomes of one run.
@@ -676,7 +676,7 @@ def worst_order(
     target = instance.tuner.epsilon(delta)
     point = target if math.isfinite(target) else 1.0
     if scores is Scores.SPREAD:
-        return instance, instance.spread(point)
+        return instance, instance.spread_order(point)
     order = instance.best_order(point, shuffle=scores is Scores.SHUFFLED)
     if scores is Scores.SHUFFLED:
         # Where the envelope is loose, its ε is too large to score for: the order's own comes nearer.

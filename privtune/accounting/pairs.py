@@ -157,7 +157,7 @@ def _mix(
     without: Floats,
     moved: Floats,
 ) -> Floats:
-    """Return the masses `(1-q) without + q moved` of a mixture, q the sampling rate."""
+    """Mix the masses of a release without the record and with it, by the sampling rate."""
     return (1.0 - rate) * without + rate * moved
 
 
@@ -254,7 +254,7 @@ def _on_lattice(
     step: float,
     infinite: float,
 ) -> LossPmf:
-    """Spread atoms on neighbouring lattice points so that the P- and Q-mass of each is kept.
+    """Spread masses on neighbouring lattice points so that each keeps its total under P and under Q.
 
     Args:
         losses: Losses of the atoms.
@@ -624,7 +624,7 @@ _Ratios = dict[float, tuple[Floats, Floats]]
 
 
 class Gains:
-    """Estimates of how far rearrangement lowers selections' envelopes, learnt at one noise for near ones.
+    """Estimates of how far rearrangement lowers the envelope bounds of selections of similar noise.
 
     A ratio is a function of the place on the ε axis, in multiples of the ε at which δ is 1e-5: so it is
     alike from one noise to another (README, 6a).
@@ -662,7 +662,7 @@ class Gains:
         tuner: Tuner | Threshold,
         size: int,
     ) -> Table:
-        """Estimate a selection's profile in one direction; far from every learnt noise, compute it."""
+        """Estimate a selection's profile in one direction, or compute it where no earlier noise is near."""
         table = tuner.profile(size)
         if not self._learns or isinstance(tuner, Threshold):
             return table
@@ -683,7 +683,7 @@ class Gains:
 
 @lru_cache(maxsize=4096)
 def shape(event: Event) -> tuple[str, float]:
-    """Return an event's JSON without noise multipliers, and the geometric mean of these."""
+    """Return an event's JSON without its noise multipliers, and the geometric mean of these multipliers."""
     text = json.dumps(event.to_dict())
     numbers = re.findall(_NOISE + "([^,}]+)", text)
     logs = [math.log(float(number)) for number in numbers]
@@ -692,7 +692,7 @@ def shape(event: Event) -> tuple[str, float]:
 
 
 def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
-    """Return a selection's profile: at each ε the lower of envelope and rearrangement bound."""
+    """Return the profile of a selection: the smaller of its envelope and rearrangement bounds at each ε."""
     # The rearrangement is computed at some ε; a profile is convex in e^ε: chords lie above it.
     table = tuner.profile(size)
     if isinstance(tuner, Threshold):
@@ -736,7 +736,7 @@ def under_chords(
     lower: Floats,
     step: float,
 ) -> Floats:
-    """Return a profile on a lattice, lowered to the chords between bounds at some of its points.
+    """Lower a profile on a lattice to the chords between better bounds at some of its points.
 
     Args:
         values: The profile at ε = 0, step, 2·step, ...

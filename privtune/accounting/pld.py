@@ -72,7 +72,7 @@ def composed_in_stages(
 
 
 def _dominated(steps: list[tuple[Step, int]]) -> list[tuple[Step, int]]:
-    """Return at most 1,024 different steps that dominate the given ones, by merging neighbours."""
+    """Replace steps by at most 1,024 different ones that dominate them: each the worst of a group."""
     alike = max(-(-len(steps) // _MOST_STEPS), 1)
     worst = []
     for start in range(0, len(steps), alike):
@@ -105,7 +105,7 @@ def _blocks(steps: Sequence[tuple[Step, int]]) -> list[Sequence[tuple[Step, int]
 
 
 def _gather_very_many(kind: Step, count: int) -> tuple[tuple[Step, int], float]:
-    """Return a step and count that dominate the given one within 2^37 steps, and the added δ."""
+    """Replace very many steps by at most 2^37 that dominate them, and return the δ that this adds."""
     if count <= _VERY_MANY:
         return (kind, count), 0.0
     rate, _ = kind
@@ -148,7 +148,7 @@ def _compose_block(
     step: float,
     direction: Direction,
 ) -> list[LossPmf]:
-    """Return one release that sums the usual losses of a block, if any, and one of the rare ones."""
+    """Compose a block of steps to two releases: one of its usual losses, if any, and one of its rare ones."""
     factor = _fine_factor(steps, step)
     usual = []
     rare = []
@@ -480,7 +480,7 @@ def _staged_steps(
 
 
 def _reach(merged: Mapping[Event, int], gains: Gains | None) -> float:
-    """Return the largest loss of one step, or 24 deviations of the summed loss, whichever is larger."""
+    """Return the largest loss to provide for: that of one step, or 24 deviations of the summed loss."""
     widest = 0.0
     for part in merged:
         kind = entry(part).sampled_gaussian(part)
@@ -560,7 +560,7 @@ def _composed_pair(
     step: float,
     gains: Gains | None,
 ) -> Pair:
-    """Return the pair of merged parts, with sampled Gaussians composed in stages where needed."""
+    """Return the dominating pair of an event's merged parts, with sampled Gaussians composed in stages."""
     steps = _staged_steps(parts, gains)
     staged = {kind for kind, _ in steps}
     pairs = []
@@ -599,7 +599,7 @@ def tuners(
     *,
     gains: Gains | None = None,
 ) -> Tuners:
-    """Return the bounds on a choice among runs in both directions (remove, add)."""
+    """Return the bounds on a selection among runs, first if a record is removed, then if one is added."""
     return entry(event).tuners(event, fineness, _Pairs(gains))
 
 
@@ -610,11 +610,11 @@ class _Pairs:
         self.gains = gains
 
     def at(self, event: Event, step: float) -> Pair:
-        """Return the pair of an event on the lattice of this step."""
+        """Return the dominating pair of an event on the lattice of this step."""
         return event_pair(flatten(event), step, gains=self.gains)
 
     def fine(self, event: Event, fineness: float) -> Pair:
-        """Return the pair of an event on a lattice chosen for it by `fine_pair`."""
+        """Return the dominating pair of an event on a lattice that is chosen for it."""
         return fine_pair(event, fineness, gains=self.gains)
 
     def step(self, event: Event, fineness: float) -> float:
@@ -622,21 +622,21 @@ class _Pairs:
         return default_step(flatten(event), _INNER_DELTA, fineness, gains=self.gains)
 
     def tuners(self, event: Event, fineness: float) -> Tuners:
-        """Return the bounds on a choice among runs in both directions (remove, add)."""
+        """Return the bounds on a selection among runs, first if a record is removed, then if one is added."""
         return tuners(event, fineness, gains=self.gains)
 
     def unsampled(self, event: Event, share: float) -> Pair:
-        """Return the pair of the releases about one sample, before any sampling."""
+        """Return the dominating pair of the releases about one sample, before any sampling."""
         return _unsampled(event, share)
 
     def lattice_pair(self, event: Event, fineness: float) -> Pair:
-        """Return the pair of an event whose kind brings its own lattice, such as a selection."""
+        """Return the dominating pair of an event that chooses its lattice itself, such as a selection."""
         return _own(event, fineness, self.gains)
 
 
 @lru_cache(maxsize=16)
 def _unsampled(event: Event, share: float) -> Pair:
-    """Return the composed pair of the releases about one sample, before any sampling."""
+    """Return the dominating pair of the releases about one sample, before any sampling."""
     # A tenth of the composition's step, so that what is read between its points adds little.
     parts = flatten(event)
     relative = min(max(0.1 * share, _JOINT / 8.0), _JOINT)
@@ -650,5 +650,5 @@ def _own(
     fineness: float,
     gains: Gains | None,
 ) -> Pair:
-    """Return the pair of an event whose kind brings its own lattice, from a cache of 32."""
+    """Return the dominating pair of an event that chooses its lattice itself, from a cache of 32."""
     return entry(event).own_pair(event, fineness, _Pairs(gains))

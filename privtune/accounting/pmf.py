@@ -169,7 +169,7 @@ class LossPmf:
 
 
 def _discounted(values: Floats, step: float) -> Floats:
-    """Return the sums `Σ_{j <= i} values[j] exp(-(i - j) step)` for all i, of values >= 0."""
+    """Return the sums `Σ_{j <= i} values[j] exp(-(i - j) step)` for all i, for values of at least 0."""
     # `scipy.signal.lfilter` does it, too, and takes longer to import than the sums of a study. Within a row
     # weights are at most exp(100) apart; from row to row the sum is carried over.
     width = max(min(_ROW, int(_SPAN / step)), 1)
@@ -341,7 +341,7 @@ def _convex(values: Floats, step: float) -> Floats:
 
 
 def _hull_vertices(values: Floats, step: float) -> NDArray[np.int64]:
-    """Return the indices of the vertices of the lower convex hull in x = e^ε."""
+    """Return the indices of the vertices of the lower convex hull, in x = e^ε, of values on a lattice."""
     hull: list[int] = []
     heights = values.tolist()
     for i in range(values.size):
@@ -366,7 +366,7 @@ def _convex_across(
     zero: int,
     step: float,
 ) -> Floats:
-    """Make a profile less (1 - e^ε)₊ convex across ε = 0, where its two halves are joined."""
+    """Remove the kink at ε = 0 of a privacy profile less (1 - e^ε)₊, so that it is convex there."""
     fall = values[zero] - values[zero - 1]
     rise = values[zero + 1] - values[zero]
     before = fall / -math.expm1(-step) - 1.0
@@ -422,7 +422,7 @@ def chernoff(
     tail: float,
     most: float,
 ) -> tuple[float, float]:
-    """Return the least (moment(θ) + tail)/θ over θ <= `most`, and its θ, by a search on log θ.
+    """Return the least of Chernoff's bounds (moment(θ) + tail)/θ over θ <= `most`, and its θ.
 
     By Chernoff the mass above t is at most exp(moment(θ) - θ t), so it is below exp(-tail) at this t.
 
@@ -457,7 +457,7 @@ def _fitting_tilt(
     theta: float,
     top: float,
 ) -> float:
-    """Return a tilt up to `theta` under which the mass above `top` is below rounding.
+    """Return an exponential tilt, at most `theta`, that leaves negligible mass above the loss `top`.
 
     Args:
         moment: Log of the moment generating function of the loss.
@@ -602,7 +602,7 @@ def _bottom(
     start: float,
     most: float,
 ) -> tuple[float, float]:
-    """Return minus the loss at which the window begins, and a bound on the P-mass below it."""
+    """Return minus the loss at which a composition's window begins, and a bound on the P-mass below it."""
 
     def q_moment(theta: float) -> float:
         return log_moment(parts, -1.0 - theta)
@@ -621,7 +621,7 @@ def _bottom(
 
 
 def _is_negligible(noise: Floats, masses: Floats) -> bool:
-    """Return whether the rounding allowance is below a millionth of each tail, or of 1e-16."""
+    """Return whether the allowance for rounding is below a millionth of each tail, or of 1e-16."""
     tail = np.cumsum(masses[::-1])
     allowance = np.cumsum(noise[::-1])
     limit = np.maximum(_BESIDE * tail, _BESIDE * _RAREST)

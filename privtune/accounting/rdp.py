@@ -14,6 +14,7 @@ from privtune.accounting.curves import ORDERS, sampled_gaussian_curves
 from privtune.accounting.events import Adjacency, Composed, Event, Repeated, flatten
 from privtune.accounting.registry import entry, under
 from privtune.errors import PrivTuneError
+from privtune.imports import postponed
 
 Floats = NDArray[np.float64]
 
@@ -36,8 +37,9 @@ def composed_curve(parts: Mapping[Event, int]) -> Floats:
 
 def composed_by_autodp(parts: Mapping[Event, int]) -> Floats:
     """Return the Rényi curve of a composition as autodp sums it from the same curves."""
-    from autodp.autodp_core import Mechanism
-    from autodp.transformer_zoo import Composition
+    with postponed("scipy.stats"):
+        from autodp.autodp_core import Mechanism
+        from autodp.transformer_zoo import Composition
 
     if not parts:
         return np.zeros_like(ORDERS)

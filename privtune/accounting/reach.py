@@ -53,14 +53,14 @@ def mass_beyond_reach(
 
 @dataclass(frozen=True)
 class _Edges:
-    """The range of Gaussian and of Laplace noise, in scales, and the most numbers in one release."""
+    """The finite ranges of Gaussian and Laplace noise, in scales, and the most numbers in one release."""
 
     reach: float
     laplace_reach: float
     coordinates: int
 
     def gaussian(self, noise_multiplier: float) -> float:
-        """Return the δ that one Gaussian release adds: h(a) + (√d - 1) a φ(R), a = 1/σ."""
+        """Return the δ added by the finite range R of Gaussian noise: h(a) + (√d - 1) a φ(R), a = 1/σ."""
         shift = 1.0 / noise_multiplier
         reach = self.reach
         if shift > reach - 1.0:
@@ -73,7 +73,7 @@ class _Edges:
         return concentrated + spread
 
     def laplace(self, noise_multiplier: float) -> float:
-        """Return the δ that one Laplace release adds: half of e^(1/b - R)."""
+        """Return the δ added by the finite range R of Laplace noise: half of e^(1/b - R)."""
         beyond = 1.0 / noise_multiplier - self.laplace_reach
         if beyond >= 0.0:
             return 1.0

@@ -1,4 +1,4 @@
-"""The rearrangement bound on a best of K: the envelope, less what outcomes take from each other.
+"""The rearrangement bound on a best of K: the outcomes of a run cannot all have the best rank.
 
 The envelope lets every outcome sit at the level that suits it best, as if it were alone. But an
 outcome that is ranked high is not among the low ones, and no level holds more outcomes than its
@@ -28,7 +28,7 @@ _LEAST_LEVEL = 1e-9  # what φ' is at levels that are not told apart
 
 
 class Cells:
-    """Intervals of levels u on which F is linear, with lines below φ'(u) on each.
+    """Intervals of levels u on which the ROC curve F(u) is linear, with lines below φ'(u) on each.
 
     Attributes:
         level: Ends of the cells, ascending in [0, 1], one more than there are cells.
@@ -55,7 +55,7 @@ class Cells:
         self.least = float(self.runs.pgf_derivative(0.0))
 
     def below(self, above: Floats, depth: Floats) -> tuple[Floats, Floats]:
-        """Return lines above G, the P-mass of lower scores, at both ends of each cell.
+        """Return lines above the P-mass of lower scores, at both ends of each interval of levels.
 
         Args:
             above: The most Q-mass that what is ranked higher may have, shape ``[n]``.
@@ -82,7 +82,7 @@ class Cells:
         return np.clip(at_start, 0.0, 1.0), np.clip(at_end, 0.0, 1.0)
 
     def charged(self, z: float) -> float:
-        """Return the integral over all levels of the price that belongs to z (README, 5)."""
+        """Return what the prices of all levels (README, 5) add to the bound on δ, set by this z."""
         floor_at_start, floor_at_end = self.floor
         at_start = self.top[:-1] - z * floor_at_start
         at_end = self.top[1:] - z * floor_at_end
@@ -96,7 +96,7 @@ class Cells:
 
 
 class Items:
-    """Groups of losses, each with upper bounds on φ'(G) at both ends of every cell of levels.
+    """Groups of outcomes by loss, with bounds on what they add to δ at the ends of each interval of levels.
 
     Attributes:
         top: φ'(G) at the beginning and at the end of each cell, one row for each item.
@@ -124,7 +124,7 @@ class Items:
 
     @classmethod
     def gather(cls, parts: Sequence[Items], numbers: Indices) -> Items:
-        """Return the items with these ascending numbers, counted through all parts."""
+        """Return the groups with these ascending numbers, counted through all parts."""
         ends = np.cumsum([part.size for part in parts])
         places = np.searchsorted(numbers, ends[:-1])
         cuts = np.split(numbers, places)
@@ -138,7 +138,7 @@ class Items:
         return items
 
     def pay(self, z: Floats, price: float | None) -> Floats:
-        """Return the most that outcomes of each item add to δ, per unit of P-mass.
+        """Return the most that the outcomes of each group add to δ, per unit of P-mass.
 
         Args:
             z: e^(ε - loss), one row for each item.
@@ -230,13 +230,13 @@ class Ranked:
         self.at_infinity = slope * base.infinite
 
     def charged(self, epsilon: float) -> Floats:
-        """Return the part of each outcome in δ(ε) under the envelope bound."""
+        """Return what each outcome adds to δ(ε) under the envelope bound."""
         z = exp_capped(epsilon - self.losses)
         return self.masses * self.tuner.support(z)
 
 
 class Blocks:
-    """A valid rearrangement bound for one division into blocks, with or without a price.
+    """A rearrangement bound, computed for one division of a run's ranked outcomes into blocks.
 
     Attributes:
         marks: Ends of the blocks, places among the ranked outcomes.
@@ -275,7 +275,7 @@ class Blocks:
         self.weights = self._weights()
 
     def _items(self, block: Indices, last: Indices) -> Items:
-        """Return the items of groups that end before the blocks `last`, at the depth of `block`."""
+        """Return groups of outcomes that end before the blocks `last`, placed at the depth of `block`."""
         depth = self.ranked.depth
         level = self.ranked.level
         block_depth = depth[self.marks[block]]
@@ -322,18 +322,18 @@ class Blocks:
         return int(self.marks[-1])
 
     def _price(self, epsilon: float) -> float | None:
-        """Return z(ℓ*), which sets the price of a level; None if no outcome pays a price."""
+        """Return the z = e^(ε - loss) that sets the prices of levels (README, 5); None without prices."""
         if not self._has_price:
             return None
         return float(self._z(epsilon, self.marks[-1]))
 
     @property
     def _has_price(self) -> bool:
-        """Whether the bound has a price and outcomes beyond the blocks that pay it."""
+        """Whether levels have prices, and outcomes beyond the last block pay them."""
         return self.priced and self.end < self.ranked.losses.size
 
     def _pay_blocks(self, epsilon: float) -> Floats:
-        """Return the most that each block's points add to δ at its depth, per unit of P-mass."""
+        """Return the most that the points of each block add to δ, per unit of P-mass."""
         z = self._z(epsilon, self.points)
         return self.block_items.pay(z, self._price(epsilon))
 
@@ -347,20 +347,20 @@ class Blocks:
         items: Items,
         first: Indices,
     ) -> Floats:
-        """Return the most that items beginning with the blocks `first` add to δ, per unit of P-mass."""
+        """Return the most that groups beginning with the blocks `first` add to δ, per unit of P-mass."""
         z = self._z(epsilon, self.marks[first])
         price = self._price(epsilon)
         paid = items.pay(z[:, None], price)
         return paid[:, 0]
 
     def _most_paid(self, by_points: Floats, by_groups: Floats) -> Floats:
-        """Return the larger of each point's own pay and the best group's pay at its block's depth."""
+        """Return the larger of what a point adds to δ itself, and what the best group at its block adds."""
         most = np.zeros(by_points.shape[0])
         np.maximum.at(most, self.block, by_groups)
         return np.maximum(by_points, most[:, None])
 
     def _pay_all(self, epsilon: float) -> Floats:
-        """Return the most that each point of a block pays at one ε, alone or in a group at its depth."""
+        """Return the most that each point of a block adds to δ(ε), by itself or in a group placed there."""
         by_points = self._pay_blocks(epsilon)
         by_groups = self._pay_groups(epsilon)
         return self._most_paid(by_points, by_groups)
@@ -377,7 +377,7 @@ class Blocks:
         return min(total + self.ranked.at_infinity, 1.0)
 
     def sharpened(self, epsilon: float, turns: int) -> Blocks:
-        """Halve the groups that pay most at their depth, up to `turns` times, and return these blocks.
+        """Halve the groups that add most to δ, up to `turns` times, and return the smaller bound.
 
         A group pays at the depth of its block as if all of it stood at its first loss; halves pay no more.
         """
@@ -410,7 +410,7 @@ class Blocks:
         return self
 
     def refine_marks(self, epsilon: float, number: int) -> Indices:
-        """Return the ends of about `number` blocks, smaller where pay falls steeply with depth.
+        """Divide the outcomes into about `number` blocks, small where their depth matters; return their ends.
 
         Args:
             epsilon: ε near which the bound is to be small.
@@ -526,12 +526,12 @@ class Rearranged:
         self._exact: dict[int, Blocks] = {}
 
     def _best_roc(self, epsilon: float, paying: NDArray[np.bool_]) -> Floats:
-        """Return F at the level where each paying outcome pays most under the envelope."""
+        """Return F at the level where each outcome adds most to δ under the envelope bound."""
         z = exp_capped(epsilon - self.ranked.losses[paying])
         return np.interp(self.tuner.best_level(z), *self.tuner.levels)
 
     def matters(self, epsilon: float) -> bool:
-        """Return whether the bound can be more than a percent of δ below the envelope at this ε."""
+        """Return whether rearrangement may lower the bound on δ(ε) by more than a percent."""
         paid = self.ranked.charged(epsilon)
         paying = paid > 0.0
         # To first order an outcome at depth m pays m φ''(F) less, at the level that it likes best.
@@ -543,7 +543,7 @@ class Rearranged:
         return gain > _WORTH * float(paid.sum())
 
     def worth(self, epsilon: float) -> int:
-        """Return at how many ε the bound is worth computing; fewer if there are many cells."""
+        """Return at how many ε the bound is worth computing: fewer if each takes long."""
         cells = self._cells(epsilon).level.size
         return int(_POINTS * min(_CELLS / cells, 1.0)) + _FEW
 
@@ -562,7 +562,7 @@ class Rearranged:
         return max(value, least)
 
     def deltas(self, epsilons: Floats) -> Floats:
-        """Return the rearrangement bound on δ(ε) at many ascending ε, with prices chosen at a few."""
+        """Return the rearrangement bound on δ(ε) at many ascending ε, with prices chosen at a few of them."""
         places = [self._place(float(e)) for e in epsilons]
         with_choice = []
         for point in np.linspace(epsilons[0], epsilons[-1], self._choices):
@@ -575,7 +575,7 @@ class Rearranged:
         return np.array(values)
 
     def _best_around(self, place: int, with_choice: list[int]) -> Blocks:
-        """Return rough blocks of a part, with the better price of the nearest parts that chose one.
+        """Return a rough bound for a part of the ε axis, with the better of the prices chosen nearby.
 
         Args:
             place: Number of the part.
@@ -626,7 +626,7 @@ class Rearranged:
         return near
 
     def _cells(self, epsilon: float, wider: float = 1.0) -> Cells:
-        """Return cells of levels narrow enough for how much outcomes gain near this ε."""
+        """Return intervals of levels, narrow enough for how much outcomes add to δ near this ε."""
         paid = self.ranked.charged(epsilon)
         paying = paid > 0.0
         best = self._best_roc(epsilon, paying)
@@ -647,17 +647,17 @@ class Rearranged:
         return round(math.asinh(epsilon / _LEAST_PART) / self._part)
 
     def _middle(self, place: float) -> float:
-        """Return the ε in the middle of a part of the ε axis; at half numbers, a border."""
+        """Return the ε in the middle of a part of the ε axis; for a half number, the border of two parts."""
         return _LEAST_PART * math.sinh(place * self._part)
 
     def _rough_blocks(self, place: int) -> Blocks:
-        """Return the chosen blocks of a part of the ε axis, few and on wide cells, from a cache."""
+        """Return the bound of best price for a part of the ε axis, on few blocks, from a cache."""
         if place not in self._rough:
             self._rough[place] = self._choose_price(place)
         return self._rough[place]
 
     def _exact_blocks(self, place: int) -> Blocks:
-        """Return many blocks on narrow cells for a part, with the price of its rough blocks."""
+        """Return a bound on many blocks for a part of the ε axis, with the price that a rough bound chose."""
         if place not in self._exact:
             rough = self._rough_blocks(place)
             epsilon = self._middle(place)
@@ -668,7 +668,7 @@ class Rearranged:
         return self._exact[place]
 
     def _usual_blocks(self, place: int) -> tuple[Blocks, Indices]:
-        """Return blocks with the usual price for a part, and marks for trying other prices."""
+        """Return the default bound for a part of the ε axis, and block ends from which others are made."""
         if place not in self._usual:
             epsilon = self._middle(place)
             depth = self.ranked.depth
@@ -691,7 +691,7 @@ class Rearranged:
         return self._usual[place]
 
     def _first_marks(self, paid: Floats, last: int) -> Indices:
-        """Return the ends of first blocks up to `last`: some of equal pay, some of equal mass."""
+        """Return the ends of the first blocks, up to `last`: some add equally to δ, some have equal mass."""
         shares = np.arange(_FIRST) / _FIRST
         starts = []
         sums_of_pay = np.cumsum(paid[:last])
@@ -709,7 +709,7 @@ class Rearranged:
         *,
         priced: bool,
     ) -> Blocks:
-        """Return sharpened blocks with the marks below `end`, on wide cells.
+        """Return a bound on few blocks, which end at the marks below `end`.
 
         Args:
             epsilon: ε near which the bound is to be small.
@@ -723,7 +723,7 @@ class Rearranged:
         return bound.sharpened(epsilon, _TURNS_ROUGH)
 
     def _choose_price(self, place: int) -> Blocks:
-        """Return the blocks of least δ among those with several prices, or without one."""
+        """Return the bound of least δ among those with several prices and the one without."""
         epsilon = self._middle(place)
         _, marks = self._usual_blocks(place)
         paid = self.ranked.charged(epsilon)
@@ -735,7 +735,7 @@ class Rearranged:
             *,
             priced: bool,
         ) -> Blocks:
-            """Return blocks that end where the sums reach this share of their total."""
+            """Return the bound whose blocks end where the sums reach this share of their total."""
             end = int(np.searchsorted(sums, share * sums[-1]))
             end = min(max(end, 1), int(marks[-1]))
             return self._few_blocks(epsilon, marks, end, priced=priced)
@@ -756,7 +756,7 @@ def _least(
     shares: tuple[float, ...],
     epsilon: float,
 ) -> tuple[float, Blocks]:
-    """Return the least δ found by descent over shares, and the blocks that have it.
+    """Return the least δ found by descent over shares, and the bound that has it.
 
     Args:
         bound: Makes the bound of one share.

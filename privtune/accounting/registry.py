@@ -85,38 +85,38 @@ class Pairs(Protocol):
     """What the rearrangement gained at another noise, for searches; None for an account."""
 
     def at(self, event: Event, step: float) -> Pair:
-        """Return the pair of an event on the lattice of this step."""
+        """Return the dominating pair of an event on the lattice of this step."""
 
     def fine(self, event: Event, fineness: float) -> Pair:
-        """Return the pair of an event on a lattice that is chosen for it."""
+        """Return the dominating pair of an event on a lattice that is chosen for it."""
 
     def step(self, event: Event, fineness: float) -> float:
         """Return the lattice step that `fine` chooses for an event."""
 
     def unsampled(self, event: Event, share: float) -> Pair:
-        """Return the pair of the releases about one sample, before any sampling."""
+        """Return the dominating pair of the releases about one sample, before any sampling."""
 
     def lattice_pair(self, event: Event, fineness: float) -> Pair:
-        """Return the pair of an event whose kind brings its own lattice, such as a selection."""
+        """Return the dominating pair of an event that chooses its lattice itself, such as a selection."""
 
     def tuners(self, event: Event, fineness: float) -> Tuners:
-        """Return the bounds on a choice among runs in both directions (remove, add)."""
+        """Return the bounds on a selection among runs, first if a record is removed, then if one is added."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice among runs as a private selection, and whether a threshold decides."""
+    """A selection among runs, as a best of K, and whether a known threshold ends it."""
 
     selection: PrivateSelection
     threshold: bool
 
 
 class Instances(Protocol):
-    """The instances of inner events, and the question, that a registry entry can ask for."""
+    """The explicit mechanisms of inner events that a registry entry can ask for, with the question."""
 
     @property
     def target(self) -> float:
-        """The δ at which ε of the instance is asked for."""
+        """The δ at which a lower bound on ε is asked for."""
 
     @property
     def delta(self) -> float:
@@ -127,10 +127,10 @@ class Instances(Protocol):
         """The way in which runs of a selection are scored."""
 
     def of(self, event: Event) -> Outcomes:
-        """Return the outcomes of an event's explicit instance."""
+        """Return the outcomes of an explicit mechanism that fits an event."""
 
     def dearest(self, events: Sequence[Event]) -> Outcomes:
-        """Return the outcomes of the event, among several, whose instance has the largest ε."""
+        """Return the outcomes of that event, among several, whose explicit mechanism has the largest ε."""
 
     def selected(self, event: Event, select: Callable[[Outcomes], Outcomes]) -> Outcomes:
         """Return `select` applied to an event's outcomes, with runs scored for the asked direction."""
@@ -194,7 +194,7 @@ class EventEntry(ABC, Generic[E]):
 
     @abstractmethod
     def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
-        """Count the looks at the data of a training; None if the event is no part of a training."""
+        """Count a training's looks (a sampling rate and its releases); None if this is no training."""
 
     @abstractmethod
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
@@ -227,23 +227,23 @@ class EventEntry(ABC, Generic[E]):
         return None
 
     def pure(self, event: E) -> tuple[float, float] | None:
-        """Return the (ε, δ) that the event has at every target δ; None if it has none."""
+        """Return the fixed (ε, δ) of an event that has the same at every target δ, else None."""
         return None
 
     def fails(self, event: E) -> bool:
-        """Return whether the δ of `pure` is a probability of failure beside the Rényi divergence."""
+        """Return whether the δ of `pure` is a probability of failure, apart from the Rényi divergence."""
         return False
 
     def choice(self, event: E) -> Choice | None:
-        """Return the event as a choice among runs; None if it is no such choice."""
+        """Return the event as a selection among runs; None if it is another kind of event."""
         return None
 
     def tuners(self, event: E, fineness: float, pairs: Pairs) -> Tuners:
-        """Return the bounds on a choice among runs in both directions (remove, add)."""
+        """Return the bounds on a selection among runs, first if a record is removed, then if one is added."""
         raise UnknownEventError(f"a {event.type} event is no choice among runs.")
 
     def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
-        """Return the dominating pair on the lattice that the event's own kind chooses."""
+        """Return the dominating pair on a lattice that the event chooses itself."""
         raise UnknownEventError(f"a {event.type} event has no lattice of its own.")
 
 
@@ -251,7 +251,7 @@ _OWN = 2.0  # fineness of a lattice of its own
 
 
 class _NotTraining(EventEntry[E]):
-    """Entries of events that are no release of a training and have no noise multiplier."""
+    """Entries of events outside of trainings, which have no noise multiplier."""
 
     def looks(self, event: E, of: LooksOf) -> Counter[Look] | None:
         return None
@@ -276,7 +276,7 @@ class _Composition(EventEntry[E]):
         return instances.of(event)
 
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
-        """Return the sum of the masses of all parts."""
+        """Return the sum of what the parts' noise of finite range adds to δ."""
         return math.fsum(map(of, event.children()))
 
     def scaled(self, event: E, factor: float) -> Event:
@@ -284,12 +284,12 @@ class _Composition(EventEntry[E]):
 
 
 class _Compound(_NotTraining[E]):
-    """Entries of events with their own lattice, such as selections, maxima, subsampled tuning."""
+    """Entries of events that choose their lattice, such as selections, maxima, subsampled tuning."""
 
     own_lattice = True
 
     def deviation(self, event: E, pairs: Pairs) -> float:
-        """Return the larger of the deviations of the event's own pair in its two directions."""
+        """Return the larger deviation of the privacy loss in the two directions of the event's own pair."""
         pair = pairs.lattice_pair(event, _OWN)
         return max(pair.remove.deviation, pair.add.deviation, 1e-6)
 
@@ -297,7 +297,7 @@ class _Compound(_NotTraining[E]):
         return dominating.on_lattice(pairs.lattice_pair(event, _OWN), step)
 
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
-        """Return the largest mass among the children, of which only one counts."""
+        """Return the most that a child's noise of finite range adds to δ; only one child counts."""
         return max(map(of, event.children()))
 
     @abstractmethod
@@ -308,7 +308,7 @@ class _StatedGuarantee(_NotTraining[E]):
     """Entries of releases of which only a stated guarantee is known."""
 
     def beyond(self, event: E, edges: Edges, of: MassOf) -> float:
-        """Return 0, as a stated guarantee must already cover its own noise."""
+        """Return 0, since a stated guarantee covers the finite range of its own noise."""
         return 0.0
 
     def text(self, event: E, of: TextOf) -> str:
@@ -347,7 +347,7 @@ class _NoisyRelease(EventEntry[Any]):
         return f"{self.name}{event.noise_multiplier:.4g})"
 
     def looks(self, event: Any, of: LooksOf) -> Counter[Look]:
-        """Count one look at all records, with this release."""
+        """Count the release as one look at all records."""
         atom = (event.type, event.noise_multiplier)
         return Counter({(1.0, (atom,)): 1})
 
@@ -421,7 +421,7 @@ class _Joint(_Composition[Joint]):
         return f"joint[{parts}]"
 
     def looks(self, event: Joint, of: LooksOf) -> Counter[Look]:
-        """Count one look at all records, with the releases of all parts."""
+        """Count the releases of all parts as one look at all records."""
         atoms: list[Atom] = []
         for part in event.events:
             for _, part_atoms in of(part):
@@ -429,7 +429,7 @@ class _Joint(_Composition[Joint]):
         return Counter({(1.0, tuple(sorted(atoms))): 1})
 
     def shown(self, event: Joint) -> tuple[Event, ...]:
-        """Return no children, as releases that share a sample have no account of their own."""
+        """Return no children: releases that share a sample are accounted for together."""
         return ()
 
 
@@ -487,7 +487,7 @@ class _PoissonSampled(EventEntry[PoissonSampled]):
         return lower.sampled(instances.of(event.event), event.rate)
 
     def beyond(self, event: PoissonSampled, edges: Edges, of: MassOf) -> float:
-        """Return the sampling rate times the mass of the unsampled release."""
+        """Return the sampling rate times what the unsampled release's noise of finite range adds to δ."""
         return event.rate * of(event.event)
 
     def scaled(self, event: PoissonSampled, factor: float) -> Event:
@@ -503,7 +503,7 @@ class _PoissonSampled(EventEntry[PoissonSampled]):
         return f"Poisson(q={event.rate:.4g}, {release})"
 
     def looks(self, event: PoissonSampled, of: LooksOf) -> Counter[Look]:
-        """Count the child's looks at all records as looks at a sample of this rate."""
+        """Count the child's looks at all records as looks at a Poisson sample of this rate."""
         counts: Counter[Look] = Counter()
         for (_, atoms), count in of(event.event).items():
             counts[event.rate, atoms] = count
@@ -595,7 +595,7 @@ class _RepeatedEntry(_Composition[Repeated]):
     """The entry of repeated events, whose counts only `flatten` multiplies out."""
 
     def beyond(self, event: Repeated, edges: Edges, of: MassOf) -> float:
-        """Return the mass of one copy times the number of copies."""
+        """Return the number of copies times what noise of finite range adds to δ in one copy."""
         return event.count * of(event.event)
 
     def text(self, event: Repeated, of: TextOf) -> str:
@@ -614,7 +614,7 @@ class _RepeatedEntry(_Composition[Repeated]):
         return counts
 
     def shown(self, event: Repeated) -> tuple[Event, ...]:
-        """Return the repeated event, except a sampled step, whose own ε is not worth a line."""
+        """Return the repeated event, to list it with its ε, unless it is a sampled step."""
         if isinstance(event.event, PoissonSampled):
             return ()
         return (event.event,)
@@ -654,7 +654,7 @@ class _WorstOf(_Compound[WorstOf]):
         return np.asarray(curves.max(axis=0))
 
     def own_pair(self, event: WorstOf, fineness: float, pairs: Pairs) -> Pair:
-        """Return the pair of the profiles' pointwise maximum, or with weights of the mixture."""
+        """Return the dominating pair of the worst event at each ε, or with weights that of the mixture."""
         alternatives = _on_one_lattice(event.events, fineness, pairs)
         if event.weights is None:
             return dominating.worst_pair(alternatives)
@@ -666,7 +666,7 @@ class _WorstOf(_Compound[WorstOf]):
         )
 
     def instance(self, event: WorstOf, instances: Instances) -> Outcomes:
-        """Return the outcomes of the dearest alternative, or with weights those of the mixture."""
+        """Return the outcomes of the costliest alternative, or with weights those of the mixture."""
         if event.weights is None:
             return instances.dearest(event.events)
         outcomes = [instances.of(child) for child in event.events]
@@ -756,7 +756,7 @@ class _ChoiceEntry(_Compound[E]):
         return selection_curve(of(selection.event), selection.runs)
 
     def own_pair(self, event: E, fineness: float, pairs: Pairs) -> Pair:
-        """Return the pair of the choice's profiles, or for a search an estimate of it."""
+        """Return the dominating pair of a selection among runs; for a search, an estimate of it."""
         remove, add = pairs.tuners(event, fineness)
         if pairs.gains is not None:
             return pairs.gains.pair(event, remove, add, self.size)
@@ -780,7 +780,7 @@ class _PrivateSelection(_ChoiceEntry[PrivateSelection]):
         return remove, Tuner(pair.add, event.runs)
 
     def instance(self, event: PrivateSelection, instances: Instances) -> Outcomes:
-        """Return the outcomes of the best of K, scored to cost most at the δ of `instances`."""
+        """Return the outcomes of the best of K runs, scored so that ε is large at the δ of `instances`."""
         best_of = partial(
             lower.best_of_runs,
             runs=event.runs,
@@ -790,7 +790,7 @@ class _PrivateSelection(_ChoiceEntry[PrivateSelection]):
         return instances.selected(event.event, best_of)
 
     def beyond(self, event: PrivateSelection, edges: Edges, of: MassOf) -> float:
-        """Return E[K] times the mass of one run, as K is independent of the data."""
+        """Return E[K] times what noise of finite range adds to δ in one run: K is independent of the data."""
         return event.runs.expected_runs * of(event.event)
 
     def text(self, event: PrivateSelection, of: TextOf) -> str:
@@ -835,7 +835,7 @@ class _ThresholdSelection(_ChoiceEntry[ThresholdSelection]):
         return instances.selected(event.event, first)
 
     def beyond(self, event: ThresholdSelection, edges: Edges, of: MassOf) -> float:
-        """Return the mass of one run times 1/γ, the largest expected number of runs."""
+        """Return 1/γ, the most expected runs, times what noise of finite range adds to δ in one run."""
         return of(event.event) / event.stop
 
     def text(self, event: ThresholdSelection, of: TextOf) -> str:
@@ -853,7 +853,7 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
     paired_weight = True
 
     def curve(self, event: SubsampledTuning, of: CurveOf) -> Floats:
-        """Return the split curve (variant 1), or the amplified tuning curve plus the training's."""
+        """Return the Rényi curve: of split data (variant 1), or of amplified tuning plus training."""
         tuning = of(event.tuning)
         training = of(event.training)
         if event.variant == 1:
@@ -861,7 +861,7 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
         return amplified_curve(ORDERS, tuning, event.rate) + training
 
     def own_pair(self, event: SubsampledTuning, fineness: float, pairs: Pairs) -> Pair:
-        """Return the tabulated pair (variant 1), or amplified tuning composed with training."""
+        """Return the dominating pair: of split data (variant 1), or of amplified tuning and training."""
         tuning = pairs.fine(event.tuning, fineness)
         training = pairs.fine(event.training, fineness)
         if event.variant == 1:
@@ -884,7 +884,7 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
         rate: float,
         fineness: float,
     ) -> Pair:
-        """Return the pair of variant 1, in which a record is either tuned on or trained on."""
+        """Return the dominating pair of variant 1, where a record is either tuned on or trained on."""
         thin = dominating.thinned(tuning, fineness)
         deviations = [thin.remove.deviation, training.remove.deviation]
         deviation = min((d for d in deviations if d > 0.0), default=1.0)
@@ -907,7 +907,7 @@ class _SubsampledTuning(_Compound[SubsampledTuning]):
         return lower.composition(parts, instances.target)
 
     def beyond(self, event: SubsampledTuning, edges: Edges, of: MassOf) -> float:
-        """Return the rate times the mass of the tuning, plus the mass of the training."""
+        """Return the rate times what finite noise adds to δ in tuning, plus what it adds in training."""
         return event.rate * of(event.tuning) + of(event.training)
 
     def text(self, event: SubsampledTuning, of: TextOf) -> str:
@@ -982,7 +982,7 @@ def training(event: Event) -> tuple[int, float] | None:
 
 
 def looks(event: Event) -> Counter[Look]:
-    """Return how often each look at the data occurs in a training's event; refuse other events."""
+    """Return how often each look (a sampling rate and its releases) occurs in a training's event."""
     counts = entry(event).looks(event, looks)
     if counts is None:
         raise UnknownEventError(f"a {event.type} event is not a release of a training.")

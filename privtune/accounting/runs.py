@@ -158,15 +158,15 @@ class RunLaw(ABC):
 
     @abstractmethod
     def _pgf(self, x: Floats) -> Floats:
-        """Return φ(x) of the uncapped law."""
+        """Return the generating function φ(x) = E[x^K] of the uncapped law."""
 
     @abstractmethod
     def _pgf_derivative(self, x: Floats) -> Floats:
-        """Return φ'(x) of the uncapped law."""
+        """Return φ'(x), the first derivative of the uncapped law's generating function."""
 
     @abstractmethod
     def _pgf_second(self, x: Floats) -> Floats:
-        """Return φ''(x) of the uncapped law."""
+        """Return φ''(x), the second derivative of the uncapped law's generating function."""
 
     @abstractmethod
     def _below(
@@ -175,7 +175,7 @@ class RunLaw(ABC):
         most: int,
         order: int,
     ) -> Floats:
-        """Return the share of the order-th derivative of φ at x that comes from K <= most + order.
+        """Return the part of a derivative of φ(x) = E[x^K] that comes from K <= most + order.
 
         For each law here that is a distribution function of its own family: a cap costs no sum.
         """
@@ -217,7 +217,7 @@ class RunLaw(ABC):
         x: ArrayLike,
         order: int,
     ) -> Floats:
-        """Return a derivative of φ with sure runs and cap, from that of the uncapped law.
+        """Return a derivative of φ(x) = E[x^K] for the law with cap and minimum, from the uncapped law's.
 
         Args:
             uncapped: The derivative of the law without a cap.
@@ -253,7 +253,7 @@ class RunLaw(ABC):
         x: Floats,
         order: int,
     ) -> Floats:
-        """Return the order-th derivative of φ with the cap, from that of the uncapped law."""
+        """Return a derivative of φ(x) = E[x^K] for the law with its cap, from that of the uncapped law."""
         cap = self.cap if self.cap is not None else 0
         if cap < order:
             return np.zeros_like(x)
@@ -264,7 +264,7 @@ class RunLaw(ABC):
         return self._summed(x, order)
 
     def _summed(self, x: Floats, order: int) -> Floats:
-        """Return the order-th derivative of φ with the cap, as a sum over the possible numbers of runs."""
+        """Return a derivative of φ(x) = E[x^K] for the capped law, as a sum over the possible K."""
         first, masses = _capped_pmf(self)
         start = max(first, order)
         runs = np.arange(start, first + masses.size, dtype=np.float64)
@@ -290,7 +290,7 @@ class RunLaw(ABC):
 
     @property
     def _log_kept(self) -> float:
-        """The log of the probability that K is at most the cap under the uncapped law."""
+        """The log of the probability that the uncapped law draws a K of at most the cap."""
         return 0.0 if self.cap is None else _log_kept(self)
 
     @property
@@ -550,14 +550,14 @@ class NegativeBinomial(RunLaw):
         )
 
     def _reach(self, x: Floats) -> Floats:
-        """Return `-log(1 - (1-γ) x)`, precise for γ near 0 and near 1."""
+        """Return `-log(1 - (1-γ) x)`, the log of a factor of φ, precise for γ near 0 and near 1."""
         if self.log_gamma < -0.7:
             return np.asarray(-np.log(self._rest(x)))
         stop = math.expm1(self.log_gamma)
         return np.asarray(-np.log1p(stop * x))
 
     def _rest(self, x: Floats) -> Floats:
-        """Return `1 - (1-γ) x`, precise also for γ near 0."""
+        """Return `1 - (1-γ) x`, a factor of the generating function φ, precise also for γ near 0."""
         return np.asarray((1.0 - x) + self.gamma * x)
 
     def _pgf(self, x: Floats) -> Floats:
@@ -832,7 +832,7 @@ class Binomial(RunLaw):
         return self.mean / self.n
 
     def _trial(self, x: Floats) -> Floats:
-        """Return `1 - p + p x`, the generating function of a single trial."""
+        """Return `1 - p + p x`, the generating function of a trial that succeeds with probability p."""
         p = self._p
         return np.asarray(1.0 - p + p * x)
 

@@ -32,7 +32,7 @@ from privtune.audit.selections import (
 from privtune.errors import InvalidInputError
 from privtune.strategies import Plan, Strategy, TrainingPlan
 from privtune.tasks import Task
-from privtune.training.methods.declared_mechanism import Declared
+from privtune.training.methods.declared_mechanism import DeclaredMethod
 
 _SCORES = 2000  # on each side, at most: the bound is close by then
 _MANY = 2000  # canaries of the one run
@@ -219,7 +219,7 @@ def audit(
     """
     terms = _AuditTerms(delta, adjacency, runs, confidence, seed, progress)
     training = plan.first_training
-    is_declared = isinstance(training.method, Declared)
+    is_declared = isinstance(training.method, DeclaredMethod)
     _check_arguments(plan, terms, canary, is_declared=is_declared)
     untouched: list[str] = []
     checks: list[machinery_laws.LawCheck] = []
@@ -308,7 +308,7 @@ class _AuditTerms:
         return -1.0 if self.is_replaced else 0.0
 
     def claim(self, event: Event) -> Claim:
-        """Return the claim of an event at the audit's δ and adjacency."""
+        """Return the claim to test: an event's privacy profile, at the audit's δ and adjacency."""
         return Claim(event, self.delta, self.adjacency)
 
     def bounds(
@@ -320,7 +320,7 @@ class _AuditTerms:
         *,
         is_ratio: bool = False,
     ) -> dict[str, float]:
-        """Return two lower bounds on ε by name: without assumptions, and by a claim's profile.
+        """Return two lower bounds on ε: one without assumptions, one by contradiction to a claimed profile.
 
         Args:
             name: What was looked at, in words.

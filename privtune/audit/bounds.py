@@ -35,7 +35,7 @@ _HALVINGS = 12  # of the factor of a claim's noise
 
 
 class Claim:
-    """The claim of an event: its privacy profile, and the profiles with its noise multiplied.
+    """The claim that an audit tests: an event's privacy profile, as it is and with its noise multiplied.
 
     Args:
         event: What is charged.
@@ -94,7 +94,7 @@ class Claim:
         return lines.min(axis=1), slopes[lowest]
 
     def best_test(self, runs: int, risk: float) -> tuple[float, float]:
-        """Return the log-likelihood-ratio threshold that finds most in `runs` runs, and the slope there.
+        """Return the likelihood-ratio threshold that most contradicts the claim in `runs` runs, and a slope.
 
         A true claim has the tests of Neyman and Pearson, whose rates are the profile's tangents. Of
         them the one that first contradicts a claim of more noise, as its factor grows.
@@ -303,7 +303,7 @@ def lower_bound(
 
 @dataclass(frozen=True, eq=False)
 class _Sides:
-    """A statistic of runs on two neighbours, of which large values indicate the canary.
+    """A statistic of runs with and without the canary, whose large values indicate the canary.
 
     Args:
         without: One value a run, on the dataset without the canary.
@@ -314,7 +314,7 @@ class _Sides:
     canary: Floats
 
     def mirrored(self) -> _Sides:
-        """Return the negated statistic with the sides exchanged, which tests for absence."""
+        """Return the negated statistic with both sides exchanged, to test for the canary's absence."""
         return _Sides(-self.canary, -self.without)
 
     def rates(self, thresholds: Floats, risk: float) -> Rates:

@@ -217,7 +217,7 @@ class _WatchingMethod:
 
 
 class _CanaryModel(nn.Module):
-    """A model of the canaries' parameters, with a task's model or idle parameters beside them.
+    """A model that holds the canaries' parameters beside a task's model, or beside unused parameters.
 
     Args:
         columns: Canaries.
@@ -272,7 +272,7 @@ def _loss_beside(task: Task) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 
 def canaries(inside: Sequence[float], *, task: Task | None = None) -> TensorData:
-    """Return a dataset of one record without data and of the canaries with a sign other than 0.
+    """Return a dataset of the canaries that are present, after one record without data.
 
     Args:
         inside: The sign of each canary's gradient; 0 leaves it out.

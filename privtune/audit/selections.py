@@ -90,7 +90,7 @@ class WorstScore:
         return np.searchsorted(self.edges, ratio)
 
 
-class _ScoredPair(NamedTuple):
+class _ScoredOutcomes(NamedTuple):
     """A score, and the probabilities of the resulting releases with and without the canary."""
 
     score: WorstScore
@@ -116,7 +116,7 @@ def worst_score(base: Event, runs: RunLaw, *, claim: Claim, rounds: int) -> Wors
     return _best(pairs, claim, rounds)
 
 
-def _score_at(outcomes: Outcomes, runs: RunLaw, aim: float, *, is_flipped: bool) -> _ScoredPair:
+def _score_at(outcomes: Outcomes, runs: RunLaw, aim: float, *, is_flipped: bool) -> _ScoredOutcomes:
     """Return the score that makes a selection reveal most at δ = `aim`, and its releases."""
     direction = outcomes.flipped() if is_flipped else outcomes
     sign = -1.0 if is_flipped else 1.0
@@ -136,7 +136,7 @@ def _score_at(outcomes: Outcomes, runs: RunLaw, aim: float, *, is_flipped: bool)
     ratios = sign * instance.losses[order]
     ranks = np.arange(len(order), dtype=np.float64)
     released = np.log(release.p / release.q)
-    return _ScoredPair(_sorted(ratios, ranks, released, runs), release)
+    return _ScoredOutcomes(_sorted(ratios, ranks, released, runs), release)
 
 
 def worst_threshold(base: Event, stop: float, *, claim: Claim, rounds: int) -> WorstScore:
@@ -174,7 +174,7 @@ def worst_threshold(base: Event, stop: float, *, claim: Claim, rounds: int) -> W
                 law=law,
                 nothing=float(released[-1]),
             )
-            pairs.append(_ScoredPair(score, release))
+            pairs.append(_ScoredOutcomes(score, release))
     return _best(pairs, claim, rounds)
 
 
@@ -223,7 +223,7 @@ def _sorted(ratios: Floats, ranks: Floats, released: Floats, runs: RunLaw) -> Wo
     )
 
 
-def _best(pairs: Sequence[_ScoredPair], claim: Claim, rounds: int) -> WorstScore:
+def _best(pairs: Sequence[_ScoredOutcomes], claim: Claim, rounds: int) -> WorstScore:
     """Return the score with the largest expected margin over the claim in this many rounds."""
     best = pairs[0].score
     largest = -np.inf
@@ -284,7 +284,7 @@ class _Step(NamedTuple):
 
 
 class InstanceClaim(Claim):
-    """The claim that a selection is an explicit instance, with known scores and law of runs.
+    """The claim that a selection is one explicit mechanism, with known scores and law of runs.
 
     Args:
         event: The selection's.

@@ -81,7 +81,7 @@ def console() -> Console:
 
 @contextmanager
 def patience(what: str, *, after: float = 2.0) -> Iterator[None]:
-    """Print on stderr what a command is doing if the block takes longer than some seconds.
+    """Print on stderr what a command is doing if the ``with`` block takes longer than some seconds.
 
     Whoever waits in front of a silent terminal stops the command. What is quick says nothing.
 
@@ -100,7 +100,7 @@ def patience(what: str, *, after: float = 2.0) -> Iterator[None]:
 
 @contextmanager
 def planning(spec: StudySpec) -> Iterator[None]:
-    """Print on stderr that a task's data is missing, and that planning in the block takes long.
+    """Print on stderr that a task's data is missing, and that planning in the ``with`` block takes long.
 
     A plan needs no data, so its absence is no error: it is said now, since ``study run`` would stop at it.
     """

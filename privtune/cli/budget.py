@@ -53,7 +53,7 @@ _MANY = 200  # different events from which on each is costed by RDP alone, which
 
 
 def _budget_document(ledger: Ledger, budget: Budget) -> dict[str, Any]:
-    """Return a budget's terms, charges, ε spent and left, filter and chain head as JSON-ready data.
+    """Return a budget's terms, charges, ε spent and left, filter and last entry's hash as JSON-ready data.
 
     Args:
         ledger: The ledger, which each of them is read from.
@@ -649,7 +649,7 @@ def verify(  # noqa: PLR0917 (the command line passes them by name)
 def _print_verification(
     verification: Verification, endorsement: Signed | None, subject: str
 ) -> None:
-    """Print the verdict on a log or certificate, with its size, ε, chain head and warnings.
+    """Print the verdict on a log or certificate, with its size, ε, last entry's hash and warnings.
 
     Args:
         verification: What it says. That the budget is exceeded is the first of its warnings, and is left

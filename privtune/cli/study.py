@@ -610,7 +610,7 @@ def export(
     ] = None,
     storage: common.Storage = DEFAULT_STORAGE,
 ) -> None:
-    """Print everything that may be published.
+    """Print what a study may publish: plans, releases, certificate.
 
     That is the spec, the plans, the releases and the budget's certificate.
     """

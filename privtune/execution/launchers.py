@@ -30,7 +30,7 @@ class WorkersDiedError(PrivTuneError):
 
 
 class WorkerStoppedError(Exception):
-    """An error stopped a worker: another one would meet it, too."""
+    """An error stopped a worker, and would stop any other worker of the round, too."""
 
 
 class Worker(Protocol):
@@ -184,7 +184,7 @@ def _exit_with(
 
 @contextmanager
 def _environment(gpus: str | None) -> Iterator[None]:
-    """Set one compute thread and the given GPUs for the processes that are spawned in a block."""
+    """Set one compute thread and the given GPUs for the processes that are spawned in a ``with`` block."""
     variables = {"OMP_NUM_THREADS": "1"}
     if gpus is not None:
         variables["CUDA_VISIBLE_DEVICES"] = gpus
@@ -286,7 +286,7 @@ def _check_nodes(ray: Any, gpus: float) -> None:
 
 @contextmanager
 def _empty_folder() -> Iterator[None]:
-    """Change to an empty folder for the length of a block, if this process is the command line.
+    """Change to an empty folder inside a ``with`` block, if this process is the command line.
 
     Ray puts the folder in which it is started first on the path of its workers: whatever lies in the user's
     would hide libraries there.

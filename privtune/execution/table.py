@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RowResult(Submission):
-    """The result of a row, with a function that deletes its staged data if another result came first.
+    """The result of a row, with a function that deletes its files if another result came first.
 
     Attributes:
         drop: Deletes what was staged, of a result that came second; None where nothing was.
@@ -190,7 +190,7 @@ def _hand_in(rounds: Rounds, results: Sequence[RowResult], enough: float | None)
 
 
 def _drop(results: Iterable[RowResult]) -> None:
-    """Delete the staged data of results that do not count."""
+    """Delete the files of results that came after another result of the same row."""
     for result in results:
         if result.drop is not None:
             result.drop()
@@ -202,7 +202,7 @@ def _renew_leases(
     leases: dict[int, Lease],
     seconds: float,
 ) -> Iterator[None]:
-    """Renew leases during a block, three times within their length; give them back after an error.
+    """Renew leases during a ``with`` block, three times within their length; give them back after an error.
 
     Args:
         rounds: The table of rows.

@@ -50,7 +50,7 @@ class NothingTrainedError(PrivTuneError):
 
 
 class UntrainedWeightsWarning(UserWarning):
-    """Some weights have no part in the loss, or no slope: noise alone would move them."""
+    """Some weights have no effect on the loss, or a slope of 0: noise alone would move them."""
 
 
 def check_trained(

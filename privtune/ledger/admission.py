@@ -36,7 +36,7 @@ Block = tuple[acc.Event, ...]
 
 
 def admit(history: History, events: Sequence[acc.Event]) -> tuple[str, list[Weight]]:
-    """Return the basis on which a budget admits events, with their weights, or refuse the events.
+    """Return the rule by which a budget admits events, with their weights, or refuse the events.
 
     Args:
         history: What the budget's log says.
@@ -91,7 +91,7 @@ def fits(history: History, events: Sequence[acc.Event]) -> bool:
 
 
 def admission_of(history: History, events: Sequence[acc.Event]) -> tuple[str, list[Weight]] | None:
-    """Return the basis on which a budget would admit events, with their weights; None without one.
+    """Return the rule by which a budget would admit events, with their weights; None if it refuses them.
 
     Args:
         history: What the budget's log says.
@@ -166,7 +166,7 @@ def _as_gaussian(
     room: Fraction,
     room_delta: Fraction,
 ) -> tuple[float, list[Weight]]:
-    """Return the fraction of the filter's room that events take as Gaussian charges, and their weights.
+    """Return what share of the filter events would use up as Gaussian charges, and their weights.
 
     With a larger d beside it an event has a smaller variance. The slack that is tried begins at a 1,024th
     of the filter's δ and moves at most four times, to where both take about the same part.
@@ -214,13 +214,13 @@ def _as_gaussian(
 
 
 def _gaussian_divergence(variance: Fraction, budget: Budget) -> Fraction:
-    """Return d_α(V), the divergence that Gaussian charges of a variance take of a budget's filter."""
+    """Return the Rényi divergence that Gaussian charges of a total variance use up in a budget's filter."""
     divergence = privacy_filter.gaussian_divergence(order_of(budget), float(variance))
     return Fraction(divergence)
 
 
 def _step_of_halving(halving: int, variance_part: float, delta_part: float) -> int:
-    """Return how many more times to halve the slack, below 0 to double it and 0 to keep it."""
+    """Return how often to halve the failure δ of Gaussian charges again; below 0, how often to double it."""
     if variance_part == math.inf:
         return -(halving // 2)
     if delta_part == math.inf:
@@ -231,7 +231,7 @@ def _step_of_halving(halving: int, variance_part: float, delta_part: float) -> i
 
 
 def _parts(weights: Sequence[Weight], room: Fraction, room_delta: Fraction) -> tuple[float, float]:
-    """Return the fractions of the filter's room and of its δ that weights take, infinite above 1."""
+    """Return what shares of the filter's capacity and of its δ weights use up, infinite above 1."""
     if not all(math.isfinite(weight.divergence) for weight in weights):
         return math.inf, math.inf
     divergence, delta = _sum_weights(weights)
@@ -518,7 +518,7 @@ def block_epsilon(events: Block, delta: float, adjacency: acc.Adjacency) -> acc.
 
 
 def _room(block: Block, budget: Budget, order: float) -> float:
-    """Return the Rényi divergence that a filter may admit on top of a block, −∞ if none."""
+    """Return the Rényi divergence that a filter may admit on top of declared charges, −∞ if none."""
     share = privacy_filter.FILTER_SHARE * budget.delta
     # Most blocks use their budget up, and a fifth of the nodes shows that, with room for rounding.
     profile_below = _profile(block, budget, privacy_filter.below_tabulated)
@@ -535,7 +535,7 @@ def _profile(
     budget: Budget,
     table: Callable[..., privacy_filter.Profile] = privacy_filter.tabulate,
 ) -> privacy_filter.Profile:
-    """Return the privacy profile of a block, tabulated to beyond twice the budget's ε."""
+    """Return the privacy profile of declared charges, tabulated to beyond twice the budget's ε."""
     if not events:
         return privacy_filter.empty_profile
     block = _compose_events(events)

@@ -258,7 +258,7 @@ def _is_part(event: Event, larger: Event) -> bool:
 
 
 def _refuse_missing(audits: Iterable[Document], history: History) -> None:
-    """Refuse audits that lack one noted in the log, unless it was deleted or its charge was voided."""
+    """Refuse audits that lack one noted in the log, except deleted ones and those of voided charges."""
     events = _events_by_plan(history)
     digests = {digest_of(audit) for audit in audits}
     for digest, note in history.audits.items():

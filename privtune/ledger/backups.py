@@ -72,7 +72,7 @@ def backup(storage: Storage, path: Path) -> Path:
 
 
 def _copy(storage: Storage, path: Path) -> list[tuple[str, int, str]]:
-    """Copy the database by SQLite's own backup, and return the head of each log in the copy."""
+    """Copy the database by SQLite's own backup, and return the hash of each log's last entry in the copy."""
     with closing(sqlite3.connect(path)) as copy:
         with storage.read() as connection:
             source: Any = connection.connection.driver_connection

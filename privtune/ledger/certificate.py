@@ -41,7 +41,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of verifying a budget's log: its size, chain head, ε and warnings.
+    """The result of verifying a budget's log: its size, last entry's hash, ε and warnings.
 
     Attributes:
         budget: The budget's name.
@@ -348,7 +348,7 @@ def _check_filter(history: History, entry: Entry) -> None:
 
 
 def _note(history: History, entry: Entry, now: float, then: float, why: str) -> None:
-    """Note by which share a number has risen since an admission, and refuse more than versions differ by."""
+    """Note the share by which a number rose since an admission; refuse more than versions may differ by."""
     if now <= then * (1 + _ROUNDING):
         return
     share = now / then - 1.0 if then > 0.0 else math.inf
@@ -681,7 +681,7 @@ def _witnesses_of(history: History) -> dict[str, Any]:
 
 
 def _by_autodp(witnesses: Document) -> dict[str, Any]:
-    """Return the answers of autodp alone from those of all witnesses, without lower bounds."""
+    """Return autodp's answers from those of all other accountants, without lower bounds."""
     answers = {}
     for name, answer in witnesses.items():
         by_autodp = [witness for witness in answer["witnesses"] if witness["tool"] == AUTODP]

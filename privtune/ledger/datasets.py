@@ -87,12 +87,12 @@ class Dataset:
 
     @property
     def _may_be_in_memory(self) -> bool:
-        """Whether the dataset has no source, and either no name or a declared one."""
+        """Whether the dataset lacks a source, and has either no name or a declared one."""
         return self.is_unnamed or (self.declared and not self.source)
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether the dataset has neither a name nor a source, as arrays in memory."""
+        """Whether the dataset lacks both a name and a source, as arrays in memory do."""
         return not (self.name or self.source)
 
     def to_dict(self) -> dict[str, Any]:

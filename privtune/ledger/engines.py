@@ -206,7 +206,7 @@ class Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the turn to write, and keep the turn until the block or the process ends."""
+        """Wait for the turn to write, and keep the turn until the ``with`` block or the process ends."""
         self._wait(lambda: self._threads.acquire(timeout=0.05))
         try:
             with ExitStack() as stack:
@@ -294,7 +294,7 @@ _KNOWN: tuple[tuple[str, type[errors.LedgerError], str], ...] = (
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Turn every error of the database in the block into a LedgerError."""
+    """Turn every error of the database in the ``with`` block into a LedgerError."""
     try:
         yield
     except sa.exc.DBAPIError as error:

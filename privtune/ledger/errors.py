@@ -35,7 +35,7 @@ class Place:
         return f"table {self.table}, column {self.column}{row}"
 
     def error(self, why: str) -> LedgerCorruptedError | StudyCorruptedError:
-        """Return the error for damaged content at this place, in a ledger or in a study."""
+        """Return the error for damaged content in this column and row, in a ledger or in a study."""
         kind = LedgerCorruptedError if self.table in _LOG else StudyCorruptedError
         error = kind(f"{self} {why}. {_REMEDY}.")
         error.place = self

@@ -82,7 +82,7 @@ def next_arms(history: History) -> tuple[NextArm, ...]:
     is_large = not history.frozen and len(set(block)) > _FEW
 
     def holds(event: acc.Event) -> bool:
-        """Return whether the budget holds an event, by Rényi curves alone beside a large block."""
+        """Return whether the budget holds an event, by Rényi curves alone beside many declared charges."""
         if is_large:
             return by_curves((*block, event), budget) <= budget.epsilon
         return fits(history, [event])
@@ -198,7 +198,7 @@ def suggestions(
 
 
 def _trainings(history: History, count: int, rate: float) -> Iterator[str]:
-    """Yield phrases on the noise from which on a training, or a selection among trainings, fits."""
+    """Yield phrases on how much noise a training, or a selection among trainings, needs in order to fit."""
     budget = history.terms()
 
     def holds_training(sigma: float) -> bool:
@@ -272,7 +272,7 @@ def _two_digits(cost: float) -> float:
 
 
 def _smallest(holds: Callable[[float], bool], start: float, within: float = 1.01) -> float | None:
-    """Return the smallest number that is large enough, up to a factor; None if that is above 10⁴.
+    """Return nearly the smallest number with which an event fits a budget; None if that is above 10⁴.
 
     Args:
         holds: Whether a number is large enough.

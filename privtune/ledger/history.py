@@ -166,7 +166,7 @@ class History:
         self.created_at = str(body["created_at"])
 
     def _reserve(self, entry: Entry, at: datetime) -> None:
-        """Add a charge: to the declared block before the first start, to the filter's sums after it."""
+        """Add a charge: before the first start to the declared ones, after it to the filter's sums."""
         number = len(self.charges) + 1
         if entry.charge != number:
             raise self._wrong(entry.seq, f"charge {number} comes next")
@@ -233,7 +233,7 @@ class History:
         return name_of(self.terms().dataset, self.datasets)
 
     def _basis_problem(self, body: Document) -> str:
-        """Return why a charge's basis is not allowed at this point of the log, or an empty text."""
+        """Return why the log may not admit a charge by its rule at this point, or an empty text."""
         terms = self.terms()
         if body["unit"] != terms.unit:
             return f"it charges per {body['unit']}, the budget is per {terms.unit}"
@@ -279,7 +279,7 @@ class History:
             self._give_up(number)
 
     def _give_up(self, number: int) -> None:
-        """Take a voided charge out of the filter's sums, or out of a block that has not started."""
+        """Take a voided charge out of the filter's sums, or out of the declared charges before the start."""
         if number not in self.block:
             # A filter counts what ran, and this never will.
             charge = self.charges[number]

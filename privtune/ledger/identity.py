@@ -68,7 +68,7 @@ class Home:
     copied: bool = False
 
     def is_home_of(self, home_in_store: Home) -> bool:
-        """Return whether this is the place that a store notes as its own, ``home_in_store``."""
+        """Return whether this is the place that a store (a ledger's database) notes as its own."""
         is_same_machine = self.machine == home_in_store.machine
         is_same_number = self.number == home_in_store.number
         if home_in_store.copied:
@@ -81,7 +81,7 @@ class Home:
         return is_same_place or self.device == home_in_store.device
 
     def to_json(self) -> str:
-        """Return the place as the JSON text that a store keeps."""
+        """Return a store's place as JSON text, in the form that the store itself notes."""
         return json.dumps(asdict(self))
 
     @classmethod

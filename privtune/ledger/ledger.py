@@ -485,7 +485,7 @@ class Ledger:
         note: str = "",
         work: Callable[[Connection], bool] | None = None,
     ) -> Charge:
-        """Append a charge's next state to the log, and forget the secret of a settled charge's round.
+        """Append a charge's next state to the log, and delete the secret of a settled charge's round.
 
         Args:
             charge_id: The charge.

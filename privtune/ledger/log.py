@@ -228,7 +228,7 @@ class Log:
         at: datetime,
         lines: Sequence[Line],
     ) -> list[SealedEntry]:
-        """Insert new entries after a history's last one, and move the budget's head to the newest.
+        """Insert new entries after a history's last one, and set the hash of the budget's last entry.
 
         The history itself does not change: the transaction may yet fail.
         """
@@ -257,7 +257,7 @@ class Log:
         return appended
 
     def _take_in(self, history: History, appended: Sequence[SealedEntry]) -> History:
-        """Apply entries that were just committed to a history, and note the new head."""
+        """Apply entries that were just committed to a history, and note the last one's hash."""
         for entry, sealed in appended:
             history.apply(entry, sealed)
         if appended:  # after the commit: a noted head never says more than the log once held
@@ -266,7 +266,7 @@ class Log:
         return history
 
     def _noted_heads(self, name: str) -> Mapping[int, str]:
-        """Return the heads noted beside the database, or nothing if they were checked already."""
+        """Return the entries' hashes noted beside the database, or nothing if they were checked already."""
         if name in self._histories:
             return {}
         return self.storage.witness.read_heads(name)
@@ -278,7 +278,7 @@ class Log:
         head: Row[Any] | None,
         noted_heads: Mapping[int, str],
     ) -> History:
-        """Bring a history in memory up to its log, and check the log against the noted heads."""
+        """Bring a history in memory up to its log, and check the log against the noted hashes of entries."""
         witness = self.storage.witness
         if head is None:
             witness.check(name, noted_heads, {})

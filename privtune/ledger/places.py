@@ -40,7 +40,7 @@ _FILE = re.compile(r"[^:@?#]+\.(db|sqlite3?)")
 
 
 class Witness:
-    """The heads of a SQLite ledger's logs, noted in a file beside the database.
+    """A file beside a SQLite ledger, with the hashes of its logs' last entries, which exposes old copies.
 
     A copy without its write-ahead log, or an old one, is sound in itself and has forgotten charges: what was
     noted elsewhere tells.
@@ -56,7 +56,7 @@ class Witness:
             self.path = database.with_name(f"{database.name}-heads")
 
     def forget(self) -> None:
-        """Delete the file of heads beside a database that no longer exists."""
+        """Delete the file of noted hashes beside a database that no longer exists."""
         if self.path is None or not os.path.lexists(self.path):
             return
         # The last line may have broken off in a crash.
@@ -69,7 +69,7 @@ class Witness:
         self.path.unlink()
 
     def note(self, budget: str, seq: int, head: str) -> None:
-        """Append a committed head to the file of heads, if that can be written."""
+        """Append the hash of a log's last committed entry to the file, if that can be written."""
         if self.path is None:
             return
         with (
@@ -80,7 +80,7 @@ class Witness:
             file.write(f"{budget} {seq} {head}\n".encode())
 
     def read_heads(self, budget: str) -> Mapping[int, str]:
-        """Return the heads noted for a budget, by the number of the entry."""
+        """Return the hashes noted for a budget's log, by the number of the entry."""
         if self.path is None or not self.path.is_file():
             return {}
         content = read_own(self.path, owner=self._owner())
@@ -100,7 +100,7 @@ class Witness:
         noted_heads: Mapping[int, str],
         hashes: Mapping[int, str],
     ) -> None:
-        """Refuse a log that lacks a head noted for it, or has another entry in its place.
+        """Refuse a log that lacks an entry whose hash was noted, or has another entry in its place.
 
         Args:
             budget: The budget's name.

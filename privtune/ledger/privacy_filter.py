@@ -209,7 +209,7 @@ def _grid(highest: float, points: int) -> list[float]:
 
 
 def total_delta(profile: Profile, order: float, spent: float, epsilon: float) -> float:
-    """Return δ of a declared block and (order, spent)-RDP on top, by the theorem above.
+    """Return δ of a block of declared charges with (order, spent)-RDP on top, by the theorem above.
 
     The mean over T is one over s/z₁ in [0, 1], which has the distribution function x^(α−1). On each cell
     between two nodes the profile is a chord, so the mean over a cell is exact.
@@ -255,7 +255,7 @@ def total_delta(profile: Profile, order: float, spent: float, epsilon: float) ->
 
 
 def capacity(profile: Profile, order: float, epsilon: float, delta: float) -> float:
-    """Return how much Rényi divergence may come on top of a declared block.
+    """Return how much Rényi divergence a filter may admit on top of a block of declared charges.
 
     Args:
         profile: The block's profile.
@@ -310,7 +310,7 @@ def gaussian_delta(variance: float, epsilon: FloatArray) -> FloatArray:
 
 @lru_cache(maxsize=4096)
 def gaussian_divergence(order: float, variance: float) -> float:
-    """Return d_α(V), the divergence that Gaussian charges of total variance V take of a filter.
+    """Return the Rényi divergence that Gaussian charges of total variance V use up in a filter.
 
     Args:
         order: The filter's Rényi order α.
@@ -355,7 +355,7 @@ def gaussian_divergence(order: float, variance: float) -> float:
 
 
 def _log_gaussian_delta(variance: float, y: float) -> tuple[float, float]:
-    """Return the log of G(v)'s profile at ε = y and its slope, negated, without underflow."""
+    """Return the log of a Gaussian pair's δ at ε = y, and minus its slope, without underflow."""
     mu = math.sqrt(variance)
     a = y / mu - mu / 2
     if a > 0.0:
@@ -396,7 +396,7 @@ def gaussian_room(order: float, room: float) -> float:
 
 @lru_cache(maxsize=1024)
 def best_order(epsilon: float, delta: float) -> float:
-    """Return the order at which an empty block leaves the most room for Gaussian noise.
+    """Return the order at which a filter without declared charges admits the most Gaussian noise.
 
     Args:
         epsilon: The budget's ε.
@@ -407,7 +407,7 @@ def best_order(epsilon: float, delta: float) -> float:
     """
 
     def room(order: float) -> float:
-        """Return the capacity beside an empty block, in closed form, divided by α."""
+        """Return the filter's capacity without declared charges, in closed form, divided by the order."""
         # log(δ/c), with c = (1−1/α)^(α−1)/α.
         log_share = math.log(delta * order) - (order - 1) * math.log1p(-1 / order)
         divergence = epsilon + log_share / (order - 1)
@@ -418,7 +418,7 @@ def best_order(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def lines(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
-    """Return the odometer's lines for a budget: each an order and its part of δ.
+    """Return the Rényi orders that the odometer of a budget reads, each with its part of δ.
 
     The orders are the best ones for readings from a sixteenth of ε to four times ε.
     """
@@ -433,7 +433,7 @@ def lines(epsilon: float, delta: float) -> tuple[tuple[float, float], ...]:
 
 @lru_cache(maxsize=256)
 def start(profile: Profile, order: float, delta: float) -> float:
-    """Return the smallest start m of a line at which the odometer's theorem gives at most δ.
+    """Return the smallest ε at which the odometer may start at one order, by its theorem, for this δ.
 
     Args:
         profile: The block's profile.

@@ -170,7 +170,7 @@ def watch(engine: Engine) -> None:
 
 @contextmanager
 def naming(connection: Connection) -> Iterator[None]:
-    """Add the key of the damaged row to an error of the block about an unreadable column."""
+    """Add the key of the damaged row to an error of the ``with`` block about an unreadable column."""
     try:
         yield
     except (LedgerCorruptedError, StudyCorruptedError) as error:
@@ -245,7 +245,7 @@ def _show_value(value: object) -> str:
 
 
 def read_object(text: str | bytes, place: Place) -> dict[str, Any]:
-    """Return the JSON object that a text holds, or raise the error of its place."""
+    """Return the JSON object that a text holds, or raise an error that names the text's table and row."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # broken off, or nested without end
@@ -257,7 +257,7 @@ def read_object(text: str | bytes, place: Place) -> dict[str, Any]:
 
 @contextmanager
 def parsing(place: Place, *, refusals: bool = True) -> Iterator[None]:
-    """Turn an error in the block about a malformed document into the error of its place.
+    """Turn an error in the ``with`` block about a malformed document into one that names its place.
 
     Args:
         place: Where the document is.

@@ -52,7 +52,7 @@ _WINDOW = 256  # open tasks that are counted to share them: where there are as m
 
 
 class RoundNotFinishedError(LedgerError):
-    """Some tasks of the round have no result yet, so its results cannot be read."""
+    """Results of a round were asked for while some of its tasks are still to be finished."""
 
 
 class RoundStuckError(LedgerError):
@@ -61,7 +61,7 @@ class RoundStuckError(LedgerError):
 
 @dataclass(frozen=True)
 class OpenRound:
-    """An opened round, which is sealed: its charge, its number K of tasks, and its seeds' secret.
+    """A round of a selection as it was opened: its charge, its number K of tasks, and its seeds' secret.
 
     Attributes:
         charge_id: The id of the charge that pays for it.
@@ -278,7 +278,7 @@ class Rounds:
             end = self._now(connection) + self._seconds
             statement = (
                 sa.update(tasks)
-                .where(*of_round(charge_id), among(connection, mine))
+                .where(*of_round(charge_id), is_in_selection(connection, mine))
                 .values(leased_until=end)
             )
             rows = leased(connection, statement)
@@ -431,7 +431,7 @@ class Rounds:
         )
         statement = (
             sa.update(tasks)
-            .where(*of_round(charge_id), among(connection, first))
+            .where(*of_round(charge_id), is_in_selection(connection, first))
             .values(
                 attempts=tasks.c.attempts + 1,
                 worker=worker,
@@ -661,7 +661,7 @@ def finish_task(
 
 
 def close_after(connection: Connection, charge_id: str, number: int, result: str) -> None:
-    """Store the same result for every open task with a number above one.
+    """Store the same result for every open task with a higher number than the given one.
 
     Args:
         connection: One in a writing transaction.
@@ -673,7 +673,7 @@ def close_after(connection: Connection, charge_id: str, number: int, result: str
     after = _lock_in_order("after", *_open(charge_id), is_after)
     statement = (
         sa.update(tasks)
-        .where(*of_round(charge_id), among(connection, after))
+        .where(*of_round(charge_id), is_in_selection(connection, after))
         .values(done=1, score=None, result=result)
     )
     connection.execute(statement)
@@ -686,7 +686,7 @@ def _count_open(connection: Connection, charge_id: str) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def among(connection: Connection, selection: sa.CTE) -> sa.ColumnElement[bool]:
+def is_in_selection(connection: Connection, selection: sa.CTE) -> sa.ColumnElement[bool]:
     """Return the SQL condition that a task's number is among those that a query selects."""
     numbers = sa.select(selection.c.number)
     if connection.dialect.name != "postgresql":

@@ -33,7 +33,7 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 class SignatureError(LedgerError):
-    """A signature does not fit its certificate or its key, or a key cannot be used."""
+    """A signature differs from its certificate or its key, or a key cannot be used."""
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ class Storage:
                     )
 
     def _state(self) -> object:
-        """Return inode, time, size and log of a file that is read as unchanging, None for another."""
+        """Return inode, time, size and log of a file that was opened as immutable; None for other files."""
         if self._unchanging is None:
             return None
         status = self._unchanging.stat()
@@ -294,7 +294,7 @@ class Storage:
 
     @contextmanager
     def lend(self) -> Iterator[None]:
-        """Keep other writers out while another library writes to the database in the block."""
+        """Keep other writers out while another library writes to the database in the ``with`` block."""
         self.check_original()
         if self.dialect == "sqlite":
             with self._turn.taken():
@@ -358,7 +358,7 @@ class Storage:
 
     @contextmanager
     def hold(self, name: str, file: Callable[[str], Path]) -> Iterator[bool]:
-        """Yield whether a name could be locked, and hold it until the block or the process ends."""
+        """Yield whether a name could be locked, and hold it until the ``with`` block or the process ends."""
         self._same_process()
         self._read_patiently(self.check_original)
         if self.dialect == "postgresql":
@@ -392,7 +392,7 @@ class Storage:
 
     @contextmanager
     def outlasting(self, seconds: float) -> Iterator[None]:
-        """Have all threads wait up to some seconds, within the block, for an absent server."""
+        """Have all threads wait up to some seconds, inside the ``with`` block, for an absent server."""
         before = self._outlasts
         if self.dialect == "postgresql":  # a file that cannot be opened does not come back
             self._outlasts = seconds

@@ -64,7 +64,7 @@ def _mask_fragment(address: str) -> str:
 
 
 def _mask_option(option: str) -> str:
-    """Return an option of a URL with its value masked, unless it is known to hold no secret."""
+    """Return an option of a URL with its value masked, unless such values are known to be public."""
     name, equals, _ = option.partition("=")
     if name.lower() in _SHOWN:
         return option

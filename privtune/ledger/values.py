@@ -125,7 +125,7 @@ class Budget:
 
 @dataclass(eq=False, repr=False)
 class BudgetExceededError(LedgerError):
-    """A request does not fit into the budget, and nothing was reserved for it.
+    """A request exceeds the budget, and nothing was reserved for it.
 
     Attributes:
         budget: The budget's terms.

@@ -69,7 +69,7 @@ def weigh(event: Event, order: float, adjacency: Adjacency, slack: float = 0.0) 
 
 
 def _weigh_part(part: Event, count: int, order: float, slack: float) -> Weight:
-    """Return the weight, at a Rényi order, of a part of an event that is repeated."""
+    """Return the weight in the filter, at a Rényi order, of a repeated part of an event."""
     kind = entry(part)
     # (ε, δ)-DP is ε-DP that fails with probability δ (Kairouz, Oh & Viswanath, arXiv 1311.0776).
     pure = kind.pure(part) if kind.fails(part) else None
@@ -149,7 +149,7 @@ class OneSidedProfile(NamedTuple):
 
 
 def _least_variance(profiles: list[OneSidedProfile], slack: float) -> float:
-    """Return the least v, by bisection, with all profiles at most that of G(v) plus a slack."""
+    """Return the least variance of a Gaussian whose profile plus `slack` is above all given ones."""
 
     def is_enough(variance: float) -> bool:
         return all(_is_below_gaussian(profile, variance, slack) for profile in profiles)
@@ -196,7 +196,7 @@ def _one_sided_profile(pmf: LossPmf) -> OneSidedProfile:
 
 
 def _is_below_gaussian(profile: OneSidedProfile, variance: float, slack: float) -> bool:
-    """Return whether a profile stays below that of G(v) plus a slack everywhere."""
+    """Return whether a profile stays below that of a Gaussian of this variance plus `slack` everywhere."""
     points = profile.points
     mu = math.sqrt(variance)
     lower = 1 - 1e-10  # for the rounding of the Gaussian profile

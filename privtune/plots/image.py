@@ -36,7 +36,7 @@ _MARKS = {
 
 @contextlib.contextmanager
 def _away_from_settings() -> Iterator[None]:
-    """Change to a folder without settings for a block that imports Matplotlib for the first time.
+    """Change to a folder without settings for a ``with`` block that imports Matplotlib for the first time.
 
     It reads ``matplotlibrc`` in the working folder, which may belong to anybody; the user's own counts.
     """

@@ -197,7 +197,7 @@ def _slices(size: int) -> list[slice]:
 
 
 def _check_values(file: Path, values: Any, rows: Rows, first_row: int) -> None:
-    """Refuse an array that the model does not take, or with values that are not finite.
+    """Refuse an array that the model does not take, or with NaN or infinite values.
 
     Args:
         file: Where they are from.

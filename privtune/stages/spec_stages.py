@@ -93,7 +93,7 @@ def _check_order(stages: Sequence[TaskStage]) -> None:
 
 
 def _unpaid_after(stages: Sequence[TaskStage], task: TaskSpec) -> list[str]:
-    """Return what a table leaves to stages to release, but none of these stages releases."""
+    """Return the facts that a table leaves to stages, if none of these stages releases them."""
     pays_bounds = False
     pays_weights = False
     for stage in stages:

@@ -59,7 +59,7 @@ class TaskStage(ABC):
         self._check_cost()
 
     def _check_cost(self) -> None:
-        """Refuse an invalid share of ε, an invalid noise multiplier, or both together."""
+        """Refuse an invalid share of ε or noise multiplier, and a stage that sets both of them."""
         share = self.epsilon_share
         noise = self.noise_multiplier
         if share is not None and noise is not None:
@@ -95,7 +95,7 @@ class TaskStage(ABC):
 
     @abstractmethod
     def check(self, task: TaskSpec) -> None:
-        """Refuse a task that the stage has nothing to release for, without reading data."""
+        """Refuse a task that gives the stage nothing to release, from declared facts alone."""
 
     def planned(self, task: TaskSpec) -> TaskSpec:
         """Return the task for planning, with public shapes in the place of what is yet to be released."""
@@ -133,7 +133,7 @@ class TaskStage(ABC):
 
 
 def as_number(value: object) -> float:
-    """Return a value as a number, or NaN, which lies in no range, if it is none.
+    """Return a value as a number, or NaN, which lies in no range, if it is anything else.
 
     So one comparison refuses texts and numbers alike that are outside of a field's domain.
     """

@@ -132,7 +132,7 @@ class _ArmChoice(NamedTuple):
 
 
 def _weights_of_network(context: PlanningContext, part: object) -> int:
-    """Return the number of trained weights of a network, or 0 for a model that is no network to the rule.
+    """Return the number of trained weights of a network, or 0 for a model of another kind.
 
     0 is what the rule reads as no network: where a part of the model is trained alone, and where all weights
     begin at 0, as those of a linear model. The first weights are drawn on a copy of torch's random state, so

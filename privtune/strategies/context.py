@@ -13,7 +13,7 @@ from privtune.spaces import SearchSpace
 from privtune.strategies.score_plan import Reporting, ScorePlan, Scoring
 from privtune.tasks import Task
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
-from privtune.training.methods.declared_mechanism import Declared
+from privtune.training.methods.declared_mechanism import DeclaredMethod
 
 if TYPE_CHECKING:
     from privtune.strategies.score_plan import ScorePlan
@@ -64,7 +64,7 @@ class PlanningContext:
     report_choices: tuple[Reporting, ...] = ()
     define_by_run: bool = False
     noise: NoiseOptions = field(default_factory=NoiseOptions)
-    declared: Declared | None = None
+    declared: DeclaredMethod | None = None
     repeats: int = 1
     chosen_schedule: Mapping[str, Any] | None = None
     sketch: bool = False
@@ -114,7 +114,7 @@ class PlanningContext:
             )
 
     def exact_score(self) -> ScorePlan:
-        """Return the plan of one score without noise, for an arm without any guarantee."""
+        """Return the plan of one exact score, for an arm without any guarantee."""
         return self._score(public=True, epsilon=math.inf)
 
     def _score(self, *, public: bool, epsilon: float) -> ScorePlan:

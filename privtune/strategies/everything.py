@@ -242,12 +242,12 @@ def selection_instead(
 
 
 class NonPrivateError(PrivTuneError):
-    """A study holds an arm without any guarantee and was not told to run it."""
+    """A study holds an arm without any guarantee and was to be run without leave for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NonPrivateGrid(Searching):
-    """Train every point of a grid without noise, score without noise, keep the best.
+    """Train every point of a grid and score it, both without noise, and keep the best.
 
     Its event is ``non_private`` (ε = ∞). It is no part of any budget and runs only with
     ``--non-private``: on public data, or to see how far the private arms are from the best.
@@ -270,7 +270,7 @@ class NonPrivateGrid(Searching):
     points: int = 5
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
-        """Plan the grid, which meets no ε and takes nothing from a budget, without touching data."""
+        """Plan the grid from public facts; its ε is infinite, and it takes nothing from a budget."""
         if self.points < 1:
             raise InvalidInputError("points", self.points, "must be a whole number of at least 1")
         self._check_parameters(context)

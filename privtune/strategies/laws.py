@@ -141,7 +141,7 @@ def law_of_runs(fields: Mapping[str, Any]) -> acc.RunLaw:
 
 
 def with_floor(law: acc.RunLaw, floor: int, *, most_sure: float = MOST_SURE) -> acc.RunLaw:
-    """Return a law with a fewest number of runs, at most ``floor``, if it has room for one.
+    """Return a law with a minimum number of runs, at most ``floor``, if its mean and cap leave room for it.
 
     With a geometric law of mean 10 one round in ten trains a single candidate, and one draw is often a
     bad one; there a floor of 2 costs a selection 1% more noise (docs/guide/selection.md). The more of
@@ -211,7 +211,7 @@ def _percentage(probability: float) -> str:
 
 @dataclass(frozen=True)
 class Floor:
-    """A law's fewest number of runs, with its cost and its benefit.
+    """The minimum number of runs of a law, with its cost and its benefit.
 
     Attributes:
         min_runs: Fewest runs of the law.
@@ -224,12 +224,12 @@ class Floor:
     few_without: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the floor as JSON-ready data."""
+        """Return the minimum number of runs, its cost and its benefit as JSON-ready data."""
         return asdict(self)
 
     @property
     def words(self) -> str:
-        """The fewest number of runs, its cost and its benefit, in one line."""
+        """The minimum number of runs, its cost and its benefit, in one line."""
         cost = f"the same noise would cost ε = {show_epsilon(self.epsilon_without, 4)}"
         few = f"but train at most one candidate with probability {_percentage(self.few_without)}"
         return f"{self.min_runs} (min_runs); without this minimum {cost}, {few}"
@@ -242,7 +242,7 @@ def floor_of(
     delta: float,
     adjacency: acc.Adjacency,
 ) -> Floor | None:
-    """Return the cost and the benefit of a law's fewest number of runs, or None if it has none."""
+    """Return the cost and the benefit of a law's minimum number of runs, or None if it has none."""
     if law.minimum is None:
         return None
     without: acc.RunLaw = replace(law, minimum=None)  # type: ignore[type-var]
@@ -289,7 +289,7 @@ def price_of_minimums(
     delta: float,
     adjacency: acc.Adjacency,
 ) -> dict[int, float]:
-    """Return ε for larger fewest numbers of runs, where a selection often draws one candidate.
+    """Return ε for larger minimum numbers of runs, where a selection often draws one candidate.
 
     Args:
         event: What the arm is charged.

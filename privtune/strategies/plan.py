@@ -22,7 +22,7 @@ from privtune.training.mechanism.metrics import label
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
-from privtune.training.methods.declared_mechanism import Declared
+from privtune.training.methods.declared_mechanism import DeclaredMethod
 from privtune.training.methods.method import Method
 from privtune.training.methods.rate_schedule import SEARCHED
 
@@ -109,7 +109,7 @@ class TrainingPlan:
         """Return the training that ``data`` of :meth:`to_dict` describes."""
         fields = dict(data["method"])
         name = fields.pop("name")
-        kind: Any = Declared if name == Declared.name else METHODS[name]
+        kind: Any = DeclaredMethod if name == DeclaredMethod.name else METHODS[name]
         return cls(
             schedule=Schedule(**data["schedule"]),
             method=kind(**fields),

@@ -187,12 +187,12 @@ class Repetition:
 
     @property
     def utility(self) -> dict[str, float]:
-        """Values of the informative :attr:`estimates` by name."""
+        """Values of the :attr:`estimates` whose interval is narrower than the metric's range, by name."""
         return informative(self.estimates)
 
     @property
     def values(self) -> dict[str, float]:
-        """Values of all scores of its model by name, uninformative ones included to keep means unbiased."""
+        """Values of all scores of its model by name, however wide their intervals, to keep means unbiased."""
         return {name: score.value for name, score in self.scores.items()}
 
 
@@ -303,12 +303,12 @@ class Release:
 
     @property
     def utility(self) -> dict[str, float]:
-        """Values of the informative :attr:`estimates` by name."""
+        """Values of the :attr:`estimates` whose interval is narrower than the metric's range, by name."""
         return informative(self.estimates)
 
     @property
     def values(self) -> dict[str, float]:
-        """Values of the informative scores by name: the one that it was chosen by, then its test metrics."""
+        """Values of the scores whose interval is narrower than the metric's range, chosen score first."""
         return informative(self.scores)
 
     @property
@@ -420,7 +420,7 @@ class Release:
 
 
 def informative(scores: Mapping[str, ScoreEstimate]) -> dict[str, float]:
-    """Return the values of scores by name, without scores whose intervals cover all possible values."""
+    """Return the values of scores whose interval is narrower than the metric's range, by name."""
     values: dict[str, float] = {}
     for name, score in scores.items():
         if score.is_informative:

@@ -80,11 +80,11 @@ class ScorePlan:
 
     @property
     def names(self) -> list[str]:
-        """The names of its metrics."""
+        """The names of the metrics that the score consists of."""
         return [self.metric, *(str(each["metric"]) for each in self.beside)]
 
     def make_metrics(self) -> list[metrics.Metric]:
-        """Return its metrics, the first one first."""
+        """Return the metrics that the score consists of, the one to compare by first."""
         return list(self._metrics)
 
     @cached_property

@@ -417,7 +417,7 @@ def check_listed(arm: str, entries: Sequence[Mapping[str, Any]], context: Planni
 
 
 def _check_entry(arm: str, entry: Listed, context: PlanningContext) -> None:
-    """Refuse an entry whose method lacks a hyperparameter or does not suit the task."""
+    """Refuse an entry whose method lacks a hyperparameter or is unsuited to the task."""
     where = f"{arm}: {entry.point[CANDIDATE]}"
     method = method_class(entry.method)
     if PART in entry.parameters:

@@ -378,7 +378,7 @@ class LiuTalwar(Selection):
         return self._law(10.0 if self.mean_runs is None else self.mean_runs)
 
     def _law(self, mean: float | str) -> RunLaw:
-        """Return the geometric law with a given mean number of runs, with a floor if it has room for one."""
+        """Return the geometric law with a given mean number of runs, and a minimum if there is room."""
         fields: dict[str, Any] = {"law": "geometric", "mean": mean}
         if self.maximum is not None:
             fields["maximum"] = self.maximum
@@ -390,7 +390,7 @@ class LiuTalwar(Selection):
         return law
 
     def _selection_event(self, base: Event, law: RunLaw) -> Event:
-        """Return the event of the selection, that of Algorithm 1 for a known threshold and unbounded K.
+        """Return the event of the selection: Algorithm 1's event for a known threshold and unbounded K.
 
         Bounded, it is charged as a selection by "reached" or not: given that some run reached it, the first
         that did and a uniformly drawn one have the same law.

@@ -351,7 +351,7 @@ class Files(ABC):
         return requests
 
     def _secrets_of(self, requests: Mapping[int, TrainingRequest]) -> dict[int, bytes]:
-        """Return secrets that give trials the same noise here as in the process of their strategy."""
+        """Return secrets that make trials draw the same noise here as in the process of their strategy."""
         secrets: dict[int, bytes] = {}
         for number, request in requests.items():
             streams = self.streams_of(request.repetition)
@@ -871,7 +871,7 @@ def _kind_of(request: TrainingRequest) -> tuple[object, ...]:
 
 
 def own_sampler(sampler: Any) -> Any:
-    """Return a sampler of the user's own; None for one of Optuna's."""
+    """Return a sampler that the user wrote; None for one of Optuna's own."""
     import optuna
 
     return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler

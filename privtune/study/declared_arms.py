@@ -44,7 +44,7 @@ from privtune.study.trial import Suggestions
 from privtune.tasks import MECHANISM, PublicFacts
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
-from privtune.training.methods.declared_mechanism import Declared
+from privtune.training.methods.declared_mechanism import DeclaredMethod
 
 if TYPE_CHECKING:
     import torch
@@ -148,10 +148,10 @@ class Mechanism:
         return Schedule(self.records, sample_rate, steps)
 
     @property
-    def method(self) -> Declared:
+    def method(self) -> DeclaredMethod:
         """The declared event as the training method of a plan."""
         document = self.event.to_json()
-        return Declared(document, self.declared_by, self.calibrate)
+        return DeclaredMethod(document, self.declared_by, self.calibrate)
 
 
 @dataclass(frozen=True)
@@ -495,7 +495,7 @@ def _check_history(engine: Any, plan: DeclaredPlan) -> None:
 
 @contextmanager
 def own_generators(streams: Streams) -> Iterator[None]:
-    """Set the global generators of torch, NumPy and Python to a trial's own states, for a block."""
+    """Set the global generators of torch, NumPy and Python to a trial's own states, for a ``with`` block."""
     import torch
 
     setting = 0
@@ -565,7 +565,7 @@ def _as_module(model: Any) -> torch.nn.Module:
 
 
 def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
-    """Return an artifact's parameters as one flat tensor, and their shapes by name."""
+    """Return the parameters that an objective gave out as one flat tensor, and their shapes by name."""
     import torch
 
     if isinstance(artifact, torch.nn.Module):
@@ -585,7 +585,7 @@ def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
 
 
 def _as_floats(name: object, array: Any) -> torch.Tensor:
-    """Return one part of an artifact as a tensor of floating-point numbers."""
+    """Return one of the parameters that an objective gave out, as a tensor of floating-point numbers."""
     import torch
 
     try:

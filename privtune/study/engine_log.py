@@ -308,7 +308,7 @@ class EngineLog:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Record what Opacus and torch do in a block, and restore everything replaced for that."""
+        """Record what Opacus and torch do in a ``with`` block, and restore everything replaced for that."""
         import torch
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,

@@ -112,7 +112,7 @@ class Study:
 
     @classmethod
     def create(cls, spec: StudySpec, storage: str | Path, *, force: bool = False) -> Study:
-        """Plan a study and store it, with its budget if that is new; touch no data and spend nothing.
+        """Plan a study and store it, with its budget if that is new; neither data nor budget is used up.
 
         Args:
             spec: The study.
@@ -777,7 +777,7 @@ class Study:
 
 
 def _tell_nobody(_: RecordCheck) -> None:
-    """Ignore a check of the records; passed so that a curator's run names the reason when it stops."""
+    """Ignore a report on the records; passed to a curator's run, which then names why it stops."""
 
 
 def delete_study(

@@ -105,7 +105,7 @@ class StudyFolders:
         return None
 
     def missing(self) -> dict[str, Path]:
-        """Return the folders that were noted and are not found, by their ids."""
+        """Return the folders that the database notes and the disk lacks, by their ids."""
         marks = {folder.mark() for folder in self.candidates()}
         missing: dict[str, Path] = {}
         for mark, path in self.noted().items():

@@ -96,7 +96,7 @@ class StudyBusyError(PrivTuneError):
 
 
 class FilesMissingError(PrivTuneError):
-    """Folders that a study's files were put in were not found, so the study is not deleted completely."""
+    """Some folders with a study's files were not found, so the study is deleted in part only."""
 
     def __init__(self, name: str, folders: Sequence[Path]) -> None:
         places = ", ".join(map(str, folders))
@@ -220,7 +220,7 @@ class Life(StoredStudy):
         return arm
 
     def _prove(self, arms: Mapping[str, Arm]) -> None:
-        """Refuse a release without a charge, or one that does not match its charge; check each once.
+        """Refuse a release whose charge is missing or differs from it; check each release once.
 
         Before the settlement nothing tells a forged release, or a forged result of a sealed trial, from a
         true one: the ledger has not seen either. An arm without any guarantee has no charge at all.
@@ -468,7 +468,7 @@ class Life(StoredStudy):
 
     @contextmanager
     def alone(self, arm: str | None = None) -> Iterator[None]:
-        """Hold the lock of the study, or of one arm, for a block.
+        """Hold the lock of the study, or of one arm, for a ``with`` block.
 
         Args:
             arm: The arm's name; None for the whole study.
@@ -505,7 +505,7 @@ class Life(StoredStudy):
 
     @contextmanager
     def _not_taken_over(self, what: str) -> Iterator[None]:
-        """Raise ``StudyBusyError`` if another process has taken over the lock during a block."""
+        """Raise ``StudyBusyError`` if another process has taken over the lock during a ``with`` block."""
         try:
             yield
         except HoldLostError as error:
@@ -519,7 +519,7 @@ class Life(StoredStudy):
     def seal(
         self, plan: AnyPlan, *, rehearsal: bool = False, private: bool = True
     ) -> Iterator[None]:
-        """Seal a block of a sealed arm; for other arms, only send its output to the curator's file.
+        """Seal a ``with`` block of a sealed arm; for other arms, only send its output to the curator's file.
 
         Args:
             plan: The arm's plan.
@@ -725,7 +725,7 @@ class Life(StoredStudy):
                     results.discard(name, staged)
 
     def settle(self, plan: AnyPlan) -> None:
-        """Settle an arm's charge and forget what is sealed, in one transaction: trained → released.
+        """Settle an arm's charge and delete what is sealed, in one transaction: trained → released.
 
         The charge notes the digests of the release, of its transcript and of sealed trials: what is
         changed in the rows later is found by them.
@@ -825,7 +825,7 @@ def carry_on(
     check_data: Callable[[], None] | None = None,
     force: bool = False,
 ) -> tuple[Release, ...]:
-    """Carry arms from any state to their announcement; charge all of them before any starts.
+    """Take arms through their life from any state to announcement; charge all of them before any starts.
 
     Args:
         life: The study.
@@ -889,7 +889,7 @@ def _lead(
     seconds: float | None,
     notify: Callable[[Plan, Release], None],
 ) -> Release:
-    """Carry one charged arm from any later state to its announcement; return its release."""
+    """Take one charged arm from any later state of its life to announcement; return its release."""
     if life.stage(plan) in (Stage.CHARGED, Stage.STARTED):
         life.start(plan)
         _train(life, plan, trainer, observer, seconds)
@@ -899,7 +899,7 @@ def _lead(
 
 
 def _release_stage(life: Life, plan: StagePlan, measure: Any) -> None:
-    """Carry one charged stage from any later state to its announcement; keep a stored release."""
+    """Take one charged stage from any later state of its life to announcement; keep a stored release."""
     if life.stage(plan) in (Stage.CHARGED, Stage.STARTED):
         life.start(plan)
         with life.stopping(plan.arm), life.seal(plan):

@@ -27,19 +27,19 @@ class Observer:
     """
 
     def rehearsed(self, plan: Plan, seconds: float | None) -> None:
-        """Hear how many ``seconds`` a run of a ``plan`` is expected to take, before it is charged."""
+        """Observe how many ``seconds`` a run of a ``plan`` is expected to take, before it is charged."""
 
     def arm_started(self, plan: Plan) -> None:
-        """Hear that the arm of a ``plan`` has been charged and begins."""
+        """Observe that the arm of a ``plan`` has been charged and begins."""
 
     def step(self, plan: Plan, done: int, steps: int) -> None:
-        """Hear that ``done`` of the ``steps`` of a ``plan``'s training are done; never of a sealed arm."""
+        """Observe that ``done`` of the ``steps`` of a ``plan``'s training are done; never of a sealed arm."""
 
     def released(self, plan: Plan, release: Release) -> None:
-        """Hear that the arm of a ``plan`` has been released, and its ``release``."""
+        """Observe that the arm of a ``plan`` has been released, and its ``release``."""
 
     def arm_failed(self, plan: Plan) -> None:
-        """Hear that the arm of a ``plan`` was interrupted; its charge stays."""
+        """Observe that the arm of a ``plan`` was interrupted; its charge stays."""
 
 
 @dataclass(frozen=True)

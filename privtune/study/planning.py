@@ -150,7 +150,7 @@ def _with_word_on_weights(plan: Plan) -> Plan:
 
 
 def _check_weights(spec: StudySpec, strategies: Sequence[Strategy]) -> None:
-    """Refuse the weight of an arm without a guarantee, which has no part of the budget to weigh."""
+    """Refuse the weight of an arm without a guarantee: a weight is a share of the budget."""
     for arm, strategy in zip(spec.arms, strategies, strict=True):
         if strategy.needs.non_private and arm.weight != 1.0:
             raise InvalidInputError(
@@ -162,7 +162,7 @@ def _check_weights(spec: StudySpec, strategies: Sequence[Strategy]) -> None:
 
 
 def _check_space(spec: StudySpec, strategies: Sequence[Strategy]) -> None:
-    """Refuse a space that no arm draws from, which would be shown and have no effect."""
+    """Refuse a space that no arm draws from: it would be shown as if it had an effect."""
     if not spec.space:
         return
     if any(needs_of(strategy).draws for strategy in strategies):
@@ -234,7 +234,7 @@ def plan_arms(
 def _plan_arms(
     strategies: Sequence[Strategy], context: PlanningContext, terms: _PlanningTerms
 ) -> StudyPlan:
-    """Plan arms with the report of the context, or without one if the context has none."""
+    """Plan arms with the report of the context, if the context has one."""
     stages = terms.stages
     planners = [_planner(strategy, context, stages) for strategy in strategies]
     stage_guarantees = tuple(_cost(stage.event, context) for stage in stages)
@@ -277,7 +277,7 @@ def _plan_arms(
 
 
 def _report_share(context: PlanningContext) -> float:
-    """Return the share of a study's ε set aside for reports without a given share; 0 without any.
+    """Return the share of a study's ε set aside for reports whose share is left open; 0 if none is.
 
     No test record meets a training, so a report takes little. Under replace-one a record may leave one split
     and another join the other, and both are charged.

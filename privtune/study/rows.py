@@ -621,7 +621,7 @@ def check_there(connection: Connection, row: StudyRow, *, deleting: bool = False
 
 
 def _uid_of(name: str) -> sa.Select[str]:
-    """Return the query for the id of the study that has a name now."""
+    """Return the query for the id of the study that now has this name."""
     has_name = studies.c.name == name
     return sa.select(studies.c.uid).where(has_name)
 
@@ -909,7 +909,7 @@ class Results:
             self._drop(staged)
 
     def _place_of(self, name: str, connection: Connection) -> str | None:
-        """Return the object-store place of a result; None if it is no object or does not exist."""
+        """Return the object-store place of a result; None if the result is stored elsewhere or is missing."""
         query = sa.select(blobs.c.place).where(*self._mine(name))
         return connection.execute(query).scalar_one_or_none()
 

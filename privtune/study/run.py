@@ -480,7 +480,7 @@ def _lead(
     check_data: Callable[[], None] | None,
     force: bool,
 ) -> Release:
-    """Carry an arm of an open study from any state to its release, and return the release.
+    """Take an arm of an open study from any state to its release, and return the release.
 
     Args:
         life: The study.
@@ -625,7 +625,7 @@ def _engine_arm(
 
 
 def _check_task(task: Any) -> None:
-    """Refuse an object that is no task, and a task without a ``build``."""
+    """Refuse any object but a task, and a task without a ``build``."""
     if not isinstance(task, Task):
         raise InvalidInputError(
             "task",
@@ -924,7 +924,7 @@ _USUAL_METHOD = "dpsgd"
 
 
 def _default_method(strategy: Strategy) -> str:
-    """Return the training method that a strategy uses if neither user nor ``build`` names one."""
+    """Return the training method that a strategy uses if user and ``build`` leave it open."""
     defaults = {field.name: field.default for field in fields(strategy)}  # type: ignore[arg-type]
     default = defaults["method"]
     return default if isinstance(default, str) else _USUAL_METHOD

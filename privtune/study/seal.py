@@ -55,7 +55,7 @@ _output_depth = 0
 
 
 class _Voice(threading.local):
-    """The state of a thread: whether it may print to the terminal while output is kept."""
+    """The state of a thread: whether it may print to the terminal while a seal keeps output back."""
 
     is_loud = False
 
@@ -73,7 +73,7 @@ class SealedTrialsError(PrivTuneError):
 
 @contextlib.contextmanager
 def kept_for_curator(log: Path) -> Iterator[None]:
-    """Send everything that a block prints, warns, logs or displays to the curator's file.
+    """Send everything that a ``with`` block prints, warns, logs or displays to the curator's file.
 
     Args:
         log: The curator's file, to which it is appended; ``os.devnull`` where this user may not write it.
@@ -99,7 +99,7 @@ def kept_for_curator(log: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def aloud() -> Iterator[None]:
-    """Let this thread print to the terminal within a block of kept output, but not in a sealed round.
+    """Let this thread print to the terminal in a ``with`` block of kept output, but not in a sealed round.
 
     Under a sealed round it does not: an observer would say how many trials there are.
     """
@@ -113,7 +113,7 @@ def aloud() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
-    """Seal a block: keep its output for the curator and close MLflow.
+    """Seal a ``with`` block: keep its output for the curator and close MLflow.
 
     Args:
         log: The curator's file, for what is printed inside.
@@ -128,7 +128,7 @@ def sealed(log: Path, *, rehearsal: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _closed(*, rehearsal: bool) -> Iterator[None]:
-    """Close MLflow for a block that may be nested and shared by threads; the last to leave reopens it."""
+    """Close MLflow for a ``with`` block, perhaps nested or shared by threads; the last one reopens it."""
     global _depth, _ran  # noqa: PLW0603 - one process, one state
     with _lock:
         _ran = _ran or not rehearsal

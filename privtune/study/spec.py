@@ -120,7 +120,7 @@ def _is_like_a_spec(data: object) -> bool:
 
 
 def _no_spec(path: Path) -> SpecError:
-    """Return the error for a file that is no study spec, without any of its content."""
+    """Return the error for a file that holds something else than a spec, without quoting its content."""
     return SpecError(
         f"{path} is no study spec: a spec is a YAML file with a budget (budget: {{name, epsilon, delta}}) "
         f"and a list of arms. If {path} is a table, privtune study draft writes a spec for it."

@@ -390,7 +390,7 @@ def _constant(metric: str, task: Task, public: TensorData | None) -> float | Non
 
 
 def _exact(plan: Plan, task: Task, test: TensorData) -> ScorePlan | None:
-    """Return a plan of an exact score on a public test split without a report; None if no metric suits."""
+    """Return a plan of an exact score on a public test split if a metric suits the task, else None."""
     has_build = task.build is not None
     is_one_a_record = not has_build or test.y.ndim == 1
     has_classes = is_one_a_record and not test.y.is_floating_point()
@@ -528,7 +528,7 @@ def _loaded(
 def _optuna_trials(
     originals: Sequence[FrozenTrial], released: Sequence[TrialResult]
 ) -> list[FrozenTrial]:
-    """Return released trials as Optuna's, without what was not released, such as their times."""
+    """Return released trials as Optuna's, reduced to what was released: their times, for one, stay out."""
     original_by_index = {trial.user_attrs.get(INDEX): trial for trial in originals}
     trials = []
     for trial in released:

@@ -426,7 +426,7 @@ class StudyTrials:
 
     @contextmanager
     def _lent(self) -> Iterator[None]:
-        """Lend the database to Optuna for a block, since SQLite allows one writer at a time."""
+        """Lend the database to Optuna for a ``with`` block, since SQLite allows one writer at a time."""
         with self._home.lend():
             try:
                 yield
@@ -448,7 +448,7 @@ class StudyTrials:
             raise place.error("or another of Optuna's tables cannot be read") from error
 
     def _open(self, arm: str) -> optuna.Study:
-        """Return Optuna's study of an arm, created without its log message if there is none."""
+        """Return Optuna's study of an arm, created silently if it is missing."""
         with quiet_optuna():
             return optuna.create_study(
                 study_name=f"{self._study}/{arm}",

@@ -408,7 +408,7 @@ class _Studies:
 
     @contextmanager
     def skipping(self, name: str, arm: str = "", *, uid: str = "") -> Iterator[None]:
-        """Skip a study or an arm that fails in a block, and notify once of the reason.
+        """Skip a study or an arm that fails in a ``with`` block, and notify once of the reason.
 
         A worker for all studies must not end with the first that it cannot load. A worker for one study
         ends, as does any with an error of the user's code in an arm, which is a bug to be seen.

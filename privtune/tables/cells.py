@@ -288,7 +288,7 @@ def _trimmed(column: pa.Array) -> pa.Array:
 
 
 def is_missing(column: pa.Array) -> Mask:
-    """Return a mask ``[N]`` of cells that are empty, or hold a word for nothing such as NA or null.
+    """Return a mask ``[N]`` of cells that are empty, or hold a word for missing such as NA or null.
 
     In a column of numbers, NaN is nothing, too.
     """
@@ -329,7 +329,7 @@ def moment_of(
     form: str = "",
     unit: str = "",
 ) -> datetime.datetime | None:
-    """Return the moment in a cell as a time without a zone, or None if it holds none.
+    """Return the moment in a cell as a time without a zone, or None if it holds something else.
 
     Args:
         cell: What a table holds.

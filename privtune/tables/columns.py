@@ -90,7 +90,7 @@ class Column:
         return self._read(self.notation.given(cells))
 
     def _read(self, cells: pa.Array) -> Reading:
-        """Return features ``[N, width]`` and faults of cells whose declared words for nothing are null."""
+        """Return features ``[N, width]`` and faults of cells, where marks of missing values are null."""
         raise NotImplementedError
 
     def _read_numbers(self, cells: pa.Array) -> Reading:

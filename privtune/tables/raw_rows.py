@@ -807,7 +807,7 @@ class ServedModel:
     temperature: float | None = None
 
     def predict(self, given: Any) -> pandas.DataFrame:
-        """Return a prediction for each raw row, or none for a row that cannot be used as declared.
+        """Return a prediction for each raw row, and None for each row that differs from the declaration.
 
         Args:
             given: A DataFrame, a list of dicts, or arrays, as the task's records are.
@@ -853,7 +853,7 @@ class ServedModel:
         return answers
 
     def _columns_of(self, outputs: torch.Tensor) -> Answers:
-        """Return the columns of answers as if every row had one.
+        """Return the columns of answers, as if every row had an answer.
 
         Args:
             outputs: Of the network, ``[N, ...]``.

@@ -516,7 +516,7 @@ def _read_header(line: bytes, sign: str) -> list[str]:
 
 
 def _split(line: bytes, sign: str) -> list[str]:
-    """Return the cells of one line, or none if it cannot be parsed.
+    """Return the cells of one line, or an empty list if it cannot be parsed.
 
     Args:
         line: In UTF-8, with or without its end.

@@ -337,7 +337,7 @@ class SqlTable:
 
     @contextmanager
     def _connected(self, *, rows: bool = False) -> Iterator[Connection]:
-        """Connect to the database, with errors that show no value of a record unless ``rows`` are read.
+        """Connect to the database; errors show a value of a record only if ``rows`` are read.
 
         Args:
             rows: Whether rows are read, so that an error may be the doing of one of them.
@@ -396,7 +396,7 @@ class SqlTable:
         )
 
     def _unreadable(self, error: Exception) -> TaskDataError:
-        """Return the error for a query that the database does not run, without the database's message."""
+        """Return the error for a query that the database refuses, without the database's message."""
         return TaskDataError(
             f"The query of {masked_url(self.url)} cannot be read ({type(error).__name__}): it must be "
             "one SELECT, which this machine's user may run."

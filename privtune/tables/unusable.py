@@ -89,7 +89,7 @@ class _Mends:
         low: Any,
         high: Any,
     ) -> None:
-        """Add fields if most values are within bounds with them, unless earlier ones read the same.
+        """Add spec fields as a remedy if they make most values valid; of equal readings the first stays.
 
         Args:
             options: The fields.
@@ -109,7 +109,7 @@ class _Mends:
         self.lines.setdefault(tuple(readings), line)
 
     def add_notations(self, low: float, high: float) -> None:
-        """Add the notations in which most values are numbers within bounds."""
+        """Add as remedies the notations in which most values are numbers within bounds."""
         column = pa.array(list(self.values), pa.string())
         for notation in _NOTATIONS:
             numbers, _ = notation.numbers(column)
@@ -121,7 +121,7 @@ class _Mends:
             self.add(options, readings, low, high)
 
     def add_forms(self, column: Date) -> None:
-        """Add the forms of dates, and the units, in which most values are dates within bounds."""
+        """Add as remedies the date formats and units in which most values are dates within bounds."""
         for options in _forms_of_dates():
             form = options.get("format", "")
             unit = options.get("unit", "")
@@ -145,7 +145,7 @@ def list_mends(
     why: str,
     values: Mapping[str, int],
 ) -> list[str]:
-    """Return alternative lines for a spec, any of which makes most of the values be as declared.
+    """Return alternative lines for a spec, any of which makes most of the faulty values valid.
 
     Args:
         column: As it is declared; None where the column is none of the features.
@@ -374,7 +374,7 @@ class RecordCheck:
         *,
         many: bool,
     ) -> bool:
-        """Return whether a finding stops a study: its column says nothing, or a remedy mends many records.
+        """Return whether a finding stops a study: its column is useless, or a remedy saves many records.
 
         Args:
             finding: What is wrong in the column.

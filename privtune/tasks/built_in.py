@@ -74,7 +74,7 @@ def _digits_file() -> Path | None:
 
 
 def _check_library(name: str) -> None:
-    """Refuse a task of scikit-learn's records if scikit-learn is not installed, without importing it."""
+    """Refuse a task of scikit-learn's records if the library is missing; it is not imported."""
     check_extra("sklearn", extra="demo", what=f"Task {name}")
 
 

@@ -133,7 +133,7 @@ class Described(ABC):
         return x
 
     def load(self) -> TaskData:
-        """Return the records by split, where an unusable record has no target and contributes nothing."""
+        """Return the records by split, where unusable ones are marked and contribute nothing."""
         most, parts = self.parts(with_inputs=True)
         batches = ((part.x, part.y, part.ids) for part in parts)
         return split_read(

@@ -240,7 +240,7 @@ def _check_split(split: Any, public: Mapping[str, Any]) -> None:
 
 
 def _check_classes(classes: Any, target_range: Any) -> None:
-    """Refuse invalid classes, an invalid range of targets, or both together."""
+    """Refuse invalid classes or an invalid range of targets, and a task that declares both of them."""
     if isinstance(classes, bool) or (isinstance(classes, int) and classes < 2):
         allowed = "must be a number of at least 2, or a list of all"
         raise InvalidInputError("classes", classes, allowed)

@@ -219,7 +219,7 @@ class _Room:
         self.size = 0
 
     def add(self, inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> None:
-        """Append records to the arrays."""
+        """Append a batch of records to the preallocated arrays of their split."""
         start = self.size
         end = start + len(inputs)
         self.inputs[start:end] = inputs

@@ -157,7 +157,7 @@ def _is_array(data: Any) -> bool:
 
 
 def _each_part(branches: Any, field: str, pad_to: int | None) -> Any:
-    """Return a tree of arrays and lists with every leaf read as a part."""
+    """Read every array or list in nested dicts and tuples as one part of the records."""
     leaves = Leaves.of(branches, lists_are_leaves=True)
     entries = zip(leaves.names, leaves.values, leaves.is_target, strict=True)
     parts = []
@@ -543,7 +543,7 @@ def _most_frequent(records: Sequence[Leaves | None]) -> Leaves | None:
 
 
 def _read_record(data: Any, number: int, orders: dict[Any, list[Any]]) -> Leaves | None:
-    """Return the leaves of one record, or None if it cannot be read or holds no numbers.
+    """Return the leaves of one record, or None if it cannot be read as numbers.
 
     Args:
         data: The dataset.

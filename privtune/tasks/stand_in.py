@@ -127,7 +127,7 @@ def _input_shape(task: Task) -> tuple[int, ...]:
 
 
 def _check_nothing() -> None:
-    """Do nothing, since generated records have no file to check."""
+    """Do nothing: generated records come from no file that could be checked."""
 
 
 def _refusal(task: Task) -> str:
@@ -211,7 +211,7 @@ class _Generator:
         return high * directions
 
     def views(self, places: int) -> Floats:
-        """Return weights ``[k, places]`` that map hidden numbers to numbers of variance 1 over records."""
+        """Return weights ``[k, places]`` from a record's hidden numbers to inputs, which get variance 1."""
         rng = np.random.default_rng([_SEED, 2])
         k = self.hidden
         if (
@@ -230,7 +230,7 @@ class _Generator:
 
     @property
     def _is_of_pictures(self) -> bool:
-        """Whether inputs are pictures: with height and width, and neither table cells nor tokens."""
+        """Whether inputs are pictures: with height and width, other than table cells and tokens."""
         if self.columns or self.task.tokens is not None:
             return False
         return len(self.shape) >= 2
@@ -390,7 +390,7 @@ class _Generator:
         return inputs.astype(np.float32)
 
     def _in_bounds(self, z: Any) -> Any:
-        """Return standard numbers ``[n, numbers]`` scaled like the task's inputs, to length 1 or a range."""
+        """Return standard normal numbers ``[n, numbers]`` in the range of the inputs, or of length 1."""
         task = self.task
         if isinstance(task.raw, TextRows):
             z += 1.0  # directions that have one in common, as those of encoders
@@ -405,7 +405,7 @@ class _Generator:
         return _within(bounds, z)
 
     def tokens(self, rng: Generator, hidden: Floats, tokens: int) -> Any:
-        """Return token numbers ``[n, ...]``, with topics that hidden numbers make more or less frequent."""
+        """Return generated tokens ``[n, ...]``, whose topics depend on the record's hidden numbers."""
         n = len(hidden)
         places = math.prod(self.shape)
         topics = min(_TOPICS, tokens)
@@ -487,7 +487,7 @@ def _guess_error(
 
 
 def _within(bounds: tuple[float, float], z: Any) -> Any:
-    """Return standard numbers scaled and clipped to a range, of which they fill the middle half."""
+    """Return standard normal numbers scaled and clipped to a range, of which they fill the middle half."""
     low, high = bounds
     middle = 0.5 * (low + high)
     half = 0.5 * (high - low)
@@ -496,7 +496,7 @@ def _within(bounds: tuple[float, float], z: Any) -> Any:
 
 
 def _cells(column: Column, z: Floats, rng: Generator) -> Any:
-    """Return cells of a column, generated from standard numbers ``[n, values]``.
+    """Return cells of a column, generated from standard normal numbers ``[n, values]``.
 
     They are written as the user's cells are (dates, for one, in the declared format): so a rehearsal reads
     them by the code that will read those.
@@ -539,7 +539,7 @@ def _moments_of(column: Date) -> Any:
 
 
 def _ranks(numbers: Floats, count: int) -> Any:
-    """Return which of ``count`` equally probable intervals each standard number falls into, from 0."""
+    """Return which of ``count`` equally probable intervals each standard normal number is in, from 0."""
     import pyarrow as pa
     from scipy.special import ndtr
 

@@ -198,7 +198,7 @@ class Table(Described):
         return Part.of(x, y, faults, ids, nothing=nothing)
 
     def _without_group(self, column: str, cells: Any) -> Fault:
-        """Return the fault of rows without a group, whose unit is unknown and cannot be protected.
+        """Return the fault of rows without a group: their privacy unit is unknown.
 
         Args:
             column: That says whose a row is.
@@ -459,7 +459,7 @@ def _is_independent(spec: TaskSpec) -> bool:
 
 
 def _check_projection(projection: Any, width: int) -> None:
-    """Refuse a projection that is neither a count nor a list of directions of ``width`` numbers."""
+    """Refuse a projection other than a count or a list of directions of ``width`` numbers."""
     if projection is None or isinstance(projection, int):
         return
 

@@ -540,7 +540,7 @@ class Task(PublicFacts):
         elif self.build is None:
             model = self.model()
         for number, records in enumerate(splits.values()):
-            if _stands_for_none(records):
+            if _is_placeholder(records):
                 continue
             split_of = np.full(len(records.y), number)
             targets = None
@@ -563,7 +563,7 @@ class Task(PublicFacts):
         return replace(check, beside=shared or check.many)
 
 
-def _stands_for_none(records: TensorData) -> bool:
+def _is_placeholder(records: TensorData) -> bool:
     """Return whether a split holds a single unusable record, as a split without records does."""
     if records.unusable is None or len(records.y) != 1:
         return False
@@ -835,7 +835,7 @@ def _remembering_nothing(
     x: torch.Tensor,
     y: torch.Tensor,
 ) -> AbstractContextManager[None]:
-    """Return a context in which a function meets real records and must remember none of them."""
+    """Return a context that checks that a function keeps nothing of the real records it is called on."""
     import torch
 
     from privtune.training.mechanism.data import TensorData, find_domain_of

@@ -211,7 +211,7 @@ def _is_of_this_server(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 async def _answer(
     send: Send, status: int, kind: str, text: str, *headers: tuple[bytes, bytes]
 ) -> None:
-    """Send an answer that no cache keeps and no other site learns of."""
+    """Send an answer with headers that forbid caches and hide the address from other sites."""
     content = text.encode()
     content_type = f"{kind}; charset=utf-8"
     content_length = str(len(content))

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class MlflowObserver(Observer):
-    """An observer that logs every release of a study to MLflow, within a budget of time.
+    """An observer that logs every release of a study to MLflow, within a time limit.
 
     All that one release logs has one budget of time, ``PRIVTUNE_TRACKING_SECONDS`` (60 unless it is set),
     more for a large model. Once it is used up, nothing more is logged by this observer.
@@ -95,7 +95,7 @@ class MlflowObserver(Observer):
         self._process.close()
 
     def released(self, plan: Plan, release: Release) -> None:
-        """Log every release that is not logged yet, unless a sealed arm is still to come."""
+        """Log every release that MLflow lacks, once the last sealed arm is released."""
         self._end(plan)
         if self._has_given_up:
             return  # a tracker that hangs would hold up each release as long as the first

@@ -1,4 +1,4 @@
-"""The client of the process that writes to MLflow, which is killed when its budget of time is over.
+"""The client of the process that writes to MLflow, which is killed when its time limit is over.
 
 A thread could not be ended: it would go on writing behind the next attempt, hold the lock, and be joined
 when Python exits.
@@ -48,7 +48,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class TrackingTimeoutError(TrackingUnavailableError):
-    """The tracking store has used up its budget of time."""
+    """Writing to the tracking store took longer than the time limit."""
 
 
 def tracking_seconds() -> float:
@@ -75,7 +75,7 @@ def tracking_seconds() -> float:
 
 
 def seconds_for(record: ArmRecord) -> float:
-    """Return the seconds that a record adds to the budget of time: for its model, points and trials."""
+    """Return the seconds that a record adds to the time limit: for its model, points and trials."""
     model_bytes = 0 if record.model is None else record.model.stat().st_size
     points = len(record.points) + len(record.samples)
     trial_seconds = 0.0
@@ -134,7 +134,7 @@ class TrackingProcess:
 
     @contextlib.contextmanager
     def opened(self, place: TrackingPlace) -> Iterator[OpenStore]:
-        """Yield a study's store, opened as its only writer, with a full budget of time.
+        """Yield a study's MLflow store, opened as its only writer, with the whole time limit to go.
 
         Raises:
             TrackingTimeoutError: If the budget is used up. The process has been ended.
@@ -156,7 +156,7 @@ class TrackingProcess:
             raise
 
     def _call(self, request: tuple[str, tuple[Any, ...]], place: TrackingPlace) -> Any:
-        """Send a request and return the answer; take the time it lasted from the budget."""
+        """Send a request and return the answer; take the time it lasted off the time limit."""
         begin = time.monotonic()
         try:
             return self._ask(request, place, within=self._left)
@@ -242,7 +242,7 @@ class OpenStore:
         self._place = place
 
     def begin_anew(self) -> None:
-        """Reset the budget of time to its full length, for the requests that follow."""
+        """Reset the time limit to its full length, for the requests that follow."""
         self._process._left = self._process.seconds
 
     def published(self) -> dict[str, str]:

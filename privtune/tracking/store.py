@@ -299,7 +299,7 @@ def _dataset(record: ArmRecord) -> Any:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a store's lock for the length of a block: MLflow's first use of a fresh database is a race."""
+    """Hold a store's lock inside a ``with`` block: MLflow's first use of a fresh database is a race."""
     try:
         lock = FileLock(path)
     except (UntrustedPathError, OSError) as error:
@@ -311,7 +311,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _days_alone() -> Iterator[None]:
-    """Set MLflow's clock to today's 00:00 UTC for the length of a block."""
+    """Set MLflow's clock to today's 00:00 UTC inside a ``with`` block."""
     from mlflow.utils import time as clock
 
     def day() -> int:
@@ -337,7 +337,7 @@ def _exchange(old: Callable[[], int], new: Callable[[], int]) -> None:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for the length of a block, except those that the user has set."""
+    """Set environment variables inside a ``with`` block, except those that the user has set."""
     additions = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(additions)
     try:

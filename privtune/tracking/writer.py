@@ -204,7 +204,7 @@ def _receive(requests: IO[bytes], waiting: queue.SimpleQueue[Any]) -> None:
 
 
 def _take_stream(number: int, mode: str) -> IO[bytes]:
-    """Return a private copy of a standard stream, whose number then leads libraries elsewhere.
+    """Return a private copy of a standard stream, and lead what libraries print to the old one elsewhere.
 
     What one of them prints would else stand among the answers.
     """

@@ -340,7 +340,7 @@ def _trial_points(plan: Plan, trial: TrialResult) -> list[Point]:
 def _scores(
     scores: Mapping[str, ScoreEstimate], *, curves: Mapping[str, object] | None = None
 ) -> dict[str, float]:
-    """Return scores and the ends of their intervals by short name; uninformative scores have only ends.
+    """Return scores and interval ends by short name; of a score with a useless interval, only its ends.
 
     A value whose curve is logged is left out: it would stand at the curve's first step.
     """
@@ -369,7 +369,7 @@ def _curves(curves: Mapping[str, Sequence[float]]) -> list[Point]:
 
 
 def _tags(study: Study, plan: Plan, release: Release) -> dict[str, str]:
-    """Return an arm's tags: short texts about it, without those that do not apply."""
+    """Return an arm's tags: short texts about it, those that apply."""
     budget = study.spec.budget
     facts = plan.public_facts
     machine = dict(release.machine)  # not this machine, where a worker trained

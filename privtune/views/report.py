@@ -49,7 +49,7 @@ def render_study(study: Study) -> str:
         seed=study.spec.seed,
         declared=text.declared_trainings(study),
         comparison=_comparison(arms),
-        order=_order(arms),
+        order=_probability_table(arms),
         answer=headline(study, arms).lines,
         spread=[*constant_notes(arms), *text.spread_notes(arms)],
         expected=text.EXPECTED,
@@ -165,7 +165,7 @@ def _comparison(arms: Arms) -> Values:
     }
 
 
-def _order(arms: Arms) -> Values:
+def _probability_table(arms: Arms) -> Values:
     """Return the table of probabilities that one repeated arm beats another; empty for fewer than two."""
     order = order_of(arms)
     if len(order) < 2:
@@ -188,7 +188,7 @@ def _order(arms: Arms) -> Values:
 
 
 def _figures(study: Study, arms: Arms) -> Values:
-    """Return the page's figures by name, without those for which nothing was measured.
+    """Return the page's figures by name, without those that lack measurements.
 
     Charts are imported here and not above: a page is the only thing that needs Plotly.
     """
@@ -229,7 +229,7 @@ def _shares_table(study: Study) -> Values:
 
 
 def _laws(study: Study, arms: Arms) -> list[tuple[str, str, Values]]:
-    """Return the arms, a warning and the figure of each law of runs."""
+    """Return the charts of the laws of K, the secret numbers of runs, each with its arms and a warning."""
     from privtune import plots
 
     plans_by_law: dict[object, list[Plan]] = {}

@@ -337,7 +337,7 @@ def spread_notes(arms: Arms) -> list[str]:
 
 
 def _count_failures(release: Release) -> str:
-    """Return in words how many repetitions released nothing and how many diverged; empty if none did."""
+    """Return in words how many repetitions released nothing and how many diverged; empty if all succeeded."""
     runs = release.repetitions
     empty = sum(run.nothing for run in runs)
     diverged = sum(run.diverged for run in runs)

@@ -1,6 +1,8 @@
 """Rényi curves against quadrature, dp-accounting and Opacus; conversions against closed forms."""
 
 import math
+import subprocess
+import sys
 
 import mpmath
 import numpy as np
@@ -261,3 +263,31 @@ def test_what_fails_outright_has_no_renyi_bound():
     event = dp.ApproximateDP(1.0, 1e-3)
     assert dp.epsilon(event, 1e-5, method="rdp").epsilon == math.inf
     assert dp.epsilon(event, 1e-5).epsilon == math.inf
+
+
+_COMPOSE = """
+import sys
+{first}
+import privtune.accounting as dp
+from privtune.accounting.events import flatten
+from privtune.accounting.rdp import composed_by_autodp
+
+training = dp.Repeated(300, dp.PoissonSampled(0.02, dp.Gaussian(1.1)))
+event = dp.Composed((training, dp.Gaussian(4.0), dp.Laplace(9.0)))
+curve = composed_by_autodp(flatten(event))
+print("scipy.stats" in sys.modules, curve.tobytes().hex())
+import scipy.stats
+from autodp import utils
+assert utils.norm.logcdf(-3.25) == scipy.stats.norm.logcdf(-3.25)
+"""
+
+
+def test_autodp_composes_the_same_without_the_library_that_it_does_not_use():
+    answers = []
+    for first in ("", "import scipy.stats"):
+        command = [sys.executable, "-c", _COMPOSE.format(first=first)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        imported, curve = done.stdout.split()
+        answers.append(curve)
+        assert imported == str(bool(first))
+    assert answers[0] == answers[1]

@@ -474,8 +474,8 @@ trained weights lie in what build returned
 +trained = member.made.model
 a loss may remember records
 | training/test_late_memory.py::test_a_loss_that_uses_what_it_kept_ends_no_training
--sums_in_float32(), remembering_nothing(check):
-+sums_in_float32():
+-with remembering_nothing(check):
++if True:
 gradients of views are added up, not averaged | training/engine/test_views.py
 -return losses.mean(dim=0)
 +return losses.sum(dim=0)

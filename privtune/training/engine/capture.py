@@ -23,7 +23,8 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from privtune.training.engine.compute import sums_in_float32
+from privtune.training.engine.compute import full_float32
+from privtune.training.engine.replay import MemoryPool, Replay
 from privtune.training.engine.watch import Watch
 from privtune.training.mechanism.kernel import LossOf, fresh, traced
 from privtune.training.mechanism.made_up import Domain
@@ -82,7 +83,7 @@ def _must_run(node: fx.Node) -> bool:
 
 
 class NotCapturedError(RuntimeError):
-    """The error that a program reads a value or does not match its graph, so it runs without a capture."""
+    """The error that a program cannot be captured: it reads a value, or does not match its graph."""
 
     def __init__(self, message: str, size: int = 0) -> None:
         super().__init__(message)
@@ -120,9 +121,23 @@ class Captured:
         self.peak_bytes = peak_bytes  # of one run, inputs included
         # The graph's own call prints what a run raised, which may hold a value of a record.
         self._run: Callable[..., Tensors] = graph.forward
+        self._replay: Replay | None = None
+
+    def replayed(self, pool: MemoryPool) -> Captured:
+        """Return this graph, to be replayed as a CUDA graph from its third run on.
+
+        Its outputs are then valid until the next run of a graph that has the same pool.
+
+        Args:
+            pool: Where its tensors lie.
+        """
+        self._replay = Replay(self._run, pool)
+        return self
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Run the graph and return its outputs, in the order of the program's."""
+        if self._replay is not None:
+            return self._replay(*inputs)
         return self._run(*inputs)
 
 
@@ -628,7 +643,7 @@ def _record_program(
     recording = _Recording(tuple(tensors))
     devices = [device] if device.type == "cuda" else []
     forked = torch.random.fork_rng(devices=devices)
-    with GLOBAL_GENERATOR, forked, sums_in_float32(), torch.enable_grad(), traced():
+    with GLOBAL_GENERATOR, forked, full_float32(), torch.enable_grad(), traced():
         with Watch(None), recording:
             loss = loss_of(copied, inputs, targets)
             grads: Sequence[torch.Tensor | None] = ()

@@ -132,31 +132,73 @@ def refuse_autocast() -> None:
         )
 
 
-_sums = threading.Lock()
-_summing: list[bool] = []  # for each training under way, what the setting was before the first
+_settings = threading.Lock()
+_settings_before: list[
+    dict[str, Any]
+] = []  # one for each training under way, all of them the first one's
 
 
 @contextmanager
-def sums_in_float32() -> Iterator[None]:
-    """Make torch add up bfloat16 products on CUDA in float32 inside of the block.
+def full_float32() -> Iterator[None]:
+    """Make CUDA compute float32 with all digits in the ``with`` block, and add up bfloat16 in it.
 
-    A factor of bfloat16 has an error that is the same for norm and sum; a sum that is rounded to
-    bfloat16 on the way would lose what no made-up record of a check shows.
+    cuDNN's convolutions and recurrent layers use TF32 unless told otherwise, which keeps 10 binary digits
+    of a factor. The engine's own rules use 23, so its check would find that the two differ and would train
+    such models a record at a time. A factor of bfloat16 has an error that is the same for norm and sum; a
+    sum that is rounded to bfloat16 on the way would lose what no made-up record of a check shows.
     """
-    import torch
-
-    flags = torch.backends.cuda.matmul
-    # The setting is the process's: of trainings in several threads the last one puts it back.
-    with _sums:
-        _summing.append(_summing[0] if _summing else flags.allow_bf16_reduced_precision_reduction)
-        flags.allow_bf16_reduced_precision_reduction = False
+    wanted: dict[str, Any] = {"sums": False}
+    for name in _cudnn_precisions():
+        wanted[name] = "ieee"
+    if len(wanted) == 1:  # before torch 2.9 one setting stands for all of cuDNN
+        wanted["cudnn"] = False
+    # The settings are the process's: of trainings in several threads the last one puts them back.
+    with _settings:
+        before = _settings_before[0] if _settings_before else {n: _setting(n) for n in wanted}
+        _settings_before.append(before)
+        for name, value in wanted.items():
+            _set(name, value)
     try:
         yield
     finally:
-        with _sums:
-            before = _summing.pop()
-            if not _summing:
-                flags.allow_bf16_reduced_precision_reduction = before
+        with _settings:
+            before = _settings_before.pop()
+            if not _settings_before:
+                for name, value in before.items():
+                    _set(name, value)
+
+
+def _cudnn_precisions() -> Iterator[str]:
+    """Yield the parts of cuDNN whose precision this version of torch sets apart."""
+    import torch
+
+    for name in ("conv", "rnn"):
+        if hasattr(getattr(torch.backends.cudnn, name, None), "fp32_precision"):
+            yield name
+
+
+def _place_of_setting(name: str) -> tuple[Any, str]:
+    """Return the object that holds one of torch's settings of precision, and the attribute's name."""
+    import torch
+
+    backends: Any = torch.backends
+    if name == "sums":
+        return backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"
+    if name == "cudnn":
+        return backends.cudnn, "allow_tf32"
+    return getattr(backends.cudnn, name), "fp32_precision"
+
+
+def _setting(name: str) -> Any:
+    """Return one of torch's settings of precision."""
+    holder, attribute = _place_of_setting(name)
+    return getattr(holder, attribute)
+
+
+def _set(name: str, value: Any) -> None:
+    """Change one of torch's settings of precision."""
+    holder, attribute = _place_of_setting(name)
+    setattr(holder, attribute, value)
 
 
 def hardware(device: str | torch.device) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch._C import _functorch as functorch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -19,6 +20,7 @@ from privtune.training.engine.capture import Captured, NotCapturedError, capture
 from privtune.training.engine.compute import full_precision
 from privtune.training.engine.operations import Intercept
 from privtune.training.engine.passes import Lowered, Passes, PassPlan, Program, Tape
+from privtune.training.engine.replay import MemoryPool
 from privtune.training.engine.rules import (
     ProductUse,
     Tensors,
@@ -60,6 +62,7 @@ _ROUGH = 0.1  # what 8 binary digits may differ by, in the check of a pass in fe
 _RARE = 4  # a capture costs as much as some 20 runs without one, but sizes are few: most come again
 _LARGE = 2**22  # a model of more weights, frozen ones included, is bound by its products
 _ANY_DOMAIN = Domain()
+_REPLAYED_BYTES = 2**28  # a graph keeps its memory, and a larger pass is bound by its products
 _FEW_BYTES = 2**23  # of transformed norms in a capture: the memory model has room for them
 
 
@@ -83,7 +86,7 @@ def _not_batchable() -> Iterator[None]:
 
 
 def _refused(attempt: Callable[[], None]) -> bool:
-    """Run an attempt; say whether it raised ``NotBatchableError``.
+    """Run a function; say whether it raised ``NotBatchableError``.
 
     Every other error passes: it is no reason to try a slower way.
     """
@@ -141,6 +144,7 @@ class BatchedKernel:
         domain: Domain = _ANY_DOMAIN,
     ) -> None:
         self.module = model().to(device)
+        _leave_batched_weights(self.module)
         layers = ruled(self.module)
         self._device = device
         self._domain = domain
@@ -156,6 +160,7 @@ class BatchedKernel:
         self._rare: dict[tuple[int, ...], Tape] = {}
         self._programs: dict[tuple[int, ...], Tape] = {}
         self._loss_programs: dict[tuple[int, int], Program] = {}
+        self._pool = MemoryPool()
         x, y = domain.draw(x, y, (2, 3), device)
 
         def try_plan(*, copy_all: bool = False) -> None:
@@ -551,6 +556,9 @@ class BatchedKernel:
             program = self._captured(body, example, place)
             if not isinstance(program, Captured):
                 program = plain
+            elif params.is_cuda and program.peak_bytes <= _REPLAYED_BYTES:
+                # What a tape holds is used up before the next pass begins.
+                program = program.replayed(self._pool)
             self._programs[key] = (program, uses)
         return self._programs[key]
 
@@ -578,7 +586,7 @@ class BatchedKernel:
             return program
 
     def _others(self, example: Tensors, place: int) -> Tensors:
-        """Return a second set of example tensors, with other made-up records, to check a captured graph.
+        """Return other example tensors, with new made-up records, on which to check a captured graph.
 
         Masks and weights are changed in their numbers, records are drawn anew.
         """
@@ -593,7 +601,7 @@ class BatchedKernel:
         return tuple(others)
 
     def _masks(self, rows: Rows) -> tuple[torch.Tensor, ...]:
-        """Draw the random values of every place of dropout, each candidate's from its own stream.
+        """Draw the random values for all dropout of a pass, each candidate's from its own stream.
 
         Shape ``[K, M, *site.shape]`` each. Rows that fill up get the mean and no draw: a stream moves
         by the number of a candidate's own records, and so does not hang on the widest sample of its
@@ -606,6 +614,25 @@ class BatchedKernel:
                 site.fill(row[:size], stream)
             masks.append(mask)
         return tuple(masks)
+
+
+def _leave_batched_weights(module: nn.Module) -> None:
+    """Let recurrent layers lay out weights for cuDNN only where these have memory of their own.
+
+    A layer does so whenever its weights were replaced. Under ``vmap`` they have no address, and the layer
+    would raise on a GPU alone.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            part.__dict__["flatten_parameters"] = partial(_flatten_plain, part)
+
+
+def _flatten_plain(layer: nn.RNNBase) -> None:
+    """Lay out a recurrent layer's weights for cuDNN, unless ``vmap`` stands around the call."""
+    for weight in layer._flat_weights:
+        if weight is not None and functorch.is_batchedtensor(weight):
+            return
+    type(layer).flatten_parameters(layer)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -723,7 +750,7 @@ class OneByOneKernel:
                 sizes = [self.layout.shapes[name].numel() for name in names]
                 lengths.append(sum(sizes))
         for k, size in enumerate(rows.sizes):
-            with self._at(params[k]), _seeded(rows.dropout[k]):
+            with self._use_weights(params[k]), _seeded(rows.dropout[k]):
                 for b in range(int(size)):
                     gradient = self._gradient(rows, k, b)
                     if isinstance(clipping, CoordinateTransform):
@@ -809,7 +836,7 @@ class OneByOneKernel:
         ones = params.new_ones(shape)
         rows = Rows(x, y, [REACHED_RECORDS], ones, [stream])
         reach: dict[str, float] = {}
-        with self._at(params), _seeded(stream):
+        with self._use_weights(params), _seeded(stream):
             for b in range(REACHED_RECORDS):
                 gradients = self._gradients(rows, 0, b)
                 add_reach(reach, self.layout.shapes, gradients)
@@ -822,7 +849,11 @@ class OneByOneKernel:
         """
         out = params.new_zeros(rows.mask.shape)
         for k, size in enumerate(rows.sizes):
-            with self._at(params[k]), torch.enable_grad(), Intercept(None, deterministic=True):
+            with (
+                self._use_weights(params[k]),
+                torch.enable_grad(),
+                Intercept(None, deterministic=True),
+            ):
                 for b in range(int(size)):
                     module, loss_of = fresh(self.module, self._loss_of)
                     x = rows.x[k, b : b + 1]
@@ -832,8 +863,8 @@ class OneByOneKernel:
         return out
 
     @contextmanager
-    def _at(self, point: torch.Tensor) -> Iterator[None]:
-        """Give the model the weights of one candidate inside of the block, then restore its own.
+    def _use_weights(self, point: torch.Tensor) -> Iterator[None]:
+        """Give the model the weights of one candidate inside the ``with`` block, then restore its own.
 
         The copies that a pass works with share these weights, so they are watched: one that a pass
         wrote to would carry something of a record into every later one.
@@ -898,7 +929,7 @@ def _no_loss(
 
 @contextmanager
 def _seeded(stream: torch.Generator) -> Iterator[None]:
-    """Seed torch's global generator from a candidate's stream inside of the block, then restore it.
+    """Seed torch's global generator from a candidate's stream inside the ``with`` block, then restore it.
 
     The global generator is one for the process, so others wait meanwhile. It is forked, since a
     user's code may draw from it elsewhere and expects the numbers of its own seed.

@@ -192,7 +192,7 @@ def _linear(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     use = ProductUse(str(names[0]), names[1])
 
     def back(g: torch.Tensor) -> Back:
-        """Return the use with inputs ``[K, B, T, d]`` and output gradients ``[K, B, T, p]``."""
+        """Return the use of the weight: inputs ``[K, B, T, d]``, output gradients ``[K, B, T, p]``."""
         return [(use, (inputs_seen, g))]
 
     out = mode.put(names, y, back)
@@ -226,7 +226,7 @@ def _matmul(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     use = ProductUse(str(names[0]))
 
     def back(g: torch.Tensor) -> Back:
-        """Return the use with output gradients ``[K, B, T, p]`` and inputs ``[K, B, T, d]``, swapped."""
+        """Return the use of W: output gradients ``[K, B, T, p]`` and inputs ``[K, B, T, d]``, swapped."""
         return [(use, (g, inputs_seen))]
 
     out = mode.put(names, y, back)
@@ -312,7 +312,7 @@ def _conv(
         unfold = partial(_unfolded, a.detach(), kernel, stride, padding, dilation)
 
     def back(g: torch.Tensor) -> Back:
-        """Return the use with image patches and output gradients; patches are first made here."""
+        """Return the use of the weight: image patches, which are made only now, and output gradients."""
         return [(use, unfold(g))]
 
     wrapped = mode.put(names, y, back)
@@ -409,7 +409,7 @@ def _embedding(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     use = EmbeddingUse(str(names[0]), rows=words)
 
     def back(g: torch.Tensor) -> Back:
-        """Return the use with indices and output gradients, with zeros at padding indices."""
+        """Return the use of the table: indices, and output gradients that are 0 at padding indices."""
         if padding is not None:
             is_filler = (a == padding).unsqueeze(-1)
             g = g.masked_fill(is_filler, 0.0)

@@ -167,7 +167,7 @@ class Passes:
         copies = dict[str, torch.Tensor]()
         if copy_all:
             stacked = {}
-            copies = _copies(leaves, tuple(leaves), x.shape[1])
+            copies = _record_views(leaves, tuple(leaves), x.shape[1])
         losses, watch = drawn_with_torch(lambda: self._run(stacked, x, y, copies=copies))
         copied = set(leaves)
         if not copy_all:
@@ -200,7 +200,7 @@ class Passes:
             multiplied |= again
 
     def tape(self) -> Tape:
-        """Return the program that runs forward and backward pass, and the uses, filled by each run.
+        """Return the program of a forward and backward pass, and a list of uses of parameters that it fills.
 
         It goes from ``(params [K, P], x, y, *masks)`` to the parts of every use, one after the other.
 
@@ -233,7 +233,7 @@ class Passes:
                     x = low.down(x)
                     masks = tuple(map(low.down, masks))
                 tensors = self.layout.unflatten(flat)
-                copies = _copies(tensors, plan.copied, x.shape[1])
+                copies = _record_views(tensors, plan.copied, x.shape[1])
                 stacked = {n: p for n, p in tensors.items() if n not in copies}
                 losses, watch = self._run(
                     stacked,
@@ -467,7 +467,7 @@ def _reached(losses: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> set[st
     return names
 
 
-def _copies(
+def _record_views(
     tensors: Mapping[str, torch.Tensor],
     names: Sequence[str],
     records: int,
@@ -567,7 +567,7 @@ class _Whole(nn.Module):
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Let only torch's own code see all records at once, inside of the block: refuse hooks and vmap rules.
+    """Let only torch's code see all records at once in the ``with`` block: refuse hooks and vmap rules.
 
     Hooks on saved tensors and a ``vmap`` rule of a user's would be handed ``[K, B, ...]``: what they
     made of one record could hang on the others, and no clipping bounds that.

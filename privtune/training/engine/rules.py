@@ -64,7 +64,7 @@ class Use(ABC):
 
     @property
     def parts(self) -> int:
-        """The number of tensors of a tape that belong to this use.
+        """The number of the pass's tensors that belong to this use of a weight.
 
         A tape is one flat tuple, as a captured graph gives it; this is how ``split`` cuts it up.
         """
@@ -127,7 +127,7 @@ class ProductUse(Use):
     groups: int = 1
 
     def laid_out(self, a: torch.Tensor, g: torch.Tensor) -> tuple[ProductUse, Tensors]:
-        """Choose the cheapest form for tensors ``[K, B, T, features]``; return the use and its tensors.
+        """Choose the cheapest form of a product's gradients; return the use in that form, and its tensors.
 
         A gradient costs memory as well as operations: *ghost* is taken where ``T² (d + p)`` is below
         8 times its size ``d p``. With groups, each would need Gram matrices of its own, so gradients
@@ -157,7 +157,7 @@ class ProductUse(Use):
 
     @property
     def parts(self) -> int:
-        """The number of tensors: two sides of the product, or one gradient for each parameter if formed."""
+        """The number of tensors: two sides of the product, or one formed gradient for each parameter."""
         if self.form == "formed":
             return len(self.names)
         return 2
@@ -482,7 +482,7 @@ def _have_bias_in_their_layer(uses: Sequence[Use]) -> bool:
 
 
 def split(uses: Sequence[Use], tape: Sequence[torch.Tensor]) -> list[Tensors]:
-    """Return the tensors of each use, cut from the flat tape in order."""
+    """Return the tensors of each use of a weight, cut from the flat list of a pass's tensors."""
     tensors = iter(tape)
     return [tuple(islice(tensors, use.parts)) for use in uses]
 
@@ -494,7 +494,7 @@ def norms_by_use(
     layout: Layout,
     by_layer: bool,
 ) -> tuple[torch.Tensor, list[Tensors]]:
-    """Return gradient norms ``[G, K, B]``, of everything or by layer, and the tensors for the sums.
+    """Return gradient norms ``[G, K, B]``, whole or by layer, and the tensors to make weighted sums of.
 
     Parameters lie apart, so squares add up over the uses of a group. With ``by_layer`` there are G =
     L groups, else one. A layer that no use reaches has norms of 0.
@@ -556,7 +556,7 @@ def add_sums(
 
 
 def unusable_rows(norms: torch.Tensor, *, may_wait: bool = True) -> torch.Tensor | None:
-    """Return which records have a gradient norm that is not finite, ``[K, B]``, or None if none has.
+    """Return which records have an infinite or NaN gradient norm, ``[K, B]``, or None if none has.
 
     On a GPU a look would make the host wait for all of the pass, in every step: there the mask is
     always made (``may_wait`` False) and applied, which costs less.
@@ -570,7 +570,7 @@ def unusable_rows(norms: torch.Tensor, *, may_wait: bool = True) -> torch.Tensor
 
 
 def emptied(saved: Sequence[Tensors], unusable: torch.Tensor) -> list[Tensors]:
-    """Return the tensors for the sums with zeros in place of unusable records, marked in ``[K, B]``.
+    """Return the tensors that gradient sums are made of, with zeros at unusable records, ``[K, B]``.
 
     Their coefficient is 0, and 0 times infinity is NaN: one such record would spoil the sum of its
     candidate.
@@ -601,7 +601,7 @@ def count(
     unusable: torch.Tensor | None,
     halves: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Add 1/2 to ``halves`` for each unclipped record, -1/2 for a clipped one; return unusable counts.
+    """Count clipped and unclipped records into ``halves`` (-1/2 and 1/2); return unusable counts.
 
     Each record of mask 1 adds 1/2 if it was not clipped, else -1/2, so that one record more or less
     changes the count by 1/2: the sensitivity that the oracle charges (Andrew et al. 2021, arXiv
@@ -778,7 +778,7 @@ _FAR = 16.0
 
 
 def held_by_norms(uses: Sequence[Use], layout: Layout) -> tuple[int, int] | None:
-    """Return the extra bytes per candidate and per row of a capture with norms; None if not captured.
+    """Return the extra bytes, per candidate and per row, of a captured pass that computes norms; or None.
 
     None where norms are not captured: for float64, and where some use is no outer product. The
     numbers count weights, pulls and products of ``_Products``, in float32 of 4 bytes.
@@ -795,7 +795,7 @@ def held_by_norms(uses: Sequence[Use], layout: Layout) -> tuple[int, int] | None
 
 
 def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program:
-    """Return a program that takes center and scale first, and also computes transformed norms.
+    """Return a program that, given center and scale first, also computes norms of transformed gradients.
 
     What AdaCliP clips is ``(g - center) / scale``, so its norms hang on both, which change in every
     step: they are inputs of the graph, and no constants of it.
@@ -806,7 +806,7 @@ def with_norms(program: Program, uses: Sequence[Use], layout: Layout) -> Program
         scale: torch.Tensor,
         *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Return the tape, then norms ``[K, B]``, squared length of the center, and inverse of the scale."""
+        """Return the pass's tensors, norms ``[K, B]``, squared length of the center, and inverse scale."""
         tape = program(*inputs)
         products = _Products(uses, layout, center, scale)
         norms, _ = products.norms(split(uses, tape))
@@ -964,7 +964,7 @@ class _Products:
         return flat[:, start:end]
 
     def far(self) -> torch.Tensor | None:
-        """Return which centers are too long for float32, ``[K, 1]``; None if a look shows that none is.
+        """Return which candidates' centers are too long for float32, ``[K, 1]``; None if the CPU sees none.
 
         A GPU is not asked, so as not to wait: there the mask is always given.
         """
@@ -1031,7 +1031,7 @@ class _Products:
         a: torch.Tensor,
         g: torch.Tensor,
     ) -> torch.Tensor:
-        """Return one use's ``Σ g a c / s² - Σ g² a² / 2 s²`` over weight and bias, shape ``[K, B]``.
+        """Return one use's part ``Σ g a c / s² - Σ g² a² / 2 s²`` of the squared norms, shape ``[K, B]``.
 
         Both sums run over a matrix ``[p, d]`` for each record, but as products: ``g^2 · (W a^2)`` and
         ``g · (W c a)``.

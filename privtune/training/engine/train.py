@@ -22,8 +22,8 @@ from privtune.training.engine.checkpoint import Checkpoint, Keeper, Middle
 from privtune.training.engine.compute import (
     check_device,
     check_stack,
+    full_float32,
     refuse_autocast,
-    sums_in_float32,
 )
 from privtune.training.engine.kernels import BatchedKernel, NotBatchableError, OneByOneKernel
 from privtune.training.engine.optimizers import OPTIMIZER, Optimized, Own
@@ -221,6 +221,12 @@ class Training:
         and all of it (``check_whole``: what is missing may have gone another way than through the
         oracle).
         """
+        # Around the kernel's check, too: it compares the passes of torch's layers with the rules.
+        with full_float32():
+            return self._of_group(group)
+
+    def _of_group(self, group: Group) -> list[TrainedCandidate]:
+        """Plan, check and divide the training of one group, and run its stacks."""
         loss_of = group.members[0].loss_of
         domain = group.members[0].domain
         if domain is None:
@@ -257,7 +263,7 @@ class Training:
         for size in division.sizes:
             stack_of_members = [next(members) for _ in range(size)]
             jobs.append(partial(self._run, stack_of_members, kernel, memory, data))
-        with sums_in_float32(), remembering_nothing(check):
+        with remembering_nothing(check):
             results = side_by_side(jobs, division.threads, self.on_step)
             outcomes = list(chain(*results))
         event = self.method.event(self.schedule)
@@ -801,7 +807,7 @@ class Member:
         return [a * b for a, b in zip(factors, paces, strict=True)]
 
     def widened(self, size: int) -> torch.Tensor:
-        """Return the first parameters at their places in the group's wider model, ``[size]``, else zeros.
+        """Return the first parameters at their places in a vector of the group's wider model, ``[size]``.
 
         A weight that is filled up starts at zero, gets no gradient and no noise, and so stays at
         zero: the wide model computes what the narrow one would.

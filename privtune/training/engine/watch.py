@@ -126,7 +126,7 @@ class Levels:
         return self._unwrap(tensor, (self.candidates,))
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor ``[K, B, ...]`` as the vmapped one of a single record, for the model to go on.
+        """Wrap a tensor ``[K, B, ...]`` as the vmapped tensor of one record, for the model to go on.
 
         The model goes on with it, as with an output of torch's own.
         """
@@ -396,7 +396,7 @@ class Watch(TorchFunctionMode):
         out: torch.Tensor,
         back: Callable[[torch.Tensor], list[tuple[Use, Tensors]]],
     ) -> torch.Tensor:
-        """Note a use of parameters, and return its output as a vmapped leaf of autograd.
+        """Note that an operation used parameters, and return its output as a new leaf of autograd.
 
         The output is a leaf of autograd, whatever made it: so the way back ends there, and what comes
         back to it is the ``g`` of the rule.
@@ -440,7 +440,7 @@ class Watch(TorchFunctionMode):
         return x * mask * (1.0 / (1.0 - p))
 
     def drawn(self, site: Site, like: torch.Tensor) -> torch.Tensor:
-        """Return the random values of the next place, of the type and device of ``like``.
+        """Return the random values that the next place of a draw gets, of the type and device of ``like``.
 
         Places are told apart by their order in a pass, so a pass must draw in the same order for all
         records; a model that branches by value is refused elsewhere.
@@ -540,7 +540,7 @@ def _draw(
     kwargs: Mapping[str, Any],
     like: torch.Tensor | None = None,
 ) -> Any:
-    """Draw a new tensor by the watch, of the type and device that the call or ``like`` names.
+    """Draw random values from the active watch, of the type and device that the call or ``like`` names.
 
     Where it is not known how to draw by a stream (a generator of the caller's, another device), torch
     draws itself: under vmap that raises, and the kernel that takes record after record draws from the
@@ -856,7 +856,7 @@ def _forward(
         return of_record
 
     def back(g: torch.Tensor) -> list[tuple[Use, Tensors]]:
-        """Return a use for each parameter, with its gradients ``[K, B, *shape]``.
+        """Return one use of each parameter, with its gradients ``[K, B, *shape]``.
 
         Candidate by candidate, since a rule reads the layer's parameters as attributes, and these are
         of one.

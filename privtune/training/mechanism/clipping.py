@@ -77,7 +77,7 @@ class Flat(Clipping):
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``min(1, max_grad_norm / norm)``."""
+        """Return the coefficients ``min(1, max_grad_norm / norm)``."""
         return (limits / norms).clamp_(max=1.0)
 
 
@@ -100,12 +100,12 @@ class Automatic(Clipping):
         return _column("max_grad_norm", 1.0, candidates)
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return the stabilizer, shape ``[1, 1]``."""
+        """Return the constant that is added to every norm, shape ``[1, 1]``."""
         return norms.new_full((1, 1), self.stabilizer)
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``1 / (norm + stabilizer)``."""
+        """Return the coefficients ``1 / (norm + stabilizer)``."""
         return (norms + limits).reciprocal_()
 
     def unclipped(self, norms: torch.Tensor) -> torch.Tensor:
@@ -123,12 +123,12 @@ class AutomaticByLayer(Automatic):
     by_layer = True
 
     def limits(self, norms: torch.Tensor) -> torch.Tensor:
-        """Return the stabilizer, shape ``[1, 1, 1]``."""
+        """Return the constant that is added to every norm, shape ``[1, 1, 1]``."""
         return super().limits(norms).unsqueeze(0)
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``1 / (sqrt(L) (norm + stabilizer))``, layer by layer."""
+        """Return the coefficients ``1 / (sqrt(L) (norm + stabilizer))``, layer by layer."""
         layers = norms.shape[0]
         factors = Automatic.rule(norms, limits)
         return factors.mul_(layers**-0.5)
@@ -172,7 +172,7 @@ class CoordinateTransform(Clipping):
 
     @staticmethod
     def rule(norms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-        """Return ``min(1, max_norm / norm)`` for norms in transformed coordinates."""
+        """Return the coefficients ``min(1, max_norm / norm)`` for norms in transformed coordinates."""
         return Flat.rule(norms, limits)
 
 
@@ -259,7 +259,7 @@ def _make_room(cache: dict[Any, Any]) -> None:
 
 
 def looks_freely(device: torch.device) -> bool:
-    """Say whether reading a number on a device makes nobody wait: True on the CPU, False on a GPU."""
+    """Return whether reading a number from a device is quick: True on the CPU, False on a GPU."""
     return device.type == "cpu"
 
 

@@ -1,4 +1,4 @@
-"""Scores of the best constant answer, by metric: a model that is no better has learnt nothing.
+"""Scores of the best constant answer, by metric: a model must be better to have learnt anything.
 
 Importing this module does not import torch.
 """

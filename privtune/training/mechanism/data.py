@@ -388,7 +388,7 @@ def _in_classes(outputs: Any, target: Any) -> tuple[Any, int]:
 
 
 def _in_one_hot(index: Any, classes: Any) -> tuple[Any, int]:
-    """Return an index and its number of classes, or no range if the call names no number."""
+    """Return an index and its number of classes, or an unlimited range if the call names no number."""
     if classes and classes > 0:
         return index, classes
     return index, _ANY
@@ -502,7 +502,7 @@ class _Lookups(TorchFunctionMode):
 
 
 def blames_records(error: Exception) -> bool:
-    """Say whether a record can be the cause of an error: no lack of memory, no ``PrivTuneError``."""
+    """Return whether a record may be the cause of an error, unlike lack of memory or a ``PrivTuneError``."""
     if isinstance(error, (PrivTuneError, MemoryError, torch.OutOfMemoryError)):
         return False
     return "can't allocate memory" not in str(error)
@@ -951,8 +951,8 @@ class ModelOfUnits(nn.Module):
         return outputs.reshape(*lead, *outputs.shape[1:])
 
 
-def there_are(targets: torch.Tensor) -> torch.Tensor:
-    """Return which targets ``[B, R]`` belong to real rows: finite, or at least 0 for whole numbers."""
+def are_real_rows(targets: torch.Tensor) -> torch.Tensor:
+    """Return which targets ``[B, R]`` belong to real rows: finite numbers, or whole ones of at least 0."""
     if targets.is_floating_point():
         return targets.isfinite()
     return targets >= 0
@@ -962,7 +962,7 @@ def rows_of(
     outputs: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return outputs and targets of all rows of all units, and a mask of the real rows."""
-    is_row = there_are(targets)
+    is_row = are_real_rows(targets)
     targets_or_zero = torch.where(is_row, targets, 0)
     return outputs.flatten(0, 1), targets_or_zero.flatten(), is_row.flatten()
 
@@ -976,7 +976,7 @@ def sum_of_rows(loss_of: LossOf) -> LossOf:
 
     def of_units(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the summed loss of each unit ``[B, R, ...]``, shape ``[B]``."""
-        is_row = there_are(y)
+        is_row = are_real_rows(y)
         targets = torch.where(is_row, y, 0).flatten()
         losses = loss_of(model, x.flatten(0, 1), targets)
         losses = losses.view(y.shape) * is_row
@@ -992,7 +992,7 @@ def mean_of_rows(score_of: LossOf) -> LossOf:
     def of_units(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the mean score of each unit, shape ``[B]``; 0 for a unit without rows."""
         sums = total(model, x, y)
-        rows = there_are(y).sum(dim=1)
+        rows = are_real_rows(y).sum(dim=1)
         return sums / rows.clamp(min=1)
 
     return of_units

@@ -465,7 +465,7 @@ def _extreme(misfit: Floats, values: Floats, *, largest: bool) -> float:
     end = values[rows, -1 if largest else 0].mean()
 
     def at(price: float) -> tuple[float, float]:
-        """Return the mean and excess misfit of the best values at a price for a unit of value."""
+        """Return the mean of the values that one Lagrange multiplier makes best, and their excess misfit."""
         cost = misfit - sign * price * values
         best = np.argmin(cost, axis=1)
         mean = float(values[rows, best].mean())

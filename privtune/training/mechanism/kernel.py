@@ -380,7 +380,7 @@ def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tup
 
 @contextmanager
 def unwritten(model: nn.Module) -> Iterator[None]:
-    """Raise an error if a block changes parameters or buffers of a model, after restoring them.
+    """Raise an error if a ``with`` block changes parameters or buffers of a model, after restoring them.
 
     What was written is put back before the refusal, so that a model which a user keeps holds nothing
     of a record.
@@ -525,7 +525,7 @@ _FLAG: Any = _TracingFlag()
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Tell models that run in this thread that torch is tracing them, inside of the block."""
+    """Tell models that run in this thread that torch is tracing them, inside the ``with`` block."""
     # Libraries whose models look at values to go a shorter way (Hugging Face's leave out a mask that masks
     # nothing) then go the way that is right for all values.
     torch.compiler._is_compiling_flag = _FLAG

@@ -87,7 +87,7 @@ class Law:
         return numbers.to(like.dtype)
 
     def ends(self, like: torch.Tensor, bits: torch.Tensor) -> torch.Tensor | None:
-        """Return numbers at the law's ends, the upper one where ``bits`` are 1; None if the law has none."""
+        """Return numbers at a law's ends, the upper ones where ``bits`` are 1; None if it has no ends."""
         match self.kind:
             case "normal":
                 numbers = _EDGE * (2.0 * bits - 1.0)
@@ -182,7 +182,7 @@ class Domain:
         y: torch.Tensor,
         device: torch.device,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield three made-up records: at ends of the laws, at the opposite ends, and drawn within.
+        """Yield three made-up records: with numbers at ends of their ranges, at the other ends, and within.
 
         Each number of a record is at either end of its law in one of the first two.
 

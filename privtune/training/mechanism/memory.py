@@ -222,7 +222,7 @@ _REMEDY = (
 
 @contextmanager
 def remembering_nothing(check: MemoryCheck) -> Iterator[None]:
-    """Check that a function keeps no memory of the real records that pass inside of the block."""
+    """Check that a function keeps no memory of the real records that pass inside the ``with`` block."""
     check.begin()
     yield
     check.finish()
@@ -532,7 +532,7 @@ class _StateWalk:
             self.add(f"{name}.{key}", value)
 
     def _visit_attributes(self, name: str, value: Any) -> None:
-        """Queue the attributes of an object that is otherwise compared as a whole."""
+        """Queue the attributes of an object whose other contents are compared as a whole."""
         is_users = _is_users_class(type(value))
         for key, part in list(getattr(value, "__dict__", {}).items()):
             if is_users or not key.startswith("_"):

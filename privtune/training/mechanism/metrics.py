@@ -342,7 +342,7 @@ class MeanMetric(Metric):
 
     @property
     def sensitivity(self) -> float:
-        """The largest distance between the sums of neighbours, from the table of polynomials."""
+        """The largest distance between the sums of neighbouring datasets, from the table of polynomials."""
         return self._terms[1]
 
     @property
@@ -451,7 +451,7 @@ class MeanMetric(Metric):
         count = max(size, 1.0)
 
         def statistic(x: Floats) -> Floats:
-            """Return ``total - x size``, which has mean 0 at the truth."""
+            """Return ``total - x size`` at each value x of the metric, which has mean 0 at the true value."""
             return total - x * size
 
         def noised(x: Floats) -> Floats:
@@ -570,7 +570,7 @@ class _Ratio(Metric):
     weight_of_misses: ClassVar[float] = 1.0
 
     def _of_share(self, p: Floats) -> Floats:
-        """Return ``w p / (1 + (w - 1) p)``, of shares p of hits among a class's events."""
+        """Return ``w p / (1 + (w - 1) p)``: a class's part of the metric, p its share of hits."""
         return self.weight * p / (1.0 + (self.weight - 1.0) * p)
 
     def choice(self, sums: Floats, noise: SumNoise) -> float:
@@ -937,7 +937,7 @@ class _AUC(Metric):
 
         # Σ_bc P_b Q_c (w_bc - θ), w_bc 1 above, 1/2 beside: what each count is multiplied by is known.
         def statistic(area: Floats) -> Floats:
-            """Return ordered pairs minus their number at each area, which has mean 0 at the truth."""
+            """Return the count of ordered pairs less that of each area, which has mean 0 at the true area."""
             return pairs - area * many * few
 
         def noised(area: Floats) -> Floats:
@@ -1209,7 +1209,7 @@ class _R2(NumberMetric):
         targets: torch.Tensor,
         loss: Loss,
     ) -> torch.Tensor:
-        """Return e²/4, z, z² and 1 of each record, ``[N, 4]``, in float64.
+        """Return e²/4, z, z² and 1 of each record, ``[N, 4]``, in float64: e is its error, z its target.
 
         An error that is no number counts as the largest there can be.
         """
@@ -1266,7 +1266,7 @@ class _R2(NumberMetric):
         in_targets = min(max(spread / count, 0.0), 1.0 - mean * mean)
 
         def statistic(r: Floats) -> Floats:
-            """Return the sum of ``e² - (1 - r) (z - mean)²``, which has mean 0 at the truth."""
+            """Return ``Σ (e² - (1 - r) (z - mean)²)`` at each r, which has mean 0 at the true R²."""
             return 4.0 * error - (1.0 - r) * squares
 
         def noised(r: Floats) -> Floats:

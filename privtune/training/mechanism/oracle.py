@@ -278,7 +278,7 @@ class Oracle:
         return noisy.T
 
     def compute_at_once(self, rows: int, granule: int) -> None:
-        """Set how many rows of a candidate are computed at once, and the granule of physical sizes."""
+        """Set how many rows of a candidate are computed at once, and what batch sizes are a multiple of."""
         self._physical_rows = padded(rows)
         self._sampler.granule = granule
 

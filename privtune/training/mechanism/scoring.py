@@ -542,7 +542,7 @@ def _check_losses(
 
 
 def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
-    """Return ``one`` for many records at once by vmap; None if that gives other values on made-up ones.
+    """Vectorise a function of one record by vmap; None if that changes its values on made-up records.
 
     Thousands of passes become a few. A record that raises is found by halves and counts as nothing,
     as in a training, so that whether a score is released does not hang on one record.
@@ -602,7 +602,7 @@ def _one_by_one(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside of the block, then restore every module's own mode."""
+    """Put a model into evaluation mode inside the ``with`` block, then restore every module's own mode."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:

@@ -67,7 +67,7 @@ class Confidence(Metric):
 
     @property
     def weight(self) -> float:
-        """The factor a on right predictions, which makes the noise on their gap to confidence least."""
+        """The factor on right predictions at which their gap to confidence has the least noise."""
         # a² = h √G / c: see **Error**.
         square = self.half_width * math.sqrt(len(INVERSES)) / self.middle
         return math.sqrt(square)
@@ -88,7 +88,7 @@ class Confidence(Metric):
 
     @property
     def sensitivity(self) -> float:
-        """The largest distance between the sums of neighbours, by adding or by replacing a record."""
+        """The largest distance between the sums of neighbouring datasets: one record added, or replaced."""
         if self.adjacency is not Adjacency.REPLACE_ONE:
             return self.norm
         width = 2.0 * self.half_width

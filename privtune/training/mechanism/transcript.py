@@ -99,7 +99,7 @@ class Transcript:
             self.record(sample, _KINDS[kind], tuple(multipliers))
 
     def looks(self) -> Counter[Look]:
-        """Return how often one candidate made each look; samples without releases are not counted.
+        """Return how often one candidate made each look (a sampling rate and its releases at one sample).
 
         A look is a sampling rate with the releases about one sample at that rate: the unit that
         accountants compose.
@@ -169,7 +169,7 @@ def _of_candidate(multiplier: float | tuple[float, ...], k: int) -> float:
 
 
 def looks_of(event: Event) -> Counter[Look]:
-    """Return how often a training event charges each look at the data."""
+    """Return how often a training event charges each look (a sampling rate and its releases)."""
     try:
         return looks(event)
     except UnknownEventError as error:

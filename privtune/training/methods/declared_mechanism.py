@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredMethod:
     """The method of a declared mechanism in plans; specs have no name for it."""
 
     declared: str

@@ -434,6 +434,6 @@ class PublicRate(FreeGradient, FixedRates):
         """Take one AdamW step, at a rate that the first step sets from the first weights."""
         if state.moments.step == 0:
             state = replace(
-                state, learning_rate=self.share * base.first_size(state.params, oracle)[0]
+                state, learning_rate=self.share * base.first_weight_size(state.params, oracle)[0]
             )
         return super().update(state, oracle)

@@ -281,7 +281,7 @@ class HyFreeDP(base.Method):
 
     def _begun(self, state: HyFreeDPState, oracle: Oracle) -> Fit:
         """Return the first learning rate and its interval, computed from the public first weights."""
-        size, zero = base.first_size(state.params, oracle)
+        size, zero = base.first_weight_size(state.params, oracle)
         usual = _PAPER_SPREAD if self.fit == "paper" else _SPREAD
         spread = size.new_full(size.shape, self.spread or usual)
         if self.spread is None and self.fit == "robust":
@@ -410,7 +410,7 @@ def fit_robust(
     interval: int,
     moved: bool,
 ) -> Fit:
-    """Return the fit with its rate scaled by a factor from three losses along the last steps' way."""
+    """Return the fit with its rate scaled by a factor, from three losses along the last steps' direction."""
     import torch
 
     behind, here, ahead = losses
@@ -457,7 +457,7 @@ def paper_bound(bound: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
 
 
 def robust_bound(bound: torch.Tensor, losses: torch.Tensor, floor: float) -> torch.Tensor:
-    """Return 1.5 times the mean loss, but at least half the old bound and at least a floor."""
+    """Return 1.5 times the mean loss, at least half the old bound and at least a smallest bound."""
     import torch
 
     # Losses elsewhere do not count: far from the iterate they are large, and so would the noise be.

@@ -450,8 +450,8 @@ def descend(
     return torch.addcmul(params, rate.unsqueeze(-1), direction, value=-1.0)
 
 
-def first_size(params: torch.Tensor, oracle: Oracle) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the size (root mean square) of first weights, torch's usual one for zeros, and which are 0."""
+def first_weight_size(params: torch.Tensor, oracle: Oracle) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the root mean square of first weights, or torch's usual one if all are 0, and which are 0."""
     size = params.square().mean(dim=1).sqrt()
     return size.where(size > 0.0, oracle.usual_size), size == 0.0
 

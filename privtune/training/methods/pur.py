@@ -290,7 +290,7 @@ class PUR(FullBatchDescent):
         delta: float,
         **options: Any,
     ) -> Self:
-        """Build the method with as many steps of the paper's schedule as the target pays for.
+        """Build the method with as many steps of the paper's schedule as the target (ε, δ) allows.
 
         The horizon is the longest, of the schedule's steps at most, that costs no more than the target
         at the paper's noise. A whole number of steps leaves a part of the target; one factor on all
@@ -322,7 +322,7 @@ class PUR(FullBatchDescent):
             yield self._multiplier(step, schedule.records) ** -2
 
     def _longest(self, schedule: Schedule, *, epsilon: float, delta: float) -> int:
-        """Return how many steps the target (ε, δ) pays for, by exact composition of Gaussians."""
+        """Return how many steps the target (ε, δ) allows, by exact composition of Gaussians."""
         spent = 0.0
         for step, cost in enumerate(self._costs(schedule)):
             spent += cost

@@ -13,7 +13,7 @@ from torch import nn
 
 from privtune.training.engine import stacks
 from privtune.training.engine import train as engine
-from privtune.training.engine.compute import sums_in_float32
+from privtune.training.engine.compute import full_float32
 from privtune.training.engine.stacks import Memory, divide
 from privtune.training.mechanism import clipping, kernel, memory
 from privtune.training.mechanism.clipping import Flat
@@ -165,7 +165,7 @@ def test_the_setting_for_sums_stands_until_the_last_training_ends():
     flags = torch.backends.cuda.matmul
     flag = flags.allow_bf16_reduced_precision_reduction
     flags.allow_bf16_reduced_precision_reduction = True
-    first, second = sums_in_float32(), sums_in_float32()
+    first, second = full_float32(), full_float32()
     try:
         first.__enter__()
         second.__enter__()
