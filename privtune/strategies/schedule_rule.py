@@ -24,6 +24,8 @@ from privtune.errors import InvalidInputError
 
 NEEDED_STEPS = 2.0
 """What T steps leave of the way is reckoned as this number over T, in units of the noise-to-signal ratio."""
+NEEDED_STEPS_AT_GIVEN_RATES = 6.0
+"""The same where an arm has a rate of its user's: guesses are seldom as large as few steps need."""
 ADAPTING_STEPS = 60.0
 """Steps in which the noise counts double, squared: methods that adapt need some, whatever the noise."""
 NEGLIGIBLE = 3e-3
@@ -53,6 +55,7 @@ class TrainingFacts:
         delta: δ, in (0, 1).
         adjacency: The budget's neighbouring relation.
         trainings: How many equal trainings share ε, one for each arm with a guarantee.
+        given_rate: Whether the user gives a learning rate to an arm; else methods find it.
 
     Example:
         >>> facts = TrainingFacts(records=60_000, weights=26_010, epsilon=3.0, delta=1e-5)
@@ -66,6 +69,12 @@ class TrainingFacts:
     delta: float
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     trainings: int = 1
+    given_rate: bool = False
+
+    @property
+    def needed_steps(self) -> float:
+        """What T steps leave of the way, times T."""
+        return NEEDED_STEPS_AT_GIVEN_RATES if self.given_rate else NEEDED_STEPS
 
     @cached_property
     def most_signal(self) -> float:
@@ -128,6 +137,7 @@ class SchedulePoint:
         steps: Number of steps.
         noise_multiplier: σ: the noise's deviation over the clipping norm.
         exact: Whether σ is the accountant's; else it is an estimate.
+        needed_steps: What T steps leave of the way, times T.
 
     Example:
         >>> numbers = {"records": 1_000, "weights": 100, "batch": 100, "steps": 50}
@@ -142,6 +152,7 @@ class SchedulePoint:
     steps: int
     noise_multiplier: float
     exact: bool
+    needed_steps: float = NEEDED_STEPS
 
     @property
     def epochs(self) -> float:
@@ -167,7 +178,7 @@ class SchedulePoint:
     def shortfall(self) -> float:
         """Noise and what too few steps leave, together: the smaller, the better the schedule."""
         noise = self.noise_to_signal * math.sqrt(1.0 + ADAPTING_STEPS / self.steps)
-        return math.hypot(noise, NEEDED_STEPS / self.steps, NEGLIGIBLE)
+        return math.hypot(noise, self.needed_steps / self.steps, NEGLIGIBLE)
 
     def to_dict(self) -> dict[str, float]:
         """Return the schedule and its worth as JSON-ready data."""
@@ -221,6 +232,7 @@ def _estimated(facts: TrainingFacts, batch: int, steps: int) -> SchedulePoint:
         steps=steps,
         noise_multiplier=facts.estimate_noise(batch, steps),
         exact=False,
+        needed_steps=facts.needed_steps,
     )
 
 

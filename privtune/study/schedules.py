@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privtune.strategies import Plan, PlanningContext
-    from privtune.study.spec import StudySpec
+    from privtune.study.spec import ArmSpec, StudySpec
     from privtune.tasks import Task
 
 AUTO = "auto"
@@ -168,6 +168,7 @@ def training_facts(spec: StudySpec, task: Task, weights: int | None = None) -> T
 
     Every arm with a guarantee counts as one training, and so does each repetition that is charged. A
     selection counts as one, too: its candidates are charged more, and share the schedule with the other arms.
+    What a ``build`` returns has a rate that its user wrote or lets a search draw: it counts as given.
 
     Args:
         spec: The study.
@@ -183,7 +184,14 @@ def training_facts(spec: StudySpec, task: Task, weights: int | None = None) -> T
         delta=spec.budget.delta,
         adjacency=Adjacency(spec.budget.adjacency),
         trainings=max(1, arms) * repeats,
+        given_rate=task.build is not None or any(map(_has_rate, spec.arms)),
     )
+
+
+def _has_rate(arm: ArmSpec) -> bool:
+    """Return whether an arm's user gives its learning rate."""
+    options = arm.model_extra or {}
+    return "learning_rate" in options.get("parameters", {})
 
 
 def choose(
@@ -324,4 +332,5 @@ def _point_of(facts: TrainingFacts, schedule: Schedule) -> SchedulePoint:
         steps=schedule.steps,
         noise_multiplier=facts.estimate_noise(batch, schedule.steps),
         exact=False,
+        needed_steps=facts.needed_steps,
     )

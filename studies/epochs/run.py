@@ -14,7 +14,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
-from privtune.strategies.schedule_rule import SchedulePoint, TrainingFacts
+from privtune.strategies.schedule_rule import TOLERANCE, SchedulePoint, TrainingFacts
 from studies.auto.run import terms_of
 from studies.auto.tasks import MADE
 from studies.sheet import (
@@ -130,11 +130,15 @@ def _records(task: str) -> int:
     return get_task(_today(task)["task"]).train_records
 
 
-def shortfall(task: str, epsilon: float, passes: int, batches: int) -> float:
+def shortfall(task: str, epsilon: float, arm: str, passes: int, batches: int) -> float:
     """Return what the rule says of a schedule of the training grid: the smaller, the better."""
     made = MADE[task]
     facts = TrainingFacts(
-        records=made.sizes.train, weights=made.weights, epsilon=epsilon, delta=DELTA
+        records=made.sizes.train,
+        weights=made.weights,
+        epsilon=epsilon,
+        delta=DELTA,
+        given_rate=arm != "hyfreedp",
     )
     batch = facts.records // batches
     steps = passes * batches
@@ -145,6 +149,7 @@ def shortfall(task: str, epsilon: float, passes: int, batches: int) -> float:
         steps=steps,
         noise_multiplier=facts.estimate_noise(batch, steps),
         exact=False,
+        needed_steps=facts.needed_steps,
     ).shortfall
 
 
@@ -161,8 +166,9 @@ def regrets(rows: Sequence[Row], arm: str) -> dict[tuple[str, float, int], float
         task, epsilon, passes = key
         if len(accuracies) < 3:
             continue
-        scores = {number: shortfall(task, epsilon, passes, number) for number in accuracies}
-        chosen = min(scores, key=lambda number: scores[number])
+        scores = {n: shortfall(task, epsilon, arm, passes, n) for n in accuracies}
+        limit = (1.0 + TOLERANCE) * min(scores.values())
+        chosen = min(number for number, score in scores.items() if score <= limit)
         found[key] = max(accuracies.values()) - accuracies[chosen]
     return found
 
@@ -222,7 +228,7 @@ def tables(rows: Sequence[Row]) -> list[str]:
     for (task, epsilon, arm), group in by(training, "task", "epsilon", "arm").items():
         for (schedule,), part in by(group, "schedule").items():
             passes, batches = map(int, schedule.split(" x "))
-            value = shortfall(task, float(epsilon), passes, batches)
+            value = shortfall(task, float(epsilon), arm, passes, batches)
             grid.append(
                 (
                     task,
