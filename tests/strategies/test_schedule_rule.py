@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -84,7 +85,7 @@ def test_more_compute_never_leads_to_less(facts: TrainingFacts) -> None:
     for compute, choice in zip(WORKS, choices, strict=True):
         assert choice.point.work <= compute
         assert 1 <= choice.point.batch <= facts.records
-    for less, more in zip(choices, choices[1:], strict=False):
+    for less, more in itertools.pairwise(choices):
         assert more.point.shortfall <= (1.0 + TOLERANCE) * less.point.shortfall
         assert more.point.work >= 0.95 * less.point.work  # whole steps
     # What is not spent buys nothing worth it: the last amounts lead to one schedule.
