@@ -146,11 +146,6 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         _check_size(len(x), records)
         check_delta(budget.delta, records, more="")
         split = self._split(strategy, records)
-        batch = self.expected_batch_size
-        if batch is None and self.epochs == "auto":
-            batch = "auto"
-        elif batch is None:
-            batch = max(1, split["train"] // _BATCHES)
         widths = [x.shape[1], *_widths(self.hidden), outputs]
         inputs = torch.from_numpy(self._scaled(x)).float()
         targets = torch.from_numpy(y)
@@ -169,8 +164,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             "strategy": strategy,
             "arm": "fit",
             "epochs": self.epochs,
-            "expected_batch_size": batch,
-            "compute": self.compute,
+            "expected_batch_size": self._batch(split["train"]),
             "epsilon": budget.epsilon if self.epsilon is None else self.epsilon,
         }
         identifier = uuid.uuid4().hex[:12]
@@ -181,6 +175,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             "budget": budget,
             "storage": self.storage,
             "tracking": self.tracking,
+            "compute": self.compute,
         }
         with closing(create_study(name, **terms, seed=seed)) as study:
             try:
@@ -201,6 +196,12 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         # In float64 the prediction of a row hangs on no other row, up to digits that nobody reads.
         self.model_ = deepcopy(model).double()
         return self
+
+    def _batch(self, records: int) -> int | str:
+        """Return the expected batch of so many training records: as given, chosen with epochs, or usual."""
+        if self.expected_batch_size is not None:
+            return self.expected_batch_size
+        return "auto" if self.epochs == "auto" else max(1, records // _BATCHES)
 
     def _read(self, x: Any, *, reset: bool) -> Floats:
         """Return inputs as an array of numbers, rows by columns, in which some may be missing."""
@@ -278,7 +279,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         epochs: Expected passes over the training records; ``auto``: planning chooses them, and the batch
             unless that is given.
         expected_batch_size: Expected records in one Poisson sample; a sixteenth of them unless given.
-        compute: What one fit may spend where epochs are ``auto``, as :meth:`privtune.Study.optimize` has it.
+        compute: What one fit may spend where epochs are ``auto``, as :func:`privtune.create_study` has it.
         records: How many records there are. Public: it sets the sampling rate. The length of ``X`` unless
             given; under add-remove adjacency a number written down hides whether one record is there.
         validation: Expected share of the records on which a strategy that chooses scores its trials.

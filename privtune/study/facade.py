@@ -265,7 +265,6 @@ class Study:
         strategy: Strategy,
         epochs: float | Literal["auto"] | None = None,
         expected_batch_size: int | Literal["auto"] | None = None,
-        compute: float | str | None = None,
         report: Mapping[str, Any] | str | None = "auto",
         space: Mapping[str, Mapping[str, Any]] | None = None,
         epsilon: float | None = None,
@@ -291,10 +290,9 @@ class Study:
         Args:
             task: What is trained and scored, on which records: see :func:`privtune.make_task`.
             strategy: How to choose, as in ``privtune.strategies``.
-            epochs: Expected passes over the training records; ``auto``: planning chooses them.
+            epochs: Expected passes over the training records; ``auto``: planning chooses them, for what
+                ``compute`` of :func:`privtune.create_study` says that one training may spend.
             expected_batch_size: Expected records in one Poisson sample; ``auto``: planning chooses it.
-            compute: What one training may spend where epochs are ``auto``: gradient evaluations (``2e6``),
-                or a time of one CPU core (``"15 minutes"``); twenty passes over the records unless given.
             report: One score of the released model on the test split: a metric's name, or ``metric``,
                 ``epsilon_share``, .... ``auto`` is what the study says; unless it says anything, planning
                 takes the task's score or a metric that suits the target, and leaves the score out, with a
@@ -360,7 +358,6 @@ class Study:
             strategy=strategy,
             epochs=epochs,
             expected_batch_size=expected_batch_size,
-            compute=compute,
             report=report,
             space=space,
             epsilon=epsilon,

@@ -92,7 +92,6 @@ class EngineOptions(ArmOptions):
 
     epochs: float | Literal["auto"] | None
     expected_batch_size: int | Literal["auto"] | None
-    compute: float | str | None
     report: Mapping[str, Any] | str | None
     space: Mapping[str, Mapping[str, Any]] | None
     pruner: Any
@@ -838,18 +837,10 @@ def _context(life: Life, task: Task, options: EngineOptions) -> PlanningContext:
     arm_fields = {
         "epochs": options.epochs,
         "expected_batch_size": options.expected_batch_size,
-        "compute": options.compute,
         "report": spec.report if options.report == AUTO else read_report(options.report),
         "space": options.space or {},
     }
     arm_spec = spec.model_copy(update=arm_fields)
-    if options.compute is not None and options.epochs != AUTO:
-        raise InvalidInputError(
-            "compute",
-            options.compute,
-            f"is what may be spent where epochs are auto, and they are {options.epochs!r}",
-            "Pass epochs='auto', or leave compute out.",
-        )
     if not is_auto(arm_spec):
         return arm_spec.planning_context(task)
     strategy = options.strategy

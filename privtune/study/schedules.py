@@ -53,7 +53,7 @@ _FORMS = (
 
 
 @dataclass(frozen=True)
-class Spending:
+class ComputeLimit:
     """What one training may spend: gradient evaluations, or seconds of one CPU core.
 
     Args:
@@ -69,7 +69,7 @@ class Spending:
     seconds: float = math.inf
 
 
-def read_compute(value: object) -> Spending:
+def read_compute(value: object) -> ComputeLimit:
     """Return what one training may spend, from a number of gradient evaluations or a time in words.
 
     Args:
@@ -80,10 +80,10 @@ def read_compute(value: object) -> Spending:
 
     Example:
         >>> read_compute("90 seconds")
-        Spending(evaluations=inf, seconds=90.0)
+        ComputeLimit(evaluations=inf, seconds=90.0)
     """
     if is_number(value) and value >= 1.0:
-        return Spending(evaluations=float(value))
+        return ComputeLimit(evaluations=float(value))
     time = _TIME.fullmatch(value) if isinstance(value, str) else None
     if time is None:
         raise InvalidInputError("compute", value, _FORMS)
@@ -94,7 +94,7 @@ def read_compute(value: object) -> Spending:
     seconds = amount * _SECONDS[time[2]]
     if not 0.0 < seconds < math.inf:
         raise InvalidInputError("compute", value, _FORMS)
-    return Spending(seconds=seconds)
+    return ComputeLimit(seconds=seconds)
 
 
 def check_compute(value: Any) -> Any:
@@ -252,10 +252,10 @@ def compute_of(spec: StudySpec, task: Task, facts: TrainingFacts) -> float:
     """
     if spec.compute is None:
         return float(facts.usual_compute)
-    spending = read_compute(spec.compute)
-    if math.isinf(spending.seconds):
-        return spending.evaluations
-    return max(1.0, spending.seconds / seconds_per_gradient(task))
+    limit = read_compute(spec.compute)
+    if math.isinf(limit.seconds):
+        return limit.evaluations
+    return max(1.0, limit.seconds / seconds_per_gradient(task))
 
 
 def with_chosen_numbers(spec: StudySpec, plans: Sequence[Plan]) -> StudySpec:
@@ -275,6 +275,19 @@ def with_chosen_numbers(spec: StudySpec, plans: Sequence[Plan]) -> StudySpec:
         if detail is not None and detail["asked"] == question:
             return with_numbers(spec, detail)
     return spec
+
+
+def with_rule(spec: StudySpec, task: Task) -> StudySpec:
+    """Return a spec with the numbers that the rule chooses, or the spec itself if it has numbers.
+
+    Args:
+        spec: A spec that may leave epochs or batch to the rule.
+        task: Its task; public facts alone are read.
+    """
+    if not is_auto(spec):
+        return spec
+    _, detail = choose(spec, task)
+    return with_numbers(spec, detail)
 
 
 def with_numbers(spec: StudySpec, detail: Mapping[str, Any]) -> StudySpec:

@@ -395,8 +395,7 @@ class StudySpec(pydantic.BaseModel):
             if absent:
                 raise ValueError(f"a study of a task also needs {', '.join(absent)}")
             return self
-        fields = (*of_training, "compute", "space", "stages")
-        of_task = [name for name in fields if getattr(self, name)]
+        of_task = [name for name in (*of_training, "space", "stages") if getattr(self, name)]
         if of_task:
             raise ValueError(
                 f"task is missing, and {', '.join(of_task)} cannot go without one. Write task: with a name "
