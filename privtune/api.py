@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.imports import ByName
 from privtune.ledger import Budget
-from privtune.names import DEFAULT_STORAGE, refuse_name
+from privtune.names import refuse_name, usual_storage
 from privtune.study import (
     BudgetSpec,
     Observer,
@@ -161,7 +160,8 @@ def create_study(
         task: A built-in task, ``package.module:factory``, or a table, as in a spec.
         arms: For each arm ``name``, ``strategy`` and the strategy's options, as in a spec.
         storage: The database of studies and budgets: its URL, or the path of a SQLite file. Unless given
-            that of the variable ``PRIVTUNE_STORAGE``, else ``privtune.db`` in this folder.
+            that of the variable ``PRIVTUNE_STORAGE``, else that in the file ``PRIVTUNE_STORAGE_FILE``, else
+            ``privtune.db`` in this folder.
         load_if_exists: Return a study of this name as it is, if there is one. Whatever else is given
             must be what it was created with; of an open study ``device``, ``stack`` and ``executor`` may
             be others now, since they change no result.
@@ -214,7 +214,7 @@ def create_study(
         )
     terms = {field: getattr(budget, field) for field in BudgetSpec.model_fields}
     _check_tracking(tracking)
-    storage = _storage_or_usual(storage)
+    storage = usual_storage(storage)
     values = {"name": name, "budget": terms, "task": task, "arms": arms, **fields}
     document = {}
     for field, value in values.items():
@@ -249,13 +249,6 @@ TRACKERS: ByName[Callable[[Study], Observer]] = ByName(
     {"mlflow": "privtune.tracking.mlflow:MlflowObserver"}
 )
 """What logs the releases of a study, by the name that ``tracking`` gives."""
-
-
-def _storage_or_usual(storage: str | Path | None) -> str | Path:
-    """Return the storage that is given, else that of ``PRIVTUNE_STORAGE``, else a file of this folder."""
-    if storage is not None:
-        return storage
-    return os.environ.get("PRIVTUNE_STORAGE") or DEFAULT_STORAGE
 
 
 def _check_tracking(tracking: str | None) -> None:
@@ -309,7 +302,8 @@ def load_study(
     Args:
         name: Name of the study.
         storage: The database of studies and budgets: its URL, or the path of a SQLite file. Unless given
-            that of the variable ``PRIVTUNE_STORAGE``, else ``privtune.db`` in this folder.
+            that of the variable ``PRIVTUNE_STORAGE``, else that in the file ``PRIVTUNE_STORAGE_FILE``, else
+            ``privtune.db`` in this folder.
         curator: Whether you are inside the trust boundary and may see sealed trials.
         tracking: ``mlflow``: log what is released from now on, and what was released before with it.
 
@@ -325,5 +319,5 @@ def load_study(
         4.0
     """
     _check_tracking(tracking)
-    study = Study(name, _storage_or_usual(storage), curator=curator)
+    study = Study(name, usual_storage(storage), curator=curator)
     return _track(study, tracking)

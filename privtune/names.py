@@ -1,16 +1,21 @@
-"""Rules for names and stored texts, suggestions for mistyped names, and the usual storage's name."""
+"""Rules for names and stored texts, suggestions for mistyped names, and where the usual storage is."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from privtune.errors import InvalidInputError
+from privtune.files import read_private
 
 DEFAULT_STORAGE = "sqlite:///privtune.db"
 """The database of studies and budgets where none is named: a file of the working folder."""
+
+STORAGE_EXAMPLES = "Examples: runs/p.db, sqlite:///privtune.db, postgresql://user@host/database."
 
 NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
 
@@ -56,13 +61,24 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "metric": ("scoring",),
     "n_trials": ("mean_runs", "trials"),
     "noise": ("noise_multiplier",),
+    "noise_scale": ("noise_multiplier",),
     "num_epochs": ("epochs",),
+    "num_steps": ("count", "steps"),
     "num_trials": ("mean_runs", "trials"),
     "params": ("parameters",),
+    "probability": ("rate",),
+    "q": ("rate",),
+    "sample_rate": ("rate",),
     "sampling_probability": ("rate",),
+    "sampling_rate": ("rate",),
     "search_space": ("space",),
     "sigma": ("noise_multiplier",),
+    "standard_deviation": ("noise_multiplier",),
+    "std": ("noise_multiplier",),
+    "stddev": ("noise_multiplier",),
     "step_size": ("learning_rate",),
+    "steps": ("count",),
+    "times": ("count",),
     "trials": ("arms", "mean_runs"),
     # distributions
     "categoricaldistribution": ("categorical",),
@@ -91,7 +107,7 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
     "min": ("low",),
     "minimum": ("low",),
     "options": ("choices",),
-    "scale": ("log",),
+    "scale": ("log", "noise_multiplier"),
     "upper": ("high",),
     "values": ("choices",),
     # strategies, methods and samplers
@@ -143,6 +159,46 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
 _SURE = 0.85  # difflib's ratio of a slip of a finger
 _CLOSE = 0.6  # and that of what may be meant
 _SHORT = 3  # letters of a beginning that is taken for a whole name: fix, fixed
+
+
+def usual_storage(storage: str | Path | None = None) -> str | Path:
+    """Return the storage to use: the given one, else that of the environment, else a file of this folder.
+
+    Python, the commands and workers all find it here. In the environment it is the URL in
+    ``PRIVTUNE_STORAGE``, else the one in the file that ``PRIVTUNE_STORAGE_FILE`` names. A URL may hold a
+    password, and other users of a machine can read a command line.
+
+    Args:
+        storage: The URL of a database, or the path of a SQLite file; None where nothing was said.
+
+    Returns:
+        A URL or a path, which is no more than a text yet: opening it checks what it names.
+
+    Raises:
+        InvalidInputError: If the given storage is empty or no text, or the file that the environment names
+            is empty, cannot be read, or can be read by others.
+    """
+    if storage is not None:
+        if isinstance(storage, Path) or (isinstance(storage, str) and storage.strip()):
+            return storage
+        # Of another type the name alone: a URL in bytes may hold a password.
+        value = storage if isinstance(storage, str) else type(storage).__name__
+        allowed = "must be the URL of a database, or the path of a SQLite file"
+        raise InvalidInputError("storage", value, allowed, STORAGE_EXAMPLES)
+    url = os.environ.get("PRIVTUNE_STORAGE")
+    if url:
+        return url
+    file = os.environ.get("PRIVTUNE_STORAGE_FILE")
+    if not file:
+        return DEFAULT_STORAGE
+    content = read_private(Path(file))
+    url = content.decode(errors="replace").strip()
+    if not url:
+        allowed = "names a file that is empty"
+        raise InvalidInputError(
+            "PRIVTUNE_STORAGE_FILE", file, allowed, "Write the URL of the storage into it."
+        )
+    return url
 
 
 def did_you_mean(

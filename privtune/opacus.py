@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privtune.accounting import Gaussian, PoissonSampled, Repeated
@@ -10,7 +11,6 @@ from privtune.accounting.checks import check_integer
 from privtune.api import create_study
 from privtune.errors import InvalidInputError
 from privtune.ledger import Budget
-from privtune.names import DEFAULT_STORAGE
 from privtune.strategies import PapernotSteinke
 from privtune.study.declared_arms import Mechanism
 from privtune.study.familiar_names import unknown
@@ -149,7 +149,7 @@ def select(
     declared_by: str,
     name: str = "opacus",
     strategy: Strategy | None = None,
-    storage: str = DEFAULT_STORAGE,
+    storage: str | Path | None = None,
     **options: Any,
 ) -> Release:
     """Choose the hyperparameters of an Opacus script by private selection, and release the best model alone.
@@ -167,7 +167,7 @@ def select(
         declared_by: Who declares that the script trains as Opacus' accountant says.
         name: Name of the study and of its budget.
         strategy: How to choose; ``PapernotSteinke(mean_runs=10)`` unless given.
-        storage: URL of the database.
+        storage: The database of studies and budgets, as :func:`privtune.create_study` takes it.
         **options: Others of ``study.optimize_declared``, as ``score``.
 
     Returns:

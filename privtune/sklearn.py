@@ -27,7 +27,7 @@ from privtune.errors import InvalidInputError
 from privtune.imports import find_extra
 from privtune.ledger import Budget, Dataset
 from privtune.ledger.urls import masked_url
-from privtune.names import DEFAULT_STORAGE
+from privtune.names import usual_storage
 from privtune.strategies import Fixed, InRun, Strategy
 from privtune.strategies.arms import needs_of
 from privtune.strategies.in_run import method_class
@@ -131,7 +131,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         import torch
 
         check_consistent_length(x, y)
-        _check_storage(str(self.storage))
+        _check_storage(self.storage)
         budget = _check_budget(self.budget)
         strategy = self._usual if self.strategy is None else self.strategy
         count = len(x) if self.records is None else self.records
@@ -288,7 +288,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             the charge of the fit, and stands with its 95% interval in ``release_.estimates``. A share so
             small that the interval would say little is left unmeasured, with a warning in the log. No
             record unless given.
-        storage: The database of studies and budgets: its URL, or the path of a SQLite file.
+        storage: The database of studies and budgets, as :func:`privtune.create_study` takes it.
         tracking: ``mlflow``: log the release of each fit, as :func:`privtune.create_study` does.
         random_state: Makes a fit reproducible, and its guarantee void against whoever knows it.
 
@@ -340,7 +340,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         records: int | None = None,
         validation: float = 0.2,
         test: float = 0.0,
-        storage: str | Path = DEFAULT_STORAGE,
+        storage: str | Path | None = None,
         tracking: str | None = None,
         random_state: Any = None,
     ) -> None:
@@ -513,7 +513,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         compute: float | str | None = None,
         records: int | None = None,
         validation: float = 0.2,
-        storage: str | Path = DEFAULT_STORAGE,
+        storage: str | Path | None = None,
         tracking: str | None = None,
         random_state: Any = None,
     ) -> None:
@@ -638,8 +638,10 @@ def _build(widths: Sequence[int], strategy: Strategy) -> Callable[[Trial], Any]:
     return build
 
 
-def _check_storage(url: str) -> None:
+def _check_storage(storage: str | Path | None) -> None:
     """Refuse a database URL with a password, which an estimator's ``repr`` and pickles would show."""
+    # None is no parameter to show: the environment's URL stays there.
+    url = "" if storage is None else str(usual_storage(storage))
     if "://" not in url:
         return
     masked = masked_url(url)

@@ -125,6 +125,27 @@ def misspelt(name: str) -> str:
     return name[:place] + name[place + 1 :]
 
 
+@pytest.mark.parametrize(
+    ("field", "meant", "event"),
+    [
+        ("sample_rate", "rate", {"type": "poisson_sampled"}),  # Opacus
+        ("sampling_probability", "rate", {"type": "poisson_sampled"}),  # dp-accounting
+        ("q", "rate", {"type": "poisson_sampled"}),
+        ("num_steps", "count", {"type": "repeated"}),  # Opacus
+        ("steps", "count", {"type": "repeated"}),
+        ("standard_deviation", "noise_multiplier", {"type": "gaussian"}),
+        ("scale", "noise_multiplier", {"type": "laplace"}),
+    ],
+)
+def test_a_field_of_an_event_has_the_names_of_other_accountants(
+    field: str, meant: str, event: dict[str, Any]
+) -> None:
+    gaussian = {"type": "gaussian", "noise_multiplier": 1.0}
+    inner = {} if meant == "noise_multiplier" else {"event": gaussian}
+    with pytest.raises(PrivTuneError, match=rf"Did you mean {meant}\?"):
+        event_from_dict({**event, **inner, field: 0.5})
+
+
 @pytest.mark.parametrize("what", LISTS)
 def test_a_near_name_is_answered_with_the_right_one(what: str) -> None:
     names, write = LISTS[what]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import shutil
 import sys
@@ -24,7 +23,7 @@ import typer
 
 from privtune.errors import InvalidInputError
 from privtune.files import read_bounded, write_whole
-from privtune.names import DEFAULT_STORAGE
+from privtune.names import usual_storage
 from privtune.numbers import ceil_digits
 from privtune.prose import fitted
 
@@ -36,21 +35,19 @@ if TYPE_CHECKING:
     from privtune.study import StudySpec
 
 
-def _read_storage(url: str) -> str:
-    """Return a command's storage from its option, or from the file of ``PRIVTUNE_STORAGE_FILE``.
-
-    A launcher's job reads the URL from the file of ``PRIVTUNE_STORAGE_FILE``: other users of the machine can
-    read a command line, and a URL may hold a password.
+def _read_storage(context: typer.Context, url: str) -> str:
+    """Return a command's storage from its option, or the usual one where no option was typed.
 
     Args:
-        url: What ``--storage`` or ``PRIVTUNE_STORAGE`` says, or the default. Whatever differs from the
-            default takes precedence over the file.
+        context: The command's call, which knows whether the option was typed.
+        url: What ``--storage`` or ``PRIVTUNE_STORAGE`` says, or the default.
     """
-    if url != DEFAULT_STORAGE or "PRIVTUNE_STORAGE_FILE" not in os.environ:
-        return url
-    from privtune.study.workers import storage_here
-
-    return storage_here()
+    source = context.get_parameter_source("storage")
+    if source is None or source.name == "DEFAULT":
+        storage = usual_storage()
+    else:
+        storage = usual_storage(url)
+    return str(storage)
 
 
 Storage = Annotated[
@@ -205,6 +202,7 @@ def show_table(
     keep_lines: bool = False,
     wide: bool = False,
     spare: Sequence[str] = (),
+    prose: str | None = None,
 ) -> list[str]:
     """Print a table, and return the columns that the terminal was too narrow for.
 
@@ -219,6 +217,7 @@ def show_table(
         keep_lines: Break no line: where a terminal is too narrow for rows, print a block for each.
         wide: Break no line: the table is as wide as its rows, whatever the terminal is.
         spare: Columns that are left out of a table that is too wide, the first one first.
+        prose: The column of sentences, whose lines may be broken at words where others may not.
     """
     from rich.measure import Measurement
 
@@ -231,9 +230,18 @@ def show_table(
         titles = [columns[place] for place in places]
         table_cells = [[row[place] for place in places] for row in cells]
         table = _make_table(
-            titles, table_cells, title=title, numeric=numeric, keep_lines=keep_lines, wide=wide
+            titles,
+            table_cells,
+            title=title,
+            numeric=numeric,
+            keep_lines=keep_lines,
+            wide=wide,
+            prose=prose,
         )
-        width = Measurement.get(console(), unlimited, table).maximum
+        measure = Measurement.get(console(), unlimited, table)
+        width = measure.maximum
+        if prose is not None:
+            width = measure.minimum
         if not keep_lines or width <= console().width:
             console().print(table, crop=False)
             return omitted
@@ -260,6 +268,7 @@ def _make_table(
     numeric: Sequence[str],
     keep_lines: bool,
     wide: bool,
+    prose: str | None,
 ) -> Table:
     """Return a table as rich prints it, from titles and cells of :func:`show_table`.
 
@@ -282,10 +291,9 @@ def _make_table(
         values = [row[place] for row in cells]
         head = _break_title(column, values) if keep_lines else column
         justify: Any = "right" if column in numeric else "left"
-        least = None if keep_lines else _least_width([head, *values], wide=wide)
-        table.add_column(
-            head, justify=justify, no_wrap=keep_lines, overflow="fold", min_width=least
-        )
+        is_whole = keep_lines and column != prose
+        least = None if is_whole else _least_width([head, *values], wide=wide)
+        table.add_column(head, justify=justify, no_wrap=is_whole, overflow="fold", min_width=least)
     for row in cells:
         table.add_row(*map(Text, row))
     return table

@@ -7,7 +7,6 @@ columns. What a page shows, too, comes from `privtune.views`, so that terminal a
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from privtune.accounting.registry import formula
 from privtune.cli._common import program, say, say_left_out, show_facts, show_table
 from privtune.imports import has
 from privtune.ledger.wording import PromiseWording
-from privtune.names import DEFAULT_STORAGE
+from privtune.names import usual_storage
 from privtune.numbers import finite, show_epsilon, show_left
 from privtune.strategies.describe import noise_of, plan_line
 from privtune.strategies.laws import (
@@ -403,7 +402,7 @@ def _storage_option(study: Study) -> str:
     """Return the ``--storage`` option for a printed command, empty where the default will do."""
     from privtune.ledger.urls import masked_url
 
-    if study.storage == os.environ.get("PRIVTUNE_STORAGE", DEFAULT_STORAGE):
+    if study.storage == str(usual_storage()):
         return ""
     if masked_url(study.storage) != study.storage:
         return " (with PRIVTUNE_STORAGE set)"

@@ -48,6 +48,7 @@ _ADMISSION = {
     "declared": "charges are allowed only before the first run starts",
 }
 """When a budget allows charges, in words."""
+_STARTED = "A charge by hand stays started, since nobody reports its release: it is spent, released or not."
 _FITS = "What fits is rounded down, and each line is one more arm by itself."
 _MANY = 200  # different events from which on each is costed by RDP alone, which is quick
 
@@ -328,10 +329,19 @@ def create(
 @app.command("list")
 def list_(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List the budgets, with what is spent and left of each."""
-    with _ledger(storage) as ledger:
-        documents = [_budget_document(ledger, budget) for budget in ledger.budgets()]
+    from privtune.ledger.places import is_missing
+
+    documents: list[dict[str, Any]] = []
+    if not is_missing(storage):
+        with _ledger(storage) as ledger:
+            for budget in ledger.budgets():
+                document = _budget_document(ledger, budget)
+                documents.append(document)
     if as_json:
         emit_json(documents)
+        return
+    if not documents:
+        say("There is no budget in this storage: privtune budget create makes one.")
         return
     rows = [
         (
@@ -371,16 +381,17 @@ def show(
         return
     rows = _budget_rows(document)
     say(f"Budget {name}", bold=True)
-    show_table(("", "ε", ""), rows, numeric=["ε"], keep_lines=True)
+    columns = ("", "ε", "of what")
+    show_table(columns, rows, numeric=["ε"], keep_lines=True, prose="of what")
+    if document["spendings"]:
+        say(
+            "Spent is the ε of all charges together; that of a study or a note is of its own charges "
+            "together, so these do not add up; privtune budget charges has the ε of each charge alone."
+        )
     if document.get("fits"):
         say(_FITS)
     if note := document.get("fits_note"):
         say(f"{note[0].upper()}{note[1:]}.")
-    if len(document["spendings"]) > 1:
-        say(
-            "Studies and notes do not add up either. The ε of several charges is an upper bound on all of "
-            "them, by the odometer; that of one is what it costs alone."
-        )
     closed = ", closed" if document["closed"] else ""
     facts = {
         "dataset": document["dataset"] or "not named yet",
@@ -460,6 +471,9 @@ def charges(
     )
     if not charges_of_budget:
         return
+    states_by_hand = [charge.state for charge in charges_of_budget if not charge.study]
+    if "started" in states_by_hand:
+        say(_STARTED)
     first = charges_of_budget[0]
     if together[first.id] > alone[first.event]:
         say(
@@ -518,8 +532,9 @@ def charge(
 ) -> None:
     """Charge a release that another tool makes, if it fits.
 
-    Do this before the release. The charge counts as started at once and cannot be taken back. Use
-    --already-released to record a release that has been made.
+    Do this before the release. The charge is spent at once and cannot be taken back. It stays in the
+    state started, since nobody reports the release. Use --already-released to record a release that has
+    been made.
     """
     from privtune.accounting import epsilon, event_from_dict
     from privtune.errors import PrivTuneError
@@ -558,6 +573,8 @@ def charge(
         f"Charged {new_charge.id} ({new_charge.state}): it costs ε = {cost} alone. All charges together "
         f"spend ε = {show_epsilon(spent, 4)} of {budget.epsilon:g}; ε = {remaining} is left."
     )
+    if not is_released:
+        say(_STARTED)
     if spent > budget.epsilon:
         say("The budget is exceeded: every further charge is refused.", loud=True)
 

@@ -22,12 +22,14 @@ from privtune.errors import InvalidInputError
 from privtune.files import write_whole
 from privtune.imports import libraries, users_code
 from privtune.names import DEFAULT_STORAGE
-from privtune.numbers import json_ready, show_epsilon
+from privtune.numbers import json_ready, show_epsilon, show_left
 
 if TYPE_CHECKING:
+    from privtune.accounting import Event
+    from privtune.ledger import Charge
     from privtune.strategies.schedule_rule import ScheduleCurve
     from privtune.study import Study, StudyPlan, StudySpec
-    from privtune.study.rows import StudySummary
+    from privtune.study.rows import AnyPlan, StudySummary
 
 app = typer.Typer()
 SpecFile = Annotated[Path, typer.Argument(help="The study's spec, a YAML file.")]
@@ -145,12 +147,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     ] = None,
     data: Data = None,
     curator: Curator = False,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            "--storage", help="Also check that the study fits its budget in this database."
-        ),
-    ] = None,
+    storage: common.Storage = DEFAULT_STORAGE,
     force: LargeDelta = False,
     as_json: common.AsJson = False,
 ) -> None:
@@ -324,47 +321,62 @@ def rehearse(
         print_rehearsal(rehearsal)
 
 
-def _check_budget(study_plan: StudyPlan, spec: StudySpec, storage: str | None) -> str:
-    """Refuse a study that exceeds a stored budget, or return a sentence that the study fits.
+def _check_budget(study_plan: StudyPlan, spec: StudySpec, storage: str) -> str:
+    """Refuse a study that exceeds a stored budget, or return a sentence on what it leaves of the budget.
 
     Args:
         study_plan: The study's plan.
         spec: The study's spec, which names its budget.
-        storage: The database of the budget; None checks nothing.
+        storage: The database of the budget.
 
     Returns:
-        A sentence; none where nothing was checked.
+        A sentence; none where the database or the budget does not exist yet.
 
     Raises:
-        BudgetExceededError: If the budget does not hold all stages and private arms together.
+        BudgetExceededError: If the budget does not hold what is not charged yet of the study.
         DatasetMismatchError: If it protects another dataset than the study's.
     """
-    if storage is None:
-        return ""
     from privtune.ledger import Ledger
-    from privtune.ledger.places import checked_url, database_path
+    from privtune.ledger.places import is_missing
 
     name = spec.budget.name
-    path = database_path(checked_url(storage))
-    no_budget = f"Budget {name} does not exist yet: privtune study create makes it."
-    if path is not None and not path.exists():
-        return no_budget  # opening a ledger would make the file
+    if is_missing(storage):
+        return ""
     with Ledger(storage) as ledger:
-        if name not in [budget.name for budget in ledger.budgets()]:
-            return no_budget
+        if name not in ledger.log.names():
+            return ""
         limit = ledger.budget(name).epsilon
         dataset = spec.dataset_of(study_plan.plans[0].dataset)
         ledger.check_dataset(name, dataset)
-        events = [stage.event for stage in study_plan.stages]
-        events += [plan.charged for plan in study_plan.plans if plan.is_private]
-        ledger.check(name, events)
-        spent = ledger.spent(name).epsilon
-    # By what its filter admits: what is left of ε by the odometer may be less than the study's ε.
-    return (
-        f"Budget {name} holds this study: ε = {show_epsilon(spent, 4)} is spent now, and with the study all "
-        f"charges together cost at most ε = {limit:g}. Once it has started, more than its own ε counts as "
-        f"spent, since more may be charged later: privtune budget show {name} says what then fits."
-    )
+        events = _uncharged_events(study_plan, ledger.charges(name, study=spec.name))
+        spent = show_epsilon(ledger.spent(name).epsilon, 4)
+        # By the odometer: more may be charged after a start, so more than the study's own ε counts as spent.
+        remainder = show_left(ledger.remaining_after(name, events), 4)
+    now = f"ε = {spent} of {limit:g} is spent now"
+    if not events:
+        return f"Budget {name} is charged for this study already: {now}, and {remainder} is left."
+    return f"Budget {name} holds this study: {now}, and {remainder} is left once the study has started."
+
+
+def _uncharged_events(study_plan: StudyPlan, charges: Sequence[Charge]) -> list[Event]:
+    """Return the events of a study's stages and private arms that its charges do not hold yet.
+
+    Args:
+        study_plan: The study's plan.
+        charges: The charges of the study of this name.
+    """
+    paid = []
+    for charge in charges:
+        if charge.state != "voided":
+            paid.append((charge.arm, charge.event))
+    plans: list[AnyPlan] = [*study_plan.stages]
+    plans += [plan for plan in study_plan.plans if plan.is_private]
+    events = []
+    for plan in plans:
+        event = plan.charged
+        if (plan.arm, event) not in paid:
+            events.append(event)
+    return events
 
 
 @app.command()
@@ -467,6 +479,10 @@ def list_(storage: common.Storage = DEFAULT_STORAGE, as_json: common.AsJson = Fa
         rows.append((study.name, study.budget, _state_of(study), epsilon, study.since or "—"))
     columns = ("study", "budget", "state", "ε charged", "since")
     common.show_table(columns, rows, numeric=("ε charged",), keep_lines=True)
+    common.say(
+        "The ε of a study is that of its own charges together; privtune budget show has the ε of everything "
+        "charged to a budget, and privtune budget charges that of each charge alone."
+    )
 
 
 def _state_of(study: StudySummary) -> str:

@@ -51,11 +51,39 @@ def render_certificate(certificate: Document) -> str:
         caveat=PromiseWording(terms["unit"]).caveat,
         guarantee=certificate["guarantee"],
         filter=_filter(certificate.get("filter")),
+        binding=_binding(certificate),
         declared=_declared(certificate["entries"]),
         audits=audits,
         contradictions=contradictions(audits),
     )
     return f"{page}\n"
+
+
+def _binding(certificate: Document) -> str:
+    """Return in words which number says what was spent, and which rule decides what may still be charged.
+
+    The odometer and the filter may differ, since they answer two questions.
+
+    Args:
+        certificate: The parsed file.
+    """
+    method = certificate["guarantee"]["method"]
+    certified = (
+        f"The smallest of these bounds is the certified ε ({method}): it says what was spent"
+    )
+    states = {charge["state"] for charge in certificate["charges"]}
+    if states.isdisjoint({"started", "settled"}):
+        return (
+            f"{certified}. It also decides what may be charged until a run has started: all charges together "
+            "must stay within the limit."
+        )
+    if certificate["budget"]["terms"]["admission"] == "declared":
+        return f"{certified}. Nothing more can be charged, since a run has started."
+    return (
+        f"{certified}, and refuses nothing. The privacy filter alone decides what may still be charged "
+        "(fully adaptive composition), since a run has started. What was charged before the first run had "
+        "to stay within the limit by the best of the bounds."
+    )
 
 
 def _formula(event: Document) -> str:

@@ -192,7 +192,8 @@ def suggestions(
         of_study: Whether a study asks, whose spec says an ε.
     """
     shape = training(events[0]) if len(events) == 1 else None
-    if shape is None:
+    # A study's noise follows from its ε, which is what its author changes.
+    if shape is None or of_study:
         return (_together(history, events, of_study=of_study),)
     return tuple(_trainings(history, *shape))
 
@@ -249,7 +250,7 @@ def _together(history: History, events: Sequence[acc.Event], *, of_study: bool) 
     if least > unspent:
         phrase = f"{phrase} ({MORE})"
     if of_study:
-        phrase = f"{phrase}; in a study's spec: epsilon: {least:g}"
+        phrase = f"epsilon: {least:g} in the study's spec (in Python epsilon={least:g}), {phrase}"
     return phrase
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -329,6 +329,26 @@ class History:
                 late_weight = self._late_weight(charge.event)
                 part._add(late_weight, 1, True)
         return part
+
+    def with_charges(
+        self, events: Sequence[Event], basis: str, weights: Sequence[Weight]
+    ) -> History:
+        """Return a copy of this history to which more events are charged, and which has started.
+
+        Args:
+            events: The events, one at least.
+            basis: By which rule they are admitted.
+            weights: Of each in the filter; none before the first start.
+        """
+        after = self.only(self.charges)
+        if not after.frozen:
+            first = len(self.charges) + 1
+            after.block.update(enumerate(events, first))
+            after.frozen = True
+            return after
+        for event, weight in zip(events, weights, strict=True):
+            after._count(event, weight, 1, basis)
+        return after
 
     def weight(self, number: int) -> Weight:
         """Return the weight in the filter of a charge that was made after the first start."""

@@ -15,6 +15,7 @@ from privtune.accounting import Event, Guarantee, epsilon
 from privtune.errors import InvalidInputError
 from privtune.ledger.admission import (
     FilterState,
+    admission_of,
     admit,
     filter_state,
     fits,
@@ -682,6 +683,33 @@ class Ledger:
             BudgetExceededError: They do not fit; says what would.
         """
         ask(self.log.current(budget), events)
+
+    def remaining_after(self, budget: str, events: Sequence[Event]) -> float:
+        """Return the ε that a budget would have left once it is charged for events. Charges nothing.
+
+        Args:
+            budget: The budget's name.
+            events: What would be charged together, and then started.
+
+        Returns:
+            The budget's ε less what is spent then, never below 0: what :meth:`remaining` returns afterwards.
+
+        Raises:
+            BudgetExceededError: They do not fit; says what would.
+
+        Example:
+            >>> from privtune.accounting import Gaussian
+            >>> with Ledger() as ledger:
+            ...     budget = ledger.create_budget(Budget(4.0, 1e-5, name="clinic"))
+            ...     round(ledger.remaining_after("clinic", [Gaussian(9.0)]), 2)
+            3.58
+        """
+        history = self.log.current(budget)
+        ask(history, events)
+        verdict = admission_of(history, events) if events else None
+        if verdict is not None:
+            history = history.with_charges(events, *verdict)
+        return max(0.0, history.terms().epsilon - odometer(history).epsilon)
 
     def holds(self, budget: str, events: Sequence[Event]) -> bool:
         """Return whether a budget would admit events at this moment. Charges nothing.

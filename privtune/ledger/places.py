@@ -26,7 +26,7 @@ from privtune.files import (
 )
 from privtune.ledger.errors import LedgerConnectionError, LedgerCorruptedError, LedgerError
 from privtune.ledger.urls import masked_url
-from privtune.names import check_text
+from privtune.names import STORAGE_EXAMPLES, check_text
 
 STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 """How the files of a SQLite store end: the database, SQLite's own beside it, and ours."""
@@ -34,7 +34,6 @@ STORE = ("", "-wal", "-shm", "-journal", "-heads", "-turn")
 _HEAD = re.compile(rb".+ \d+ [0-9a-f]{64}")
 """A line of the heads that are noted beside a SQLite ledger: budget, entry, digest."""
 
-_EXAMPLES = "Examples: runs/p.db, sqlite:///privtune.db, postgresql://user@host/database."
 _FILE = re.compile(r"[^:@?#]+\.(db|sqlite3?)")
 """A path to a SQLite file: an ending tells it from a URL that lacks its scheme, which may hold a password."""
 
@@ -147,7 +146,7 @@ def checked_url(url: str | Path) -> URL:
     url = str(url) if isinstance(url, Path) else url
     shown_url = masked_url(str(url))
 
-    def wrong(allowed: str, remedy: str = _EXAMPLES) -> InvalidInputError:
+    def wrong(allowed: str, remedy: str = STORAGE_EXAMPLES) -> InvalidInputError:
         return InvalidInputError("storage", shown_url, allowed, remedy)
 
     try:
@@ -316,6 +315,16 @@ def is_of_stranger(url: URL) -> bool:
     """Return whether a SQLite store's file belongs to another user than this one and root."""
     path = database_path(url)
     return path is not None and is_strangers(path)
+
+
+def is_missing(url: str | Path) -> bool:
+    """Return whether a storage is a SQLite file that does not exist: to open the storage would create it.
+
+    Raises:
+        InvalidInputError: It names no database.
+    """
+    path = database_path(checked_url(url))
+    return path is not None and not path.exists()
 
 
 def create_database(url: URL) -> None:

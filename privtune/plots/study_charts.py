@@ -314,36 +314,39 @@ def shares(study: Study) -> list[tuple[str, float, float]]:
     """Return each charge's label, the ε that it added, and the ε of it alone, in the order of charging.
 
     Args:
-        study: All charges of its budget count, also those of others; voided ones cost nothing.
+        study: All charges of its budget count, also those of others.
 
     Returns:
-        A row for each charge. Of more than 24 charges several neighbours share a row: each row needs a
-        composition of all before it.
+        A row for each charge that is not voided. What was added sums to the ε that the budget has spent, as
+        its odometer reads it after each charge. Of more than 24 charges several neighbours share a row: a
+        bar has no room for more.
     """
     budget = study.spec.budget
     with Ledger(study.storage) as ledger:
         charges = [charge for charge in ledger.charges(budget.name) if charge.state != "voided"]
-
-    def cost(part: Sequence[Charge]) -> float:
-        events = [charge.event for charge in part]
-        guarantee = budget.guarantee_of(Composed(events))
-        return guarantee.epsilon
+        readings = ledger.spent_by_charge(budget.name)
+        spent = ledger.spent(budget.name).epsilon
 
     rows = []
     before = 0.0
-    # Each part is composed with all before it: of many charges several are one part.
     size = max(1, math.ceil(len(charges) / MOST_TRACES))
     for start in range(0, len(charges), size):
         end = start + size
         part = charges[start:end]
-        label = _charge_label(part[0], study)
+        first = part[0]
+        last = part[-1]
+        label = _charge_label(first, study)
         if len(part) > 1:
-            label = f"{label} to {_charge_label(part[-1], study)}"
-        # What is added sums to the ε of the whole; what charges cost alone does not.
-        # Bounds are not exactly monotone in what is composed; a share is never shown as negative.
-        together = cost(charges[:end])
-        after = max(before, together)
-        rows.append((label, after - before, cost(part)))
+            label = f"{label} to {_charge_label(last, study)}"
+        # What is added sums to what the budget has spent; what charges cost alone does not.
+        after = readings[last.id]
+        if end >= len(charges):
+            after = spent
+        added = max(0.0, after - before)
+        events = [charge.event for charge in part]
+        alone = budget.guarantee_of(Composed(events))
+        row = (label, added, alone.epsilon)
+        rows.append(row)
         before = after
     return rows
 
@@ -363,7 +366,7 @@ def plot_budget(study: Study) -> go.Figure:
         study: A study; nothing of it need have run.
 
     Returns:
-        A figure. The parts are increments of the composition, in the order of charging.
+        A figure. The parts are increments of the ε spent, in the order of charging.
 
     Example:
         >>> [bar.name for bar in plot_budget(study).data]
@@ -374,7 +377,7 @@ def plot_budget(study: Study) -> go.Figure:
     budget = study.spec.budget
     parts = shares(study)
     figure = new_figure(
-        x=f"ε added by each charge to those before it (at δ = {budget.delta:g})", height=170
+        x=f"ε added by each charge to the ε spent (at δ = {budget.delta:g})", height=170
     )
     look = _looks_of(study.plans)
     for label, added, alone in parts:

@@ -52,6 +52,7 @@ from privtune.study.rows import (
     StudyRow,
     arm_digest,
     arm_place,
+    check_database,
     check_there,
     plan_text,
 )
@@ -154,6 +155,7 @@ class Life(StoredStudy):
 
     def __init__(self, name: str, url: str) -> None:
         self.url = url
+        check_database(name, url)
         self.ledger = Ledger(url)
         try:
             super().__init__(self.ledger.log.storage, name)

@@ -26,9 +26,11 @@ from privtune.files import OwnFolder
 from privtune.ledger import Ledger
 from privtune.ledger.errors import Place, StudyCorruptedError
 from privtune.ledger.identity import read_identity
+from privtune.ledger.places import checked_url, is_missing
 from privtune.ledger.reading import parsing, read_object, show_key
 from privtune.ledger.schema import arms, blobs, budgets, failures, studies
 from privtune.ledger.storage import Storage
+from privtune.ledger.urls import masked_url
 from privtune.ledger.values import ChargeState
 from privtune.names import check_text, did_you_mean
 from privtune.stages.stage_plan import StagePlan
@@ -189,10 +191,7 @@ class StudyStore:
         url = self._storage.safe_url
         names = list(self.uids())
         if not names:
-            return StudyNotFoundError(
-                f"There is no study named {name!r} in {url}, and no other: privtune study create "
-                "SPEC.yaml makes one; --storage (in Python storage=) names another database."
-            )
+            return _no_study(name, url)
         question = did_you_mean(name, names)
         if not question and self._has_budget(name):
             question = f"A budget has that name: privtune budget show {name}."
@@ -222,6 +221,30 @@ class StudyStore:
         query = notes.order_by(blobs.c.study)
         with self._storage.read() as connection:
             return list(connection.scalars(query))
+
+
+def _no_study(name: str, url: str) -> StudyNotFoundError:
+    """Return the error for a study that is asked of a storage without any."""
+    return StudyNotFoundError(
+        f"There is no study named {name!r} in {url}, and no other: privtune study create "
+        "SPEC.yaml makes one; --storage (in Python storage=) names another database."
+    )
+
+
+def check_database(name: str, url: str) -> None:
+    """Refuse a study of a SQLite database that does not exist: to open the database would create it.
+
+    Args:
+        name: The study's name.
+        url: The URL of the database, or the path of a SQLite file.
+
+    Raises:
+        StudyNotFoundError: If there is no such file.
+        InvalidInputError: If the URL names no database.
+    """
+    if is_missing(url):
+        shown_url = masked_url(checked_url(url).render_as_string(hide_password=False))
+        raise _no_study(check_text(name, "study"), shown_url)
 
 
 def study_names(url: str | Path) -> list[str]:
@@ -263,6 +286,8 @@ def list_studies(url: str | Path) -> list[StudySummary]:
         >>> [(each.name, each.arms, each.released) for each in list_studies(study.storage)]
         [('shown', 2, 2)]
     """
+    if is_missing(url):
+        return []
     with Ledger(url) as ledger:
         store = StudyStore(ledger.log.storage)
         rows = [store.study(name) for name in store.uids()]

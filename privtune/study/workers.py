@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import sys
 import time
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from privtune.errors import PrivTuneError
@@ -30,10 +28,10 @@ from privtune.execution.launchers import (
     wait_for,
 )
 from privtune.execution.table import make_rounds, patiently
-from privtune.files import read_private
 from privtune.imports import described
 from privtune.ledger import Ledger, LedgerBusyError, LedgerConnectionError
 from privtune.ledger.urls import masked_url
+from privtune.names import usual_storage
 from privtune.prose import fitted
 from privtune.study.arm_rounds import TrialFiles, work_on_rows
 from privtune.study.failures import NotLoadedError
@@ -238,7 +236,7 @@ def assist(
     for the curator; another number if the database stayed away.
     """
     try:
-        opened = partial(Life, study, url or storage_here())
+        opened = partial(Life, study, str(usual_storage(url)))
         with closing(patiently(opened, patience=_OPENING)) as life:
             try:
                 for plan, charge_id in _open_rounds(life, arm):
@@ -261,27 +259,6 @@ def assist(
     except Exception:
         return STOPPED  # no storage can be reached from here, so nobody can be told why
     return 0
-
-
-def storage_here() -> str:
-    """Return the URL of the storage from this machine's environment.
-
-    It is in no command line, which other users of a machine can read: it may hold a password.
-
-    Raises:
-        PrivTuneError: If neither variable names one.
-    """
-    url = os.environ.get("PRIVTUNE_STORAGE")
-    if url:
-        return url
-    file = os.environ.get("PRIVTUNE_STORAGE_FILE")
-    if file:
-        content = read_private(Path(file))
-        return content.decode(errors="replace").strip()
-    raise PrivTuneError(
-        "A worker finds no storage: set PRIVTUNE_STORAGE on its machine, or PRIVTUNE_STORAGE_FILE to a "
-        "file that only its owner can read."
-    )
 
 
 def serve(

@@ -223,7 +223,7 @@ def _shares_table(study: Study) -> Values:
     return {
         "columns": ("charge", "ε added", "ε alone"),
         "rows": rows,
-        "caption": "How much each charge added to ε of the composition",
+        "caption": "How much each charge added to the ε spent, and what it costs alone",
         "numeric": ("ε added", "ε alone"),
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from privtune.accounting import Gaussian
+from privtune.cli._common import console
 from privtune.ledger import Budget, BudgetExceededError, ChargeRequest, Ledger
 from tests.cli.conftest import Cli
 
@@ -95,6 +96,32 @@ def test_list_and_show(cli: Cli, budget: str, event: str) -> None:
     assert "DP-SGD of 2340 steps at sample_rate 0.0043, as charge 1" in text
     assert "1 charge: x" in text
     assert "[clinic]" in cli("budget", "list").out
+
+
+def test_a_budget_s_table_fits_a_terminal_and_says_which_epsilon_is_which(
+    cli: Cli, budget: str, event: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    console.cache_clear()
+    cli("budget", "charge", "b", event, "--note", "a table of counts of visits")
+    text = cli("budget", "show", "b").out
+    console.cache_clear()
+    [row] = [line for line in text.split("\n") if "fits: a training" in line]
+    assert "DP-SGD of 2340 steps" in row
+    assert "of what" in text
+    assert "so these do not add up; privtune budget charges has the ε of each charge alone" in text
+
+
+def test_a_charge_by_hand_says_why_it_stays_started(cli: Cli, budget: str, event: str) -> None:
+    sentence = "A charge by hand stays started, since nobody reports its release"
+    assert sentence in cli("budget", "charge", "b", event, "--note", "first").out
+    assert sentence in cli("budget", "charges", "b").out
+
+
+def test_a_release_that_was_recorded_is_settled(cli: Cli, budget: str, event: str) -> None:
+    done = cli("budget", "charge", "b", event, "--note", "leak", "--already-released")
+    assert "b-1 (settled)" in done.out
+    assert "stays started" not in done.out + cli("budget", "charges", "b").out
 
 
 def test_charge_refuse_and_say_what_fits(cli: Cli, budget: str, event: str, selection: str) -> None:

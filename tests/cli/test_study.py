@@ -37,11 +37,15 @@ def spec(tmp_path: Path) -> str:
 def test_plan_says_whether_a_stored_budget_holds_the_study(
     cli: Cli, spec: str, at: tuple[str, str], tmp_path: Path
 ) -> None:
-    assert "Budget toy does not exist yet" in cli("study", "plan", spec, *at).out
+    assert "Budget toy" not in cli("study", "plan", spec, *at).out
     assert not (tmp_path / "p.db").exists()
     assert cli("study", "create", spec, *at).code == 0
-    holds = "Budget toy holds this study: ε = 0.0000 is spent now, and with the study all charges"
-    assert holds in cli("study", "plan", spec, *at).out
+    planned = cli("study", "plan", spec, *at).out
+    assert "Budget toy holds this study: ε = 0.0000 of" in planned
+    # The spec takes the whole budget: what is left is what its arms leave of the target.
+    foretold = re.search(r"is spent now, and ([\d.]+) is left once the study has started", planned)
+    assert foretold is not None
+    assert float(foretold[1]) < 0.05
     listed = cli("study", "list", *at).out
     assert "planned, nothing charged" in listed
     spent = tmp_path / "spent.json"
@@ -185,7 +189,11 @@ def test_a_whole_life(cli: Cli, spec: str, at: tuple[str, str]) -> None:
     assert (listed["arms"], listed["released"]) == (3, 3)
     assert listed["since"] == f"{datetime.now(UTC):%Y-%m-%d}"
     assert listed["epsilon"] == pytest.approx(document["budget"]["charged"], rel=1e-6)
-    assert "3 of 3 arms released" in cli("study", "list", *at).out
+    table = cli("study", "list", *at).out
+    assert "3 of 3 arms released" in table
+    assert "The ε of a study is that of its own charges together" in table
+    planned = cli("study", "plan", spec, *at)
+    assert "Budget toy is charged for this study already" in planned.out
     shown = json.loads(cli("study", "show", "toy", *at, "--json").out)
     assert "sealed_trials" not in shown
     curator = json.loads(cli("study", "show", "toy", *at, "--curator", "--json").out)

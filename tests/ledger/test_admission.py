@@ -97,14 +97,43 @@ def test_a_refused_study_is_told_an_epsilon_that_fits(ledger: Ledger) -> None:
     [said] = refused.value.fitting
     assert "times the noise" in said
     assert "σ" not in said  # of one training that nobody asked for
-    lower = float(said.rpartition("epsilon: ")[2].rstrip(")"))
+    first_word, number, *_ = said.split()
+    assert first_word == "epsilon:", "the simplest remedy stands first"
+    lower = float(number)
     assert 1.0 < lower < 2.9
     with pytest.raises(BudgetExceededError) as outside:
         ledger.reserve("b", [ChargeRequest(request.event) for request in arms(2.9)])
-    assert [phrase.partition(";")[0] for phrase in refused.value.fitting] == list(
-        outside.value.fitting
-    ), "no spec of a study"
+    assert [said.partition(", ")[2]] == list(outside.value.fitting), "no spec of a study"
     ledger.reserve("b", arms(lower))
+
+
+def test_a_refused_study_of_one_training_is_told_an_epsilon_that_fits(ledger: Ledger) -> None:
+    ledger.reserve("b", [costing(1.5)], start=True)
+    training = dp.Repeated(100, dp.PoissonSampled(0.02, dp.Gaussian(1.0)))
+
+    def request(epsilon: float) -> ChargeRequest:
+        event = dp.calibrate(training, epsilon=epsilon, delta=DELTA).event
+        return ChargeRequest(event, study="toy")
+
+    with pytest.raises(BudgetExceededError, match=r"What fits: epsilon: ") as refused:
+        ledger.reserve("b", [request(2.9)])
+    [said] = refused.value.fitting
+    lower = float(said.split()[1])
+    assert 1.0 < lower < 2.9
+    ledger.reserve("b", [request(lower)])
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_what_a_charge_would_leave_is_what_it_leaves(ledger: Ledger, is_started: bool) -> None:
+    if is_started:
+        ledger.reserve("b", [costing(0.5)], start=True)
+    assert ledger.remaining_after("b", []) == ledger.remaining("b")
+    events = [dp.Gaussian(8.0), dp.Repeated(10, dp.PoissonSampled(0.1, dp.Gaussian(2.0)))]
+    foretold = ledger.remaining_after("b", events)
+    ledger.reserve("b", [ChargeRequest(event) for event in events], start=True)
+    assert ledger.remaining("b") == pytest.approx(foretold, rel=1e-12)
+    with pytest.raises(BudgetExceededError):
+        ledger.remaining_after("b", [dp.Gaussian(0.1)])
 
 
 def best_stopping(block: dp.Repeated, later: dp.ApproximateDP, readings: list[float]) -> float:

@@ -10,6 +10,7 @@ import pytest
 from privtune.accounting import Gaussian
 from privtune.errors import InvalidInputError
 from privtune.ledger import (
+    Admission,
     Budget,
     ChargeRequest,
     Ledger,
@@ -99,6 +100,21 @@ def test_public_facts_are_under_the_chain(sqlite_url: str) -> None:
     assert page.count("1,077, private") == 1, "arms that share a list share it on the page"
 
 
+def test_a_certificate_says_which_rule_binds(sqlite_url: str) -> None:
+    with Ledger(sqlite_url) as ledger:
+        for name in ("adaptive", "declared"):
+            ledger.create_budget(Budget(3.0, 1e-5, name=name, admission=Admission(name)))
+            ledger.reserve(name, [ChargeRequest(Gaussian(8.0))])
+        storage = ledger.log.storage
+        for name in ("adaptive", "declared"):
+            page = render_certificate(export_certificate(storage, name))
+            assert "It also decides what may be charged until a run has started" in page
+        ledger.start("declared-1")
+        page = render_certificate(export_certificate(storage, "declared"))
+    assert "Nothing more can be charged, since a run has started" in page
+    assert "filter alone decides" not in page
+
+
 def test_a_certificate_states_the_filter_that_decided_and_no_other(sqlite_url: str) -> None:
     with Ledger(sqlite_url) as ledger:
         ledger.create_budget(Budget(3.0, 1e-5, name="clinic"))
@@ -110,6 +126,11 @@ def test_a_certificate_states_the_filter_that_decided_and_no_other(sqlite_url: s
     assert later["filter"]["used"] > 0.0
     assert [verify_certificate(certificate).charges for certificate in (quiet, later)] == [1, 2]
     assert "no charge went through it" in render_certificate(quiet)
+    binding = "refuses nothing. The privacy filter alone decides what may still be charged"
+    assert [binding in render_certificate(certificate) for certificate in (quiet, later)] == [
+        True,
+        True,
+    ]
     with pytest.raises(LedgerCorruptedError):
         verify_certificate({key: value for key, value in later.items() if key != "filter"})
     with pytest.raises(LedgerCorruptedError, match="no privtune-certificate of version 5"):

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privtune import plots
-from privtune.accounting import PrivateSelection, epsilon
+from privtune import create_study, plots
+from privtune.accounting import Gaussian, PrivateSelection, epsilon
 from privtune.errors import InvalidInputError
+from privtune.ledger import Budget, ChargeRequest, Ledger
 from privtune.plots.study_charts import ranked, shares
 from privtune.plots.style import looks
 from privtune.strategies import Repetition
@@ -44,6 +45,23 @@ def test_parts_of_the_budget_sum_to_what_was_spent(study: Study) -> None:
     bar = plots.plot_budget(study)
     assert [trace.x[0] for trace in bar.data[:3]] == [added for _, added, _ in parts]
     assert named(bar, "left").x[0] == pytest.approx(6.0 - study.spent().epsilon, rel=1e-9)
+
+
+def test_parts_of_a_budget_that_goes_on_sum_to_what_its_odometer_reads(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'p.db'}"
+    budget = Budget(4.0, 1e-5, name="b")
+    with Ledger(storage) as ledger:
+        ledger.create_budget(budget)
+        for sigma in (9.0, 8.0, 7.0):
+            ledger.reserve("b", [ChargeRequest(Gaussian(sigma))], start=True)
+        readings = ledger.spent_by_charge("b")
+    study = create_study("s", budget=budget, storage=storage)
+    parts = shares(study)
+    sums = np.cumsum([added for _, added, _ in parts])
+    assert sums == pytest.approx(list(readings.values()), rel=1e-9)
+    assert sums[-1] == pytest.approx(study.spent().epsilon, rel=1e-9)
+    alone = [epsilon(Gaussian(sigma), 1e-5).epsilon for sigma in (9.0, 8.0, 7.0)]
+    assert [cost for _, _, cost in parts] == pytest.approx(alone, rel=1e-6)
 
 
 def test_the_comparison_has_a_row_for_each_arm_the_best_above(study: Study) -> None:

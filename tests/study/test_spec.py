@@ -184,7 +184,9 @@ def test_a_batch_is_a_whole_number_of_records(size: Any) -> None:
         Schedule.from_epochs(records=100, expected_batch_size=size, epochs=2)
 
 
-@pytest.mark.parametrize("storage", ["", 3, b"privtune.db"])
+@pytest.mark.parametrize("storage", ["", " ", 3, b"privtune.db"])
 def test_what_is_no_storage_is_a_sentence(storage: Any) -> None:
-    with pytest.raises(InvalidInputError, match="storage"):
+    with pytest.raises(InvalidInputError, match=r"storage = .* must be the URL of a database"):
         privtune.create_study("toy", budget=privtune.Budget(1.0, 1e-5, name="b"), storage=storage)
+    with pytest.raises(InvalidInputError, match=r"storage = .* must be the URL of a database"):
+        privtune.load_study("toy", storage=storage)
