@@ -199,8 +199,9 @@ class _Private(BaseEstimator):  # type: ignore[misc]
 
     def _batch(self, records: int) -> int | str:
         """Return the expected batch of so many training records: as given, chosen with epochs, or usual."""
-        if self.expected_batch_size is not None:
-            return self.expected_batch_size
+        batch: int | str | None = self.expected_batch_size
+        if batch is not None:
+            return batch
         return "auto" if self.epochs == "auto" else max(1, records // _BATCHES)
 
     def _read(self, x: Any, *, reset: bool) -> Floats:

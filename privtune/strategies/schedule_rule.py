@@ -394,14 +394,15 @@ def _enough_work(facts: TrainingFacts, compute: float, batch: int | None) -> flo
     The amounts are the same whatever may be spent: more compute never leads to a larger shortfall.
     """
     work = float(batch or 1)
+    stride = math.exp2(1.0 / _FINE)
     while work < compute:
         once = list(_schedules(facts, work, batch))
         twice = list(_schedules(facts, 2.0 * work, batch))
         if not once or not twice:
-            return work / 2.0 ** (1.0 / _FINE)  # more steps than are tried
+            return work / stride  # more steps than are tried
         if _least_shortfall(twice) > (1.0 - GAIN) * _least_shortfall(once):
             return work
-        work *= 2.0 ** (1.0 / _FINE)
+        work *= stride
     return compute
 
 
