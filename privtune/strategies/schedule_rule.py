@@ -60,7 +60,7 @@ class TrainingFacts:
     Example:
         >>> facts = TrainingFacts(records=60_000, weights=26_010, epsilon=3.0, delta=1e-5)
         >>> round(facts.most_signal), facts.usual_compute
-        (43545, 1200000)
+        (43145, 1200000)
     """
 
     records: int
@@ -267,7 +267,7 @@ def best_schedule(facts: TrainingFacts, work: float, batch: int | None = None) -
         >>> facts = TrainingFacts(records=60_000, weights=26_010, epsilon=3.0, delta=1e-5)
         >>> point = best_schedule(facts, 1_200_000)
         >>> point.batch, point.steps, point.work <= 1_200_000
-        (1024, 1171, True)
+        (1536, 781, True)
     """
     estimates = list(_schedules(facts, work, batch))
     if not estimates:
