@@ -107,7 +107,7 @@ class IndependentSampler(Protocol):
 
 
 @dataclass(frozen=True)
-class LogNormal:
+class LogNormal(Prior):
     """The log-normal law, cut to an interval (drawn again until inside).
 
     Args:
@@ -179,7 +179,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Prior):
     """A mixture of laws: each draw chooses one of them by public weights.
 
     Args:

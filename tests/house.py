@@ -51,6 +51,7 @@ class Figures:
         pairs: Statements ``a, b = x, y``.
         names: How often each name is bound, as a variable or as an argument.
         most_arguments: The most arguments of one function, and its name.
+        untyped: How often ``Any`` stands in the arguments and returns of functions.
     """
 
     lines: int = 0
@@ -60,6 +61,7 @@ class Figures:
     pairs: int = 0
     names: Counter[str] = field(default_factory=Counter)
     most_arguments: tuple[int, str] = (0, "")
+    untyped: int = 0
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
@@ -70,6 +72,7 @@ class Figures:
             self.pairs + other.pairs,
             self.names + other.names,
             max(self.most_arguments, other.most_arguments),
+            self.untyped + other.untyped,
         )
 
     @property
@@ -121,6 +124,7 @@ def measure(path: Path) -> Figures:
             arguments = _arguments(node)
             figures.names.update(arguments)
             figures.most_arguments = max(figures.most_arguments, (len(arguments), node.name))
+            figures.untyped += _count_untyped(node)
     figures.code_lines = len(code_lines)
     return figures
 
@@ -197,18 +201,41 @@ def _arguments(node: _Function) -> list[str]:
     return [argument.arg for argument in arguments if argument.arg not in ("self", "cls")]
 
 
+def _count_untyped(node: _Function) -> int:
+    """Return how often ``Any`` stands in a function's signature."""
+    arguments = node.args
+    parts = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    parts += [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
+    annotations = [part.annotation for part in parts]
+    count = 0
+    for annotation in (*annotations, node.returns):
+        if annotation is not None:
+            names = [part.id for part in ast.walk(annotation) if isinstance(part, ast.Name)]
+            count += names.count("Any")
+    return count
+
+
 def main() -> None:
     """Print the figures of all rooms."""
     rooms = measure_rooms()
     total = sum(rooms.values(), Figures())
-    heads = ("room", "code lines", "nodes", "a line", "pairs", "participles %", "docstrings %")
-    lines = ["{:22}{:>11}{:>9}{:>8}{:>7}{:>15}{:>14}  most arguments".format(*heads)]
+    heads = (
+        "room",
+        "code lines",
+        "nodes",
+        "a line",
+        "pairs",
+        "participles %",
+        "docstrings %",
+        "Any",
+    )
+    lines = ["{:22}{:>11}{:>9}{:>8}{:>7}{:>15}{:>14}{:>6}  most arguments".format(*heads)]
     for room, figures in [*sorted(rooms.items()), ("all", total)]:
         count, function = figures.most_arguments
         lines.append(
             f"{room:22}{figures.code_lines:>11}{figures.nodes:>9}{figures.density:>8.2f}"
             f"{figures.pairs_per_thousand:>7.1f}{figures.participle_share:>15.1f}"
-            f"{figures.docstring_share:>14.1f}  {count} ({function})"
+            f"{figures.docstring_share:>14.1f}{figures.untyped:>6}  {count} ({function})"
         )
     modules, classes = names_used_twice()
     for kind, names in (("modules", modules), ("classes", classes)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import subprocess
@@ -194,6 +195,72 @@ def test_what_has_a_name_is_registered(room: str) -> None:
             if takes_part and isinstance(name, str) and name and name not in registry:
                 forgotten.append(f"{dotted}:{cls.__name__}")
     assert not forgotten, f"add the path of each to {where}"
+
+
+SAID_BY_CLASSES = {"Kernel", "Pairs", "Prior", "Round", "Trainer", "Worker"}
+"""Protocols that every class of the package that implements them names as a base.
+
+Of the others either the members are too common to tell (``run``, ``epsilon`` and ``delta``), or, of
+``Strategy``, a property of the protocol would become the default of the dataclasses' field ``arm``.
+"""
+SILENT = {"_Uniform"}  # its field would take Prior's property for its default
+
+
+def members(cls: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> tuple[set[str], set[str]]:
+    """Return the names that a class has, and the classes above it, by its text and theirs."""
+    names: set[str] = set()
+    ancestors: set[str] = set()
+    for node in cls.body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    for node in ast.walk(cls):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+    for base in cls.bases:
+        name = ast.unparse(base).partition("[")[0]
+        ancestors.add(name)
+        if name in classes:
+            more, above = members(classes[name], classes)
+            names |= more
+            ancestors |= above
+    return names, ancestors
+
+
+@pytest.mark.quick
+def test_a_class_names_the_protocol_that_it_implements() -> None:
+    """Then the type checker compares the two where the class is, and a reader knows what it is for."""
+    classes: dict[str, ast.ClassDef] = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = node
+    silent = []
+    for protocol in sorted(SAID_BY_CLASSES):
+        needs, above = members(classes[protocol], classes)
+        assert "Protocol" in above
+        for name, cls in classes.items():
+            names, ancestors = members(cls, classes)
+            if needs <= names and protocol not in ancestors | {name}:
+                silent.append((name, protocol))
+    assert {name for name, _ in silent} == SILENT, f"name the protocol as a base: {silent}"
+
+
+def test_no_field_has_the_property_of_a_protocol_as_its_default() -> None:
+    """A dataclass looks for the default of a field on its bases, and takes a protocol's property for it."""
+    wrong = []
+    for path in modules():
+        name = dotted_name(path).removesuffix(".__init__")
+        if path.stem in {"__main__", "pyfunc"}:
+            continue
+        for cls in vars(importlib.import_module(name)).values():
+            if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+                continue
+            for field in dataclasses.fields(cls):
+                if isinstance(field.default, property):
+                    wrong.append(f"{name}:{cls.__name__}.{field.name}")
+    assert not wrong, "declare it as a plain attribute in the protocol"
 
 
 @pytest.mark.quick

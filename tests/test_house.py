@@ -35,18 +35,18 @@ class Limits:
 LIMITS = {
     "(top level)": Limits(8.1, 1.0, 0.5, 16, 25.0),
     "accounting": Limits(9.4, 1.0, 1.0, 9, 20.0),
-    "audit": Limits(8.7, 1.0, 1.0, 11, 19.5),
+    "audit": Limits(8.6, 1.0, 1.0, 11, 19.5),
     "cli": Limits(7.9, 2.6, 3.2, 13, 12.8),
-    "execution": Limits(8.1, 1.0, 1.0, 9, 19.0),
-    "ledger": Limits(8.4, 1.0, 0.5, 9, 22.0),
+    "execution": Limits(8.0, 1.0, 1.0, 9, 19.0),
+    "ledger": Limits(8.3, 1.0, 0.5, 9, 22.0),
     "plots": Limits(8.1, 1.0, 1.0, 9, 21.0),
-    "rehearsal": Limits(8.3, 1.0, 0.5, 9, 19.0),
-    "serving": Limits(9.3, 1.0, 0.5, 9, 18.0),
+    "rehearsal": Limits(8.05, 1.0, 0.5, 9, 19.0),
+    "serving": Limits(9.0, 1.0, 0.5, 9, 18.0),
     "stages": Limits(7.8, 1.0, 0.5, 9, 17.0),
-    "strategies": Limits(8.2, 1.0, 1.0, 8, 26.0),
-    "study": Limits(8.2, 4.8, 3.1, 16, 17.4),
-    "tables": Limits(8.5, 1.0, 0.5, 9, 20.0),
-    "tasks": Limits(8.3, 1.0, 0.5, 9, 18.0),
+    "strategies": Limits(8.05, 1.0, 1.0, 8, 26.0),
+    "study": Limits(8.05, 4.8, 3.1, 16, 17.4),
+    "tables": Limits(8.35, 1.0, 0.5, 9, 20.0),
+    "tasks": Limits(8.2, 1.0, 0.5, 9, 18.0),
     "tracking": Limits(8.0, 1.0, 1.0, 9, 19.0),
     "training": Limits(9.5, 1.0, 1.0, 9, 20.0),
     "training/engine": Limits(9.4, 1.0, 1.0, 9, 27.0),
@@ -54,6 +54,18 @@ LIMITS = {
     "training/methods": Limits(8.9, 1.0, 1.0, 9, 26.0),
     "views": Limits(8.1, 1.0, 1.0, 9, 18.0),
 }
+
+UNTYPED = {
+    "execution": 11,
+    "ledger": 65,
+    "strategies": 52,
+    "study": 67,
+}
+"""How often ``Any`` may stand in the signatures of a room.
+
+What is left are objects of users and of libraries without types (Opacus, Ray, fsspec, rows and columns of
+SQLAlchemy), documents of JSON that are read field by field, and annotations as values.
+"""
 
 MODULES_OF_ONE_NAME = 1
 CLASSES_OF_ONE_NAME = 2
@@ -106,6 +118,17 @@ def test_rooms_keep_their_limits() -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("room", UNTYPED)
+def test_signatures_say_their_types(room: str) -> None:
+    """``Any`` switches the type checker off wherever the value goes."""
+    count = measure_rooms()[room].untyped
+    assert count <= UNTYPED[room], (
+        f"{room} has {count} times Any in its signatures, at most {UNTYPED[room]}: name the type; say object "
+        "for what is passed on or looked at by isinstance, and Mapping[str, object] for its mappings"
+    )
+
+
+@pytest.mark.quick
 def test_few_names_stand_for_two_things() -> None:
     """Whoever looks for a module or a class finds one: name each by what tells it from the other."""
     modules, classes = names_used_twice()
@@ -119,13 +142,14 @@ def test_the_measure_sees_what_it_counts(tmp_path: Path) -> None:
     module.write_text(
         '"""A module.\n\nOf two lines more.\n"""\n\n'
         "found, metric = 1, 2  # a pair\n\n\n"
-        "def look(self, given, release):\n"
+        "def look(self, given: dict[str, Any], release: Any = None) -> object:\n"
         '    """Do it."""\n'
         "    return given\n"
     )
     figures = measure(module)
     assert (figures.lines, figures.code_lines, figures.docstring_lines) == (11, 3, 5)
     assert figures.pairs == 1
+    assert figures.untyped == 2
     assert figures.most_arguments == (2, "look")
     assert figures.participles == {"found": 1, "given": 1}
     assert is_participle("_kept")

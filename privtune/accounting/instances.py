@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from privtune.accounting.events import Event, flatten
 from privtune.accounting.lower import Outcomes, Scores, composition
-from privtune.accounting.registry import entry
+from privtune.accounting.registry import Instances, entry
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -244,7 +244,7 @@ _STAGES = 12  # choices at most that hang on what was released before
 
 
 @dataclass(frozen=True)
-class _Instances:
+class _Instances(Instances):
     """A maker of explicit mechanisms for events, with the δ, direction and scores to aim at.
 
     Attributes:

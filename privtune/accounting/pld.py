@@ -22,7 +22,7 @@ from privtune.accounting.events import ZCDP, Event, Gaussian, flatten
 from privtune.accounting.pairs import Direction, Gains, Pair, cell_masses, loss_range
 from privtune.accounting.pmf import GridError, LossPmf, compose, lattice_cells, nothing
 from privtune.accounting.rdp import composed_curve
-from privtune.accounting.registry import Tuners, entry
+from privtune.accounting.registry import Pairs, Tuners, entry
 
 Floats = NDArray[np.float64]
 Step = tuple[float, float]
@@ -603,7 +603,7 @@ def tuners(
     return entry(event).tuners(event, fineness, _Pairs(gains))
 
 
-class _Pairs:
+class _Pairs(Pairs):
     """The pairs of inner events that a registry entry can ask for, with `gains` passed on."""
 
     def __init__(self, gains: Gains | None) -> None:

@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass
 
 from privtune.accounting.events import Event
-from privtune.accounting.registry import entry
+from privtune.accounting.registry import Edges, entry
 
 GAUSSIAN_REACH = 34.0
 """Standard deviations that this library's Gaussian noise reaches, on every device."""
@@ -52,7 +52,7 @@ def mass_beyond_reach(
 
 
 @dataclass(frozen=True)
-class _Edges:
+class _Edges(Edges):
     """The finite ranges of Gaussian and Laplace noise, in scales, and the most numbers in one release."""
 
     reach: float

@@ -114,17 +114,14 @@ class Choice:
 class Instances(Protocol):
     """The explicit mechanisms of inner events that a registry entry can ask for, with the question."""
 
-    @property
-    def target(self) -> float:
-        """The δ at which a lower bound on ε is asked for."""
+    target: float
+    """The δ at which a lower bound on ε is asked for."""
 
-    @property
-    def delta(self) -> float:
-        """The δ at which runs of a selection are scored."""
+    delta: float
+    """The δ at which runs of a selection are scored."""
 
-    @property
-    def scores(self) -> Scores:
-        """The way in which runs of a selection are scored."""
+    scores: Scores
+    """The way in which runs of a selection are scored."""
 
     def of(self, event: Event) -> Outcomes:
         """Return the outcomes of an explicit mechanism that fits an event."""

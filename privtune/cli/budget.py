@@ -48,7 +48,10 @@ _ADMISSION = {
     "declared": "charges are allowed only before the first run starts",
 }
 """When a budget allows charges, in words."""
-_STARTED = "A charge by hand stays started, since nobody reports its release: it is spent, released or not."
+_STARTED = (
+    "A charge by hand stays started until privtune budget settle says that its release is over: it is "
+    "spent, released or not."
+)
 _FITS = "What fits is rounded down, and each line is one more arm by itself."
 _MANY = 200  # different events from which on each is costed by RDP alone, which is quick
 
@@ -532,9 +535,8 @@ def charge(
 ) -> None:
     """Charge a release that another tool makes, if it fits.
 
-    Do this before the release. The charge is spent at once and cannot be taken back. It stays in the
-    state started, since nobody reports the release. Use --already-released to record a release that has
-    been made.
+    Do this before the release. The charge is spent at once and cannot be taken back. Use privtune budget
+    settle once the release is over, and --already-released to record a release that has been made.
     """
     from privtune.accounting import epsilon, event_from_dict
     from privtune.errors import PrivTuneError
@@ -577,6 +579,30 @@ def charge(
         say(_STARTED)
     if spent > budget.epsilon:
         say("The budget is exceeded: every further charge is refused.", loud=True)
+
+
+@app.command()
+def settle(
+    charge_id: Annotated[str, typer.Argument(help="Name of the charge, such as digits-3.")],
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Say that the release of a charge by hand is over.
+
+    Nothing is given back: it was spent when it was charged. Once all earlier charges are over, the budget
+    may charge by Gaussian composition, which holds more.
+    """
+    from privtune.errors import PrivTuneError
+
+    with _ledger(storage) as ledger:
+        charge = ledger.charge(charge_id)
+        if charge.study:
+            raise PrivTuneError(
+                f"Charge {charge_id} belongs to study {charge.study!r}, arm {charge.arm!r}, which settles it "
+                f"at its release: privtune study run {charge.study}. Settle charges by hand alone."
+            )
+        charge = ledger.settle(charge_id)
+    emit(_charge_document(charge), f"Settled {charge.id}: its release is over.", as_json=as_json)
 
 
 @app.command()

@@ -126,7 +126,7 @@ def wait_for(
         time.sleep(_POLL)
 
 
-class _Process:
+class _Process(Worker):
     """A worker that is a process of this machine, on a slot of its GPUs."""
 
     def __init__(self, process: BaseProcess, slot: int) -> None:
@@ -150,7 +150,7 @@ def run_in_processes(
     *,
     slots: Sequence[str | None],
     open_count: Callable[[], int],
-    **options: Any,
+    **options: object,
 ) -> None:
     """Run ``target(*args, **options)`` in a spawned process for each slot of GPUs, until no row is open."""
     context = multiprocessing.get_context("spawn")
@@ -200,7 +200,7 @@ def _environment(gpus: str | None) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _RayWorker:
+class _RayWorker(Worker):
     """A worker that is a task of Ray."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
@@ -309,7 +309,7 @@ def _assist_in(
     return assist(*names)
 
 
-class _SlurmWorker:
+class _SlurmWorker(Worker):
     """A worker that is a job of SLURM.
 
     submitit writes what jobs are given, and what they raise, into a folder that the nodes share: so they are
@@ -337,7 +337,7 @@ def run_on_slurm(
     *,
     jobs: int,
     folder: Path,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     open_count: Callable[[], int],
 ) -> None:
     """Run an arm's workers as jobs of SLURM until no row is open.

@@ -95,7 +95,7 @@ class TrialWork:
 
 
 def train_trials(
-    work: TrialWork, *, trials: Mapping[int, Mapping[str, Any]], secrets: Mapping[int, bytes]
+    work: TrialWork, *, trials: Mapping[int, Mapping[str, object]], secrets: Mapping[int, bytes]
 ) -> list[TrialResult]:
     """Train trials of a task's own model, stacked by the trained part, and return their results in order.
 
@@ -141,7 +141,7 @@ def train_trials(
 def make_candidate(
     make: Callable[[], torch.nn.Module],
     training: TrainingPlan,
-    params: Mapping[str, Any],
+    params: Mapping[str, object],
     secret: bytes,
 ) -> TrainableCandidate:
     """Return a candidate of a task's own model, with first weights from the trial's own stream."""
@@ -319,7 +319,7 @@ def made_up_records(task: Task, records: int, domain: Domain | None = None) -> T
     return TensorData(x, y)
 
 
-def pruned(index: int, params: Mapping[str, Any]) -> TrialResult:
+def pruned(index: int, params: Mapping[str, object]) -> TrialResult:
     """Return the result of a pruned trial: no weights, and a score of -∞."""
     import torch
 

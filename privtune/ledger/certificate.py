@@ -570,7 +570,7 @@ def _entry(budget: str, value: Document) -> Entry:
     return entry
 
 
-def _same(certified: Any, computed: Any, share: float = _ROUNDING) -> bool:
+def _same(certified: object, computed: object, share: float = _ROUNDING) -> bool:
     """Return whether certified data equals computed data, up to a relative tolerance for floats."""
     match computed:
         case Mapping():
@@ -591,7 +591,7 @@ def _same(certified: Any, computed: Any, share: float = _ROUNDING) -> bool:
 
 
 def _same_mapping(
-    certified: Any,
+    certified: object,
     computed: Document,
     share: float,
     beside: Collection[str] = (),

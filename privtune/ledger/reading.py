@@ -99,7 +99,7 @@ class Checked(sa.types.TypeDecorator[Any]):
             place = Place(self.table, self.column)
             raise place.error(f"holds {content}, where {expected} was written")
 
-        def read(value: Any) -> Any:
+        def read(value: object) -> Any:
             """Return a value unchanged if it has the column's type, else pass it to ``refuse``."""
             # A long log has many values: what nearly all of them are is asked first.
             if type(value) is exact and (check is None or check(value)):
@@ -157,10 +157,10 @@ def watch(engine: Engine) -> None:
 
     def remember(
         connection: Connection,
-        statement: Any,
-        many: Any,
-        values: Any,
-        _options: Any,
+        statement: object,
+        many: object,
+        values: object,
+        _options: object,
     ) -> None:
         """Store a statement, and the values of one run or of many, with its connection."""
         connection.info[_LAST_STATEMENT] = statement, many or values

@@ -89,7 +89,7 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 
 
 def sign_certificate(
-    certificate: Mapping[str, Any], key: Ed25519PrivateKey, *, signed_on: str
+    certificate: Mapping[str, object], key: Ed25519PrivateKey, *, signed_on: str
 ) -> dict[str, Any]:
     """Return the detached signature of a certificate, ready for JSON.
 
@@ -111,7 +111,7 @@ def sign_certificate(
 
 
 def check_signature(
-    certificate: Mapping[str, Any], signature: Mapping[str, Any], key: Ed25519PublicKey
+    certificate: Mapping[str, object], signature: Mapping[str, object], key: Ed25519PublicKey
 ) -> Signed:
     """Check a detached signature against a certificate and a key that is trusted.
 
@@ -161,7 +161,7 @@ def _message(statement: Signed, text: str) -> bytes:
     return f"{header}\n{text}".encode()
 
 
-def _canonical(certificate: Mapping[str, Any]) -> str:
+def _canonical(certificate: Mapping[str, object]) -> str:
     try:
         return canonical(certificate)
     except (ValueError, RecursionError):

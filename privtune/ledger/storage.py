@@ -325,7 +325,7 @@ class Storage:
         self,
         connection: Connection,
         row: sa.Select[Any],
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
     ) -> sa.Row[Any] | None:
         """Read a row and lock it until the transaction ends.
 

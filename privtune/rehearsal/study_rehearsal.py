@@ -174,7 +174,9 @@ def rehearse_study(
     """
     spec = study if isinstance(study, StudySpec) else study.spec
     rehearsal_spec, task, differs = _rehearsal_spec(spec, on, repeats)
-    name = task.name if on is not None else f"a {task.name}"
+    name = task.name
+    if on is None:
+        name = f"a {task.name}"
     clock = _Clock(repeats, name, notify)
     with tempfile.TemporaryDirectory(prefix="privtune-rehearsal-") as folder:
         storage = f"sqlite:///{folder}/privtune.db"
@@ -187,9 +189,11 @@ def rehearse_study(
     chance = _chance(task, plans[0], metric)
     arms: list[RehearsedArm] = []
     for plan, release, by_metric in zip(plans, releases, values_by_metric, strict=True):
-        no_values: list[float | None] = [None] * repeats
-        values = no_values if metric is None else by_metric.get(str(metric), no_values)
-        arms.append(_arm(plan, release, tuple(values), metric, chance))
+        values: list[float | None] = [None] * repeats
+        if metric is not None:
+            values = by_metric.get(str(metric), values)
+        arm = _arm(plan, release, tuple(values), metric, chance)
+        arms.append(arm)
     arms.sort(key=lambda arm: _rank(arm, metric))
     return Rehearsal(
         study=spec.name,
@@ -207,7 +211,9 @@ def _rank(arm: RehearsedArm, metric: MetricName | None) -> float:
     spread = arm.spread
     if spread is None:
         return math.inf
-    return spread.mean if _lower(metric) else -spread.mean
+    if _lower(metric):
+        return spread.mean
+    return -spread.mean
 
 
 def _metric_to_compare(values_by_metric: Sequence[Mapping[str, Any]]) -> MetricName | None:
@@ -286,7 +292,8 @@ def _rehearsal_spec(
 def _split_sizes(task: Task) -> str:
     """Return the declared numbers of records of a task's splits, in words."""
     sizes = [getattr(task, f"{name}_records") for name in SPLITS]
-    return ", ".join(f"{size:,}" for size in sizes)
+    words = [f"{size:,}" for size in sizes]
+    return ", ".join(words)
 
 
 def _chosen_report(spec: StudySpec) -> dict[str, Any] | None:
@@ -310,12 +317,17 @@ class _Clock(Observer):
         self._seconds: list[float | None] = []  # of each arm, once; told with the first that starts
 
     def rehearsed(self, plan: Plan, seconds: float | None) -> None:
+        """Keep the CPU seconds that an arm is expected to take, which is told when the first arm starts."""
         self._seconds.append(seconds)
 
     def arm_started(self, plan: Plan) -> None:
+        """Announce how long all arms together may take, before the first of them."""
         if not self._seconds:
             return
-        once = sum(seconds for seconds in self._seconds if seconds is not None)
+        once = 0.0
+        for seconds in self._seconds:
+            if seconds is not None:
+                once += seconds
         self._notify(
             f"Rehearsing {len(self._seconds)} arms, {self._repeats} times each, on {self._name}: "
             f"{_durations(once, self._repeats)} of CPU time."
@@ -323,6 +335,7 @@ class _Clock(Observer):
         self._seconds.clear()
 
     def released(self, plan: Plan, release: Release) -> None:
+        """Announce that an arm is done; its numbers stand in the rehearsal's result."""
         self._notify(f"{plan.arm}: done.")
 
 
@@ -359,7 +372,8 @@ def _chance(task: Task, plan: Plan, metric: MetricName | None) -> ConstantAnswer
         return None
     labels = task.load().test.y
     y = labels.double().flatten().numpy()
-    constant = constant_answer(metric.metric, y, of_classes=task.classes is not None)
+    of_classes = task.classes is not None
+    constant = constant_answer(metric.metric, y, of_classes=of_classes)
     if constant is None:
         return None
     report = plan.report

@@ -234,7 +234,9 @@ def pack_modules(folder: Path) -> str:
     Two models of one process may be of two versions, and privtune itself of a third.
     """
     sources = _sources_of(_LOADER)
-    parts_of_content = [f"{name}\0{sources[name]}" for name in sorted(sources)]
+    parts_of_content: list[str] = []
+    for name in sorted(sources):
+        parts_of_content.append(f"{name}\0{sources[name]}")
     content = "\0".join(parts_of_content)
     digest = hashlib.sha256(content.encode()).hexdigest()
     package = f"privtune_{digest[:12]}"
@@ -242,7 +244,8 @@ def pack_modules(folder: Path) -> str:
         _, *parts = name.split(".")
         path = folder.joinpath(package, *parts).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
-        renamed = re.sub(r"^from privtune\.", f"from {package}.", source, flags=re.M)
+        imports_package = re.compile(r"^from privtune\.", flags=re.M)
+        renamed = imports_package.sub(f"from {package}.", source)
         path.write_text(renamed)
     return package
 

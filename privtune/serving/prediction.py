@@ -62,7 +62,10 @@ def _read_cells(file: Path, rows: Rows, task: Any) -> tuple[list[str], Iterator[
         task = task["task"]  # of a fine-tuning
     form = read_form(task if isinstance(task, Mapping) else {})
     header, lines = csv_rows(file, rows.names, form)
-    duplicates = [name for name in rows.names if header.count(name) > 1]
+    duplicates: list[str] = []
+    for name in rows.names:
+        if header.count(name) > 1:
+            duplicates.append(name)
     if duplicates:
         raise PrivTuneError(f"{file} has two columns called {', '.join(duplicates)}.")
     takes_numbers = isinstance(rows, ArrayRows)
@@ -72,7 +75,10 @@ def _read_cells(file: Path, rows: Rows, task: Any) -> tuple[list[str], Iterator[
             cells = _columns_of(part, len(header))
             raw = {}
             for name, column in zip(header, cells, strict=True):
-                raw[name] = _numbers_of(column) if takes_numbers else list(column)
+                if takes_numbers:
+                    raw[name] = _numbers_of(column)
+                else:
+                    raw[name] = list(column)
             yield cells, raw
 
     return header, parts()
@@ -122,7 +128,8 @@ def _read_numbers(file: Path, rows: Rows) -> tuple[list[str], Iterator[Part]]:
     header, lines = _split_header(table)
     first_row = len(table) - len(lines) + 1
     numbers = [_numbers_of(line) for line in lines]
-    values = np.array(numbers, dtype=np.float64).reshape(len(lines), width)  # None is NaN
+    values = np.array(numbers, dtype=np.float64)  # None is NaN
+    values = values.reshape(len(lines), width)
     _check_values(file, values, rows, first_row)
     columns = _columns_of(lines, len(header))
 
@@ -187,7 +194,12 @@ def _read_array(file: Path, rows: Rows) -> Iterator[Part]:
     if not is_array or values.dtype.kind not in _NUMBERS or values.ndim == 0:
         raise PrivTuneError(f"{file} holds no array of numbers; the model takes {rows.takes}.")
     _check_values(file, values, rows, first_row=1)
-    return (([], values[part]) for part in _slices(len(values)))
+
+    def parts() -> Iterator[Part]:
+        for place in _slices(len(values)):
+            yield [], values[place]
+
+    return parts()
 
 
 def _slices(size: int) -> list[slice]:

@@ -70,7 +70,7 @@ def check_needs(strategy: Strategy, context: PlanningContext, plan: Plan) -> Non
             check_given(strategy, {**candidate, name: choice})
 
 
-def check_given(strategy: Strategy, params: Mapping[str, Any]) -> None:
+def check_given(strategy: Strategy, params: Mapping[str, object]) -> None:
     """Refuse a candidate whose hyperparameters are not those that its strategy computes with.
 
     Args:
@@ -96,7 +96,7 @@ def check_given(strategy: Strategy, params: Mapping[str, Any]) -> None:
         )
 
 
-def _missing_number(strategy: Strategy, name: str, params: Mapping[str, Any]) -> StrategyError:
+def _missing_number(strategy: Strategy, name: str, params: Mapping[str, object]) -> StrategyError:
     """Return the error for a candidate with a missing or non-numeric hyperparameter."""
     if name in params:
         words = f"{name} = {params[name]!r}"
@@ -258,11 +258,14 @@ def meet(
     """
     with searches_learn():
         # The accountant is asked about both sides together, so each alone may cost a little more.
-        trained = trained.scaled(factor_for(event(trained), context, epsilon, about=True))
+        training_factor = factor_for(event(trained), context, epsilon, about=True)
+        trained = trained.scaled(training_factor)
         score = context.plan_score(epsilon)
         if score.event is not None:
-            score = score.scaled(factor_for(cost(score.event), context, epsilon, about=True))
-        rest = factor_for(_with_scores(event(trained), score, cost), context, epsilon, _TOGETHER)
+            score_factor = factor_for(cost(score.event), context, epsilon, about=True)
+            score = score.scaled(score_factor)
+        both = _with_scores(event(trained), score, cost)
+        rest = factor_for(both, context, epsilon, _TOGETHER)
     trained = trained.scaled(rest)
     score = score.scaled(rest)
     return trained, score, _with_scores(event(trained), score, cost)
@@ -305,7 +308,10 @@ def plan_arm(strategy: Strategy, context: PlanningContext, *, epsilon: float) ->
     """
     if context.define_by_run and needs_of(strategy).task:
         raise _own_work(strategy, _FOR_BUILDS)
-    report = context.plan_report(math.inf if needs_of(strategy).non_private else epsilon)
+    report_epsilon = epsilon
+    if needs_of(strategy).non_private:
+        report_epsilon = math.inf
+    report = context.plan_report(report_epsilon)
     plan = _plan_at(strategy, context, report, epsilon=epsilon)
     check_needs(strategy, context, plan)
     # Noise in floating point ends somewhere: what a record makes possible beyond would have no bound.
@@ -394,7 +400,8 @@ def _with_report_event(event: Event, old: Event, new: Event) -> Event:
     if isinstance(event, Parallel) and event.events[1:] == (old,):
         return Parallel((event.events[0], new))
     first, *others = event.events  # type: ignore[attr-defined]
-    return event.rebuild([_with_report_event(first, old, new), *others])
+    changed_first = _with_report_event(first, old, new)
+    return event.rebuild([changed_first, *others])
 
 
 def with_metric(plan: Plan, report: ScorePlan) -> Plan:
@@ -408,9 +415,12 @@ def with_metric(plan: Plan, report: ScorePlan) -> Plan:
     }
     before = _report_in_words(plan.report)
     after = _report_in_words(report)
-    released = tuple(after if line == before else line for line in plan.released)
+    released: list[str] = []
+    for line in plan.released:
+        is_report = line == before
+        released.append(after if is_report else line)
     other_report = replace(plan.report, **terms)
-    return replace(plan, report=other_report, released=released)
+    return replace(plan, report=other_report, released=tuple(released))
 
 
 TEMPERATURE = "a temperature of its probabilities, from noised sums of the test split"

@@ -91,7 +91,9 @@ def make_strategy(name: str, *, arm: str, options: Mapping[str, Any]) -> Strateg
         )
     check_types(cls, options, where=where)
     if "method" in options and options["method"] in METHODS:
-        check_types(METHODS[options["method"]], options.get("options", {}), where=where)
+        method = METHODS[options["method"]]
+        method_options = options.get("options", {})
+        check_types(method, method_options, where=where)
     strategy: Strategy = cls(arm=arm, **options)
     return strategy
 
@@ -123,7 +125,8 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 def _find_class(name: str) -> type[Any]:
     """Return a strategy's class, or refuse an unknown name with a list of strategies and methods."""
     if name not in STRATEGIES:
-        refuse_name("strategy", name, sorted({*STRATEGIES.names(), *METHODS.names()}))
+        names = {*STRATEGIES.names(), *METHODS.names()}
+        refuse_name("strategy", name, sorted(names))
     return STRATEGIES[name]
 
 

@@ -86,7 +86,9 @@ class PlanningContext:
         report.check_noise(public=task.public_test)
         self._check_moves(public=task.public_test)
         report.check(classes=task.classes, target_range=task.target_range, rows=task.rows)
-        share = SHARES[-1] if report.epsilon_share is None else report.epsilon_share
+        share = report.epsilon_share
+        if share is None:
+            share = SHARES[-1]
         score = report.plan(
             records=task.test_records,
             public=task.public_test or not math.isfinite(epsilon),

@@ -45,7 +45,8 @@ def _cost(plan: Plan, guarantee: Guarantee) -> str:
             others.append((epsilon, name))
     second, second_name = min(others, default=(math.inf, ""))
     if math.isfinite(second):
-        bound += f"; {_bound(second_name)} {show_epsilon(second, 2)}"
+        second_answer = show_epsilon(second, 2)
+        bound += f"; {_bound(second_name)} {second_answer}"
     return f"ε = {answer} ({bound})"
 
 
@@ -121,7 +122,7 @@ def _trainings_and_points(
     return tuple(zip(search.trainings, search.points, strict=True))
 
 
-def _suffix(point: Mapping[str, Any]) -> str:
+def _suffix(point: Mapping[str, object]) -> str:
     """Return a grid point in parentheses, which distinguishes a trial's noise, or an empty text."""
     if not point:
         return ""

@@ -72,7 +72,9 @@ class Everything(Drawing):
         if self.trials < 1:
             raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
         if self.sampler not in SAMPLERS:
-            remedy = "" if isinstance(self.sampler, str) else OBJECT.format("sampler")
+            remedy = ""
+            if not isinstance(self.sampler, str):
+                remedy = OBJECT.format("sampler")
             refuse_name("sampler", self.sampler, SAMPLERS, remedy=remedy)
         if self.sampler == "cmaes":
             find_extra("cmaes", extra="cmaes", what="sampler: cmaes")
@@ -115,7 +117,8 @@ class Everything(Drawing):
             epsilon=epsilon,
         )
         # What a function suggests to a trial under way is unknown to other processes.
-        is_liar = self.batch > 1 and len(context.space) > 0 and not context.define_by_run
+        draws_declared = len(context.space) > 0 and not context.define_by_run
+        is_liar = self.batch > 1 and draws_declared
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -204,8 +207,10 @@ def _grid_values(law: Any, points: int) -> list[Any]:
     """
     low = float(law.low)
     high = float(law.high)
-    space_values = np.geomspace if getattr(law, "log", False) else np.linspace
-    values = space_values(low, high, points)
+    if getattr(law, "log", False):
+        values = np.geomspace(low, high, points)
+    else:
+        values = np.linspace(low, high, points)
     if isinstance(law, IntDistribution):
         integers = {round(value) for value in values}
         return sorted(integers)

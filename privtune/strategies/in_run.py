@@ -118,7 +118,7 @@ class Fixed(InRun):
     method: str = "dpsgd"
 
 
-def trained_parameters(context: PlanningContext, params: Mapping[str, Any]) -> int:
+def trained_parameters(context: PlanningContext, params: Mapping[str, object]) -> int:
     """Return how many parameters of the task's model a candidate of these ``params`` trains.
 
     Touches no data, but makes the model, which takes seconds where weights are read.
@@ -138,7 +138,7 @@ def method_class(name: str) -> type[Method]:
 def budgeted(
     context: PlanningContext,
     name: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     *,
     epsilon: float,
     schedule: Schedule | None = None,
@@ -185,7 +185,7 @@ def budgeted(
 def require_parameters(
     arm: str,
     method: type[Method],
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     space: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Check that the hyperparameters of an arm are those that its method leaves to the user.
@@ -242,7 +242,7 @@ def _extremes(distribution: object) -> list[Any]:
 def require_suited(
     arm: str,
     method: type[Method],
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     context: PlanningContext,
 ) -> None:
     """Check that constants needed by a method are proven, and that its adjacency is the budget's."""

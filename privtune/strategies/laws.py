@@ -126,7 +126,7 @@ class OptionsOfLaw:
 _OPTIONS = {"mean": "mean_runs", "minimum": "min_runs"}  # as an arm calls the fields of a law
 
 
-def law_of_runs(fields: Mapping[str, Any]) -> acc.RunLaw:
+def law_of_runs(fields: Mapping[str, object]) -> acc.RunLaw:
     """Return a law of the number of runs from its fields.
 
     Raises:
@@ -166,7 +166,9 @@ def with_floor(law: acc.RunLaw, floor: int, *, most_sure: float = MOST_SURE) -> 
     """
     if law.can_be_zero:
         return law
-    most = law.mean if law.cap is None else min(law.mean, law.cap)
+    most = law.mean
+    if law.cap is not None:
+        most = min(most, law.cap)
     for fewest in range(floor, 1, -1):
         if fewest > most_sure * most * (1.0 + _ROUNDING):
             continue
@@ -278,13 +280,14 @@ def with_law(event: acc.Event, law: acc.RunLaw, other: acc.RunLaw) -> acc.Event:
     parts = event.children()
     if not parts:
         return event
-    return event.rebuild([with_law(part, law, other) for part in parts])
+    changed_parts = [with_law(part, law, other) for part in parts]
+    return event.rebuild(changed_parts)
 
 
 def price_of_minimums(
     event: acc.Event,
     law: acc.RunLaw,
-    space: Mapping[str, Any],
+    space: Mapping[str, object],
     *,
     delta: float,
     adjacency: acc.Adjacency,
@@ -414,7 +417,11 @@ def _laws_with_power(power: float) -> tuple[dict[str, acc.RunLaw], int]:
     there are two: one that draws half of its trials, and one that draws all of them.
     """
     count = math.ceil(math.log1p(-power) / math.log1p(-_TOP))
-    families = (*_FAMILIES, ("binomial", lambda m: acc.Binomial(2 * count, m)))
+
+    def binomial(mean: float) -> acc.RunLaw:
+        return acc.Binomial(2 * count, mean)
+
+    families = (*_FAMILIES, ("binomial", binomial))
     laws: dict[str, acc.RunLaw] = {}
     for name, family in families:
         law = _with_power(family, power)

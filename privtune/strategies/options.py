@@ -27,7 +27,7 @@ _HYPERPARAMETERS = frozenset({"learning_rate", "max_grad_norm", "schedule", "war
 
 def reject_unknown_options(
     strategy: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     allowed: Sequence[str],
 ) -> None:
     """Refuse options that a strategy does not take, with a list of the ones that it takes.
@@ -41,13 +41,14 @@ def reject_unknown_options(
     remedy = ""
     misplaced = unknown & _HYPERPARAMETERS
     if misplaced and "parameters" in allowed:
-        entries = ", ".join(f"{name}: {options[name]}" for name in sorted(misplaced))
-        remedy = f"Hyperparameters stand together: parameters: {{{entries}}}."
+        entries = [f"{name}: {options[name]}" for name in sorted(misplaced)]
+        words = ", ".join(entries)
+        remedy = f"Hyperparameters stand together: parameters: {{{words}}}."
     where = f"options of strategy {strategy!r}"
     refuse_fields(where, unknown, sorted(allowed), "it", remedy=remedy)
 
 
-def check_types(cls: type[Any], options: Mapping[str, Any], *, where: str) -> None:
+def check_types(cls: type[Any], options: Mapping[str, object], *, where: str) -> None:
     """Refuse options whose types differ from the annotated types of a dataclass's fields.
 
     A dataclass takes any value, so text in the place of a number would fail only where it is computed with:
@@ -67,7 +68,8 @@ def check_types(cls: type[Any], options: Mapping[str, Any], *, where: str) -> No
             continue
         hint = hints[name]
         if not _fits(value, hint):
-            raise InvalidInputError(f"{name} of {where}", value, f"must be {words_of(hint)}")
+            allowed = f"must be {words_of(hint)}"
+            raise InvalidInputError(f"{name} of {where}", value, allowed)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -83,24 +85,30 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (float, int):
         return _fits_number(value, hint)
     if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(name, parts[0]) for name in value)
+        if not isinstance(value, Mapping):
+            return False
+        return all(_fits(name, parts[0]) for name in value)
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
         return callable(value)
     if hint is Any:
         return True
-    return isinstance(value, hint if origin is None else origin)
+    if origin is not None:
+        return isinstance(value, origin)
+    return isinstance(value, hint)
 
 
-def _fits_tuple(value: Any, parts: tuple[Any, ...]) -> bool:
+def _fits_tuple(value: object, parts: tuple[Any, ...]) -> bool:
     """Return whether a value is a list with one fitting element for each annotated part."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return False
     if parts[-1] is Ellipsis:  # tuple[X, ...]: any number of one type
         return all(_fits(element, parts[0]) for element in value)
-    return len(value) == len(parts) and all(map(_fits, value, parts))
+    if len(value) != len(parts):
+        return False
+    return all(map(_fits, value, parts))
 
 
-def _fits_number(value: Any, hint: type[float]) -> bool:
+def _fits_number(value: object, hint: type[float]) -> bool:
     """Return whether a value is a number of this type, infinity included.
 
     Ranges are the field's own affair; NaN, and a whole number that no float holds, are in none.
@@ -111,7 +119,7 @@ def _fits_number(value: Any, hint: type[float]) -> bool:
     return is_number(value) or value in (math.inf, -math.inf)
 
 
-def words_of(hint: Any) -> str:
+def words_of(hint: object) -> str:
     """Return a type in the words of a spec, such as ``a whole number`` for ``int``."""
     origin = typing.get_origin(hint)
     parts = typing.get_args(hint)
@@ -120,8 +128,10 @@ def words_of(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, parts))
     if origin is tuple:
-        count = "a list" if parts[-1] is Ellipsis else f"a list of {len(parts)}"
-        return f"{count}, each {words_of(parts[0])}"
+        element = words_of(parts[0])
+        if parts[-1] is Ellipsis:
+            return f"a list, each {element}"
+        return f"a list of {len(parts)}, each {element}"
     if origin is None:
         return _WORDS.get(hint, "a value")
     if issubclass(origin, Mapping):
@@ -134,14 +144,16 @@ def words_of(hint: Any) -> str:
 _ARGUMENT = re.compile(r"^    (\w+): (.*)$")
 
 
-def argument_texts(owner: Any) -> dict[str, str]:
+def argument_texts(owner: object) -> dict[str, str]:
     """Return the text on each argument in a docstring, by the argument's name.
 
     Of a class the docstrings of the classes above count, too; the nearest one to the class has the last word.
     So an option is described once, where its field is.
     """
     texts: dict[str, str] = {}
-    sources = reversed(owner.__mro__) if inspect.isclass(owner) else (owner,)
+    sources = [owner]
+    if inspect.isclass(owner):
+        sources = [*reversed(owner.__mro__)]
     for source in sources:
         name = ""
         for line in _argument_lines(source.__doc__ or ""):

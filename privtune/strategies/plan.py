@@ -68,7 +68,7 @@ class TrainingPlan:
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     rate_factor: float = 1.0
 
-    def as_trained(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def as_trained(self, params: Mapping[str, object]) -> dict[str, Any]:
         """Return the hyperparameters of candidate ``params``, with the learning rate of this training."""
         rate = params.get("learning_rate")
         if self.rate_factor == 1.0 or not is_number(rate):
@@ -142,14 +142,15 @@ class SearchPlan:
     points: tuple[Mapping[str, Any], ...] = ({},)
     trials: int | None = None
 
-    def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
+    def training_of(self, params: Mapping[str, object]) -> TrainingPlan:
         """Return the training that a candidate of these ``params`` runs.
 
         Raises:
             InvalidInputError: If the candidate is no point of the grid.
         """
         for training, point in zip(self.trainings, self.points, strict=True):
-            if all(params.get(name) == value for name, value in point.items()):
+            is_point = all(params.get(name) == value for name, value in point.items())
+            if is_point:
                 return training
         raise InvalidInputError("candidate", dict(params), "must be a point of the plan's grid")
 
@@ -271,7 +272,8 @@ class Plan:
             return self.runs.sample_strata(self.repeats, streams.numpy("strata of runs"))
         numbers = []
         for repetition in range(self.repeats):
-            numbers.append(self.runs.sample(streams.numpy("runs", repetition)))
+            generator = streams.numpy("runs", repetition)
+            numbers.append(self.runs.sample(generator))
         return tuple(numbers)
 
     @property
@@ -304,7 +306,7 @@ class Plan:
                 trained_params[name] = value
         return {**trained_params, **search.points[entry]}
 
-    def training_of(self, params: Mapping[str, Any]) -> TrainingPlan:
+    def training_of(self, params: Mapping[str, object]) -> TrainingPlan:
         """Return the training of a released model with these ``params``, the plan's own if they are empty."""
         if self.final or self.search is None or not params:
             return self.training
@@ -445,7 +447,7 @@ class Plan:
         return digest_of_document(rounded)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a field of a plan as JSON-ready data."""
     if isinstance(value, Mapping):
         return dict(value)

@@ -269,8 +269,11 @@ class Release:
     shown: Callable[[], Sequence[FrozenTrial]] = field(default=tuple, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        size = sum(math.prod(shape) for shape in self.shapes.values())
-        score = "" if self.score is None else f", score {self.score:.4g}"
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        size = sum(sizes)
+        score = ""
+        if self.score is not None:
+            score = f", score {self.score:.4g}"
         return (
             f"<Release of {self.arm!r} by {self.strategy}: {size:,} weights, {dict(self.params)}{score}, "
             f"{self.guarantee} for this arm alone>"
@@ -344,7 +347,7 @@ class Release:
             )
         return self.serve(model)
 
-    def predict(self, given: Any) -> pandas.DataFrame:
+    def predict(self, given: object) -> pandas.DataFrame:
         """Return the released model's predictions for raw rows, as its task describes them.
 
         Post-processing of the release: it costs nothing, whatever rows are asked about.

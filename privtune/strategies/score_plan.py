@@ -75,13 +75,15 @@ class ScorePlan:
         """The privacy event of one score for the split's records, or None if it is free."""
         if self.noise_multiplier is None:
             return None
-        kind = Gaussian if self.mechanism == "gaussian" else Laplace
-        return kind(self.noise_multiplier)
+        if self.mechanism == "gaussian":
+            return Gaussian(self.noise_multiplier)
+        return Laplace(self.noise_multiplier)
 
     @property
     def names(self) -> list[str]:
         """The names of the metrics that the score consists of."""
-        return [self.metric, *(str(each["metric"]) for each in self.beside)]
+        others = [str(each["metric"]) for each in self.beside]
+        return [self.metric, *others]
 
     def make_metrics(self) -> list[metrics.Metric]:
         """Return the metrics that the score consists of, the one to compare by first."""
@@ -91,7 +93,8 @@ class ScorePlan:
     def _metrics(self) -> list[metrics.Metric]:
         terms: dict[str, Any] = {"mechanism": self.mechanism, "adjacency": self.adjacency}
         first = {"metric": self.metric, **self.options}
-        return [metrics.make_metric(**each, **terms) for each in (first, *self.beside)]
+        all_options = (first, *self.beside)
+        return [metrics.make_metric(**options, **terms) for options in all_options]
 
     @cached_property
     def noises(self) -> list[SumNoise]:
@@ -104,7 +107,9 @@ class ScorePlan:
         if self.noise_multiplier is None:
             return [SumNoise(self.mechanism, 0.0) for _ in self._metrics]
         count = len(self._metrics) / (1.0 - self.calibration)
-        factor = count if self.mechanism == "laplace" else math.sqrt(count)
+        factor = count
+        if self.mechanism != "laplace":
+            factor = math.sqrt(count)
         multiplier = factor * self.noise_multiplier
         return [
             SumNoise(self.mechanism, multiplier * metric.sensitivity) for metric in self._metrics
@@ -123,8 +128,11 @@ class ScorePlan:
         metric = self.calibrator
         if metric is None or self.noise_multiplier is None:
             return SumNoise(self.mechanism, 0.0)
-        share = self.calibration if self.mechanism == "laplace" else math.sqrt(self.calibration)
-        return SumNoise(self.mechanism, self.noise_multiplier / share * metric.sensitivity)
+        share = self.calibration
+        if self.mechanism != "laplace":
+            share = math.sqrt(share)
+        multiplier = self.noise_multiplier / share
+        return SumNoise(self.mechanism, multiplier * metric.sensitivity)
 
     @property
     def calibration_error(self) -> float:
@@ -260,7 +268,7 @@ class Scoring:
             self.make()
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Return the ``scoring`` of a spec, checked, from its fields ``data``.
 
         Raises:
@@ -508,7 +516,8 @@ class Reporting(Scoring):
         Two of one name would overwrite each other where scores are kept by name, and be paid for twice.
         """
         names = [self.metric, *self.also]
-        if self.metric is None or len(set(names)) < len(names):
+        has_twice = len(set(names)) < len(names)
+        if self.metric is None or has_twice:
             raise InvalidInputError("report.metric", names, "must be different metrics")
         for scoring in self._each():
             scoring.__post_init__()
@@ -599,13 +608,14 @@ class Reporting(Scoring):
         return scorings
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Return the reporting that the checked ``report`` of a spec declares."""
         try:
             metric = data.get("metric")
             if not isinstance(metric, list | tuple):
                 return cls._read(data, "report")
-            if not metric or not all(isinstance(name, str) for name in metric):
+            are_names = all(isinstance(name, str) for name in metric)
+            if not metric or not are_names:
                 raise InvalidInputError("report.metric", metric, "must be names of metrics")
             fields_of_first = {**data, "metric": metric[0]}
             return cls._read(fields_of_first, "report", also=tuple(metric[1:]))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from privtune.accounting import Event, WorstOf
 from privtune.accounting import epsilon as account
@@ -61,7 +61,7 @@ class Searching:
             check_space_of_build(context.space)
             return
         others = {*CHANGING, *SEARCHED, PART}
-        space: dict[str, Any] = {}
+        space: dict[str, BaseDistribution] = {}
         for name, law in context.space.items():
             if name not in others:
                 space[name] = law
@@ -69,7 +69,7 @@ class Searching:
         check_space(context.space)
 
 
-def check_space(space: Mapping[str, Any]) -> None:
+def check_space(space: Mapping[str, BaseDistribution]) -> None:
     """Refuse parts and schedules of a space that no method can be trained with.
 
     A candidate that drew one would fail in the middle of a round that is charged.
@@ -82,7 +82,7 @@ def check_space(space: Mapping[str, Any]) -> None:
             check_searched(name, space[name])
 
 
-def check_space_of_build(space: Mapping[str, Any]) -> None:
+def check_space_of_build(space: Mapping[str, BaseDistribution]) -> None:
     """Check a space for candidates that ``build`` makes, refusing a choice of the trained part."""
     if PART in space:
         # Only build can say it: the value would be released, and nothing would be trained by it.
@@ -147,7 +147,8 @@ class Drawing(Searching):
             return SearchPlan((TrainingPlan(context.schedule, method, part),))
         grid = {name: self._choices(context, name) for name in names}
         noises = grid.get("noise_multiplier", ())
-        if not all(is_number(noise) and noise > 0 for noise in noises):
+        are_noises = all(is_number(noise) and noise > 0 for noise in noises)
+        if not are_noises:
             raise InvalidInputError("space.noise_multiplier", noises, "must be numbers above 0")
         points = []
         trainings = []
@@ -176,8 +177,10 @@ class Drawing(Searching):
         method = budgeted(context, self.method, self.options, epsilon=epsilon, schedule=schedule)
         if not noises:
             return TrainingPlan(schedule, method)
-        middle = math.exp(sum(math.log(noise) for noise in noises) / len(noises))
-        method = method.scaled(float(point["noise_multiplier"]) / middle)
+        logarithms = [math.log(noise) for noise in noises]
+        middle = math.exp(sum(logarithms) / len(noises))
+        proportion = float(point["noise_multiplier"]) / middle
+        method = method.scaled(proportion)
         if self.guarantee == "common":
             steps = _most_steps(method, schedule, epsilon=epsilon, delta=context.delta)
             schedule = replace(schedule, steps=steps)
@@ -236,7 +239,8 @@ def search_event(search: SearchPlan, *, weighted: bool) -> Event:
     if not weighted:
         return WorstOf(tuple(events), None)
     weight = 1.0 / len(events)
-    return WorstOf(tuple(events), (weight,) * len(events))
+    weights = (weight,) * len(events)
+    return WorstOf(tuple(events), weights)
 
 
 def _schedule(base: Schedule, point: Mapping[str, Any], final_records: int | None) -> Schedule:
@@ -315,7 +319,7 @@ class IndependentDrawing(Drawing):
 
 def select_then(
     trials: Round,
-    request_final: Callable[[Mapping[str, Any]], NamedTraining],
+    request_final: Callable[[Mapping[str, object]], NamedTraining],
 ) -> StrategyRun:
     """Run the sealed round, then train once more with the hyperparameters of its best trial.
 
@@ -362,7 +366,7 @@ class Listed:
         """The entry's name, and the hyperparameters that all its candidates share."""
         return {CANDIDATE: self.name or self.method, **self.parameters}
 
-    def select_space(self, space: Mapping[str, Any]) -> dict[str, Any]:
+    def select_space(self, space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
         """Return the part of a space with the hyperparameters that the entry's method still needs."""
         method = method_class(self.method)
         missing = set(method.parameters) - set(self.parameters)
@@ -373,7 +377,9 @@ class Listed:
         return laws
 
 
-def check_listed(arm: str, entries: Sequence[Mapping[str, Any]], context: PlanningContext) -> None:
+def check_listed(
+    arm: str, entries: Sequence[Mapping[str, object]], context: PlanningContext
+) -> None:
     """Refuse a list of methods from which an arm cannot draw candidates of equal cost.
 
     Raises:
@@ -396,11 +402,14 @@ def check_listed(arm: str, entries: Sequence[Mapping[str, Any]], context: Planni
     check_space(context.space)
     listed = [_read(arm, number, entry) for number, entry in enumerate(entries)]
     names = [entry.point[CANDIDATE] for entry in listed]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice: set[str] = set()
+    for name in names:
+        if names.count(name) > 1:
+            twice.add(name)
     if twice:
         raise InvalidInputError(
             f"candidates of arm {arm!r}",
-            twice,
+            sorted(twice),
             "stand there twice: give each a name of its own",
         )
     useful = {*SEARCHED, PART}
@@ -426,7 +435,8 @@ def _check_entry(arm: str, entry: Listed, context: PlanningContext) -> None:
             PART,
             "is searched by the space, for all candidates alike",
         )
-    require_parameters(where, method, entry.parameters, entry.select_space(context.space))
+    space = entry.select_space(context.space)
+    require_parameters(where, method, entry.parameters, space)
     require_suited(where, method, entry.options, context)
 
 
@@ -442,7 +452,9 @@ def _read(arm: str, number: int, entry: object) -> Listed:
     reject_unknown_options(where, entry, ("method", "name", "parameters", "options"))
     check_types(Listed, entry, where=where)
     method_class(entry["method"])
-    check_types(METHODS[entry["method"]], entry.get("options", {}), where=where)
+    method = METHODS[entry["method"]]
+    method_options = entry.get("options", {})
+    check_types(method, method_options, where=where)
     return Listed(**entry)
 
 
@@ -459,7 +471,9 @@ def listed_plan(
     for fields in entries:
         entry = Listed(**fields)
         # Where the part is searched, no entry is of one part alone.
-        trainable = PART if PART in context.space else entry.parameters.get(PART)
+        trainable = entry.parameters.get(PART)
+        if PART in context.space:
+            trainable = PART
         method = budgeted(
             context,
             entry.method,

@@ -103,7 +103,7 @@ class Selection(IndependentDrawing):
         law: RunLaw,
         *,
         epsilon: float,
-        **details: Any,
+        **details: object,
     ) -> Plan:
         """Plan a selection with a given law of its number of runs, at ``epsilon`` as a whole.
 
@@ -112,9 +112,12 @@ class Selection(IndependentDrawing):
         """
         search = self._search(context, epsilon=epsilon / 2)
         score = context.plan_score(epsilon / 2)
-        event = self._selection_event(self._run_event(search, score), law)
+        run_event = self._run_event(search, score)
+        event = self._selection_event(run_event, law)
         scale = factor_for(event, context, epsilon)
-        return self._plan(search.scaled(scale), score.scaled(scale), law, details)
+        scaled_search = search.scaled(scale)
+        scaled_score = score.scaled(scale)
+        return self._plan(scaled_search, scaled_score, law, details)
 
     def _plan_largest(
         self,
@@ -123,7 +126,7 @@ class Selection(IndependentDrawing):
         *,
         least: float,
         epsilon: float,
-        **details: Any,
+        **details: object,
     ) -> Plan:
         """Plan a selection with the largest mean number of runs that fits, each at a given ε.
 
@@ -181,14 +184,17 @@ class Selection(IndependentDrawing):
         search: SearchPlan,
         score: ScorePlan,
         law: RunLaw,
-        details: Mapping[str, Any],
+        details: Mapping[str, object],
     ) -> Plan:
         """Return the plan of a selection from its search, score and law, with their noise unchanged."""
-        score_words = "its public score" if score.event is None else "its noised validation score"
+        score_words = "its noised validation score"
+        if score.event is None:
+            score_words = "its public score"
+        run_event = self._run_event(search, score)
         return Plan(
             arm=self.arm,
             strategy=getattr(self, "name", "selection"),
-            event=self._selection_event(self._run_event(search, score), law),
+            event=self._selection_event(run_event, law),
             training=search.trainings[0],
             params=dict(self.parameters),
             runs=law,

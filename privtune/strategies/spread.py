@@ -35,7 +35,8 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Self | None:
         """Return the spread of the values that are not None, or None if all are."""
-        numbers = np.array([value for value in values if value is not None])
+        present_values = [value for value in values if value is not None]
+        numbers = np.array(present_values)
         n = numbers.size
         if n == 0:
             return None
@@ -79,8 +80,9 @@ def probability_above(
         # All differences are equal, and so is their sign.
         if spread.mean == 0.0:
             return 0.5
-        return 1.0 if spread.mean > 0.0 else 0.0
-    return float(stdtr(spread.n - 1, spread.mean / spread.error))
+        return float(spread.mean > 0.0)
+    statistic = spread.mean / spread.error
+    return float(stdtr(spread.n - 1, statistic))
 
 
 def values_of(release: Release) -> dict[str, list[float | None]]:
@@ -88,7 +90,8 @@ def values_of(release: Release) -> dict[str, list[float | None]]:
 
     A repetition that released nothing has none. One that diverged has those that its model was measured at.
     """
-    rows = [run.values for run in release.repetitions or (release,)]
+    runs = release.repetitions or (release,)
+    rows = [run.values for run in runs]
     values: dict[str, list[float | None]] = {}
     for row in rows:
         for name in row:

@@ -173,7 +173,7 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             raise InvalidInputError("plan.search", None, "subsampled tuning needs a search")
         search = plan.search
 
-        def request_final(params: Mapping[str, Any]) -> NamedTraining:
+        def request_final(params: Mapping[str, object]) -> NamedTraining:
             check_given(self, params)  # a function may suggest it to some candidates alone
             records = plan.training.schedule.records
             training = _final(search.training_of(params), records, self.variant)
@@ -338,7 +338,8 @@ class LinearScaling(Searching):
             raise InvalidInputError("fractions", self.fractions, "must be 0 < first < second < 1")
         if self.trials < 1:
             raise InvalidInputError("trials", self.trials, "must be a whole number of at least 1")
-        if not all(0 < float(share) <= 1 for share in self.steps):
+        are_shares = all(0 < float(share) <= 1 for share in self.steps)
+        if not are_shares:
             raise InvalidInputError("steps", self.steps, "must be two fractions in (0, 1]")
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
@@ -380,7 +381,8 @@ class LinearScaling(Searching):
     def _training(self, context: PlanningContext, epsilon: float, share: float) -> TrainingPlan:
         """Return a training at ``epsilon`` of a share of the steps, at least one."""
         steps = max(1, round(share * context.schedule.steps))
-        context = replace(context, schedule=replace(context.schedule, steps=steps))
+        schedule = replace(context.schedule, steps=steps)
+        context = replace(context, schedule=schedule)
         method = budgeted(context, self.method, self.options, epsilon=epsilon)
         return TrainingPlan(context.schedule, method)
 
@@ -409,7 +411,8 @@ class LinearScaling(Searching):
                 search_results.append(result)
             results += search_results
             best = best_of(search_results, trials.streams)
-            best_rates.append(float(best.params["learning_rate"]) / stretch)
+            best_rate = float(best.params["learning_rate"])
+            best_rates.append(best_rate / stretch)
         rate = extrapolate(plan.details["epsilons"], best_rates, plan.details["bounds"])
         params = {**plan.params, "learning_rate": rate}
         (final,) = yield NamedTraining("final", plan.training, params)
@@ -428,7 +431,8 @@ def extrapolate(epsilons: list[float], best: list[float], bounds: list[float]) -
     first, second, final = epsilons
     slope = 0.0
     if second > first:  # two searches of one ε have no line: the first one's rate is taken
-        slope = (best[1] - best[0]) / (second - first)
+        rise = best[1] - best[0]
+        slope = rise / (second - first)
     rate = best[0] + slope * (final - first)
     low, high = bounds
     return min(max(rate, low), high)

@@ -64,7 +64,7 @@ def keep_audit(study: Study, report: Mapping[str, Any]) -> None:
         note_audit(ledger.log, budget.name, record)
 
 
-def _check_terms(report: Mapping[str, Any], budget: BudgetSpec) -> None:
+def _check_terms(report: Mapping[str, object], budget: BudgetSpec) -> None:
     """Refuse an audit whose δ, adjacency or published ε are not those of the budget."""
     terms = (report.get("delta"), report.get("adjacency"), report.get("published"))
     if terms == (budget.delta, str(budget.adjacency), budget.epsilon):
@@ -77,7 +77,7 @@ def _check_terms(report: Mapping[str, Any], budget: BudgetSpec) -> None:
     )
 
 
-def audits_of(study: Study) -> list[dict[str, Any]]:
+def audits_of(study: Study) -> list[dict[str, object]]:
     """Return the audit reports stored for a ``study``, JSON-ready.
 
     Example:

@@ -39,6 +39,7 @@ from privtune.strategies import (
     Outcome,
     Plan,
     Request,
+    Round,
     SealedRound,
     Strategy,
     StrategyError,
@@ -50,6 +51,7 @@ from privtune.strategies.everything import sampler_of
 from privtune.study._objects import DamagedResultError
 from privtune.study.build import BuildResult, build_candidate
 from privtune.study.failures import StudyInterruptedError
+from privtune.study.lifecycle import RepeatedRound
 from privtune.study.rehearsal import DependentTrialsError, described
 from privtune.study.stored_results import pack_result, request_of, unpack_result
 from privtune.study.trials import suggested
@@ -139,7 +141,7 @@ class TrainingRequest:
             )
 
 
-def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(params: Mapping[str, object]) -> dict[str, object]:
     """Return hyperparameters as plain values of Python, or refuse what no file can hold."""
     plain_params: dict[str, Any] = {}
     for name, value in params.items():
@@ -521,7 +523,7 @@ _Trainings: TypeAlias = Generator[list[TrainingRequest], list[TrialResult], Retu
 
 
 @dataclass(frozen=True)
-class StudyRound:
+class StudyRound(RepeatedRound, Round):
     """The round of one arm, from which its strategy requests trainings and gets their results.
 
     Attributes:
@@ -837,7 +839,7 @@ class StudyRound:
         results = self._results
         return self.life.trials.shown(self._plan.arm, results, repetition=self.repetition)
 
-    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, Any]:
+    def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, object]:
         """Draw a trial once by Optuna's sampler; return its values for the declared space."""
         self._check_kind(sealed=False)
         sampler = self.sampler or make(self.space)
@@ -870,11 +872,18 @@ def _kind_of(request: TrainingRequest) -> tuple[object, ...]:
     return training, request.scored, part, has_name
 
 
-def own_sampler(sampler: Any) -> Any:
+def own_sampler(sampler: BaseSampler | IndependentSampler | None) -> IndependentSampler | None:
     """Return a sampler that the user wrote; None for one of Optuna's own."""
     import optuna
 
     return None if isinstance(sampler, optuna.samplers.BaseSampler) else sampler
+
+
+def optuna_sampler(sampler: BaseSampler | IndependentSampler | None) -> BaseSampler | None:
+    """Return a sampler of Optuna's; None for one of the user's own."""
+    import optuna
+
+    return sampler if isinstance(sampler, optuna.samplers.BaseSampler) else None
 
 
 def in_threads(files: Files, jobs: int) -> Callable[[Rounds, str], None]:

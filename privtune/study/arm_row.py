@@ -48,10 +48,10 @@ class ArmColumn:
     word: Callable[[Any], str] = str
 
 
-def _of_release(read: Callable[[Release], Any]) -> Callable[[ArmStatus], Any]:
+def _of_release(read: Callable[[Release], object]) -> Callable[[ArmStatus], Any]:
     """Return a reader of a fact of an arm's release, which gives None before the release."""
 
-    def read_status(status: ArmStatus) -> Any:
+    def read_status(status: ArmStatus) -> object:
         if status.release is None:
             return None
         return read(status.release)
@@ -201,7 +201,7 @@ class ArmRow:
         }
         return finite(document)
 
-    def _released_document(self) -> dict[str, Any]:
+    def _released_document(self) -> dict[str, object]:
         """Return hyperparameters and scores, JSON-ready; null for each where nothing is released."""
         if self.params is None:
             return dict.fromkeys(("params", "estimates", "spread"))
@@ -214,7 +214,7 @@ class ArmRow:
             "spread": spreads,
         }
 
-    def to_flat(self, *, no_information: Any = None) -> dict[str, Any]:
+    def to_flat(self, *, no_information: object = None) -> dict[str, Any]:
         """Return the row as a flat dict of column names and values, for CSV and data frames.
 
         Args:
@@ -328,7 +328,7 @@ def score_of(release: Release, metric: MetricName) -> ScoreEstimate | None:
     return None
 
 
-def _trial_document(trial: TrialResult) -> dict[str, Any]:
+def _trial_document(trial: TrialResult) -> dict[str, object]:
     """Return a trial that is paid for: its hyperparameters, its score and the score's interval."""
     return {
         "number": trial.index,

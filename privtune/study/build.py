@@ -37,7 +37,7 @@ _AROUND_METHODS = "external_utils.py"
 
 
 @cache
-def _used() -> MutableMapping[Any, bool]:
+def _used() -> MutableMapping[object, bool]:
     """Return the models and weights that trials of this process were built with, weakly held."""
     from torch.utils.weak import WeakIdKeyDictionary
 
@@ -69,7 +69,7 @@ class BuildResult:
     augment: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> dict[str, object]:
         """Hyperparameters as they are released: suggested, or fixed by the arm."""
         return {**self.fixed, **self.trial.params}
 
@@ -102,7 +102,7 @@ def build_candidate(
     training: TrainingPlan,
     *,
     secret: bytes,
-    fixed: Mapping[str, Any],
+    fixed: Mapping[str, object],
     sealed: bool = True,
     number: int = 0,
     sampler: IndependentSampler | None = None,
@@ -151,7 +151,7 @@ def build_candidate(
     )
 
 
-def named_method(task: Task, schedule: Schedule, fixed: Mapping[str, Any]) -> str | None:
+def named_method(task: Task, schedule: Schedule, fixed: Mapping[str, object]) -> str | None:
     """Return the method that the task's ``build`` names, None where it leaves that to the arm.
 
     Args:
@@ -290,7 +290,7 @@ def _check_kind(candidate: object) -> None:
         )
 
 
-def _check_new(model: nn.Module, *parts: Any) -> None:
+def _check_new(model: nn.Module, *parts: object) -> None:
     """Refuse a model or weights that an earlier trial of this process used, since those are sealed."""
     if any(part in _used() for part in parts):
         raise InvalidInputError(
@@ -337,9 +337,9 @@ def _trained_part(candidate: Candidate) -> tuple[nn.Module, torch.optim.Optimize
 def _values(
     candidate: Candidate,
     training: TrainingPlan,
-    suggested: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-) -> dict[str, Any]:
+    suggested: Mapping[str, object],
+    fixed: Mapping[str, object],
+) -> dict[str, object]:
     """Return the values that the arm's method trains a candidate with: rates, norms, schedule.
 
     Args:
@@ -390,7 +390,7 @@ def _values(
 
 
 def _check_parts(
-    candidate: Candidate, method: str, *, takes_norm: bool, suggested: Mapping[str, Any]
+    candidate: Candidate, method: str, *, takes_norm: bool, suggested: Mapping[str, object]
 ) -> None:
     """Refuse a candidate's method, norm or schedule where the arm's method would ignore it."""
     norm = candidate.max_grad_norm
@@ -426,7 +426,7 @@ def _check_parts(
         )
 
 
-def model_for(task: Task, training: TrainingPlan, params: Mapping[str, Any]) -> nn.Module:
+def model_for(task: Task, training: TrainingPlan, params: Mapping[str, object]) -> nn.Module:
     """Return an untrained model of these hyperparameters, into which released weights fit.
 
     Args:

@@ -31,10 +31,10 @@ from privtune.strategies import (
     plan_arm,
 )
 from privtune.strategies.arms import check_given
-from privtune.study.arm_rounds import Batch, Files, StudyRound, own_sampler
+from privtune.study.arm_rounds import Batch, Files, StudyRound, optuna_sampler, own_sampler
 from privtune.study.declared_data import holds_validation
 from privtune.study.engine_log import CHECKED, ChargedTraining, EngineLog, is_close
-from privtune.study.lifecycle import Life
+from privtune.study.lifecycle import Life, Trainer
 from privtune.study.program import Program, describe_declared
 from privtune.study.rehearsal import refuse_unasked
 from privtune.study.replacement import replace_attribute
@@ -49,7 +49,9 @@ from privtune.training.methods.declared_mechanism import DeclaredMethod
 if TYPE_CHECKING:
     import torch
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
 
+    from privtune.spaces import IndependentSampler
     from privtune.strategies import Outcome, Strategy
     from privtune.study.trials import ShownTrial
     from privtune.training.mechanism.data import TensorData
@@ -298,7 +300,7 @@ class DeclaredTrial(Suggestions):
 
     def _suggest(
         self, name: str, distribution: BaseDistribution, prior: Prior | None = None
-    ) -> Any:
+    ) -> object:
         """Suggest a value; refuse a new name after the plan is read, where the rehearsal ended."""
         if self._plan_read and name not in self.params:
             raise DeclaredError(
@@ -307,7 +309,7 @@ class DeclaredTrial(Suggestions):
             )
         return super()._suggest(name, distribution, prior)
 
-    def run(self, objective: Callable[[DeclaredTrial], Any]) -> Any:
+    def run(self, objective: Callable[[DeclaredTrial], object]) -> Any:
         """Call an objective with this trial's random states while recording what Opacus does.
 
         Args:
@@ -319,7 +321,7 @@ class DeclaredTrial(Suggestions):
         with own_generators(self._streams), self._engines.watch():
             return objective(self)
 
-    def check(self, engine: Any) -> None:
+    def check(self, engine: object) -> None:
         """Compare what Opacus did in this trial with the charge, at the end of the training.
 
         Compared are the history of Opacus' accountant; the data set, the sampling and the seeds of what
@@ -365,7 +367,7 @@ class DeclaredTrial(Suggestions):
         self._engine = engine
         self._checked = self._engines.describe(training)
 
-    def score(self, model: Any) -> float:
+    def score(self, model: object) -> float:
         """Return the score of a trained model on the validation split, noised unless the split is public.
 
         Args:
@@ -402,7 +404,7 @@ class DeclaredTrial(Suggestions):
         self._scores.append(scored)
         return scored.score
 
-    def result(self, artifact: Any, *, score: float | None = None) -> DeclaredResult:
+    def result(self, artifact: object, *, score: float | None = None) -> DeclaredResult:
         """Return the result for the objective to return: the parameters to release, with their score.
 
         Args:
@@ -470,7 +472,7 @@ class DeclaredTrial(Suggestions):
         )
 
 
-def _check_history(engine: Any, plan: DeclaredPlan) -> None:
+def _check_history(engine: object, plan: DeclaredPlan) -> None:
     """Refuse an object that is no Opacus engine, or one whose accountant recorded another training."""
     accountant: Any = getattr(engine, "accountant", None)
     if not hasattr(accountant, "history"):
@@ -564,7 +566,7 @@ def _as_module(model: Any) -> torch.nn.Module:
     return ModelOfArrays()
 
 
-def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
+def _flat(artifact: object) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
     """Return the parameters that an objective gave out as one flat tensor, and their shapes by name."""
     import torch
 
@@ -584,7 +586,7 @@ def _flat(artifact: Any) -> tuple[torch.Tensor, dict[str, tuple[int, ...]]]:
     return flat.clone(), shapes
 
 
-def _as_floats(name: object, array: Any) -> torch.Tensor:
+def _as_floats(name: object, array: object) -> torch.Tensor:
     """Return one of the parameters that an objective gave out, as a tensor of floating-point numbers."""
     import torch
 
@@ -750,7 +752,7 @@ def _with_comparison(outcome: Outcome, comparison: str) -> Outcome:
 
 
 @dataclass
-class DeclaredTrainer:
+class DeclaredTrainer(Trainer):
     """A trainer of an arm whose candidates the user's objective trains.
 
     Attributes:
@@ -770,7 +772,7 @@ class DeclaredTrainer:
     objective: Callable[[DeclaredTrial], Any]
     mechanism: Mechanism
     strategy: Strategy
-    sampler: Any
+    sampler: BaseSampler | IndependentSampler | None
     deadline: float
     validation: TensorData | None
     score_of: Callable[..., Any] | None
@@ -880,8 +882,8 @@ class DeclaredTrainer:
             sampler=users_sampler,
             deadline=self.deadline,
         )
-        optuna_sampler = self.sampler if users_sampler is None else None
-        return self.strategy, _DeclaredRound(self.life, files, sampler=optuna_sampler)
+        optunas = optuna_sampler(self.sampler)
+        return self.strategy, _DeclaredRound(self.life, files, sampler=optunas)
 
     def finish(self, plan: Plan, outcome: Outcome, repetition: int) -> Measurement:
         """Return an empty measurement, since only the user's objective knows the model."""

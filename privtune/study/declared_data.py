@@ -56,11 +56,11 @@ def is_same_item(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _is_sequence(item: Any) -> bool:
+def _is_sequence(item: object) -> bool:
     return isinstance(item, (list, tuple))
 
 
-def holds_validation(data: Any, inputs: torch.Tensor) -> bool:
+def holds_validation(data: object, inputs: torch.Tensor) -> bool:
     """Return whether a training data set contains the validation records.
 
     Only records that are unique in both are counted: of a few categories, equal records are not
@@ -81,7 +81,7 @@ def holds_validation(data: Any, inputs: torch.Tensor) -> bool:
     return len(shared) >= fewest
 
 
-def _inputs_of(data: Any) -> torch.Tensor | None:
+def _inputs_of(data: object) -> torch.Tensor | None:
     """Return the first tensor of a data set; None for a data set that is not made of tensors."""
     import torch
     from torch.utils.data import ConcatDataset, Subset, TensorDataset

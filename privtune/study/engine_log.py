@@ -145,7 +145,7 @@ class PrivateTraining:
         self._is_clipped = False
 
     @property
-    def parameters(self) -> list[Any]:
+    def parameters(self) -> list[object]:
         """The parameters of the model, with those of the optimizer."""
         module = getattr(self.module, "_module", self.module)
         parameters = list(module.parameters())
@@ -159,7 +159,7 @@ class PrivateTraining:
         return hasattr(self.optimizer, "accumulate")
 
     @property
-    def samplers(self) -> list[Any]:
+    def samplers(self) -> list[object]:
         """The samplers that may draw batches: the loader's, and a given loader's if it is a Poisson one.
 
         Opacus' own data module of Lightning has such a loader, which the Trainer goes through.
@@ -252,7 +252,7 @@ class PrivateTraining:
                     return mistake
         return self._find_known_seed(charged) or self.mistake
 
-    def _find_other_sampling(self, sampler: Any, charged: ChargedTraining) -> str:
+    def _find_other_sampling(self, sampler: object, charged: ChargedTraining) -> str:
         """Return in words how a sampler differs from the charged sampling; empty if it does not."""
         if not isinstance(sampler, _poisson_sampler()):
             return (
@@ -332,7 +332,7 @@ class EngineLog:
             undo.callback(self._release_objects)
             yield
 
-    def find_mistake(self, engine: Any, charged: ChargedTraining) -> str:
+    def find_mistake(self, engine: object, charged: ChargedTraining) -> str:
         """Return in words how an engine's training differs from the charge; empty if it does not.
 
         Args:
@@ -400,7 +400,7 @@ class EngineLog:
         """Return a version of ``make_private`` that records the objects it returns."""
 
         @functools.wraps(make_private)
-        def wrapper(engine: Any, *args: Any, **options: Any) -> Any:
+        def wrapper(engine: object, *args: object, **options: object) -> object:
             objects = make_private(engine, *args, **options)
             loader = objects[-1]  # behind the criterion, where ghost clipping returns one
             bare_loader = options.get("data_loader", loader)
@@ -420,7 +420,7 @@ class EngineLog:
         """Return a version of a sampler's ``__iter__`` that records the sizes of its batches."""
 
         @functools.wraps(draw)
-        def wrapper(sampler: Any) -> Iterator[Any]:
+        def wrapper(sampler: object) -> Iterator[Any]:
             sizes: list[int] = []
             for training in self.trainings:
                 is_of_training = any(each is sampler for each in training.samplers)
@@ -436,7 +436,7 @@ class EngineLog:
         """Return a version of a torch autograd function that counts calls in the trial's thread."""
 
         @functools.wraps(backward)
-        def wrapper(*args: Any, **options: Any) -> Any:
+        def wrapper(*args: object, **options: object) -> object:
             if threading.get_ident() == self._thread:
                 self._bare_passes += 1
             return backward(*args, **options)
@@ -458,12 +458,12 @@ class EngineLog:
         account = optimizer.step_hook
         passes_before = self._bare_passes
 
-        def note_gradients(sum_gradients: Callable[[], Any]) -> Any:
+        def note_gradients(sum_gradients: Callable[[], object]) -> object:
             training.note_gradients()
             self._bare_passes = passes_before
             return sum_gradients()
 
-        def note_step(stepping: Any) -> None:
+        def note_step(stepping: object) -> None:
             training.note_step()
             account(stepping)
 
@@ -474,7 +474,7 @@ class EngineLog:
         if training.is_ghost:
             get_weights = training.module.get_clipping_coef
 
-            def note_clipping() -> Any:
+            def note_clipping() -> object:
                 training.note_clipping()
                 return get_weights()
 
@@ -489,7 +489,7 @@ class EngineLog:
                 vars(training.optimizer).pop(name, None)
             vars(training.module).pop("get_clipping_coef", None)
 
-    def _before_step(self, optimizer: Any, args: Any, options: Any) -> None:
+    def _before_step(self, optimizer: object, args: object, options: object) -> None:
         """Record which parameters an optimizer of torch steps, and whether by an engine of Opacus."""
         thread = threading.get_ident()
         if thread in self._stepping:
@@ -511,18 +511,18 @@ class EngineLog:
         for parameter in parameters:
             self._bare_steps[id(parameter)] = parameter  # kept: an id is used again
 
-    def _after_step(self, optimizer: Any, args: Any, options: Any) -> None:
+    def _after_step(self, optimizer: object, args: object, options: object) -> None:
         """Record that the outermost optimizer step of this thread is over."""
         thread = threading.get_ident()
         if self._stepping.get(thread) is optimizer:
             del self._stepping[thread]
 
-    def _mark(self, optimizer: Any) -> None:
+    def _mark(self, optimizer: object) -> None:
         """Mark an optimizer's parameters as trained by this trial, for later trials to recognise."""
         for parameter in _parameters_of(optimizer):
             setattr(parameter, _OWNER, self._trial_mark)
 
-    def _is_of_another_trial(self, parameter: Any) -> bool:
+    def _is_of_another_trial(self, parameter: object) -> bool:
         return getattr(parameter, _OWNER, self._trial_mark) is not self._trial_mark
 
 
@@ -560,7 +560,7 @@ def _poisson_sampler() -> Any:
     return getattr(sys.modules.get(_SAMPLER), "UniformWithReplacementSampler", ())
 
 
-def _parameters_of(optimizer: Any) -> list[Any]:
+def _parameters_of(optimizer: Any) -> list[object]:
     """Return the parameters in all groups of a torch optimizer."""
     parameters: list[Any] = []
     for group in optimizer.param_groups:

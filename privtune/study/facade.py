@@ -168,7 +168,7 @@ class Study:
         self,
         observer: Observer | None = None,
         *,
-        executor: str | Mapping[str, Any] | None = None,
+        executor: str | Mapping[str, object] | None = None,
         n_jobs: int = 1,
         device: str | None = None,
         stack: int | Literal["auto"] | None = None,
@@ -228,7 +228,7 @@ class Study:
         )
         return self._life.outlast(lambda: tuple(map(self._with_model, releases)))
 
-    def place(self, fields: Mapping[str, Any]) -> None:
+    def place(self, fields: Mapping[str, object]) -> None:
         """Set the device, stack or executor of an open study's next arms, for this object alone.
 
         Args:
@@ -265,8 +265,8 @@ class Study:
         strategy: Strategy,
         epochs: float | Literal["auto"] | None = None,
         expected_batch_size: int | Literal["auto"] | None = None,
-        report: Mapping[str, Any] | str | None = "auto",
-        space: Mapping[str, Mapping[str, Any]] | None = None,
+        report: Mapping[str, object] | str | None = "auto",
+        space: Mapping[str, Mapping[str, object]] | None = None,
         epsilon: float | None = None,
         arm: str | None = None,
         sampler: object | None = None,
@@ -376,14 +376,14 @@ class Study:
     @answers
     def optimize_declared(
         self,
-        objective: Callable[[DeclaredTrial], Any],
+        objective: Callable[[DeclaredTrial], object],
         *,
         mechanism: Mechanism,
         strategy: Strategy,
         score: str | Score | None = None,
         split: Mapping[str, int] | None = None,
-        validation: Any = None,
-        public: Mapping[str, Any] | None = None,
+        validation: object = None,
+        public: Mapping[str, object] | None = None,
         epsilon: float | None = None,
         arm: str | None = None,
         sampler: object | None = None,

@@ -263,7 +263,7 @@ class Life(StoredStudy):
         plans = [arm.plan for arm in self.arms().values()]
         return {plan.arm: plan for plan in plans if isinstance(plan, StagePlan)}
 
-    def stage_releases(self) -> dict[str, Mapping[str, Any]]:
+    def stage_releases(self) -> dict[str, Mapping[str, object]]:
         """Return the releases of stages by stage name."""
         releases: dict[str, Mapping[str, Any]] = {}
         for name, arm in self.arms().items():
@@ -425,7 +425,7 @@ class Life(StoredStudy):
         """Return the results of an arm that are released."""
         return self.results.within(arm)
 
-    def certificate(self) -> dict[str, Any]:
+    def certificate(self) -> dict[str, object]:
         """Return the certificate of the budget, JSON-ready."""
         from privtune.ledger import export_certificate
 
@@ -700,7 +700,7 @@ class Life(StoredStudy):
         elif charge.state is ChargeState.RESERVED:
             self._move(charge, Kind.STARTED)
 
-    def keep(self, plan: Plan, document: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    def keep(self, plan: Plan, document: Mapping[str, object], files: Mapping[str, bytes]) -> None:
         """Store an arm's release with its files, unless it has one: started → trained.
 
         Args:
@@ -745,7 +745,7 @@ class Life(StoredStudy):
         note = release.get("checked", "")
         self._move(charge, Kind.SETTLED, work=forget, sealed=digests, note=note)
 
-    def _digests_of(self, plan: AnyPlan, arm: Arm) -> dict[str, Any]:
+    def _digests_of(self, plan: AnyPlan, arm: Arm) -> dict[str, object]:
         """Return the digests of a release, its transcript and its sealed trials, by the ledger's names."""
         release = arm.release or {}
         transcript_digest = release.get("transcript_digest")
@@ -823,7 +823,7 @@ def carry_on(
     observer: Observer,
     notify: Callable[[Plan, Release], None] | None = None,
     *,
-    measure: Callable[[StagePlan], Mapping[str, Any]] | None = None,
+    measure: Callable[[StagePlan], Mapping[str, object]] | None = None,
     check_data: Callable[[], None] | None = None,
     force: bool = False,
 ) -> tuple[Release, ...]:

@@ -122,7 +122,7 @@ def _rehearse_build(
     training = plan.first_training
     fixed_params = plan.example(space)
 
-    def make(secret: bytes, fixed: Mapping[str, Any] = fixed_params) -> BuildResult:
+    def make(secret: bytes, fixed: Mapping[str, object] = fixed_params) -> BuildResult:
         try:
             built = build_candidate(
                 task,
@@ -166,7 +166,7 @@ def _rehearse_build(
     _check_memory(task, built, made_up_records(task, 2))
     few = made_up_records(task, 2, domain_of(task, built.made))
 
-    def program(built: BuildResult) -> Any:
+    def program(built: BuildResult) -> object:
         from privtune.training.engine.capture import program_of
 
         loss = built.made.trained_on(task.record_loss, few)
@@ -222,7 +222,7 @@ def _check_rates(built: BuildResult, optimizer: torch.optim.Optimizer, steps: in
 def check_repeated(
     make: Callable[[bytes], BuildResult],
     between: Callable[[], T],
-    program: Callable[[BuildResult], Any] = lambda _: None,
+    program: Callable[[BuildResult], object] = lambda _: None,
 ) -> T:
     """Build trials again in another order and after training; refuse a ``build`` that changes them.
 
@@ -285,7 +285,7 @@ _OTHER = (
 )
 
 
-def described(built: BuildResult) -> dict[str, Any]:
+def described(built: BuildResult) -> dict[str, object]:
     """Return a trial's ranges, first weights and settings in comparable form, by what they are in words.
 
     Its keys are words for a refusal, which names the first that differs.

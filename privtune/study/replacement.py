@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 
-def replace_attribute(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+def replace_attribute(undo: ExitStack, owner: object, name: str, value: object) -> None:
     """Replace an attribute of a module, a class or an object until ``undo`` is closed."""
     undo.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)

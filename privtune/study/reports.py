@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
@@ -27,7 +27,7 @@ AUTO = "auto"
 """The report of a study that declares none: planning chooses its metric, or that there is none."""
 
 
-def read_report(report: Mapping[str, Any] | str | None) -> Mapping[str, Any] | str | None:
+def read_report(report: Mapping[str, object] | str | None) -> Mapping[str, object] | str | None:
     """Check a report as the user wrote it; return ``auto``, a mapping of its fields, or None.
 
     Args:

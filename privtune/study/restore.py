@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
@@ -117,7 +117,9 @@ def _check_files(moves: list[_FilesOfStudy]) -> None:
         )
 
 
-def _write(connection: Connection, after: Identity, moves: list[_FilesOfStudy]) -> dict[str, Any]:
+def _write(
+    connection: Connection, after: Identity, moves: list[_FilesOfStudy]
+) -> dict[str, object]:
     """Write the restored identity and the copied files' places; return the body of the log entries."""
     write_identity(connection, after)
     for move in moves:

@@ -412,7 +412,10 @@ class StoredStudy:
         return _read_arm(row, self.row)
 
     def set_release(
-        self, arm: str, release: Mapping[str, Any], put: Callable[[Connection], None] | None = None
+        self,
+        arm: str,
+        release: Mapping[str, object],
+        put: Callable[[Connection], None] | None = None,
     ) -> bool:
         """Store an arm's release and files unless it has one; return whether they were stored.
 
@@ -489,7 +492,7 @@ class StoredStudy:
             }
             connection.execute(sa.insert(failures), values)
 
-    def failures(self, arm: str) -> list[dict[str, Any]]:
+    def failures(self, arm: str) -> list[dict[str, object]]:
         """Return the errors that stopped an arm, oldest first, each with ``time`` and ``traceback``."""
         columns = sa.select(failures.c.time, failures.c.traceback)
         is_mine = failures.c.study == self.name
@@ -616,7 +619,7 @@ def _differences(plan: AnyPlan, present: AnyPlan) -> list[str]:
     return [*sentences, *words] or ["its details"]
 
 
-def _differing_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _differing_names(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
     """Return the names whose values differ, or that one mapping lacks; those of ``one`` first."""
     names = {**one, **other}
     return [name for name in names if one.get(name) != other.get(name)]
@@ -674,7 +677,7 @@ def _add_arm(connection: Connection, study: str, arm: Arm) -> None:
     insert_new(connection, arms, row)
 
 
-def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
+def insert_new(connection: Connection, table: sa.Table, row: Mapping[str, object]) -> bool:
     """Insert a row unless there is one of this key; return whether it was inserted."""
     statement = _insertion(connection.dialect.name, table, frozenset(row))
     result = connection.execute(statement, row)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from privtune.accounting.checks import check_number
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -33,12 +33,19 @@ from privtune.strategies import (
     Strategy,
 )
 from privtune.strategies.arms import check_objective, needs_of
-from privtune.study.arm_rounds import StudyRound, TrialFiles, deadline_of, in_threads, own_sampler
+from privtune.study.arm_rounds import (
+    StudyRound,
+    TrialFiles,
+    deadline_of,
+    in_threads,
+    optuna_sampler,
+    own_sampler,
+)
 from privtune.study.build import model_for, named_method, weights_of_build
 from privtune.study.declared_arms import DeclaredTrainer, DeclaredTrial, Mechanism, plan_declared
 from privtune.study.delta import check_delta, check_delta_of
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
-from privtune.study.lifecycle import Life, Stage, carry_on
+from privtune.study.lifecycle import Life, Stage, Trainer, carry_on
 from privtune.study.planning import plan_arms
 from privtune.study.program import (
     Program,
@@ -61,7 +68,11 @@ from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import METHODS
 
 if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
     from privtune.ledger.rounds import Rounds
+    from privtune.spaces import IndependentSampler
     from privtune.study.observer import Observer
     from privtune.tables.unusable import RecordCheck
     from privtune.tasks import TaskData
@@ -127,7 +138,7 @@ class Audience:
 
 
 @dataclass(frozen=True)
-class TaskTrainer:
+class TaskTrainer(Trainer):
     """A trainer of a study's arms with the engine.
 
     Attributes:
@@ -151,8 +162,8 @@ class TaskTrainer:
     executor: Executor
     notify: Callable[[str], None]
     strategy: Strategy | None = None
-    sampler: Any = None
-    pruner: Any = None
+    sampler: BaseSampler | IndependentSampler | None = None
+    pruner: BasePruner | None = None
     deadline: float = math.inf
     timed: dict[object, float] = field(default_factory=dict)
 
@@ -173,7 +184,7 @@ class TaskTrainer:
         """Whether the task declares its records public."""
         return self.task.benchmark
 
-    def measure(self, plan: StagePlan) -> Mapping[str, Any]:
+    def measure(self, plan: StagePlan) -> Mapping[str, object]:
         """Read the table and return what a stage releases of it."""
         spec = self.life.spec
         releases = self.life.stage_releases()
@@ -220,7 +231,7 @@ class TaskTrainer:
             self.life,
             files,
             give_out=self._give_out(plan, files),
-            sampler=self.sampler if users_sampler is None else None,
+            sampler=optuna_sampler(self.sampler),
             pruner=self.pruner,
         )
         return self._strategy(plan), trials
@@ -450,7 +461,7 @@ def optimize(life: Life, task: Task, options: EngineOptions, audience: Audience)
 
 def optimize_declared(
     life: Life,
-    objective: Callable[[DeclaredTrial], Any],
+    objective: Callable[[DeclaredTrial], object],
     options: DeclaredOptions,
     audience: Audience,
 ) -> Release:
@@ -526,7 +537,7 @@ def _lead(
     return release
 
 
-def _progress_bar(plan: Plan) -> AbstractContextManager[Any]:
+def _progress_bar(plan: Plan) -> AbstractContextManager[object]:
     """Return a spinner with the arm's name, and no count that would tell a sealed number of runs."""
     from rich.console import Console
 
@@ -623,7 +634,7 @@ def _engine_arm(
     return plan, trainer
 
 
-def _check_task(task: Any) -> None:
+def _check_task(task: object) -> None:
     """Refuse any object but a task, and a task without a ``build``."""
     if not isinstance(task, Task):
         raise InvalidInputError(
@@ -674,7 +685,7 @@ def _check_executor(
 
 
 def _declared_arm(
-    life: Life, objective: Callable[[DeclaredTrial], Any], options: DeclaredOptions
+    life: Life, objective: Callable[[DeclaredTrial], object], options: DeclaredOptions
 ) -> tuple[Plan, DeclaredTrainer]:
     """Return the plan and the trainer of an arm of a declared mechanism.
 
@@ -939,7 +950,7 @@ def _target_of(life: Life, arm: str) -> float:
 
 
 def _check_covered(
-    strategy: Strategy, *, scored: bool, sampler: Any, pruner: Any, others: Sequence[str] = ()
+    strategy: Strategy, *, scored: bool, sampler: object, pruner: object, others: Sequence[str] = ()
 ) -> None:
     """Refuse a strategy that needs a search space or a score, or does not cover sampler or pruner."""
     without_task = [kind.name for kind in STRATEGIES.values() if not kind.needs.task]
@@ -1017,7 +1028,7 @@ def _check_pruner(plan: Plan, pruner: object) -> None:
     )
 
 
-def _check_searches(plan: Plan, **choosers: Any) -> None:
+def _check_searches(plan: Plan, **choosers: object) -> None:
     """Refuse a sampler or a pruner for an arm that has one training."""
     if plan.search is not None:
         return
@@ -1034,7 +1045,7 @@ def _check_searches(plan: Plan, **choosers: Any) -> None:
 def _declared_task(mechanism: Mechanism, validation_records: int, *, public: bool) -> Task:
     """Return the public facts of a declared mechanism as a task without data, for planning."""
 
-    def refuse(*_: object) -> Any:
+    def refuse(*_: object) -> NoReturn:
         raise InvalidInputError("task", "declared", "is trained by the user's own function")
 
     return Task(
@@ -1069,7 +1080,9 @@ def _score_function(score: Score, records: Records) -> LossOf | None:
     return function
 
 
-def _validation(private: Any, public: Mapping[str, Any] | None) -> tuple[Records | None, bool]:
+def _validation(
+    private: object, public: Mapping[str, object] | None
+) -> tuple[Records | None, bool]:
     """Return the validation records of a declared mechanism, and whether they are public."""
     from privtune.tasks.records import read_records
 

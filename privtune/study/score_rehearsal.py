@@ -187,7 +187,7 @@ def _stand_in(shape: tuple[int, ...], uses: list[bool]) -> nn.Module:
     from torch import nn
 
     class StandIn(nn.Module):
-        def forward(self, *inputs: Any, **options: Any) -> torch.Tensor:
+        def forward(self, *inputs: object, **options: object) -> torch.Tensor:
             uses.append(True)
             tensors = _tensors((*inputs, *options.values()))
             first = next(tensors, torch.zeros(1))

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from privtune.errors import PrivTuneError
 from privtune.files import open_own
@@ -218,7 +218,7 @@ def _close(module: ModuleType) -> None:
     replace_attribute(_undo, owner, method, _refuse)
 
 
-def _refuse(*_args: Any, **_kwargs: Any) -> Any:
+def _refuse(*_args: object, **_kwargs: object) -> NoReturn:
     """Raise ``SealedError`` in the place of MLflow's methods."""
     raise SealedError(
         "A sealed round is running: nothing in it may be logged to MLflow, for its trials are not "
@@ -267,7 +267,7 @@ def _close_notebook() -> None:
         return
     publish = publisher.publish
 
-    def publish_aloud(*args: Any, **kwargs: Any) -> None:
+    def publish_aloud(*args: object, **kwargs: object) -> None:
         if _voice.is_loud and _depth == 0:
             publish(*args, **kwargs)
 

@@ -315,18 +315,18 @@ class StudySpec(pydantic.BaseModel):
 
     @pydantic.field_validator("report")
     @classmethod
-    def _report(cls, report: Mapping[str, Any] | str | None) -> Mapping[str, Any] | str | None:
+    def _report(cls, report: Mapping[str, object] | str | None) -> Mapping[str, Any] | str | None:
         return read_report(report)
 
     @pydantic.field_validator("noise", mode="before")
     @classmethod
-    def _noise(cls, noise: Any) -> Any:
+    def _noise(cls, noise: object) -> Any:
         """Return noise options as a dict of their fields; return other forms unchanged."""
         return noise.to_dict() if isinstance(noise, NoiseOptions) else noise
 
     @pydantic.field_validator("noise", "executor", "scoring")
     @classmethod
-    def _parts(cls, part: Any, info: pydantic.ValidationInfo) -> Any:
+    def _parts(cls, part: object, info: pydantic.ValidationInfo) -> Any:
         """Check noise, executor or scoring by the class that reads it; return it as it was written."""
         if part is not None:
             read = _PARTS[str(info.field_name)]
@@ -355,7 +355,7 @@ class StudySpec(pydantic.BaseModel):
     @pydantic.field_validator("stages")
     @classmethod
     def _unique_stages(
-        cls, stages: tuple[Mapping[str, Any], ...], info: pydantic.ValidationInfo
+        cls, stages: tuple[Mapping[str, object], ...], info: pydantic.ValidationInfo
     ) -> tuple[Mapping[str, Any], ...]:
         """Refuse a stage with the name of another stage or of an arm."""
         if not stages:
@@ -501,7 +501,7 @@ class StudySpec(pydantic.BaseModel):
         """The device and stack size of trainings, which change no result."""
         return Compute(self.device, self.stack)
 
-    def dataset_of(self, known: Mapping[str, Any] | None) -> Dataset:
+    def dataset_of(self, known: Mapping[str, object] | None) -> Dataset:
         """Return the dataset to charge, under the name that the budget declares if it declares one.
 
         Args:
@@ -533,7 +533,7 @@ class StudySpec(pydantic.BaseModel):
 
         return tuple(make_stage(stage) for stage in self.stages)
 
-    def load_task(self, released: Mapping[str, Mapping[str, Any]] | None = None) -> Task:
+    def load_task(self, released: Mapping[str, Mapping[str, object]] | None = None) -> Task:
         """Return the study's task without reading its data.
 
         Args:
@@ -629,7 +629,7 @@ def _check_unique(names: Sequence[str], all_names: Sequence[str], what: str) -> 
         raise ValueError(f"{what} called {', '.join(twice)}; names must differ")
 
 
-def _name_of(task: Any) -> str:
+def _name_of(task: object) -> str:
     """Return the name of a task for people: its name, its file, or the task that it is made of."""
     if not isinstance(task, Mapping):
         return str(task or "a table")

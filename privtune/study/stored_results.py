@@ -54,7 +54,7 @@ class ReleaseError(PrivTuneError):
 
 
 def pack_result(
-    result: TrialResult, *, certificate: Mapping[str, Any] | None = None, request: str = ""
+    result: TrialResult, *, certificate: Mapping[str, object] | None = None, request: str = ""
 ) -> bytes:
     """Return a result as the content of a safetensors file.
 
@@ -108,7 +108,7 @@ def _read_score(text: str | None) -> float | None:
     return None if text is None else float(text)
 
 
-def _read_estimate(document: Mapping[str, Any] | None) -> ScoreEstimate | None:
+def _read_estimate(document: Mapping[str, object] | None) -> ScoreEstimate | None:
     """Return a score estimate from its stored dict; None if it was stored without one."""
     return None if document is None else ScoreEstimate.from_dict(document)
 
@@ -457,7 +457,7 @@ def _is_same(result: TrialResult, other: TrialResult) -> bool:
 def load_release(
     plan: Plan,
     results: Results,
-    document: Mapping[str, Any],
+    document: Mapping[str, object],
     guarantee: Guarantee,
     read_trials: Callable[[], Sequence[FrozenTrial]],
 ) -> Release:

@@ -62,7 +62,7 @@ class Suggestions:
         sealed: bool,
         number: int,
         streams: Streams,
-        given: Mapping[str, Any],
+        given: Mapping[str, object],
         sampler: IndependentSampler | None = None,
         live: ShownTrial | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class Suggestions:
             raise InvalidInputError(name, f"suggest_int({low}, {high})", allowed)
         return int(value)
 
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+    def suggest_categorical(self, name: str, choices: Sequence[object]) -> Any:
         """Return one of the ``choices`` for ``name``, the same whenever this trial asks.
 
         Choices are None, booleans, numbers, texts, scalars of NumPy's, or tuples of these, in a list, a

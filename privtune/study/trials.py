@@ -525,7 +525,7 @@ def digest_of_trials(trials: Sequence[FrozenTrial]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _as_texts(values: Mapping[str, Any]) -> dict[str, str]:
+def _as_texts(values: Mapping[str, object]) -> dict[str, str]:
     """Return the ``repr`` of each value by name, which tells tuples from lists."""
     return {name: repr(value) for name, value in values.items()}
 

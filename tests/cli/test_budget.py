@@ -113,9 +113,29 @@ def test_a_budget_s_table_fits_a_terminal_and_says_which_epsilon_is_which(
 
 
 def test_a_charge_by_hand_says_why_it_stays_started(cli: Cli, budget: str, event: str) -> None:
-    sentence = "A charge by hand stays started, since nobody reports its release"
+    sentence = "A charge by hand stays started until privtune budget settle says"
     assert sentence in cli("budget", "charge", "b", event, "--note", "first").out
     assert sentence in cli("budget", "charges", "b").out
+
+
+def test_a_charge_by_hand_is_settled_once(cli: Cli, budget: str, event: str) -> None:
+    cli("budget", "charge", "b", event, "--note", "first")
+    settled = document(cli, "budget", "settle", "b-1")
+    assert (settled["id"], settled["state"]) == ("b-1", "settled")
+    assert "stays started" not in cli("budget", "charges", "b").out
+    again = cli("budget", "settle", "b-1")
+    assert (again.code, "b-1 is settled" in again.err) == (1, True)
+
+
+def test_a_charge_of_a_study_is_not_settled_by_hand(cli: Cli, budget: str, url: str) -> None:
+    with Ledger(url) as ledger:
+        request = ChargeRequest(Gaussian(9.0), study="digits", arm="plain")
+        [charge] = ledger.reserve("b", [request], start=True)
+    refused = cli("budget", "settle", charge.id)
+    assert refused.code == 1
+    assert "belongs to study 'digits', arm 'plain'" in refused.err
+    with Ledger(url) as ledger:
+        assert ledger.charge(charge.id).state == "started"
 
 
 def test_a_release_that_was_recorded_is_settled(cli: Cli, budget: str, event: str) -> None:

@@ -513,6 +513,11 @@ RELEASED = [
     ),
     Mistake("export into a folder", "model export churn plain --to there", ("there", "new")),
     Mistake(
+        "a charge of a study",
+        "budget settle people-1",
+        ("belongs to study", "privtune study run churn"),
+    ),
+    Mistake(
         "a charge that is spent",
         "budget void people-1 --yes",
         ("people-1 is settled", "only a reserved"),

@@ -52,6 +52,7 @@ ARMS = [
 COMMANDS = {
     "create a budget": "budget create other --epsilon 1 --delta 1e-6",
     "charge": "budget charge open event.json --note new",
+    "settle": "budget settle open-2",
     "void": "budget void open-1 --yes",
     "close": "budget close open",
     "backup": "budget backup copies/new.db",
@@ -153,6 +154,7 @@ class Bench:
         with Ledger(url) as ledger:
             ledger.create_budget(Budget(5.0, 1e-5, name="open"))
             ledger.reserve("open", [ChargeRequest(Gaussian(50.0), note="held")])
+            ledger.reserve("open", [ChargeRequest(Gaussian(50.0), note="begun")], start=True)
         if url.startswith("sqlite"):
             with Ledger(url) as ledger:
                 backup(ledger.log.storage, folder / "copies" / "old.db")

@@ -286,7 +286,7 @@ half the noise on scores | training/mechanism/test_scoring.py::test_the_noise_is
 a mean is divided by what was declared
 | training/mechanism/test_scoring.py::test_a_mean_is_that_of_the_records_there_are_whatever_was_declared
 -total / max(count, least_count)
-+total / 40.0 * (count > 0.0)
++total / 60.0 * (count > 0.0)
 the bins of an area are sought at no cost to the histograms
 | training/mechanism/test_auc.py::test_the_tree_and_the_histograms_cost_the_charge_together
 -share = 1.0 - _FOR_BINS

@@ -40,6 +40,7 @@ from privtune.training.mechanism.clipping import CoordinateTransform, Flat, look
 from privtune.training.mechanism.kernel import (
     REACHED_RECORDS,
     SAME_SHAPE,
+    Kernel,
     Layout,
     LossOf,
     Rows,
@@ -97,7 +98,7 @@ def _refused(attempt: Callable[[], None]) -> bool:
     return False
 
 
-class BatchedKernel:
+class BatchedKernel(Kernel):
     """The kernel that computes clipped sums of all candidates at once by the gradient rules of layers.
 
     Everything that could be wrong is looked for once, when the kernel is made, on made-up records of
@@ -647,7 +648,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone()
 
 
-class OneByOneKernel:
+class OneByOneKernel(Kernel):
     """The kernel that computes one record after another by plain autograd, for models without a batched path.
 
     A step costs as many passes as it has records, so this is the last resort. It needs no rule and no

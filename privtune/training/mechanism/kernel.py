@@ -97,11 +97,10 @@ class Kernel(Protocol):
     """The interface that computes clipped sums of per-sample gradients for a stack of K candidates."""
 
     layout: Layout
+    """Where the trained parameters lie in a vector."""
 
-    @property
-    def module(self) -> nn.Module:
-        """The model that the kernel runs, with the candidates' weights in place of its own."""
-        ...
+    module: nn.Module
+    """The model that the kernel runs, with the candidates' weights in place of its own."""
 
     @property
     def drops(self) -> bool:

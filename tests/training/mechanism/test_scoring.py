@@ -88,6 +88,9 @@ def test_the_noise_is_the_stream_s_next_draw_times_the_charged_scale(
 def test_a_mean_is_that_of_the_records_there_are_whatever_was_declared(plan: ScorePlan) -> None:
     fewer = TensorData(DATA.x[:40], DATA.y[:40])
     alone = exact(replace(plan, records=40), data=fewer)
+    if plan is EXACT:
+        is_right = MODEL(fewer.x).argmax(dim=1) == fewer.y
+        assert alone == pytest.approx(float(is_right.double().mean()), abs=1e-12)
     for declared in (20, 60, 600):
         assert exact(replace(plan, records=declared), data=fewer) == alone
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +14,18 @@ from hypothesis import strategies as st
 
 from privtune.training.methods import (
     ADADP,
+    METHODS,
     PUR,
     AdaCliP,
     AutomaticClipping,
+    DAdaptation,
     DoG,
     DoWG,
     DPAdam,
     FixedDPSGD,
     HyFreeDP,
     NormBound,
+    Prodigy,
     PublicRate,
     PURConstant,
     QuantileClipping,
@@ -498,6 +503,56 @@ def test_dowg(seed, sigma):
 
 
 @few
+@given(seed=seeds, sigma=sigmas, decay=st.sampled_from([0.0, 0.02]))
+def test_d_adaptation(seed, sigma, decay):
+    """Defazio & Mishchenko, D-Adaptation of Adam; the inner product is weighed by the second moment before.
+
+    So the authors' code has it, which also decays weights. No distance is over 1e12 times the first.
+    """
+
+    def literal(world, candidate):
+        theta, d, root = world.start(), 1e-6, math.sqrt(0.999)
+        s, m, v, r = np.zeros_like(theta), 0.0, np.zeros_like(theta), 0.0
+        for _ in range(25):
+            g = scaled_mean(world, world.draw(), theta, sigma)
+            r = root * r + (1 - root) * d * sum(g * s / (np.sqrt(v) + 1e-8))
+            s = root * s + (1 - root) * d * g
+            m = 0.9 * m + 0.1 * d * g
+            v = 0.999 * v + 0.001 * g**2
+            theta = theta - decay * d * theta - m / (np.sqrt(v) + 1e-8)
+            d = min(max(d, r / ((1 - root) * sum(abs(s)))), 1e6)
+            yield theta, d
+
+    method = DAdaptation(sigma, weight_decay=decay)
+    fields = (lambda s: s.distance,)
+    check(method, [{}, {}], literal, steps=25, seeds=(seed, seed + 1), fields=fields)
+
+
+@few
+@given(seed=seeds, sigma=sigmas, decay=st.sampled_from([0.0, 0.02]))
+def test_prodigy(seed, sigma, decay):
+    """Mishchenko & Defazio, Algorithm 4; ε stands beside the new distance, as in the authors' code."""
+
+    def literal(world, candidate):
+        theta = start = world.start()
+        d, root, m, v, r, s = 1e-6, math.sqrt(0.999), 0.0, 0.0, 0.0, 0.0
+        for _ in range(15):
+            g = scaled_mean(world, world.draw(), theta, sigma)
+            m = 0.9 * m + 0.1 * d * g
+            v = 0.999 * v + 0.001 * d**2 * g**2
+            r = root * r + (1 - root) * d**2 * sum(g * (start - theta))
+            s = root * s + (1 - root) * d**2 * g
+            farther = max(d, r / sum(abs(s)))
+            theta = theta - decay * d * theta - d * m / (np.sqrt(v) + farther * 1e-8)
+            d = farther
+            yield theta, d
+
+    method = Prodigy(sigma, weight_decay=decay)
+    fields = (lambda s: s.distance,)
+    check(method, [{}, {}], literal, steps=15, seeds=(seed, seed + 1), fields=fields)
+
+
+@few
 @given(
     seed=seeds,
     regime=st.sampled_from(["non-convex", "convex", "strongly-convex"]),
@@ -554,3 +609,12 @@ def test_pur_stays_after_its_horizon(steps, horizon):
     states, oracle = run(method, [{}, {}], steps=steps)
     assert oracle.transcripts()[0].looks().total() == min(steps, horizon)
     assert states[-1].params.equal(states[min(steps, horizon)].params)
+
+
+@pytest.mark.quick
+def test_every_method_is_transcribed_here():
+    """A method without a transcription is compared with nothing but itself."""
+    module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    classes = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
+    missing = [name for name, method in METHODS.items() if method.__name__ not in classes]
+    assert not missing, f"transcribe the paper of {', '.join(missing)} in this file"
