@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
@@ -66,7 +66,7 @@ class PlanningContext:
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     declared: DeclaredMethod | None = None
     repeats: int = 1
-    chosen_schedule: Mapping[str, Any] | None = None
+    chosen_schedule: Mapping[str, object] | None = None
     sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:

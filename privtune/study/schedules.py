@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
@@ -97,7 +97,7 @@ def read_compute(value: object) -> ComputeLimit:
     return ComputeLimit(seconds=seconds)
 
 
-def check_compute(value: Any) -> Any:
+def check_compute(value: float | str) -> float | str:
     """Refuse what :func:`read_compute` cannot read; return the value as it was written."""
     read_compute(value)
     return value
@@ -158,7 +158,7 @@ def is_auto(spec: StudySpec) -> bool:
     return AUTO in (spec.epochs, spec.expected_batch_size)
 
 
-def asked(spec: StudySpec) -> dict[str, Any]:
+def asked(spec: StudySpec) -> dict[str, object]:
     """Return what a spec asks of the rule, as plans keep it: the same question has the stored answer."""
     return {name: getattr(spec, name) for name in FIELDS}
 
@@ -196,7 +196,7 @@ def _has_rate(arm: ArmSpec) -> bool:
 
 def choose(
     spec: StudySpec, task: Task, weights: int | None = None
-) -> tuple[Schedule, dict[str, Any]]:
+) -> tuple[Schedule, dict[str, object]]:
     """Return the schedule that the rule gives a spec, with the detail that plans keep of it.
 
     Args:
@@ -290,7 +290,7 @@ def with_rule(spec: StudySpec, task: Task) -> StudySpec:
     return with_numbers(spec, detail)
 
 
-def with_numbers(spec: StudySpec, detail: Mapping[str, Any]) -> StudySpec:
+def with_numbers(spec: StudySpec, detail: Mapping[str, object]) -> StudySpec:
     """Return a spec with the epochs and batch of a plan's detail, and without what might be spent."""
     numbers = {
         "epochs": detail["epochs"],
