@@ -5,9 +5,7 @@ A law is fixed in advance: it looks at no score and at no data.
 
 from __future__ import annotations
 
-import importlib.resources
 import inspect
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.names import check_text, refuse_fields, refuse_name
 from privtune.numbers import is_number
+from privtune.public_priors import with_public_priors
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.streams import Streams
@@ -245,28 +244,6 @@ class Mixture(Prior):
         return component.draw(rng)
 
 
-def with_public_priors(space: Mapping[str, _Fields]) -> dict[str, _Fields]:
-    """Return a spec's space with the shipped law (studies/priors) for each ``{prior: public}``."""
-    laws = dict(space)
-    for name, fields in space.items():
-        if isinstance(fields, Mapping) and "prior" in fields:
-            laws[name] = _public_prior(name, dict(fields))
-    return laws
-
-
-def _public_prior(name: str, fields: dict[str, Any]) -> _Fields:
-    """Return the shipped prior of a hyperparameter, in the fields of a spec's law."""
-    folder = importlib.resources.files("privtune")
-    text = (folder / "public-priors.json").read_text("utf-8")
-    priors = json.loads(text)
-    if name not in priors or fields != {"prior": "public"}:
-        names = ", ".join(priors)
-        allowed = f"may be {{prior: public}}, and nothing beside it, for {names}"
-        raise InvalidInputError(f"space.{name}", fields, allowed)
-    law: _Fields = priors[name]["law"]
-    return law
-
-
 def plain(name: str, value: object) -> Any:
     """Check the value of a hyperparameter, and return it in Python's own types.
 
@@ -411,7 +388,8 @@ class SearchSpace(Mapping[str, BaseDistribution]):
             spec: For each name, ``type`` (float, int, categorical, log_normal or mixture) and the
                 arguments of that law: ``low``, ``high``, ``log``, ``step`` or ``choices`` for
                 Optuna's distributions; ``median``, ``sigma``, ``low``, ``high``; ``components``
-                and ``weights``. Or ``prior: public`` alone: what was best on public data.
+                and ``weights``. Or ``prior: public``: what was best on public data, for the
+                ``method`` (``dpsgd``) and the ``schedule`` (``constant``) beside it.
 
         Returns:
             The space.

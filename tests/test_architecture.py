@@ -35,6 +35,7 @@ FLOORS = {
     "numbers": 0,
     "plugins": 0,
     "prose": 0,
+    "public_priors": 0,
     "accounting": 0,
     "ledger": 1,
     "spaces": 1,

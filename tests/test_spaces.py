@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import optuna
@@ -8,17 +9,21 @@ import pytest
 from scipy import stats
 
 from privtune.errors import InvalidInputError
+from privtune.public_priors import public_law
 from privtune.spaces import (
     DependentSamplerError,
     LogNormal,
     SearchSpace,
     require_independent_sampler,
 )
+from privtune.study.spec import SpecError
 from privtune.training.mechanism.streams import Streams
 from tests.study.conftest import toy_spec
 from tests.tiers import ROOT
 
 pytestmark = pytest.mark.quick
+
+RIGHT = {"learning_rate": 0.5, "max_grad_norm": 1.0}
 
 SPACE = SearchSpace.from_dict(
     {
@@ -82,18 +87,111 @@ def test_candidates_follow_their_distribution_and_are_uncorrelated() -> None:
 
 
 def test_a_public_prior_is_made_of_what_was_best_on_public_data() -> None:
-    shipped = json.loads((ROOT / "privtune/public-priors.json").read_text("utf-8"))["learning_rate"]
-    logs = np.log([row["learning_rate"] for row in shipped["rows"]])
-    assert len(logs) >= 10
-    law = shipped["law"]
-    assert law["median"] == pytest.approx(np.exp(logs.mean()), rel=5e-3)
-    assert law["sigma"] == pytest.approx(np.hypot(logs.std(ddof=1), np.log(4)), rel=5e-3)
+    text = (ROOT / "privtune/public-priors.json").read_text("utf-8")
+    methods = json.loads(text)["laws"]["learning_rate"]
+    assert sorted(methods) == ["dp-adam", "dpsgd"]
+    for falls in methods.values():
+        assert sorted(falls) == ["constant", "falling"]
+        for shipped in falls.values():
+            logs = np.log([row["learning_rate"] for row in shipped["rows"]])
+            assert len(logs) >= 10
+            law = shipped["law"]
+            assert law["median"] == pytest.approx(np.exp(logs.mean()), rel=5e-3)
+            assert law["sigma"] == pytest.approx(np.hypot(logs.std(ddof=1), np.log(4)), rel=5e-3)
+    law = methods["dpsgd"]["constant"]["law"]
     space = {"learning_rate": {"prior": "public"}}
     assert SearchSpace.from_dict(space).distributions == {
         "learning_rate": LogNormal(median=law["median"], sigma=law["sigma"])
     }
     # What is stored is the law itself, whatever a later version ships.
     assert toy_spec(space=space).model_dump()["space"] == {"learning_rate": law}
+
+
+SEARCH = {"strategy": "papernot-steinke", "mean_runs": 2, "parameters": {"max_grad_norm": 1.0}}
+PUBLIC = {"learning_rate": {"prior": "public"}}
+
+
+@pytest.mark.parametrize(
+    ("arm", "method", "schedule"),
+    [
+        ({}, "dpsgd", "constant"),
+        ({"options": {"schedule": "cosine"}}, "dpsgd", "linear"),
+        ({"method": "dp-adam"}, "dp-adam", "constant"),
+        ({"method": "dp-adam", "options": {"schedule": "linear"}}, "dp-adam", "linear"),
+        (
+            {
+                "method": "dp-adam",
+                "parameters": {"max_grad_norm": 1.0, "schedule": "cosine"},
+            },
+            "dp-adam",
+            "linear",
+        ),
+        (
+            {
+                "parameters": {},
+                "candidates": [
+                    {"method": "hyfreedp"},
+                    {"method": "dpsgd", "parameters": {"learning_rate": 1.0, "max_grad_norm": 1.0}},
+                    {"method": "dp-adam", "parameters": {"max_grad_norm": 1.0}},
+                ],
+            },
+            "dp-adam",
+            "constant",
+        ),
+    ],
+)
+def test_a_public_prior_is_of_the_method_that_is_searched(
+    arm: dict[str, Any], method: str, schedule: str
+) -> None:
+    """Rates that suit SGD are forty times those that suit Adam."""
+    fixed = {"name": "b", "strategy": "fixed", "method": "dpsgd", "parameters": RIGHT}
+    spec = toy_spec(space=PUBLIC, arms=[{**SEARCH, "name": "a", **arm}, fixed])
+    text = (ROOT / "privtune/public-priors.json").read_text("utf-8")
+    fall = "constant" if schedule == "constant" else "falling"
+    law = json.loads(text)["laws"]["learning_rate"][method][fall]["law"]
+    assert spec.space == {"learning_rate": law}
+    assert spec.search_space() == SearchSpace(
+        {"learning_rate": LogNormal(law["median"], law["sigma"])}
+    )
+
+
+@pytest.mark.parametrize(
+    ("arms", "space", "says"),
+    [
+        (
+            [{"method": "automatic-clipping", "parameters": {}}],
+            {},
+            "methods dpsgd and dp-adam alone",
+        ),
+        ([{"options": {"schedule": "step"}}], {}, "schedules constant, linear, cosine alone"),
+        ([{}, {"method": "dp-adam"}], {}, "they differ in method or schedule"),
+        ([{}, {"options": {"schedule": "linear"}}], {}, "they differ in method or schedule"),
+        (
+            [{}],
+            {"schedule": {"type": "categorical", "choices": ["constant", "linear"]}},
+            "they differ in method or schedule",
+        ),
+        ([{}], {"learning_rate": {"prior": "public", "low": 1.0}}, "takes prior, method, schedule"),
+        ([{}], {"learning_rate": {"prior": "mine"}}, "must be public"),
+        ([{}], {"max_grad_norm": {"prior": "public"}}, "shipped for learning_rate alone"),
+    ],
+)
+def test_a_public_prior_of_what_was_not_measured_is_refused(
+    arms: list[dict[str, Any]], space: dict[str, Any], says: str
+) -> None:
+    named = [{**SEARCH, "name": f"a{n}", **arm} for n, arm in enumerate(arms)]
+    with pytest.raises(SpecError, match=says) as caught:
+        toy_spec(space={**PUBLIC, **space}, arms=named)
+    sentence = str(caught.value)
+    assert sentence.startswith("Study spec, space: ")
+    assert "\n" not in sentence
+
+
+def test_a_spec_may_say_which_public_prior_is_meant() -> None:
+    arms = [{**SEARCH, "name": "a"}, {**SEARCH, "name": "b", "method": "dp-adam"}]
+    space = {"learning_rate": {"prior": "public", "method": "dp-adam", "schedule": "linear"}}
+    spec = toy_spec(space=space, arms=arms)
+    assert spec.space == {"learning_rate": public_law("learning_rate", "dp-adam", "linear")}
 
 
 def test_priors_of_a_spec_are_drawn_inside_their_support() -> None:

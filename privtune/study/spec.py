@@ -21,8 +21,10 @@ from privtune.files import read_bounded
 from privtune.ledger import RECORD, Budget, Dataset
 from privtune.ledger.values import check_unit
 from privtune.names import check_name, check_text, did_you_mean
-from privtune.spaces import SearchSpace, with_public_priors, without_numpy
+from privtune.public_priors import with_public_priors
+from privtune.spaces import SearchSpace, without_numpy
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
+from privtune.strategies.searched_priors import complete_public_priors
 from privtune.study import schedules
 from privtune.study._objects import check_address
 from privtune.study.reports import AUTO, read_report, report_choices
@@ -312,6 +314,18 @@ class StudySpec(pydantic.BaseModel):
     noise: str | Mapping[str, Any] | None = None
     artifacts: str | None = None
     seed: Annotated[int | None, _NUMBER] = pydantic.Field(default=None, ge=0, lt=2**256)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _priors(cls, data: Any) -> Any:
+        """Say of each public prior the method and schedule that the arms search with; check nothing."""
+        if not isinstance(data, Mapping):
+            return data
+        space = data.get("space")
+        arms = data.get("arms")
+        if not isinstance(space, Mapping) or not isinstance(arms, list | tuple):
+            return data
+        return {**data, "space": complete_public_priors(space, arms)}
 
     @pydantic.field_validator("report")
     @classmethod

@@ -352,6 +352,54 @@ an error of PrivTune's own leaves a charged arm
 -        except WITHOUT_DATA:
 +        except PrivTuneError:
 
+== training/methods/fixed_rates.py
+the second moment keeps the noise
+| training/methods/test_papers.py::test_dp_adam_bc
+-        signal = (second - noise).maximum(floor * noise)
++        signal = second.maximum(floor * noise)
+the noise of a step is that of its sum
+| training/methods/test_papers.py::test_dp_adam_bc
+-        noise = base.rows(self.noise_multiplier * state.max_grad_norm / batch).square()
++        noise = base.rows(self.noise_multiplier * state.max_grad_norm).square()
+
+== public_priors.py
+a search with Adam draws rates of SGD
+| test_spaces.py::test_a_public_prior_is_of_the_method_that_is_searched
+-_measured("prior", laws[name], method, schedule, _REMEDY)
++_measured("prior", laws[name], "dpsgd", schedule, _REMEDY)
+a falling rate has the prior of a constant one
+| strategies/test_methods_in_arms.py::test_a_public_rate_is_that_of_the_method_and_the_schedule
+-    "cosine": "falling",
++    "cosine": "constant",
+
+== strategies/searched_priors.py
+arms that differ draw from the prior of the first
+| test_spaces.py::test_a_public_prior_of_what_was_not_measured_is_refused
+-    return values[0] if len(values) == 1 else values
++    return values[0]
+a candidate with a rate of its own decides the prior of others
+| test_spaces.py::test_a_public_prior_is_of_the_method_that_is_searched
+-    if isinstance(parameters, Mapping) and name in parameters:
++    if isinstance(parameters, Mapping) and name not in parameters:
+a searched schedule has the prior of a constant rate
+| test_spaces.py::test_a_public_prior_of_what_was_not_measured_is_refused
+-            schedule = ["searched"]
++            schedule = "constant"
+
+== training/methods/free.py
+networks get the share of weights that begin at 0
+| training/methods/test_papers.py::test_weights_that_begin_at_0_have_a_share_of_their_own
+-                share = share.where(~is_zero, self.zero_share)
++                share = share.where(is_zero, self.zero_share)
+a guess of SGD steps by Adam
+| training/methods/test_papers.py::test_public_rate_of_sgd
+-            return base.SGD(weight_decay=self.weight_decay)
++            return base.AdamW(weight_decay=self.weight_decay)
+a rate that is given is replaced by that of public data
+| strategies/test_methods_in_arms.py::test_a_public_rate_is_that_of_the_method_and_the_schedule
+-        settings = {**_defaults(options), **options}
++        settings = {**options, **_defaults(options)}
+
 == spaces.py
 what no file can hold is suggested
 | study/test_choices.py::test_what_no_file_can_hold_is_refused_before_the_charge

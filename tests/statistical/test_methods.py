@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 import torch
 
@@ -23,8 +25,8 @@ TARGET = 4.0
 SAMPLED, WHOLE = Schedule(20, 0.5, 4), Schedule(20, 1.0, 4)
 
 
-def planned(name, schedule):
-    more = options(name, 2)
+def planned(name, schedule, asked=MappingProxyType({})):
+    more = options(name, 2) | dict(asked)
     if name == "pur":
         more["distance"] = 0.16  # its noise: little enough for four steps to be worth the target
     made = METHODS[name].for_budget(schedule, epsilon=TARGET, delta=DELTA, **more)
@@ -32,9 +34,9 @@ def planned(name, schedule):
     return made, epsilon(made.event(schedule), DELTA, adjacency=adjacency).epsilon
 
 
-def audited(name, schedule, *, runs, of="", confidence=0.95):
+def audited(name, schedule, *, runs, of="", confidence=0.95, asked=MappingProxyType({})):
     """Audit a method; without sampling, every method's claim is that of one Gaussian."""
-    method, reported = planned(name, schedule)
+    method, reported = planned(name, schedule, asked)
     adjacency = Adjacency(getattr(method, "adjacency", "add-remove"))
     replaced = adjacency is Adjacency.REPLACE_ONE
 
@@ -63,6 +65,21 @@ def test_no_method_releases_more_than_it_reports(name):
     found, reported = audited(name, SAMPLED, runs=500)
     assert 0.12 * reported < found <= reported
     found, reported = audited(name, WHOLE, runs=1000, confidence=0.998)
+    assert 0.5 * reported < found <= reported
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("dp-adam", {"noise_floor": 0.1}),
+        ("public-rate", {"method": "dpsgd", "schedule": "linear"}),
+        ("public-rate", {"method": "dp-adam", "schedule": "linear"}),
+    ],
+)
+def test_no_option_releases_more_than_it_reports(name, asked):
+    """2 x 1000 trainings of 4 steps at rate 1: above by chance at most at 0.2%."""
+    of = "".join(f", {option}: {value}" for option, value in asked.items())
+    found, reported = audited(name, WHOLE, runs=1000, of=of, confidence=0.998, asked=asked)
     assert 0.5 * reported < found <= reported
 
 

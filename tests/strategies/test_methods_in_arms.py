@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from privtune.errors import InvalidInputError
+from privtune.public_priors import public_guess
 from privtune.strategies import STRATEGIES, Plan, TrainingPlan, make_strategy, plan_arm
 from privtune.study import StudySpec
 from privtune.study.spec import ArmSpec
@@ -51,6 +52,44 @@ def test_a_batch_size_on_the_grid_is_the_final_model_s(variant: int) -> None:
         assert training.schedule.sample_rate == pytest.approx(batch / final)
     first = plan.search.points[0]["expected_batch_size"]
     assert plan.training.schedule.expected_batch_size == pytest.approx(first)
+
+
+@pytest.mark.parametrize("fall", ["linear", "cosine", {"type": "linear", "start": 0.7}])
+def test_a_public_rate_is_that_of_the_method_and_the_schedule(fall: Any) -> None:
+    """What a plan says is what runs: the rate stands in it, whatever a later version ships."""
+    arm = {"name": "guess", "strategy": "public-rate"}
+    constant = planned(toy_spec(), arm).training.method
+    assert (constant.share, constant.zero_share, constant.learning_rate) == (0.2, None, None)
+    adam = planned(toy_spec(), {**arm, "method": "dp-adam", "schedule": fall}).training.method
+    assert {"share": adam.share, "zero_share": adam.zero_share} == public_guess("dp-adam", fall)
+    assert adam.share != constant.share
+    sgd = planned(toy_spec(), {**arm, "method": "dpsgd", "schedule": fall})
+    assert {"learning_rate": sgd.training.method.learning_rate} == public_guess("dpsgd", fall)
+    assert isinstance(sgd.training.method.clipping_of(), Flat)
+    assert sgd.details["advice"].startswith("The learning rate is ")
+    assert sgd.event == planned(toy_spec(), arm).event
+    given = planned(toy_spec(), {**arm, "schedule": fall, "share": 0.7}).training.method
+    assert (given.share, given.zero_share) == (0.7, None)
+    given = planned(toy_spec(), {**arm, "schedule": fall, "zero_share": 0.3}).training.method
+    assert (given.share, given.zero_share) == (adam.share, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"method": "dpsgd", "schedule": "step"}, "a public rate is measured for the schedules"),
+        ({"method": "dpsgd", "share": 0.1}, "does not go with method dpsgd"),
+        ({"method": "adadp"}, "must be one of dp-adam, dpsgd"),
+    ],
+)
+def test_a_public_rate_that_was_not_measured_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        planned(toy_spec(), {"name": "guess", "strategy": "public-rate", **options})
+
+
+def test_sgd_without_a_rate_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="must be given with method dpsgd"):
+        METHODS["public-rate"](1.0, method="dpsgd").init(torch.zeros(1, 2), [{}])  # type: ignore[call-arg]
 
 
 def test_a_batch_size_above_the_records_is_named() -> None:
@@ -134,6 +173,7 @@ OTHER: dict[str, Any] = {
     "adjacency": "add-remove",
     "largest_factor": 1.2,
     "horizon": 1,
+    "method": "dpsgd",
 }
 
 

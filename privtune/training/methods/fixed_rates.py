@@ -108,11 +108,16 @@ class DPAdam(FixedRates):
         stability: Added to the root of the second moment, above 0.
         weight_decay: At least 0.
         decoupled: True decays the parameters (AdamW), False adds the decay to the gradient (Adam).
+        noise_floor: Corrects the second moment for the noise (DP-AdamBC), above 0; None leaves it as it is.
+            With Φ = (σC/B)², the variance of the noise in a coordinate of the mean gradient, the step is
+            ``m̂ / sqrt(max(v̂ - Φ, γ'))`` for the floor γ' = ``noise_floor`` · Φ. Rates are then about
+            ``sqrt(noise_floor)`` times those of DP-Adam; 0.1 was best here.
 
     **Guarantee**: as DP-SGD with the same noise multiplier.
 
     References:
-        Kingma & Ba 2015, arXiv 1412.6980.
+        Kingma & Ba 2015, arXiv 1412.6980. Tang et al. 2024, arXiv 2312.14334, Algorithm 1, which gives γ' as
+        a number; and :attr:`stability` is added to the root, so that without noise it is Adam.
 
     Example:
         >>> DPAdam(1.1, beta2=0.99).decoupled, DPAdam.parameters
@@ -124,6 +129,7 @@ class DPAdam(FixedRates):
     stability: float = base.positive(1e-8)
     weight_decay: float = base.nonnegative(0.0)
     decoupled: bool = True
+    noise_floor: float | None = base.positive(None)
     clipping: str = base.by_layer_option()
 
     name: ClassVar[str] = "dp-adam"
@@ -140,6 +146,33 @@ class DPAdam(FixedRates):
             self.weight_decay,
             self.decoupled,
         )
+
+    def update(self, state: RateState, oracle: Oracle) -> RateState:
+        """Take one step of Adam; with a noise floor its second moment is corrected for the noise."""
+        if self.noise_floor is None:
+            return super().update(state, oracle)
+        clipping = self.clipping_of(state.max_grad_norm)
+        gradient = self.gradient(oracle, state.params, clipping)
+        _, moments = self._optimizer().direction(state.moments, gradient, state.params)
+        batch = oracle.schedule.expected_batch_size
+        noise = base.rows(self.noise_multiplier * state.max_grad_norm / batch).square()
+        direction = self._corrected(moments, noise, self.noise_floor)
+        if self.decoupled:
+            direction = direction + self.weight_decay * state.params
+        params = base.descend(state.params, state.learning_rate * oracle.pace, direction)
+        return replace(state, params=params, moments=moments)
+
+    def _corrected(
+        self,
+        moments: base.Moments,
+        noise: torch.Tensor,
+        floor: float,
+    ) -> torch.Tensor:
+        """Return ``m̂ / sqrt(max(v̂ - Φ, γ'))``, shape ``[K, P]``, for the noise's variance Φ ``[K, 1]``."""
+        first = moments.first / (1.0 - self.beta1**moments.step)
+        second = moments.second / (1.0 - self.beta2**moments.step)
+        signal = (second - noise).maximum(floor * noise)
+        return first / (signal.sqrt() + self.stability)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ def torch_trace(make, *, seed=1, steps=8, rate=0.3):
             lambda p: torch.optim.SGD(p, 0.3, momentum=0.9, weight_decay=0.1),
         ),
         (DPAdam(0.0), lambda p: torch.optim.Adam(p, lr=0.3)),
+        (DPAdam(0.0, noise_floor=0.1), lambda p: torch.optim.Adam(p, lr=0.3)),
         (
             DPAdam(0.0, weight_decay=0.1, decoupled=False),
             lambda p: torch.optim.Adam(p, lr=0.3, weight_decay=0.1),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,6 +115,37 @@ def test_dp_adam(seed, sigma, lr, norm, decoupled):
 
     candidates = [{"learning_rate": lr, "max_grad_norm": norm}] * 2
     method = DPAdam(sigma, weight_decay=0.1, decoupled=decoupled)
+    check(method, candidates, literal, seeds=(seed, seed + 1))
+
+
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates, norm=norms, floor=st.sampled_from([0.01, 0.3, 2.0]))
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_dp_adam_bc(seed, sigma, lr, norm, floor, decoupled):
+    """Tang et al., Algorithm 1: the noise's variance is taken from the second moment, down to a floor."""
+
+    def literal(world, candidate):
+        theta, m, v = world.start(), 0.0, 0.0
+        bound, rate = candidate["max_grad_norm"], candidate["learning_rate"]
+        phi = (sigma * bound / world.batch) ** 2
+        for t in range(1, STEPS + 1):
+            g = clipped_mean(world, world.draw(), theta, sigma, bound)
+            if not decoupled:
+                g = g + 0.1 * theta
+            m = 0.9 * m + 0.1 * g
+            v = 0.99 * v + 0.01 * g**2
+            signal = np.maximum(v / (1 - 0.99**t) - phi, floor * phi)
+            step = (m / (1 - 0.9**t)) / (np.sqrt(signal) + 1e-8)
+            if decoupled:
+                step = step + 0.1 * theta
+            theta = theta - rate * step
+            yield theta
+
+    candidates = [
+        {"learning_rate": lr, "max_grad_norm": norm},
+        {"learning_rate": lr, "max_grad_norm": 2.0 * norm},
+    ]
+    method = DPAdam(sigma, beta2=0.99, weight_decay=0.1, decoupled=decoupled, noise_floor=floor)
     check(method, candidates, literal, seeds=(seed, seed + 1))
 
 
@@ -456,6 +489,38 @@ def test_public_rate(seed, sigma):
 
     fields = (lambda s: s.learning_rate,)
     check(PublicRate(sigma), [{}, {}], literal, seeds=(seed, seed + 1), fields=fields)
+
+
+@few
+@given(seed=seeds, sigma=sigmas, lr=rates)
+def test_public_rate_of_sgd(seed, sigma, lr):
+    """Plain steps at the given rate along gradients that are clipped to 1."""
+
+    def literal(world, candidate):
+        theta = world.start()
+        for _ in range(STEPS):
+            theta = theta - lr * clipped_mean(world, world.draw(), theta, sigma, 1.0)
+            yield theta, lr
+
+    method = PublicRate(
+        sigma, method="dpsgd", learning_rate=lr, max_grad_norm=1.0, weight_decay=0.0
+    )
+    fields = (lambda s: s.learning_rate,)
+    check(method, [{}, {}], literal, seeds=(seed, seed + 1), fields=fields)
+
+
+def test_weights_that_begin_at_0_have_a_share_of_their_own():
+    """A linear model's rate is a share of what torch usually draws, another than a network's."""
+    method = PublicRate(1.0, share=0.25, zero_share=2.0)
+    weights = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    oracle = SimpleNamespace(
+        usual_size=0.5, pace=1.0, sample=lambda: None, gradient=lambda *_, **__: torch.ones(2, 2)
+    )
+    state = method.update(method.init(weights, [{}, {}]), oracle)
+    assert state.learning_rate.tolist() == pytest.approx([0.25 * math.sqrt(12.5), 2.0 * 0.5])
+    same = replace(method, zero_share=None)
+    state = same.update(same.init(weights, [{}, {}]), oracle)
+    assert state.learning_rate[1].item() == pytest.approx(0.25 * 0.5)
 
 
 @few

@@ -1,0 +1,162 @@
+"""A guess with HyFreeDP's optimizer and falling rate, beside HyFreeDP: what does adapting add?
+
+python -m studies.fair_guess.run --data mnist.npz        # goes on where it was
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from privtune.plots import plot_lines
+from studies.priors.run import SHEET as PRIORS
+from studies.priors.run import guesses_of
+from studies.sheet import (
+    Again,
+    Options,
+    Row,
+    Sheet,
+    by,
+    floats,
+    markdown,
+    mean,
+    most_spent,
+    pm,
+    releases_of,
+    seed_of,
+)
+from studies.six_tasks.run import SHEET as SIX
+from studies.six_tasks.run import TASKS, Estimate
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+EPSILONS = (1.0, 2.0, 4.0)
+NAMES = ("digits", "table", "mnist cnn")
+ARMS = {  # of a guess the method and the schedule
+    "Adam, falling": ("dp-adam", "linear"),
+    "SGD, falling": ("dpsgd", "linear"),
+    "SGD, constant": ("dpsgd", "constant"),
+}
+BESIDE = {  # arms of six_tasks, with the same seeds
+    "public-rate": "Adam, constant, share 0.2",
+    "defaults": "SGD, constant, rate 0.5",
+    "hyfreedp": "hyfreedp",
+}
+OF_ONE_KIND = {  # records that a task shares with tasks of public data
+    "digits": ("digits-mlp", "digits-cnn"),
+    "table": ("synthetic-logistic",),
+    "mnist cnn": ("mnist-mlp", "mnist-logistic"),
+}
+REPEATS = 10
+
+
+def cells(options: Options) -> Iterator[dict[str, Any]]:
+    """Yield every arm on every task at every ε; in a smoke run two arms on the table."""
+    if options.smoke:
+        for arm in ("Adam, falling", "SGD, falling"):
+            yield {"task": "table", "epsilon": 2.0, "arm": arm}
+        return
+    for arm, epsilon, task in product(ARMS, EPSILONS, NAMES):
+        yield {"task": task, "epsilon": epsilon, "arm": arm}
+
+
+def arm_of(task: str, name: str) -> dict[str, Any]:
+    """Return an arm as a spec has it; its rate is from public tasks of other records."""
+    method, schedule = ARMS[name]
+    rows = PRIORS.read(PRIORS.folder / "results.csv")
+    rates = guesses_of(rows, method, schedule, without=OF_ONE_KIND[task])
+    return {"strategy": "public-rate", "method": method, "schedule": schedule, **rates}
+
+
+def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Run one arm on one task."""
+    work = TASKS[cell["task"]]
+    return releases_of(
+        arm_of(cell["task"], cell["arm"]),
+        epsilon=cell["epsilon"],
+        delta=1e-5,
+        task=work.task,
+        epochs=1 if options.smoke else work.epochs,
+        expected_batch_size=work.batch,
+        repeats=2 if options.smoke else REPEATS,
+        seed=seed_of(cell["task"], cell["epsilon"]),  # its arms share it
+    )
+
+
+def all_arms(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, and those of six_tasks for the same cells, under the names of their arms here."""
+    cells = set(by(rows, "task", "epsilon"))
+    beside: list[Row] = []
+    for row in SIX.read(SIX.folder / "results.csv"):
+        is_of_a_cell = (row["task"], row["epsilon"]) in cells and row["average"] == "last"
+        if is_of_a_cell and row["arm"] in BESIDE:
+            beside.append({**row, "arm": BESIDE[row["arm"]]})
+    return [*rows, *beside]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the accuracy of every arm, and the most of its budget that any spent."""
+    found = {
+        f"{arm} on {task} at ε = {float(epsilon):g}": 100.0 * mean(of, "accuracy")
+        for (task, epsilon, arm), of in by(rows, "task", "epsilon", "arm").items()
+    }
+    return {**found, **most_spent(rows)}
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Return accuracy by task, ε and arm, and what HyFreeDP is ahead of each guess."""
+    rows = all_arms(rows)
+    names = (*ARMS, *BESIDE.values())
+    lines = []
+    for (task, epsilon), of in by(rows, "task", "epsilon").items():
+        arms = {arm: group for (arm,), group in by(of, "arm").items()}
+        shown = (pm(arms[arm], "accuracy", scale=100.0) if arm in arms else "–" for arm in names)
+        lines.append((task, f"{float(epsilon):g}", *shown))
+    head = ("task", "ε", *names)
+    gaps = []
+    for arm in names:
+        gap = _ahead(rows, arm)
+        if gap is not None:
+            gaps.append((arm, f"{gap.mean:+.1f} ± {gap.half():.1f}"))
+    ahead = markdown(("arm", "HyFreeDP is ahead by, mean of the cells, ± 95 %"), gaps)
+    return [markdown(head, sorted(lines)), ahead]
+
+
+def _ahead(rows: Sequence[Row], arm: str) -> Estimate | None:
+    """Return by how many points HyFreeDP is ahead of an arm in the mean of the cells that both have."""
+    pairs = []
+    for (_, _), of in by(rows, "task", "epsilon").items():
+        arms = {name: floats(group, "accuracy") for (name,), group in by(of, "arm").items()}
+        if arm != "hyfreedp" and arm in arms and "hyfreedp" in arms:
+            pairs.append([[100.0 * value for value in arms[name]] for name in ("hyfreedp", arm)])
+    if not pairs or min(len(values) for pair in pairs for values in pair) < 2:
+        return None
+    ours, theirs = ([pair[n] for pair in pairs] for n in range(2))
+    return Estimate.of(ours).minus(Estimate.of(theirs))
+
+
+def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
+    """Return the chart: accuracy against ε, a panel a task."""
+    figure = plot_lines(
+        all_arms(rows), x="epsilon", y="accuracy", line="arm", panel="task", log="x"
+    )
+    return {"chart": figure}
+
+
+SHEET = Sheet(
+    name="fair_guess",
+    key=("task", "epsilon", "arm"),
+    values=("seed", "accuracy", "gradient_evaluations", "spent", "claimed"),
+    cells=cells,
+    fill=fill,
+    figures=figures,
+    tables=tables,
+    charts=charts,
+    again=Again({"task": "table", "epsilon": "2.0", "arm": "Adam, falling"}, "accuracy"),
+)
+
+if __name__ == "__main__":
+    sys.exit(SHEET.main())
