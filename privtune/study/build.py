@@ -166,7 +166,7 @@ def named_method(task: Task, schedule: Schedule, fixed: Mapping[str, object]) ->
     return candidate.method
 
 
-def weights_of_build(task: Task, fixed: Mapping[str, Any]) -> int:
+def weights_of_build(task: Task, fixed: Mapping[str, object]) -> int:
     """Return how many weights the task's ``build`` has trained, for a public example of a candidate.
 
     Args:
