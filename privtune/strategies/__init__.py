@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from privtune.strategies.score_plan import Reporting, ScorePlan, Scoring
     from privtune.strategies.selection import LiuTalwar, NoRunFitsError, PapernotSteinke
     from privtune.strategies.strategy import Needs, Round, Strategy, StrategyError
+    from privtune.strategies.subset_search import SubsetSearch
     from privtune.strategies.tuning import DPHyper, LinearScaling
     from privtune.strategies.tuning import SubsampledTuningStrategy as SubsampledTuning
 
@@ -65,6 +66,7 @@ __all__ = [
     "StrategyError",
     "StrategyRun",
     "SubsampledTuning",
+    "SubsetSearch",
     "TrainingPlan",
     "TrialResult",
     "advance",

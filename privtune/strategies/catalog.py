@@ -41,6 +41,7 @@ STRATEGIES: Registry[type[Any]] = Registry(
         "liu-talwar": "privtune.strategies.selection:LiuTalwar",
         "papernot-steinke": "privtune.strategies.selection:PapernotSteinke",
         "subsampled-tuning": "privtune.strategies.tuning:SubsampledTuningStrategy",
+        "subset-search": "privtune.strategies.subset_search:SubsetSearch",
         "linear-scaling": "privtune.strategies.tuning:LinearScaling",
         "dp-hyper": "privtune.strategies.tuning:DPHyper",
         "everything": "privtune.strategies.everything:Everything",

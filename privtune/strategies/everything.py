@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 
 SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "grid")
+STARTUP_TRIALS = 10
+"""Trials that Optuna's ``tpe`` and ``gp`` draw at random before they learn, unless a plan says it."""
+
 _INDEPENDENT = ("random", "grid")
 
 
@@ -116,9 +119,6 @@ class Everything(Drawing):
             context=context,
             epsilon=epsilon,
         )
-        # What a function suggests to a trial under way is unknown to other processes.
-        draws_declared = len(context.space) > 0 and not context.define_by_run
-        is_liar = self.batch > 1 and draws_declared
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -130,8 +130,14 @@ class Everything(Drawing):
             sealed=SEALED_STEPS,
             search=SearchPlan(search.trainings, search.points, self.trials),
             final=False,
-            details={"sampler": self.sampler, "batch": self.batch, "liar": is_liar},
+            details={"sampler": self.sampler, "batch": self.batch, "liar": self._is_liar(context)},
         )
+
+    def _is_liar(self, context: PlanningContext) -> bool:
+        """Return whether trials under way count as bad ones (Optuna's constant liar)."""
+        # What a function suggests to a trial under way is unknown to other processes.
+        draws_declared = len(context.space) > 0 and not context.define_by_run
+        return self.batch > 1 and draws_declared
 
     def run(self, plan: Plan, trials: Round) -> StrategyRun:
         """Draw, train and score every trial, and release the best one with all others."""
@@ -169,15 +175,32 @@ def sampler_of(plan: Plan, streams: Streams, number: int, space: SearchSpace) ->
     name = plan.details["sampler"]
     stream = 0 if name == "grid" else number
     seed = streams.seed("search", stream) % 2**32
-    return make_sampler(name, space, seed, liar=plan.details["liar"])
+    details = plan.details
+    startup = details.get("startup_trials", STARTUP_TRIALS)
+    return make_sampler(name, space, seed, liar=details["liar"], startup=startup)
 
 
-def make_sampler(name: str, space: SearchSpace, seed: int, *, liar: bool = False) -> BaseSampler:
-    """Return an Optuna sampler by its name, which with ``liar`` counts running trials as bad ones."""
+def make_sampler(
+    name: str,
+    space: SearchSpace,
+    seed: int,
+    *,
+    liar: bool = False,
+    startup: int = STARTUP_TRIALS,
+) -> BaseSampler:
+    """Return an Optuna sampler by its name.
+
+    Args:
+        name: One of `SAMPLERS`.
+        space: What a grid is made of.
+        seed: From 0 to below 2^32.
+        liar: Whether ``tpe`` counts trials under way as bad ones.
+        startup: Trials that ``tpe`` and ``gp`` draw at random before they learn from scores.
+    """
     kinds: Mapping[str, Any] = {
         "random": optuna.samplers.RandomSampler,
-        "tpe": partial(optuna.samplers.TPESampler, constant_liar=liar),
-        "gp": optuna.samplers.GPSampler,
+        "tpe": partial(optuna.samplers.TPESampler, constant_liar=liar, n_startup_trials=startup),
+        "gp": partial(optuna.samplers.GPSampler, n_startup_trials=startup),
         "cmaes": optuna.samplers.CmaEsSampler,
         "qmc": optuna.samplers.QMCSampler,
     }
@@ -232,7 +255,7 @@ def selection_instead(
     It is shown beside the arm's own cost, as the price of seeing every trial.
     """
     search = plan.search
-    if search is None or search.trials is None:
+    if search is None or search.trials is None or plan.final:
         return None
     if plan.details.get("sampler") != "random":
         return None

@@ -313,6 +313,12 @@ class Plan:
         return self.search.training_of(params)
 
     @property
+    def trial_epsilon(self) -> float | None:
+        """What one shown trial costs a record of the part that it is trained on; None of other searches."""
+        value: float | None = self.details.get("trial_epsilon")
+        return value
+
+    @property
     def first_training(self) -> TrainingPlan:
         """Training of the arm's first trial, or of its only model if there is no search."""
         if self.search is None:
@@ -458,6 +464,10 @@ def _plain(value: object) -> Any:
     return value
 
 
+_FEW_POINTS = 5
+"""Points of a curve of which each asks for the joint account of a search on a subset."""
+
+
 def epsilon_spent(
     plan: Plan,
     *,
@@ -467,16 +477,31 @@ def epsilon_spent(
 ) -> list[tuple[int, float]]:
     """Return ε after some steps of the released model's training, in all repetitions: pairs (step, ε).
 
-    Steps count from 0, so step 0 has cost one step.
+    Steps count from 0, so step 0 has cost one step. After a search on a subset, its trials and scores are in
+    every ε: they were there before.
     """
     method = plan.training.method
     schedule = plan.training.schedule
+    if plan.rate is not None:
+        points = min(points, _FEW_POINTS)
     curve = []
     for step in schedule.checkpoints(points):
         shorter = replace(schedule, steps=step + 1)
-        event = replace(plan, event=method.event(shorter)).charged
-        curve.append((step, _epsilon(event, delta, adjacency)))
+        event = method.event(shorter)
+        if plan.rate is not None:
+            event = _cut_short(plan.event, event)
+        charged = replace(plan, event=event).charged
+        curve.append((step, _epsilon(charged, delta, adjacency)))
     return curve
+
+
+def _cut_short(event: acc.Event, training: acc.Event) -> acc.Event:
+    """Return the event of an arm whose training after a search on a subset is cut short to ``training``."""
+    if isinstance(event, acc.SubsampledTuning):
+        return replace(event, training=training)
+    if isinstance(event, acc.Parallel | acc.Composed):
+        return event.rebuild([_cut_short(part, training) for part in event.events])
+    return event
 
 
 @lru_cache(maxsize=256)

@@ -35,8 +35,32 @@ from privtune.strategies.searching import (
 from privtune.strategies.strategy import Needs, Round, StrategyError, best_of
 from privtune.training.methods import METHODS
 
-_RULES = ("scale-learning-rate", "keep")
+SCALE = "scale-learning-rate"
+_RULES = (SCALE, "keep")
 _FEW = 2000  # records: the best rate of fewer says little about that of all
+
+
+def rule_of(extrapolation: str, method: str) -> str:
+    """Return the rule by which learning rates go from a subset to the final training, with auto resolved."""
+    if extrapolation != "auto":
+        return extrapolation
+    # What is divided by a root of its own square does not grow with the batch.
+    is_scale_free = getattr(METHODS.get(method), "scale_free", False)
+    return "keep" if is_scale_free else SCALE
+
+
+def check_subset(*, variant: int, rate: float, extrapolation: str) -> None:
+    """Refuse options of a search on a Poisson subset that are outside their ranges.
+
+    Raises:
+        InvalidInputError: If one is.
+    """
+    if variant not in (1, 2):
+        raise InvalidInputError("variant", variant, "must be 1 or 2")
+    if not 0.0 < rate < 1.0:
+        raise InvalidInputError("rate", rate, "must lie strictly between 0 and 1")
+    if extrapolation not in _RULES:
+        refuse_name("extrapolation", extrapolation, ("auto", *_RULES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +103,12 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
     extrapolation: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.extrapolation == "auto":
-            # What is divided by a root of its own square does not grow with the batch.
-            is_scale_free = getattr(METHODS.get(self.method), "scale_free", False)
-            rule = "keep" if is_scale_free else "scale-learning-rate"
-            object.__setattr__(self, "extrapolation", rule)
+        rule = rule_of(self.extrapolation, self.method)
+        object.__setattr__(self, "extrapolation", rule)
 
     def _check_options(self) -> None:
         """Refuse options outside their ranges, and ``auto``, which is for selections that are a whole arm."""
-        if self.variant not in (1, 2):
-            raise InvalidInputError("variant", self.variant, "must be 1 or 2")
-        if not 0.0 < self.rate < 1.0:
-            raise InvalidInputError("rate", self.rate, "must lie strictly between 0 and 1")
+        check_subset(variant=self.variant, rate=self.rate, extrapolation=self.extrapolation)
         if self.law == "auto":
             raise StrategyError(
                 f"Arm {self.arm!r}: law: auto weighs the noise of a selection that is the whole arm, "
@@ -102,8 +120,6 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
                 "the whole arm, but most of this arm's cost is its final training. Give the mean "
                 "number of runs of the tuning."
             )
-        if self.extrapolation not in _RULES:
-            refuse_name("extrapolation", self.extrapolation, ("auto", *_RULES))
 
     def plan(self, context: PlanningContext, *, epsilon: float) -> Plan:
         """Plan tuning and final training of at most ``epsilon`` together, without touching data."""
@@ -138,8 +154,9 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
             "ratio": final_records / subset_records,
             "baseline_gradient_evaluations": baseline,
         }
-        if subset_records < _FEW:
-            details["advice"] = _few_records(subset_records)
+        warning = warn_of_few(subset_records)
+        if warning:
+            details["advice"] = warning
         return Plan(
             arm=self.arm,
             strategy=self.name,
@@ -182,8 +199,10 @@ class SubsampledTuningStrategy(OptionsOfLaw, IndependentDrawing):
         return (yield from select_then(trials, request_final))
 
 
-def _few_records(records: int) -> str:
-    """Return a warning about a subset of few records, in words."""
+def warn_of_few(records: int) -> str:
+    """Return a warning about a subset of few records, in words, or an empty text if they are enough."""
+    if records >= _FEW:
+        return ""
     return (
         f"The search uses about {records:,} records, fewer than {_FEW:,}. The best learning rate on so few "
         "says little about the best one on all. Use a larger rate, or papernot-steinke."

@@ -519,21 +519,30 @@ def _loaded(
         note=document["note"],
         shapes=result.shapes,
         machine=document["machine"],
-        shown=lambda: _optuna_trials(read_trials(), trials),
+        shown=lambda: _optuna_trials(read_trials(), trials, plan.trial_epsilon),
         checked=document["checked"],
         repetitions=tuple(_read_repetition(plan, each) for each in shown_repetitions),
     )
 
 
 def _optuna_trials(
-    originals: Sequence[FrozenTrial], released: Sequence[TrialResult]
+    originals: Sequence[FrozenTrial], released: Sequence[TrialResult], own_epsilon: float | None
 ) -> list[FrozenTrial]:
-    """Return released trials as Optuna's, reduced to what was released: their times, for one, stay out."""
+    """Return released trials as Optuna's, reduced to what was released: their times, for one, stay out.
+
+    Args:
+        originals: The trials in the study's storage.
+        released: Those that the arm releases.
+        own_epsilon: What one of them costs alone, which becomes an attribute; None if it is not told.
+    """
     original_by_index = {trial.user_attrs.get(INDEX): trial for trial in originals}
     trials = []
     for trial in released:
         original = original_by_index.get(trial.index)
-        trials.append(_optuna_trial(trial, original))
+        shown_trial = _optuna_trial(trial, original)
+        if own_epsilon is not None:
+            shown_trial.set_user_attr("epsilon", own_epsilon)
+        trials.append(shown_trial)
     return trials
 
 

@@ -329,11 +329,14 @@ def _child(plan: Plan, trial: TrialResult, colour: Mapping[str, str]) -> ArmReco
 
 
 def _trial_points(plan: Plan, trial: TrialResult) -> list[Point]:
-    """Return a trial's score and the ends of its interval as points at step 0."""
+    """Return a trial's score with the ends of its interval, and its ε if it has one, as points at step 0."""
+    values: dict[str, float] = {}
+    own_epsilon = plan.trial_epsilon
+    if own_epsilon is not None:
+        values["eps/trial"] = ceil_to(own_epsilon, 4)
     name = plan.score_name
-    if name is None or trial.estimate is None:
-        return []
-    values = _scores({str(name): trial.estimate}, curves=trial.curves)
+    if name is not None and trial.estimate is not None:
+        values |= _scores({str(name): trial.estimate}, curves=trial.curves)
     return _at_first_step(values)
 
 

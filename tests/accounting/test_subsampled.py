@@ -3,15 +3,17 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import integrate
 from scipy.stats import norm
 
 import privtune.accounting as dp
-from privtune.accounting.curves import amplified_curve, split_curve
+from privtune.accounting.curves import ORDERS, amplified_curve, split_curve
 from privtune.accounting.pairs import laplace_pair
 from privtune.accounting.pmf import LossPmf
+from privtune.accounting.rdp import rdp_curve
 from tests.accounting.helpers import steps
 
 BASE = steps(0.0213, 1.5, 940)
@@ -161,3 +163,128 @@ def test_a_profile_of_one_atom_and_a_long_reach_has_few_points(monkeypatch):
     remove, _ = dp.pairs.tabulate((nothing, nothing), (much, much), 0.03, 5e-6)
     assert 100 < len(points) < 100_000
     assert remove.losses[-1] > 3.9
+
+
+def moment(order, rate, noise):
+    """log E_Q[(dP/dQ)^order] of one sampled Gaussian step, by mpmath's quadrature at any real order."""
+    q, s, a = map(mpmath.mpf, (rate, noise, order))
+
+    def integrand(x):
+        ratio = 1 - q + q * mpmath.e ** ((2 * x - 1) / (2 * s**2))
+        return ratio**a * mpmath.npdf(x, 0, s)
+
+    ends = [-12 * s, 0, 1, a, a + 12 * s]
+    return mpmath.log(mpmath.quad(integrand, ends))
+
+
+def of_training(noise, rate, steps):
+    """Return the Rényi curve of a training of so many steps, as a function of a real order."""
+    return lambda order: (
+        steps * moment(order, rate, noise) / (order - 1) if order > 1 else mpmath.mpf(0)
+    )
+
+
+def theorem_three(order, rate, tuning, training):
+    """Koskela and Kulkarni, arXiv:2301.11989, Theorem 3, term by term as it is printed."""
+    q, total = mpmath.mpf(rate), mpmath.mpf(0)
+    total += q**order * mpmath.exp((order - 1) * tuning(order))
+    total += (1 - q) ** order * mpmath.exp((order - 1) * training(order))
+    for j in range(1, order):
+        term = mpmath.binomial(order, j) * q ** (order - j) * (1 - q) ** j
+        term *= mpmath.exp((order - j - 1) * tuning(order - j))
+        total += term * mpmath.exp((j - 1) * training(j))
+    return mpmath.log(total) / (order - 1)
+
+
+def by_the_means(order, rate, tuning, training):
+    """The other direction, by the arithmetic and the geometric mean (README, 6)."""
+    q = mpmath.mpf(rate)
+    first = q * tuning(1 + q * (order - 1))
+    return first + (1 - q) * training(1 + (1 - q) * (order - 1))
+
+
+def zhu_wang(order, rate, tuning, training):
+    """Zhu and Wang, ICML 2019, Theorem 6, with its factor 3, and the training on all records."""
+    q = mpmath.mpf(rate)
+    total = (1 - q) ** (order - 1) * (order * q - q + 1)
+    total += mpmath.binomial(order, 2) * q**2 * (1 - q) ** (order - 2) * mpmath.exp(tuning(2))
+    for j in range(3, order + 1):
+        term = mpmath.binomial(order, j) * (1 - q) ** (order - j) * q**j
+        total += 3 * term * mpmath.exp((j - 1) * tuning(j))
+    return mpmath.log(total) / (order - 1) + training(order)
+
+
+@pytest.mark.parametrize(("rate", "trials", "ratio"), [(0.1, 10, 1.0), (0.3, 4, 2.0)])
+def test_shown_trials_on_a_part_by_the_printed_formulas(rate, trials, ratio):
+    """Ten or four trials with noise and steps of their own, then one training: each order anew."""
+    part, final = steps(0.05, 1.5 * ratio, 30), steps(0.05, 1.5, 40)
+    trial = of_training(1.5 * ratio, 0.05, 30)
+    training = of_training(1.5, 0.05, 40)
+
+    def tuning(order):
+        return trials * trial(order)
+
+    for variant in (1, 2):
+        event = dp.SubsampledTuning(variant, rate, dp.Repeated(trials, part), final)
+        curve = rdp_curve(event)
+        for order in (2, 3, 5, 8):
+            if variant == 1:
+                forward = theorem_three(order, rate, tuning, training)
+                expected = max(forward, by_the_means(order, rate, tuning, training))
+            else:
+                expected = zhu_wang(order, rate, tuning, training)
+            (reported,) = curve[order == ORDERS]
+            assert reported == pytest.approx(float(expected), rel=1e-6)
+        guarantee = dp.epsilon(event, 1e-5)
+        assert dp.lower_bound(event, 1e-5) <= guarantee.epsilon
+        assert guarantee.epsilon < 1.05 * dp.lower_bound(event, 1e-5)
+        assert guarantee.epsilon <= guarantee.bounds["rdp"]
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize(("variant", "exact"), [(1, variant_one), (2, variant_two)])
+def test_four_shown_trials_by_quadrature(variant, exact, rate):
+    """Four Gaussian releases of 1.6 are one of 0.8."""
+    trials = dp.Repeated(4, dp.Gaussian(1.6))
+    event = dp.SubsampledTuning(variant, rate, trials, dp.Gaussian(1.3))
+    for value in (0.1, 0.7, 1.5, 2.5):
+        truth = max(exact(rate, 0.8, 1.3, value, removed) for removed in (True, False))
+        ours = dp.delta(event, value).delta
+        assert truth * (1 - 1e-4) <= ours <= truth * 1.02 + 1e-6
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_trials_that_follow_from_each_other_cost_their_sum_at_most(variant):
+    """Two shown trials, the second by what the first said, and a training by what both said."""
+    rng = np.random.default_rng(3)
+    whole = np.arange(2.0, 40.0)
+    for rate in (0.1, 0.4):
+        # Of outcomes y1, y2 and y3: each release's law may hang on all that was shown before.
+        first, second, last = (
+            rng.dirichlet(np.full(3, 3.0), size=(2, *before)) * 0.9 + 0.1 / 3
+            for before in ((), (3,), (3, 3))
+        )
+        (p1, q1), (p2, q2), (p3, q3) = first, second, last
+
+        def worst(p, q, order):
+            rows = zip(p.reshape(-1, 3), q.reshape(-1, 3), strict=True)
+            pairs = [pair for a, b in rows for pair in ((a, b), (b, a))]
+            return max(finite_divergence(a, b, order) for a, b in pairs)
+
+        curves = [
+            np.array([worst(p, q, order) for order in whole])
+            for p, q in ((p1, q1), (p2, q2), (p3, q3))
+        ]
+        tuning = curves[0] + curves[1]
+        if variant == 1:
+            bound = split_curve(whole, tuning, curves[2], rate)
+        else:
+            bound = amplified_curve(whole, tuning, rate) + curves[2]
+        inside = (p1[:, None] * p2)[:, :, None] * (q3 if variant == 1 else p3)
+        outside = (q1[:, None] * q2)[:, :, None]
+        with_record = rate * inside + (1 - rate) * outside * p3
+        without = outside * q3
+        for order in (2.0, 3.0, 5.0, 9.0):
+            for a, b in ((with_record, without), (without, with_record)):
+                exact = finite_divergence(a.ravel(), b.ravel(), order)
+                assert exact <= bound[int(order) - 2] * (1 + 1e-9)

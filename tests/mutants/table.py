@@ -874,6 +874,38 @@ a subset is tuned at the rate of all records
 -replace(training, rate_factor=factor)
 +replace(training, rate_factor=1.0)
 
+== strategies/subset_search.py
+one of the trials that are shown is charged to the subset
+| strategies/test_subset_search.py::test_every_trial_and_every_score_is_charged
+-acc.Repeated(self.trials, trained.search.trainings[0].event)
++acc.Repeated(1, trained.search.trainings[0].event)
+one of the scores of a subset's trials is charged
+| strategies/test_subset_search.py::test_every_trial_and_every_score_is_charged
+-        cost = partial(acc.Repeated, self.trials)
++        cost = partial(acc.Repeated, 1)
+trials that are charged as on a subset see all records
+| strategies/test_subset_search.py::test_every_trial_and_every_score_is_charged
+-schedule=trial_schedule, part="subset")
++schedule=trial_schedule, part="all")
+a final training that is charged as on the rest sees all records
+| strategies/test_subset_search.py::test_every_trial_and_every_score_is_charged
+-            part = "rest"
++            part = "all"
+shown trials of a subset are trained at the rate of all records
+| strategies/test_subset_search.py::test_all_trials_are_shown_and_the_best_one_is_trained_once_more
+-replace(trial, rate_factor=factor)
++replace(trial, rate_factor=1.0)
+the plan takes the quietest final training and the noisiest trials
+| strategies/test_subset_search.py::test_the_plan_leaves_the_final_training_its_noise_and_trials_no_more_than_that_takes
+-        place = bisect_left(range(_RATIOS - 1), True, key=fits)
++        place = _RATIOS - 1
+
+== strategies/everything.py
+a selection on all records is told as the price of trials on a part
+| strategies/test_subset_search.py::test_all_trials_are_shown_and_the_best_one_is_trained_once_more
+-search.trials is None or plan.final:
++search.trials is None:
+
 == accounting/curves.py
 sure runs cost nothing beside a selection
 | accounting/test_selection.py::test_sure_runs_are_in_the_renyi_curve
@@ -1271,14 +1303,14 @@ everybody can read what is made | test_files.py::test_what_is_made_private
 -os.open(name, new_only, 0o600, dir_fd=folder)
 +os.open(name, new_only, 0o644, dir_fd=folder)
 a link of a stranger's is followed
-| cli/test_planted.py::test_what_is_planted_in_a_studys_folder[plant_link-.privtune]
+| cli/test_planted.py::test_what_is_planted_in_a_studys_folder[.privtune-plant_link]
 -os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 +os.O_CLOEXEC | os.O_NONBLOCK
 a file of two names is written to
-| cli/test_planted.py::test_what_is_planted_in_a_studys_folder[plant_hard_link-.privtune]
+| cli/test_planted.py::test_what_is_planted_in_a_studys_folder[.privtune-plant_hard_link]
 -status.st_nlink > 1
 +status.st_nlink > 9
-what could not be written is left | cli/test_planted.py::test_a_disk_is_full[draft-1]
+what could not be written is left | cli/test_planted.py::test_a_disk_is_full
 -                os.unlink(source, dir_fd=folder)
 +                pass
 a stranger's folder of studies is used

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -39,3 +41,10 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
         source = (ROOT / file).read_text(encoding="utf-8") + CONTRACT.read_text(encoding="utf-8")
         for name in names:
             assert f"def {name.split('[')[0]}(" in source or f"class {name}" in source, test
+
+
+def test_the_parameters_of_their_tests_are_there() -> None:
+    tests = {test for mutant in MUTANTS for test in mutant.tests if "[" in test}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *sorted(tests)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

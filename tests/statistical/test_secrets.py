@@ -39,6 +39,7 @@ def secrets(monkeypatch):
         ({"strategy": "papernot-steinke", "mean_runs": 1, "maximum": 1, **NORM}, 1),
         ({"strategy": "liu-talwar", "mean_runs": 1, **NORM}, 1),
         ({"strategy": "subsampled-tuning", "rate": 0.5, "mean_runs": 1, **NORM}, 2),
+        ({"strategy": "subset-search", "trials": 3, **NORM}, 4),
         ({"strategy": "dp-hyper", "mean_runs": 1, **NORM}, 2),
     ],
     ids=lambda value: value["strategy"] if isinstance(value, dict) else "",

@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 import torch
 
+from privtune.accounting import SubsampledTuning as Subsampled
 from privtune.accounting import epsilon
 from privtune.audit.bounds import Claim, lower_bound
 from privtune.strategies import (
@@ -25,6 +26,7 @@ from privtune.strategies import (
     PapernotSteinke,
     Scoring,
     SubsampledTuning,
+    SubsetSearch,
 )
 from tests.statistical.rounds import (
     DELTA,
@@ -165,6 +167,39 @@ def test_subsampled_tuning_is_no_more_than_reported(variant):
     )
     found, reported = audited(strategy, rounded_evidence, runs=400)
     assert 0.15 * reported < found <= reported
+
+
+def shown_evidence(plan, outcome):
+    """What all shown trials and the final training say together, of a canary in either part."""
+    trial = deviation(plan.search.trainings[0])
+    trials = sum(evidence(float(each.weights[0]), trial) for each in outcome.trials)
+    final = evidence(float(outcome.result.weights[0]), deviation(plan.training))
+    inside = plan.rate * math.exp(trials + (final if plan.training.part == "all" else 0.0))
+    return math.log(inside + (1.0 - plan.rate) * math.exp(final))
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_a_search_on_a_subset_is_no_more_than_reported(variant):
+    """2 x 400 arms that claim what one Gaussian does. Fails by chance at most at 5%."""
+    arm = f"subset-search {variant}"
+    strategy = SubsetSearch(parameters=NORM, arm=arm, variant=variant, rate=0.5, trials=4)
+    found, reported = audited(strategy, shown_evidence, runs=400, composed=True)
+    assert 0.5 * reported < found <= reported
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_shown_trials_that_are_charged_as_one_are_found(variant):
+    """The price of a single trial on the part, where eight are shown."""
+    arm = f"subset-search {variant}, charged as one"
+    terms = {"rate": 0.9, "trials": 8, "trial_noise": 0.5}
+    strategy = SubsetSearch(parameters=NORM, arm=arm, variant=variant, **terms)
+
+    def one_trial(plan):
+        trial = plan.search.trainings[0].event
+        return Subsampled(variant, plan.rate, trial, plan.training.event)
+
+    found, reported = audited(strategy, shown_evidence, runs=400, of=one_trial)
+    assert found > reported
 
 
 def test_dp_hyper_is_no_more_than_reported():

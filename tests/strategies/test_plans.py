@@ -35,6 +35,7 @@ from privtune.strategies import (
     Scoring,
     Strategy,
     StrategyError,
+    SubsetSearch,
     plan_arm,
 )
 from privtune.strategies import SubsampledTuning as Subsampled
@@ -64,6 +65,8 @@ CASES: list[tuple[Strategy, dict[str, Any]]] = [
     (Subsampled(variant=2, mean_runs=4, guarantee="common"), EPOCHS),
     (DPHyper(mean_runs=4), BOTH),
     (Everything(trials=4, sampler="random"), BOTH),
+    (SubsetSearch(trials=4, variant=1), BOTH),
+    (SubsetSearch(trials=4, variant=2, sampler="gp"), BOTH),
     (LinearScaling(trials=2, parameters=CLIP), RATE),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from privtune.accounting import Poisson
 from privtune.ledger import Ledger, verify_certificate
 from privtune.strategies import NonPrivateError, Release
 from privtune.study import Study
+from privtune.study.arm_rounds import Batch, TrialFiles
 from tests.study.conftest import toy_spec
 from tests.toy import curated
 
@@ -83,6 +85,54 @@ def test_everything_and_linear_scaling_show_all_of_their_trials(storage: str) ->
             torch.equal(b.weights, a.weights)
             for b, a in zip(before.trials, after.trials, strict=True)
         )
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_a_search_on_a_subset_shows_its_trials_and_releases_one_training_more(
+    storage: str, variant: int
+) -> None:
+    arm = {"strategy": "subset-search", "variant": variant, "trials": 4, "rate": 0.5}
+    study, release = run(storage, {**arm, "startup_trials": 2}, seed=1)
+    (plan,) = study.plans
+    assert release.guarantee.epsilon <= 6.0
+    assert len(release.trials) == 4
+    best = max(release.trials, key=lambda trial: trial.score)
+    assert release.params == best.params
+    assert release.score == best.score
+    assert not torch.equal(release.weights, best.weights)
+    assert release.utility["test_accuracy"] > 0.3
+    # A look by Optuna: all trials, each with what it costs the records of its part.
+    shown = release.to_optuna().trials
+    assert [trial.value for trial in shown] == [trial.score for trial in release.trials]
+    assert {trial.user_attrs["epsilon"] for trial in shown} == {plan.details["trial_epsilon"]}
+    again = Study("toy", storage).release("arm")
+    assert torch.equal(again.weights, release.weights)
+    assert [trial.params for trial in again.trials] == [trial.params for trial in release.trials]
+
+
+def test_a_search_on_a_subset_that_is_stopped_goes_on_with_the_same_trials(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = {"strategy": "subset-search", "trials": 4, "rate": 0.5, "startup_trials": 1}
+    _, whole = run(storage, arm, seed=3)
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    study = Study.create(toy_spec(arms=[{"name": "arm", **arm}], seed=3), other)
+    train = TrialFiles.train
+    calls: list[int] = []
+
+    def stop_at_third(self: TrialFiles, batch: Batch) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return train(self, batch)
+
+    monkeypatch.setattr(TrialFiles, "train", stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    (rest,) = study.run()
+    assert len(calls) == 6, "four trials and a final training, one of them begun twice"
+    assert [trial.params for trial in rest.trials] == [trial.params for trial in whole.trials]
+    assert torch.equal(rest.weights, whole.weights)
 
 
 def test_no_run_is_released_as_nothing_and_charged(

@@ -102,3 +102,23 @@ def test_trials_are_child_runs_under_the_arm(tmp_path: Path) -> None:
     best = max(release.trials, key=lambda trial: trial.score or 0.0)
     assert parent.data.metrics["acc/val"] == round(best.score or 0.0, 4)
     assert sync_study(study) == (), "neither the arm nor a trial is logged twice"
+
+
+def test_trials_on_a_part_are_logged_with_their_own_price(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'privtune.db'}"
+    arm = {"name": "part", "strategy": "subset-search", "trials": 2, "rate": 0.5}
+    study = Study.create(toy_spec(arms=[arm], seed=1), storage)
+    observer = MlflowObserver(study)
+    study.run(observer)
+    assert observer.unavailable is None
+    runs = Tracked(study).runs
+    assert set(runs) == {"part", "part/0", "part/1"}
+    (plan,) = study.plans
+    assert plan.search is not None
+    alone = epsilon(plan.search.trainings[0].event, 1e-5).epsilon
+    for name in ("part/0", "part/1"):
+        assert 0 <= runs[name].data.metrics["eps/trial"] - alone < 2e-4
+    parent = runs["part"].data
+    assert float(parent.params["plan.final_noise_ratio"]) <= 1.1
+    assert parent.params["tuning_rate"] == "0.5"
+    assert "eps/trial" not in parent.metrics
