@@ -1204,7 +1204,7 @@ what stands for an unusable record is a number that the loss refuses
 
 == training/mechanism/kernel.py
 a trained table is what the next trial starts from
-| zoo/test_traps.py::test_a_harmless_trap_runs_and_a_record_moves_no_more_than_its_bound
+| training/engine/test_engine.py::test_a_table_that_a_model_was_made_from_is_left_as_it_is
 -parameters[name].data = value.to(parameters[name], copy=True)
 +parameters[name].data.copy_(value)
 

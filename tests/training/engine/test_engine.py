@@ -28,6 +28,16 @@ def test_training_learns_and_reports():
     assert result.diverged == (False, False)
 
 
+def test_a_table_that_a_model_was_made_from_is_left_as_it_is():
+    """Weights of a trial are loaded in new memory: the next trial begins with the same table."""
+    table = torch.ones(5, 2)
+    model = torch.nn.Embedding.from_pretrained(table, freeze=False)
+    assert model.weight.data_ptr() == table.data_ptr()
+    load_params(model, torch.full((10,), 7.0))
+    assert bool((model.weight == 7.0).all())
+    assert bool((table == 1.0).all())
+
+
 @pytest.mark.parametrize("stack", ["auto", 2])
 @pytest.mark.parametrize(
     ("method", "given"), [(SimpleDPSGD(1.0), [GIVEN] * 3), (HyFreeDP(1.0, 1.0), [{}] * 3)]
