@@ -19,6 +19,7 @@ from privtune.study import (
     delete_study,
 )
 from privtune.study.familiar_names import answers, answers_with
+from privtune.study.schedules import with_chosen_numbers
 from privtune.study.spec import SpecFields
 
 if TYPE_CHECKING:
@@ -168,15 +169,16 @@ def create_study(
             ``privtune study sync NAME`` does it later.
         force: Whether to plan although δ is above one over the number of protected records.
         **fields: Other fields of a spec, as :class:`privtune.StudySpec` has them. What is searched and how
-            long is trained, of a study with a task: ``space``, ``epochs``, ``expected_batch_size``,
-            ``scoring``, ``stages``. What each arm reports of the test split: ``report``; planning chooses a
-            metric unless it is given, None for no score. What all arms together may cost: ``epsilon``; the
-            whole budget unless given. How often each arm runs: ``repeats``. Where it is computed, which
-            changes no result: ``device`` (``auto``, ``cpu``, ``cuda``), ``stack``, and ``executor``, who
-            trains the rounds of selections, as in :meth:`Study.run`. Where noise comes from: ``noise``
-            (``plain``, ``secure``, or a :class:`privtune.NoiseOptions`). Where large models are stored:
-            ``artifacts``, the URL of an object store, encrypted there. ``seed`` makes the study
-            reproducible, and its guarantee void against whoever knows the seed.
+            long is trained, of a study with a task: ``space``, ``epochs`` and ``expected_batch_size``
+            (``auto``: planning chooses them), ``compute``, ``scoring``, ``stages``. What each arm reports of
+            the test split: ``report``; planning chooses a metric unless it is given, None for no score. What
+            all arms together may cost: ``epsilon``; the whole budget unless given. How often each arm runs:
+            ``repeats``. Where it is computed, which changes no result: ``device`` (``auto``, ``cpu``,
+            ``cuda``), ``stack``, and ``executor``, who trains the rounds of selections, as in
+            :meth:`Study.run`. Where noise comes from: ``noise`` (``plain``, ``secure``, or a
+            :class:`privtune.NoiseOptions`). Where large models are stored: ``artifacts``, the URL of an
+            object store, encrypted there. ``seed`` makes the study reproducible, and its guarantee void
+            against whoever knows the seed.
 
     Returns:
         The study.
@@ -226,7 +228,7 @@ def create_study(
         study = Study(name, storage)
     except StudyNotFoundError:
         return _track(Study.create(spec, storage, force=force), tracking)
-    new = spec.model_dump(mode="json")
+    new = with_chosen_numbers(spec, study.plans).model_dump(mode="json")
     stored = study.spec.model_dump(mode="json")
     differences = sorted(field for field in document if new[field] != stored[field])
     if study.spec.task is None:  # whose arms have no study.run, which takes them

@@ -146,9 +146,6 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         _check_size(len(x), records)
         check_delta(budget.delta, records, more="")
         split = self._split(strategy, records)
-        batch = self.expected_batch_size
-        if batch is None:
-            batch = max(1, split["train"] // _BATCHES)
         widths = [x.shape[1], *_widths(self.hidden), outputs]
         inputs = torch.from_numpy(self._scaled(x)).float()
         targets = torch.from_numpy(y)
@@ -167,7 +164,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             "strategy": strategy,
             "arm": "fit",
             "epochs": self.epochs,
-            "expected_batch_size": batch,
+            "expected_batch_size": self._batch(split["train"]),
             "epsilon": budget.epsilon if self.epsilon is None else self.epsilon,
         }
         identifier = uuid.uuid4().hex[:12]
@@ -178,6 +175,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             "budget": budget,
             "storage": self.storage,
             "tracking": self.tracking,
+            "compute": self.compute,
         }
         with closing(create_study(name, **terms, seed=seed)) as study:
             try:
@@ -198,6 +196,13 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         # In float64 the prediction of a row hangs on no other row, up to digits that nobody reads.
         self.model_ = deepcopy(model).double()
         return self
+
+    def _batch(self, records: int) -> int | str:
+        """Return the expected batch of so many training records: as given, chosen with epochs, or usual."""
+        batch: int | str | None = self.expected_batch_size
+        if batch is not None:
+            return batch
+        return "auto" if self.epochs == "auto" else max(1, records // _BATCHES)
 
     def _read(self, x: Any, *, reset: bool) -> Floats:
         """Return inputs as an array of numbers, rows by columns, in which some may be missing."""
@@ -272,8 +277,10 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             unless given. A search draws ``learning_rate`` from 0.05 to 5; gradients are clipped to 1 where
             neither strategy nor method says otherwise.
         epsilon: What one fit may cost, above 0; the whole budget unless given.
-        epochs: Expected passes over the training records.
+        epochs: Expected passes over the training records; ``auto``: planning chooses them, and the batch
+            unless that is given.
         expected_batch_size: Expected records in one Poisson sample; a sixteenth of them unless given.
+        compute: What one fit may spend where epochs are ``auto``, as :func:`privtune.create_study` has it.
         records: How many records there are. Public: it sets the sampling rate. The length of ``X`` unless
             given; under add-remove adjacency a number written down hides whether one record is there.
         validation: Expected share of the records on which a strategy that chooses scores its trials.
@@ -328,8 +335,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         class_weight: Mapping[Any, float] | None = None,
         strategy: Strategy | None = None,
         epsilon: float | None = None,
-        epochs: float = 20,
-        expected_batch_size: int | None = None,
+        epochs: float | str = 20,
+        expected_batch_size: int | str | None = None,
+        compute: float | str | None = None,
         records: int | None = None,
         validation: float = 0.2,
         test: float = 0.0,
@@ -468,7 +476,8 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         target_range: ``(low, high)`` of the target. Public: targets outside are clipped, and so are
             predictions.
         strategy: As there; DP-SGD with the learning rate 0.1 unless given.
-        epsilon, epochs, expected_batch_size, records, validation, storage, tracking, random_state: As there.
+        epsilon, epochs, expected_batch_size, compute, records: As there.
+        validation, storage, tracking, random_state: As there.
 
     Attributes:
         release_, guarantee_, study_, n_features_in_, feature_names_in_: As there.
@@ -500,8 +509,9 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         hidden: Sequence[int] = (),
         strategy: Strategy | None = None,
         epsilon: float | None = None,
-        epochs: float = 20,
-        expected_batch_size: int | None = None,
+        epochs: float | str = 20,
+        expected_batch_size: int | str | None = None,
+        compute: float | str | None = None,
         records: int | None = None,
         validation: float = 0.2,
         storage: str | Path | None = None,

@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from privtune.cli._common import declare_dataset, planning, say
 from privtune.imports import libraries
 from privtune.study.observer import Observer
+from privtune.study.schedules import with_chosen_numbers
 
 if TYPE_CHECKING:
     from privtune.strategies import Plan, Release
@@ -165,7 +166,7 @@ def create_or_load(
     except StudyExistsError:
         study = Study(spec.name, storage, curator=curator)
     stored_fields = study.spec.model_dump(mode="json")
-    fields = spec.model_dump(mode="json")
+    fields = with_chosen_numbers(spec, study.plans).model_dump(mode="json")
     differences = sorted(key for key in fields if fields[key] != stored_fields[key])
     return study, differences
 

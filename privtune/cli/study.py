@@ -27,6 +27,7 @@ from privtune.numbers import json_ready, show_epsilon, show_left
 if TYPE_CHECKING:
     from privtune.accounting import Event
     from privtune.ledger import Charge
+    from privtune.strategies.schedule_rule import ScheduleCurve
     from privtune.study import Study, StudyPlan, StudySpec
     from privtune.study.rows import AnyPlan, StudySummary
 
@@ -134,6 +135,16 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
             help="Also print which changes would raise or lower ε, and by how much. Takes longer.",
         ),
     ] = False,
+    curve: Annotated[
+        bool,
+        typer.Option(
+            "--curve",
+            help="Also print noise and work of other epochs and batches, and what twice the work would buy.",
+        ),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the curve as one self-contained HTML page.")
+    ] = None,
     data: Data = None,
     curator: Curator = False,
     storage: common.Storage = DEFAULT_STORAGE,
@@ -141,15 +152,20 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     as_json: common.AsJson = False,
 ) -> None:
     """Show what each arm of a study would do and cost. Charges nothing; reads data only with --curator."""
-    from privtune.cli import _tables
+    from privtune.cli import _curve, _tables
     from privtune.study import StudySpec, plan_study
     from privtune.study.planning import advice as advise
 
+    if plot is not None and plot.suffix.lower() != ".html":
+        raise typer.BadParameter(f"--plot {plot}: the chart of a curve ends in .html")
     _set_data(data)
     parsed = StudySpec.from_file(spec)
     with common.planning(parsed):
         study_plan = plan_study(parsed, force=force)
         changes = advise(study_plan) if advice else None
+        schedules = _curve_of(parsed) if curve or plot is not None else None
+    if schedules is not None and plot is not None:
+        _write_curve(plot, schedules, parsed.name, quiet=as_json)
     records = None
     if curator and parsed.task is not None:
         with users_code("task", parsed.task_name, "its records cannot be read"):
@@ -159,6 +175,8 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
         document = _tables.study_plan_document(parsed, study_plan, examples)
         if changes is not None:
             document["advice"] = changes.to_dict()["changes"]
+        if schedules is not None:
+            document["curve"] = _curve.curve_document(schedules)
         if records is not None:
             document["records"] = records.to_dict()
         common.emit_json(document)
@@ -174,9 +192,29 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
     if changes is not None:
         common.say("With one change, and the rest as planned, ε of all arms together would be:")
         common.show_changes(changes)
+    if schedules is not None and curve:
+        _curve.print_curve(schedules)
     budget_words = _check_budget(study_plan, parsed, storage)
     if budget_words:
         common.say(budget_words)
+
+
+def _curve_of(spec: StudySpec) -> ScheduleCurve:
+    """Return the curve of a study's epochs and batch; refuse an open study, which has neither."""
+    from privtune.study.schedules import curve_of
+
+    return curve_of(spec, spec.planning_context())
+
+
+def _write_curve(file: Path, curve: ScheduleCurve, name: str, *, quiet: bool) -> None:
+    """Write the chart of a curve as a page, and say where it is unless JSON is printed."""
+    from privtune.views.report import render_schedule
+
+    page = render_schedule(curve, name)
+    if quiet:
+        write_whole(file, page)
+    else:
+        common.write_page(file, page)
 
 
 def _print_study_plan(study_plan: StudyPlan, spec: StudySpec) -> None:
@@ -188,6 +226,9 @@ def _print_study_plan(study_plan: StudyPlan, spec: StudySpec) -> None:
         _tables.print_stage(stage, cost, ", before the arms, for all")
     for arm, cost in zip(study_plan.plans, study_plan.guarantees, strict=True):
         _tables.print_plan(arm, cost, space)
+    detail = study_plan.plans[0].details.get("schedule")
+    if detail is not None:
+        common.show_facts("", [("epochs, batch", f"chosen for all arms: {detail['why']}")])
     _tables.print_advice(study_plan.plans)
     _tables.print_public(study_plan.plans)
     candidates = _tables.draw_examples(spec)
@@ -229,6 +270,7 @@ def _print_caveats(study_plan: StudyPlan, spec: StudySpec, file: Path) -> None:
     """
     from privtune.ledger.wording import PromiseWording
     from privtune.study.planning import twins_words
+    from privtune.study.schedules import far_from_rule
     from privtune.study.worth import words_of
 
     common.say(PromiseWording(spec.budget.unit).short_caveat)
@@ -236,6 +278,9 @@ def _print_caveats(study_plan: StudyPlan, spec: StudySpec, file: Path) -> None:
         common.say(sentence)
     for sentence in twins_words(study_plan.plans):
         common.say(sentence)
+    advice = far_from_rule(spec, spec.planning_context())
+    if advice:
+        common.say(advice)
     common.say(
         "To see on generated records how much results vary from run to run, run: "
         f"privtune study rehearse {file}"

@@ -12,6 +12,7 @@ from privtune.imports import lazily
 
 if TYPE_CHECKING:
     from privtune.plots._results import plot_lines, plot_results
+    from privtune.plots.schedule_chart import plot_schedule
     from privtune.plots.study_charts import (
         plot_audit,
         plot_audits,
@@ -31,6 +32,7 @@ __all__ = [
     "plot_lines",
     "plot_results",
     "plot_runs",
+    "plot_schedule",
     "plot_trajectories",
 ]
 

@@ -18,6 +18,7 @@ from privtune.study.facade import Study
 from privtune.study.observer import Observer
 from privtune.study.planning import plan_study
 from privtune.study.reports import AUTO
+from privtune.study.schedules import with_rule
 from privtune.study.spec import SpecError, StudySpec
 from privtune.study.worth import noise_on_mean, rarest_of
 from privtune.tasks import Task, get_task
@@ -139,8 +140,9 @@ def rehearse_study(
 ) -> Rehearsal:
     """Run a study's arms several times on public records, without reading or charging the study's own.
 
-    Arms, ε, δ, epochs and batch size are the study's; the storage is a temporary one. Unless ``on`` is given,
-    records are generated from the public facts of the study's task: they can be learnt, and are not yours.
+    Arms, ε, δ, epochs and batch size are the study's, also where planning chooses them (``auto``); the
+    storage is a temporary one. Unless ``on`` is given, records are generated from the public facts of the
+    study's task: they can be learnt, and are not yours.
 
     Args:
         study: The study, or its spec.
@@ -234,6 +236,8 @@ def _rehearsal_spec(
             f"Study {spec.name!r} is open: it declares no arms that could be rehearsed."
         )
     study_task = spec.load_task()
+    # Of the study's own records and ε: generated records may be fewer.
+    spec = with_rule(spec, study_task)
     differs: list[str] = []
     if on is None:
         from privtune.stages.spec_stages import staged_task

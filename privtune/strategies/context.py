@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ class PlanningContext:
         noise: Where the noise of trainings comes from, and how it is treated.
         declared: The mechanism that each training runs, where another library trains.
         repeats: How often each arm runs.
+        chosen_schedule: Which epochs and batch the rule chose, and why; None for numbers of the user's own.
         sketch: Whether a search throws the plan away: its noise is approximate then.
 
     Example:
@@ -64,6 +66,7 @@ class PlanningContext:
     noise: NoiseOptions = field(default_factory=NoiseOptions)
     declared: DeclaredMethod | None = None
     repeats: int = 1
+    chosen_schedule: Mapping[str, object] | None = None
     sketch: bool = False
 
     def plan_score(self, epsilon: float) -> ScorePlan:

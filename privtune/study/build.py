@@ -166,6 +166,23 @@ def named_method(task: Task, schedule: Schedule, fixed: Mapping[str, object]) ->
     return candidate.method
 
 
+def weights_of_build(task: Task, fixed: Mapping[str, object]) -> int:
+    """Return how many weights the task's ``build`` has trained, for a public example of a candidate.
+
+    Args:
+        task: Whose ``build`` is called, with random numbers that no trial of a study has.
+        fixed: Hyperparameters of one candidate.
+    """
+    secret = bytes(32)
+    records = task.train_records
+    one_step = Schedule(records=records, sample_rate=1.0, steps=1)
+    training = TrainingPlan(one_step, FixedDPSGD(noise_multiplier=1.0))
+    trial = Trial(training, sealed=True, number=0, streams=Streams(secret), given=fixed)
+    _, model, _ = _call_build(task, trial, secret)
+    sizes = [weight.numel() for weight in model.parameters() if weight.requires_grad]
+    return max(1, sum(sizes))
+
+
 def _call_build(
     task: Task, trial: Trial, secret: bytes
 ) -> tuple[Candidate, nn.Module, torch.optim.Optimizer | None]:

@@ -31,6 +31,7 @@ from privtune.study.lifecycle import Life, new_arm
 from privtune.study.observer import ArmStatus, Observer, StageStatus
 from privtune.study.planning import StudyPlan, plan_study, twins_words
 from privtune.study.rows import AnyPlan, StudyRow, StudyStore
+from privtune.study.schedules import with_chosen_numbers
 from privtune.study.seal import SealedTrialsError
 from privtune.study.spec import StudySpec
 from privtune.study.stored_results import MODEL
@@ -147,6 +148,7 @@ class Study:
                 plans = [*study_plan.stages, *study_plan.plans]
                 for sentence in twins_words(study_plan.plans):
                     _log.warning(sentence)
+                spec = with_chosen_numbers(spec, study_plan.plans)
             if spec.budget.name in {budget.name for budget in ledger.budgets()}:
                 _check_terms(ledger, spec)
             else:
@@ -219,7 +221,7 @@ class Study:
             self._life,
             observer or self.observer,
             executor=workers,
-            compute=self.spec.compute.given(device, stack),
+            compute=self.spec.placement.given(device, stack),
             non_private=non_private,
             force=force,
             show_check=listener if self._curator else None,
@@ -261,8 +263,8 @@ class Study:
         task: Task,
         *,
         strategy: Strategy,
-        epochs: float | None = None,
-        expected_batch_size: int | None = None,
+        epochs: float | Literal["auto"] | None = None,
+        expected_batch_size: int | Literal["auto"] | None = None,
         report: Mapping[str, object] | str | None = "auto",
         space: Mapping[str, Mapping[str, object]] | None = None,
         epsilon: float | None = None,
@@ -288,8 +290,9 @@ class Study:
         Args:
             task: What is trained and scored, on which records: see :func:`privtune.make_task`.
             strategy: How to choose, as in ``privtune.strategies``.
-            epochs: Expected passes over the training records.
-            expected_batch_size: Expected records in one Poisson sample.
+            epochs: Expected passes over the training records; ``auto``: planning chooses them, for what
+                ``compute`` of :func:`privtune.create_study` says that one training may spend.
+            expected_batch_size: Expected records in one Poisson sample; ``auto``: planning chooses it.
             report: One score of the released model on the test split: a metric's name, or ``metric``,
                 ``epsilon_share``, .... ``auto`` is what the study says; unless it says anything, planning
                 takes the task's score or a metric that suits the target, and leaves the score out, with a

@@ -23,6 +23,7 @@ from privtune.strategies.context import SHARES
 from privtune.strategies.searching import parts_of
 from privtune.study.delta import check_delta_of
 from privtune.study.reports import choose_report, without_report, words_of_none
+from privtune.study.schedules import DETAIL
 from privtune.study.spec import StudySpec
 from privtune.tasks import TRAINED
 
@@ -433,6 +434,8 @@ def _planner(
             details["unit"] = task.unit
         if task.dataset is not None:
             details["dataset"] = task.dataset.to_dict()
+        if context.chosen_schedule is not None:
+            details[DETAIL] = dict(context.chosen_schedule)
         if stages:
             details["stages"] = {stage.arm: stage.digest() for stage in stages}
         return replace(plan, details=details)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from privtune.accounting.checks import check_number
 from privtune.errors import InvalidInputError, PrivTuneError
@@ -41,7 +41,7 @@ from privtune.study.arm_rounds import (
     optuna_sampler,
     own_sampler,
 )
-from privtune.study.build import model_for, named_method
+from privtune.study.build import model_for, named_method, weights_of_build
 from privtune.study.declared_arms import DeclaredTrainer, DeclaredTrial, Mechanism, plan_declared
 from privtune.study.delta import check_delta, check_delta_of
 from privtune.study.failures import UnreadableRecordsError, UnusableRecordsError
@@ -55,8 +55,9 @@ from privtune.study.program import (
 )
 from privtune.study.rehearsal import rehearse
 from privtune.study.reports import AUTO, read_report
+from privtune.study.schedules import DETAIL, asked, is_auto, with_numbers
 from privtune.study.seal import aloud, open_stream, sealed
-from privtune.study.spec import SPACE, space_of
+from privtune.study.spec import SPACE, StudySpec, space_of
 from privtune.study.stored_results import Measurement, measure_release
 from privtune.study.workers import TASK, give_out, make_files, notifier
 from privtune.study.worth import NO_REPORT, check_worth, words_of
@@ -100,8 +101,8 @@ class ArmOptions:
 class EngineOptions(ArmOptions):
     """The arguments of :meth:`privtune.Study.optimize`, for an arm that the engine trains."""
 
-    epochs: float | None
-    expected_batch_size: int | None
+    epochs: float | Literal["auto"] | None
+    expected_batch_size: int | Literal["auto"] | None
     report: Mapping[str, Any] | str | None
     space: Mapping[str, Mapping[str, Any]] | None
     pruner: Any
@@ -591,7 +592,7 @@ def _engine_arm(
         StrategyError: If the strategy does not cover what comes with it.
     """
     _check_task(task)
-    compute = life.spec.compute
+    compute = life.spec.placement
     check_device(compute.device)
     executor = Executor.of(life.spec.executor, options.n_jobs)
     _check_executor(executor, compute, task, options)
@@ -850,7 +851,42 @@ def _context(life: Life, task: Task, options: EngineOptions) -> PlanningContext:
         "report": spec.report if options.report == AUTO else read_report(options.report),
         "space": options.space or {},
     }
-    return spec.model_copy(update=arm_fields).planning_context(task)
+    arm_spec = spec.model_copy(update=arm_fields)
+    if not is_auto(arm_spec):
+        return arm_spec.planning_context(task)
+    strategy = options.strategy
+    epsilon = options.epsilon
+    if epsilon is None:
+        epsilon = _target_of(life, strategy.arm)
+    arm_spec = arm_spec.model_copy(update={"epsilon": epsilon})
+    return _with_chosen_schedule(life, strategy, arm_spec, task)
+
+
+def _with_chosen_schedule(
+    life: Life, strategy: Strategy, spec: StudySpec, task: Task
+) -> PlanningContext:
+    """Return the planning context of a schedule that the rule chooses, or chose when the arm was planned.
+
+    An arm that is there keeps its numbers: with others it would be another plan.
+    """
+    stored = life.plans().get(strategy.arm)
+    detail = None if stored is None else stored.details.get(DETAIL)
+    if detail is None or detail["asked"] != asked(spec):
+        weights = _weights_in_seal(life, strategy, task, spec)
+        return spec.planning_context(task, weights=weights)
+    context = with_numbers(spec, detail).planning_context(task)
+    return replace(context, chosen_schedule=detail)
+
+
+def _weights_in_seal(life: Life, strategy: Strategy, task: Task, spec: StudySpec) -> int:
+    """Return how many weights ``build`` has trained, calling it in the seal of a sealed arm."""
+    candidate = spec.search_space().draw(Streams(bytes(32)), 0)
+    fixed = {**candidate, **getattr(strategy, "parameters", {})}
+    if not needs_of(strategy).independent:
+        return weights_of_build(task, fixed)
+    log = life.place(f"sealed/{strategy.arm}.log")
+    with sealed(log, rehearsal=True):
+        return weights_of_build(task, fixed)
 
 
 def _with_method_in_seal(

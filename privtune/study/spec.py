@@ -25,6 +25,7 @@ from privtune.public_priors import with_public_priors
 from privtune.spaces import SearchSpace, without_numpy
 from privtune.strategies import PlanningContext, Reporting, Scoring, Strategy, make_strategy
 from privtune.strategies.searched_priors import complete_public_priors
+from privtune.study import schedules
 from privtune.study._objects import check_address
 from privtune.study.reports import AUTO, read_report, report_choices
 from privtune.tables.draft import unfilled
@@ -103,6 +104,7 @@ def _checked(check: Callable[[T], T]) -> pydantic.AfterValidator:
 _NUMBER = pydantic.BeforeValidator(_no_switch)
 _Name = Annotated[str, _checked(check_name)]
 _Positive = Annotated[float, _NUMBER, pydantic.Field(gt=0, allow_inf_nan=False)]
+_Batch = Annotated[int, pydantic.Field(ge=1, le=10**12)]
 
 
 class SpecError(PrivTuneError):
@@ -213,8 +215,9 @@ class SpecFields(TypedDict, total=False):
     """Fields of a spec that :func:`privtune.create_study` takes as they are: see :class:`StudySpec`."""
 
     space: Mapping[str, Mapping[str, Any]] | None
-    epochs: float | None
-    expected_batch_size: int | None
+    epochs: float | Literal["auto"] | None
+    expected_batch_size: int | Literal["auto"] | None
+    compute: float | str | None
     scoring: Mapping[str, Any] | None
     stages: Sequence[Mapping[str, Any]] | None
     report: Mapping[str, Any] | str | None
@@ -243,8 +246,10 @@ class StudySpec(pydantic.BaseModel):
         scoring: How trials are scored: ``metric``, ``mechanism``, ``bound``.
         stages: What is released of a table before the arms, once for all of them: ``type``
             (``quantiles``, ``histogram``, ``dp-pca``), ``epsilon_share``, ....
-        epochs: Expected passes over the training data of one training.
-        expected_batch_size: Expected records in one Poisson sample.
+        epochs: Expected passes over the training data of one training; ``auto``: planning chooses.
+        expected_batch_size: Expected records in one Poisson sample; ``auto``: planning chooses.
+        compute: What one training may spend where epochs are ``auto``: gradient evaluations (``2e6``), or
+            a time of one CPU core (``15 minutes``). Twenty passes over the records unless given.
         epsilon: What all arms together may cost; the whole budget unless given.
         repeats: How often each arm runs, so that arms are compared by means. On records that a task
             declares public (``benchmark``) repetitions are not charged; on all others each is.
@@ -298,10 +303,9 @@ class StudySpec(pydantic.BaseModel):
     scoring: Mapping[str, Any] = pydantic.Field(default_factory=dict)
     report: Mapping[str, Any] | str | None = AUTO
     stages: tuple[Mapping[str, Any], ...] = ()
-    epochs: _Positive | None = None
-    expected_batch_size: Annotated[int | None, _NUMBER] = pydantic.Field(
-        default=None, ge=1, le=10**12
-    )
+    epochs: _Positive | Literal["auto"] | None = None
+    expected_batch_size: Annotated[_Batch | Literal["auto"], _NUMBER] | None = None
+    compute: Annotated[float | str, _NUMBER, _checked(schedules.check_compute)] | None = None
     epsilon: _Positive | None = None
     repeats: Annotated[int, _NUMBER] = pydantic.Field(default=1, ge=1, le=1000)
     device: Annotated[str, _checked(partial(check_device, here=False))] = "auto"
@@ -396,6 +400,11 @@ class StudySpec(pydantic.BaseModel):
         """Refuse a study of a task that lacks training fields, and an open study that has any."""
         of_training = ("arms", "epochs", "expected_batch_size")
         absent = [name for name in of_training if not getattr(self, name)]
+        if self.compute is not None and self.epochs != schedules.AUTO and self.task is not None:
+            raise ValueError(
+                f"compute is what may be spent where epochs are auto, and they are {self.epochs}: write "
+                "epochs: auto, or leave compute out"
+            )
         if self.task is not None:
             if absent:
                 raise ValueError(f"a study of a task also needs {', '.join(absent)}")
@@ -502,7 +511,7 @@ class StudySpec(pydantic.BaseModel):
         return self.epsilon
 
     @property
-    def compute(self) -> Compute:
+    def placement(self) -> Compute:
         """The device and stack size of trainings, which change no result."""
         return Compute(self.device, self.stack)
 
@@ -566,11 +575,14 @@ class StudySpec(pydantic.BaseModel):
             task = stage.applied(task, released[stage.name])
         return get_task(task)
 
-    def planning_context(self, task: Task | None = None) -> PlanningContext:
+    def planning_context(
+        self, task: Task | None = None, *, weights: int | None = None
+    ) -> PlanningContext:
         """Return the public facts that the arms plan with.
 
         Args:
             task: The task in the place of the study's own, which an open study lacks.
+            weights: Number of weights that a ``build`` has trained, by which epochs and batch are chosen.
 
         Returns:
             Task, schedule, space, δ and adjacency, scoring, noise.
@@ -581,11 +593,15 @@ class StudySpec(pydantic.BaseModel):
         task = task or self.load_task()
         if self.epochs is None or self.expected_batch_size is None:
             raise SpecError(f"Study {self.name!r} needs epochs and expected_batch_size.")
-        schedule = Schedule.from_epochs(
-            records=task.train_records,
-            expected_batch_size=self.expected_batch_size,
-            epochs=self.epochs,
-        )
+        chosen = None
+        if schedules.is_auto(self):
+            schedule, chosen = schedules.choose(self, task, weights)
+        else:
+            schedule = Schedule.from_epochs(
+                records=task.train_records,
+                expected_batch_size=self.expected_batch_size,  # type: ignore[arg-type]
+                epochs=self.epochs,  # type: ignore[arg-type]
+            )
         scoring = Scoring.from_dict(self.scoring) if self.scoring else Scoring.of(task.score)
         choices: tuple[Reporting, ...] = ()
         report = None
@@ -606,6 +622,7 @@ class StudySpec(pydantic.BaseModel):
             define_by_run=task.build is not None,
             noise=NoiseOptions.of(self.noise),
             repeats=self.repeats,
+            chosen_schedule=chosen,
         )
 
 

@@ -460,7 +460,7 @@ def _work(
     """
     with life.seal(plan):
         try:
-            compute = life.spec.compute.given(device, stack)
+            compute = life.spec.placement.given(device, stack)
             files = _files(life, plan, compute)
         except (LedgerConnectionError, LedgerBusyError):
             raise

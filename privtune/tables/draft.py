@@ -65,8 +65,11 @@ arms:
 # One score of every arm on the test split, with noise. With auto, planning chooses the metric from what is
 # declared, and says how wide its interval will be. To choose it yourself: {{metric: ...}}.
 report: auto
-epochs: 20
-expected_batch_size: TODO  # TODO: about a sixteenth of train
+# Planning chooses both from epsilon, delta, train and the number of weights: they are public, and free. To
+# set what one training may spend, add a line such as compute: 15 minutes. privtune study plan {spec} --curve
+# shows what other numbers would give.
+epochs: auto
+expected_batch_size: auto
 """
 _RAREST = """\
   # TODO: the share of records with the rarest label (0.05 for one in twenty), from a source other than the

@@ -86,7 +86,7 @@ class MlflowObserver(Observer):
         """Start to sample the machine if asked to; a sealed arm, this one or one before it, prevents it."""
         if self._sampling_seconds is None or plan.is_sealed or round_ran():
             return
-        device = self._study.spec.compute.device
+        device = self._study.spec.placement.device
         self._samplers[plan.arm] = MachineSampler(self._sampling_seconds, device)
 
     def arm_failed(self, plan: Plan) -> None:

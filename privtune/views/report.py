@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from privtune.strategies import Plan
+    from privtune.strategies.schedule_rule import ScheduleCurve
     from privtune.study import Study
     from privtune.study.observer import Arms, ArmStatus
     from privtune.study.spec import BudgetSpec
@@ -107,6 +108,24 @@ def render_chart(study: Study, kind: str = ".html") -> str | bytes:
         plotly=True,
         title=study.name,
         shown=_compared(chart, arms),
+    )
+
+
+def render_schedule(curve: ScheduleCurve, title: str) -> str:
+    """Return the chart of a schedule's choice as a page: noise and work of other epochs and batches.
+
+    Args:
+        curve: The schedules, with the one of the plan.
+        title: The study's name.
+    """
+    from privtune.plots import plot_schedule
+
+    return render(
+        "schedule.html",
+        plotly=True,
+        title=title,
+        shown=figure("schedule", plot_schedule(curve)),
+        twice=f"Twice the work would lower it by {100.0 * curve.gain:.2g}%.",
     )
 
 

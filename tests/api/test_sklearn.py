@@ -570,3 +570,15 @@ def test_class_weights_train_by_a_method_that_clips_unless_told(make: Made, blob
     assert plain.release_.strategy == "hyfreedp"
     weighted = make(Budget(4.0, 1e-5, name="w"), strategy=None, class_weight={1: 2}).fit(*blobs)
     assert weighted.release_.strategy == "fixed"
+
+
+def test_epochs_and_batch_may_be_chosen(make: Made, blobs: Any, tmp_path: Path) -> None:
+    model = make(epochs="auto", compute=3_000).fit(*blobs)
+    with closing(load_study(model.study_, storage=model.storage)) as study:
+        plan = study.plans[0]
+    schedule = plan.training.schedule
+    assert 1_500 < schedule.expected_gradient_evaluations <= 3_000
+    assert plan.details["schedule"]["expected_batch_size"] == round(schedule.expected_batch_size)
+    given = make(Budget(4.0, 1e-5, name="b"), epochs="auto", expected_batch_size=20, compute=3_000)
+    with closing(load_study(given.fit(*blobs).study_, storage=given.storage)) as study:
+        assert round(study.plans[0].training.schedule.expected_batch_size) == 20

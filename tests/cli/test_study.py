@@ -336,3 +336,25 @@ def test_an_oracle_needs_its_flag(cli: Cli, tmp_path: Path, at: tuple[str, str])
     assert cli("study", "show", "toy", *at).code == 1
     charges = json.loads(cli("budget", "charges", "toy", *at, "--json").out)
     assert charges
+
+
+def test_plan_shows_the_curve_of_epochs_and_batch(cli: Cli, tmp_path: Path) -> None:
+    spec = write(tmp_path, arms=[FIXED], epochs="auto", expected_batch_size="auto", compute=2_000)
+    page = tmp_path / "curve.html"
+    printed = cli("study", "plan", spec, "--curve", "--plot", str(page)).out
+    assert printed.count("<- the plan") == 2
+    assert "epochs, batch  chosen for all arms: " in printed
+    assert re.search(r"Twice the work would lower the shortfall by [0-9.]+%", printed)
+    text = page.read_text("utf-8")
+    assert "Twice the work would lower it by" in text
+    assert "the plan" in text
+    document = json.loads(cli("study", "plan", spec, "--curve", "--json").out)
+    curve = document["curve"]
+    schedule = document["arms"][0]["details"]["schedule"]
+    assert curve["chosen"]["expected_batch_size"] == schedule["expected_batch_size"]
+    assert curve["chosen"]["gradient_evaluations"] <= 2_000
+    assert [line["work"] for line in curve["by_batch"]] == [0.25, 0.5, 1.0, 2.0, 4.0]
+    assert "curve" not in json.loads(cli("study", "plan", spec, "--json").out)
+    refused = cli("study", "plan", spec, "--plot", str(tmp_path / "curve.png"))
+    assert refused.code == 2
+    assert "ends in .html" in refused.err
