@@ -64,6 +64,8 @@ def test_the_choice_is_the_best_of_a_grid_by_another_accountant(work: int) -> No
         )
     choice = choose_schedule(FACTS, work).point
     assert choice.exact
+    others = noise_of_others(choice.batch, choice.steps)
+    assert choice.noise_multiplier == pytest.approx(others, rel=0.03)
     # 2% for the central limit theorem, by which schedules are compared.
     assert choice.shortfall <= (1.0 + TOLERANCE + 0.02) * min(shortfalls.values())
     # A grid on which every choice were good would show nothing.
