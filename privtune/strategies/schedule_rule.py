@@ -95,8 +95,8 @@ class TrainingFacts:
     def estimate_noise(self, batch: int, steps: int) -> float:
         """Return a noise multiplier that meets ε, by the central limit theorem: it bounds nothing.
 
-        Bu, Dong, Long and Su 2019 (arXiv 1911.11607), Corollary 4: T steps at rate q are about one Gaussian
-        release of ``μ = q sqrt(T (exp(1 / σ²) - 1))``.
+        Bu, Dong, Long and Su 2019 (arXiv 1911.11607): T steps at rate q are about one Gaussian release of
+        ``μ = q sqrt(T (exp(1 / σ²) - 1))``.
 
         Args:
             batch: Expected records in a sample.
