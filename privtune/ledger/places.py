@@ -323,8 +323,11 @@ def is_missing(url: str | Path) -> bool:
     Raises:
         InvalidInputError: It names no database.
     """
-    path = database_path(checked_url(url))
-    return path is not None and not path.exists()
+    checked = checked_url(url)
+    path = database_path(checked)
+    if path is None or "mode" in checked.query:  # a mode says that the file is there
+        return False
+    return not path.exists()
 
 
 def create_database(url: URL) -> None:
