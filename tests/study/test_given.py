@@ -219,7 +219,7 @@ def test_the_arguments_of_create_study_are_all_accounted_for() -> None:
     """A field that an open study takes no notice of must be on the list that refuses it."""
     refused = {"scoring", "arms", "epochs", "expected_batch_size", "space", "stages", "task"}
     used = {"name", "budget", "epsilon", "stack", "noise", "executor", "artifacts", "seed"}
-    used |= {"report", "device", "repeats"}
+    used |= {"report", "device", "repeats", "compute"}
     assert refused | used == set(StudySpec.model_fields)
     assert not refused & used
 
