@@ -255,7 +255,7 @@ def opened(storage: str) -> Iterator[tuple[Plan, StudyRound]]:
     spec, task = toy_spec(task=BENCHMARK, arms=[TPE], repeats=2, epochs=1), toy.benchmark_blobs()
     with closing(Study.create(spec, storage)) as study:
         (plan,), life = study.plans, study._life
-        files = make_files(life, plan, task=task, data=task.load(), compute=spec.compute)
+        files = make_files(life, plan, task=task, data=task.load(), compute=spec.placement)
         yield plan, StudyRound(life, files)
 
 
