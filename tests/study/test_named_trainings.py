@@ -158,7 +158,7 @@ def opened(storage: str) -> Iterator[tuple[Study, Plan, Callable[[], StudyRound]
         life, (plan,), task = study._life, study.plans, zeros()
 
         def open_round() -> StudyRound:
-            files = make_files(life, plan, task=task, data=task.load(), compute=spec.compute)
+            files = make_files(life, plan, task=task, data=task.load(), compute=spec.placement)
             return StudyRound(life, files)
 
         yield study, plan, open_round
@@ -255,7 +255,7 @@ def test_an_arm_has_sealed_rows_or_shown_trials(storage: str, opened: Any) -> No
     )
     with closing(Study.create(sealed_spec, storage)) as study:
         life, (sealed,), task = study._life, study.plans, toy.blobs()
-        files = make_files(life, sealed, task=task, data=task.load(), compute=sealed_spec.compute)
+        files = make_files(life, sealed, task=task, data=task.load(), compute=sealed_spec.placement)
         trials = StudyRound(life, files)
         params = {"learning_rate": 1.0, "max_grad_norm": 1.0}
         with pytest.raises(StrategyError, match="sealed selection"):

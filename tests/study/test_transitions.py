@@ -65,7 +65,7 @@ class Watching:
 def test_every_arm_trains_on_a_started_charge_and_none_shows_its_time(life: Life) -> None:
     task = life.spec.load_task()
     said: list[str] = []
-    trainer = TaskTrainer(life, task, Observer(), life.spec.compute, Executor(), said.append)
+    trainer = TaskTrainer(life, task, Observer(), life.spec.placement, Executor(), said.append)
     watching = Watching(life, trainer)
     plans = [arm.plan for arm in life.arms().values()]
     releases = carry_on(life, plans, watching, Observer())
