@@ -17,7 +17,7 @@ import privtune.accounting as acc
 from privtune.accounting import delta as account_delta
 from privtune.accounting import epsilon as account
 from privtune.errors import InvalidInputError
-from privtune.numbers import ceil_to, is_number
+from privtune.numbers import ceil_to, is_number, show_epsilon
 from privtune.strategies.arms import SearchThenFinal, check_given, meet
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.everything import STARTUP_TRIALS, Everything
@@ -299,7 +299,7 @@ def _words(details: Mapping[str, Any], subset_records: int) -> str:
         f"The final training has {final:.2f} times the noise of one training at this ε; a trial's mean "
         f"gradient, of about {subset_records:,} records, has "
         f"{details['trial_gradient_noise_ratio']:.1f} times the noise of the final training's. "
-        f"Each trial costs a record of that part ε = {details['trial_epsilon']:.3g}."
+        f"Each trial costs a record of that part ε = {show_epsilon(details['trial_epsilon'], 2)}."
     ]
     if final > FINAL_NOISE:
         sentences.append("Fewer trials, a smaller rate or a larger trial_noise leave it less.")

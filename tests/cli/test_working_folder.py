@@ -123,6 +123,7 @@ COMMANDS = (
     "budget create other --epsilon 1 --delta 1e-6",
     "budget charge other event.json --note another",
     "budget charges other",
+    "budget settle other-1",
     "budget list",
     "budget show patients",
     "budget export other --output c.json",
@@ -137,7 +138,7 @@ COMMANDS = (
     "study delete patients --yes",
     "demo",
 )
-REFUSED = "budget void other-1"  # it is begun
+REFUSED = "budget void other-1"  # it is over
 STARTING_OTHERS = ("study create", "study run", "ui")
 """What starts processes, by spawning or as MLflow's server."""
 

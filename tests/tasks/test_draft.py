@@ -66,7 +66,7 @@ def test_a_draft_is_refused_until_it_is_filled_and_then_runs(tmp_path: Path, kin
     said = str(caught.value)
     names = [*("classes", "train", "validation", "test", "columns.age", "columns.no")]
     assert all(f"task.{name}" in said for name in names)
-    assert "budget.epsilon, budget.delta, budget.unit, expected_batch_size open" in said
+    assert "budget.epsilon, budget.delta, budget.unit open" in said
     question = (
         "can one person (or household, or firm: whoever is to be protected) have several rows?"
     )
