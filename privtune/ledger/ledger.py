@@ -702,7 +702,7 @@ class Ledger:
             >>> with Ledger() as ledger:
             ...     budget = ledger.create_budget(Budget(4.0, 1e-5, name="clinic"))
             ...     round(ledger.remaining_after("clinic", [Gaussian(9.0)]), 2)
-            3.58
+            3.54
         """
         history = self.log.current(budget)
         ask(history, events)

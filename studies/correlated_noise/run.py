@@ -29,7 +29,6 @@ from studies.sheet import (
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-EPSILONS = (8.0, 4.0, 2.0)
 NOISES = ("independent", "banded")
 REPEATS = 5
 TASKS: dict[str, dict[str, Any]] = {
@@ -40,10 +39,13 @@ TASKS: dict[str, dict[str, Any]] = {
         "expected_batch_size": 512,
     },
 }
-SMOKE = {"task": "digits-mlp", "epochs": 2, "expected_batch_size": 32}
-RATES = {"MLP": (0.25, 0.5, 1.0), "tanh CNN": (10.0, 20.0)}
+EPSILONS = {"MLP": (8.0, 4.0, 2.0), "tanh CNN": (8.0, 4.0)}
+SETTINGS = {  # momentum and rate
+    "MLP": ((0.0, 2.0), (0.0, 4.0), (0.0, 8.0), (0.9, 0.4)),
+    "tanh CNN": ((0.9, 1.0),),
+}
 NORMS = {"MLP": 1.0, "tanh CNN": 0.1}
-MOMENTA = {"MLP": (0.0, 0.9), "tanh CNN": (0.9,)}
+SMOKE = {"task": "digits-mlp", "epochs": 2, "expected_batch_size": 32}
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
@@ -52,13 +54,14 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         for noise in NOISES:
             yield {"task": "MLP", "epsilon": 8.0, "momentum": 0.0, "rate": 0.5, "noise": noise}
         return
-    for task, epsilon in product(TASKS, EPSILONS):
-        for momentum, rate, noise in product(MOMENTA[task], RATES[task], NOISES):
+    for task in TASKS:
+        for epsilon, setting, noise in product(EPSILONS[task], SETTINGS[task], NOISES):
+            momentum, rate = setting
             yield {
                 "task": task,
                 "epsilon": epsilon,
                 "momentum": momentum,
-                "rate": round(rate * (1.0 - momentum), 6),  # a step of the same length in the end
+                "rate": rate,
                 "noise": noise,
             }
 
