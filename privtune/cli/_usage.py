@@ -80,14 +80,25 @@ def _hint_of_command(error: Any, word: str, paths: Sequence[str]) -> str:
         return f"Did you mean privtune {namesakes[0]}?"
     if word in _OTHER_TOOLS:
         return f"Did you mean privtune {_OTHER_TOOLS[word]}?"
-    context = getattr(error, "ctx", None)
-    command_path = getattr(context, "command_path", "privtune")
-    group = command_path.partition(" ")[2]
+    group = " ".join(_command_words(getattr(error, "ctx", None)))
     if group:
         return did_you_mean(
             word, [path.split()[-1] for path in paths if path.startswith(f"{group} ")]
         )
     return did_you_mean(word, {path.split()[0] for path in paths})
+
+
+def _command_words(context: Any) -> list[str]:
+    """Return the words of a command behind the program's name, which depends on how it was started.
+
+    Args:
+        context: Of Typer's; None for the program itself.
+    """
+    words: list[str] = []
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name)
+        context = context.parent
+    return words
 
 
 def _hint_of_option(error: Any, option: str, commands: Callable[[], Sequence[str]]) -> str:
@@ -108,7 +119,7 @@ def _hint_of_option(error: Any, option: str, commands: Callable[[], Sequence[str
         command = next((word for word in sys.argv[1:] if word in first_words), "study list")
         return f"Options stand after the command: privtune {command} ... {option}."
     field = option.lstrip("-").replace("-", "_")
-    if field in _OF_THE_SPEC and context.command_path.startswith("privtune study"):
+    if field in _OF_THE_SPEC and _command_words(context)[0] == "study":
         return f"{field} stands in the study's spec, which is a YAML file."
     names = []
     for parameter in context.command.params:
