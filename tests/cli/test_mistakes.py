@@ -159,8 +159,12 @@ SPECS = [
     spec("a scale", "log: true", "scale: log", "mean log?"),
     spec("a fixed value in the space", RATE, "0.5", "not 0.5", "in the parameters of an arm"),
     spec("epochs of none", "epochs: 2", "epochs: 0", "epochs: must be above 0 or 'auto', not 0"),
-    spec("epochs in words", "epochs: 2", "epochs: 20 passes", "a number or 'auto', not '20 passes'"),
-    spec("several epochs", "epochs: 2", "epochs: [10, 20]", "must be a number or 'auto', not a list"),
+    spec(
+        "epochs in words", "epochs: 2", "epochs: 20 passes", "a number or 'auto', not '20 passes'"
+    ),
+    spec(
+        "several epochs", "epochs: 2", "epochs: [10, 20]", "must be a number or 'auto', not a list"
+    ),
     spec("a batch above the data", "size: 20", "size: 512", "= 512", "training records, 160"),
     spec("batch_size", "expected_batch_size", "batch_size", "mean expected_batch_size?"),
     spec("two arms of one name", "name: chosen", "name: plain", "two arms are called plain"),
