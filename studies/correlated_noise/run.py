@@ -17,7 +17,6 @@ from studies.sheet import (
     Row,
     Sheet,
     by,
-    floats,
     markdown,
     mean,
     most_spent,
@@ -117,9 +116,8 @@ def _gain(kinds: Mapping[str, Sequence[Row]]) -> str:
     """Return by how many points banded noise is ahead of independent noise, in the mean."""
     if not all(noise in kinds for noise in NOISES):
         return "–"
-    means = [sum(floats(kinds[noise], "accuracy")) / len(kinds[noise]) for noise in NOISES]
-    independent, banded = means
-    return f"{100.0 * (banded - independent):+.1f}"
+    gain = mean(kinds["banded"], "accuracy") - mean(kinds["independent"], "accuracy")
+    return f"{100.0 * gain:+.1f}"
 
 
 def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
