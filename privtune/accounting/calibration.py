@@ -489,6 +489,20 @@ def searches_learn() -> Iterator[None]:
         _memory.reset(token)
 
 
+@contextmanager
+def searches_apart() -> Iterator[None]:
+    """Keep the calibrations of a ``with`` block apart: they learn from each other alone, and teach no other.
+
+    Else an answer that is cached once would change where the searches after it begin, and so the last
+    digits of their noise, by whether it was computed or read.
+    """
+    token = _memory.set(_SearchMemory())
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
 def _guess_noise(
     memory: _SearchMemory,
     event: Event,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from privtune.accounting import Adjacency, CalibrationError, Gaussian, PoissonSampled, Repeated
 from privtune.accounting import calibrate as calibrate_event
 from privtune.accounting import epsilon as account
+from privtune.accounting.calibration import searches_apart
 from privtune.strategies.context import PlanningContext
 from privtune.strategies.plan import Plan, TrainingPlan
 from privtune.training.mechanism.banded import prefix_error
@@ -126,28 +127,29 @@ def best_bands(
     best = 1
     least = math.inf
     worse = 0
-    for bands in (1, *_GRID):
-        if bands > min(most, schedule.steps):
-            break
-        trial = replace(schedule, bands=bands)
-        event = Repeated(trial.rounds, PoissonSampled(trial.group_rate, Gaussian(1.0)))
-        try:
-            calibration = calibrate_event(
-                event,
-                epsilon=epsilon,
-                delta=delta,
-                adjacency=adjacency,
-                tolerance=_TOLERANCE,
-            )
-        except CalibrationError:
-            break
-        error = calibration.scale * prefix_error(bands, schedule.steps)
-        if error < least:
-            best = bands
-            least = error
-            worse = 0
-            continue
-        worse += 1
-        if worse == _WORSE:
-            break
+    with searches_apart():
+        for bands in (1, *_GRID):
+            if bands > min(most, schedule.steps):
+                break
+            trial = replace(schedule, bands=bands)
+            event = Repeated(trial.rounds, PoissonSampled(trial.group_rate, Gaussian(1.0)))
+            try:
+                calibration = calibrate_event(
+                    event,
+                    epsilon=epsilon,
+                    delta=delta,
+                    adjacency=adjacency,
+                    tolerance=_TOLERANCE,
+                )
+            except CalibrationError:
+                break
+            error = calibration.scale * prefix_error(bands, schedule.steps)
+            if error < least:
+                best = bands
+                least = error
+                worse = 0
+                continue
+            worse += 1
+            if worse == _WORSE:
+                break
     return best

@@ -26,6 +26,8 @@ from privtune.strategies import (
 )
 from privtune.strategies.bands import best_bands, error_of_sums
 from privtune.strategies.describe import plan_line
+from privtune.study.planning import plan_study
+from privtune.study.spec import StudySpec
 from privtune.training.mechanism.banded import prefix_error
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.methods import FixedDPSGD
@@ -68,6 +70,29 @@ def test_auto_takes_independent_noise_where_nothing_is_won(batch: int, target: f
     plain = plan_arm(FIXED, context(BOTH, schedule=schedule), epsilon=target)
     assert plan == plain
     assert plan.digest() == plain.digest()
+
+
+def test_a_plan_is_the_same_whether_its_bands_were_chosen_before() -> None:
+    """The searches for other bands must not move where the search for the arm's noise begins."""
+    arm = {"name": "arm", "strategy": "fixed", "parameters": {"learning_rate": 0.5, **CLIP}}
+    spec = StudySpec.parse(
+        {
+            "name": "bands",
+            "task": "digits-mlp",
+            "budget": {"name": "bands", "epsilon": 8.0, "delta": 1e-5},
+            "arms": [arm],
+            "epochs": 2,
+            "expected_batch_size": 32,
+            "noise": {"correlation": "banded"},
+        }
+    )
+    digests = []
+    best_bands.cache_clear()
+    for _ in range(2):  # the second time the choice is read from a cache
+        (plan,) = plan_study(spec).plans
+        assert plan.training.schedule.bands > 1
+        digests.append(plan.digest())
+    assert digests[0] == digests[1]
 
 
 def test_auto_leaves_methods_alone_that_divide_by_the_noise_of_a_step() -> None:
