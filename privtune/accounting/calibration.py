@@ -246,6 +246,9 @@ _APART = 1e-2  # two places that tell a slope
 _STEEPEST = -20.0
 _FLATTEST = -0.05
 _LESS = 4e-4
+_FIRST_BAND = (
+    1e-2  # below the target, in which an estimate for several arms is good enough to confirm
+)
 _STRIDE = math.log(16.0)
 
 
@@ -437,11 +440,19 @@ def sketch(
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a search for noise: log of the noise, log of ε, and the slope between the two."""
+    """The end of a search for noise: log of the noise, log of ε, and the slope between the two.
+
+    Attributes:
+        noise: Logarithm of the event's noise.
+        value: Logarithm of its ε.
+        slope: Of `value` in `noise`.
+        excess: Log of the ratio of the accountant's ε to the lattice's, where both were asked; else 0.
+    """
 
     noise: float
     value: float
     slope: float
+    excess: float = 0.0
 
     def noise_for(self, target: float) -> float:
         """Return the logarithm of the noise for another target ε, extrapolated on a line."""
@@ -469,10 +480,11 @@ class _SearchMemory:
         delta: float,
         guess: _Guess,
         log_epsilon: float,
+        excess: float = 0.0,
     ) -> None:
         """Store where a search ended, for later searches of events of the same shape."""
         kind, noise = shape(event)
-        end = _End(guess.place + math.log(noise), log_epsilon, guess.slope)
+        end = _End(guess.place + math.log(noise), log_epsilon, guess.slope, excess)
         self.ends.setdefault((kind, delta), []).append(end)
 
 
@@ -519,26 +531,8 @@ def _guess_noise(
         delta: δ.
         accuracy: Relative accuracy of the factor.
     """
-
-    def height(
-        scale: float,
-        fineness: float,
-        gains: Gains | None = None,
-    ) -> float:
-        """Return log(ε / target) on one lattice; NaN where the lattice gives no ε."""
-        value = quick_epsilon(
-            scaled(event, scale),
-            delta,
-            target,
-            fineness,
-            gains,
-        )
-        if value is None or not math.isfinite(value):
-            return math.nan
-        if value <= 0.0:
-            return -math.inf
-        return math.log(value / target)
-
+    height = partial(_height, event, delta, target)
+    excess = 0.0
     kind, noise = shape(event)
     ends = memory.ends.get((kind, delta))
     if ends:
@@ -546,12 +540,41 @@ def _guess_noise(
         guess = _Guess(nearest.noise_for(target) - math.log(noise), nearest.slope)
         if not any(map(_is_slow, flatten(event))):
             return guess  # the accountant answers as fast as a lattice
+        excess = nearest.excess
     else:
-        coarse = _guess_coarsely(lambda scale: height(scale, _FIRST))
+        coarse = _guess_coarsely(lambda scale: height(scale, fineness=_FIRST))
         if coarse is None:
             return None
         guess = coarse
-    return _refine_guess(lambda scale: height(scale, _SECOND, memory.gains), guess, accuracy)
+    return _refine_guess(
+        lambda scale: height(scale, fineness=_SECOND, gains=memory.gains) + excess,
+        guess,
+        accuracy,
+    )
+
+
+def _height(
+    event: Event,
+    delta: float,
+    target: float,
+    scale: float,
+    *,
+    fineness: float,
+    gains: Gains | None = None,
+) -> float:
+    """Return log(ε / target) of an event of scaled noise on one lattice; NaN where that gives no ε."""
+    value = quick_epsilon(
+        scaled(event, scale),
+        delta,
+        target,
+        fineness,
+        gains,
+    )
+    if value is None or not math.isfinite(value):
+        return math.nan
+    if value <= 0.0:
+        return -math.inf
+    return math.log(value / target)
 
 
 def _search_noise(
@@ -597,7 +620,18 @@ def _search_noise(
             return None
         height = math.log(value / target)
         if -2.0 * below <= height and value <= target:
-            memory.remember(event, delta, _Guess(place, slope), math.log(value))
+            excess = 0.0
+            if any(map(_is_slow, flatten(event))):
+                by_lattice = _height(
+                    event,
+                    delta,
+                    target,
+                    scale,
+                    fineness=_SECOND,
+                    gains=memory.gains,
+                )
+                excess = height - by_lattice if math.isfinite(by_lattice) else 0.0
+            memory.remember(event, delta, _Guess(place, slope), math.log(value), excess)
             return scale
         slope = _secant(last, place, height, slope)
         if not _STEEPEST < slope < _FLATTEST:
@@ -801,20 +835,24 @@ def share_budget(
         return reported(Composed(plans[inverse])).epsilon
 
     def about(inverse: float) -> float:
-        """Estimate the total ε of all arms at estimated noise, by a lattice or, if quick, the accountant."""
+        """Return the accountant's ε of all arms at estimated noise: planning them changes it by little."""
+        return reported(Composed(planned(inverse, sketches))).epsilon
+
+    def estimated(inverse: float) -> float:
+        """Estimate the total ε of all arms at estimated noise, on a lattice if the event has one."""
         event = Composed(planned(inverse, sketches))
-        if adjacency is Adjacency.ADD_REMOVE and _has_nested_choices(event):
-            gains = (_memory.get() or _SearchMemory()).gains
-            estimate = quick_epsilon(
-                event,
-                level,
-                target,
-                _SECOND,
-                gains,
-            )
-            if estimate is not None:
-                return estimate
-        return reported(event).epsilon
+        gains = (_memory.get() or _SearchMemory()).gains
+        estimate = quick_epsilon(
+            event,
+            level,
+            target,
+            _SECOND,
+            gains,
+        )
+        return reported(event).epsilon if estimate is None else estimate
+
+    def is_slow(event: Event) -> bool:
+        return adjacency is Adjacency.ADD_REMOVE and _has_nested_choices(event)
 
     def impossible() -> PrivTuneError:
         return CalibrationError(
@@ -822,18 +860,24 @@ def share_budget(
             f"epsilon = {target:g} at delta = {level:g}."
         )
 
+    accuracy = 1e-3
     search = partial(
         solve_decreasing,
-        tolerance=1e-3,
+        tolerance=accuracy,
         impossible=impossible,
         steep=1.0,
-        enough=1.0 - 1e-3,
+        enough=1.0 - accuracy,
     )
     with searches_learn():
         start = _as_gaussians(target, level, shares)
-        if len(sketches) > 1:  # of which the accountant says a little less
+        if len(sketches) > 1:
             with suppress(CalibrationError):
-                start = search(about, (1.0 + _LESS) * target, start=start)
+                first = Composed(planned(rounded_up(start, accuracy), sketches))
+                if is_slow(first):
+                    start = search(estimated, target, start=start, enough=1.0 - _FIRST_BAND)
+                    start = search(about, target, start=start)
+                else:  # of which the accountant says a little less
+                    start = search(about, (1.0 + _LESS) * target, start=start)
         inverse = search(total, target, start=start)
     events = plans[inverse]
     common = target / inverse

@@ -401,10 +401,11 @@ Profile = Callable[[Floats], Floats]
 THIN = 0.05  # lattice step over the deviation where a loss is rounded once only
 _ATOMS = 1280  # of the lattice on which the rearrangement is computed for a composition
 # Parts of the ε axis, and prices: where φ′ grows slowly, more of either move no answer by 1e-4.
-_WIDE_PART = math.log(1.35)
+_WIDE_PART = 0.45
 _FEW_CHOICES = 2
 _LOOKS = 16  # places at which is looked how far out it matters
 _LEAST_DELTA = 1e-12  # down to which it is
+_BETWEEN = 2  # points for each one at which it is made
 _USUAL_DELTA = 1e-5  # at whose ε the profiles of a selection at two noises are laid over each other
 _FAR = 0.04  # in log noise; beyond, what was learnt of the rearrangement is learnt anew
 _NOISE = r'"noise_multiplier": '
@@ -708,8 +709,15 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
     end = looks[min(after, looks.size - 1)]
     points = bound.worth(table.step * float(end))
     places = _even_places(int(end), points)
-    exact = bound.deltas(table.step * places.astype(np.float64))
-    lower = np.minimum(exact, table.values[places])
+    # Where δ falls fast, chords between so few points lie above the envelope.
+    between = np.setdiff1d(_even_falls(table.values[: int(end) + 1], _BETWEEN * points), places)
+    at_places = bound.deltas(table.step * places.astype(np.float64))
+    at_between = bound.deltas_between(table.step * between.astype(np.float64))
+    exact = np.append(at_places, at_between)
+    places = np.append(places, between)
+    order = np.argsort(places)
+    places = places[order]
+    lower = np.minimum(exact[order], table.values[places])
     values = under_chords(table.values, places, lower, table.step)
     return Table(table.step, np.minimum.accumulate(values))
 
@@ -718,6 +726,13 @@ def _even_places(last: int, count: int) -> NDArray[np.int64]:
     """Return at most `count` whole numbers from 0 to `last`, evenly spread."""
     places = np.linspace(0, last, count)
     return np.unique(places.astype(np.int64))
+
+
+def _even_falls(values: Floats, count: int) -> NDArray[np.int64]:
+    """Return at most `count` indices between which falling values fall by about the same factor."""
+    fall = -np.log(np.maximum(values, 1e-300))
+    wanted = np.linspace(fall[0], fall[-1], count)
+    return np.unique(np.searchsorted(fall, wanted[:-1]))
 
 
 def _rearranged(tuner: Tuner) -> Rearranged:

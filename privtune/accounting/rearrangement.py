@@ -574,6 +574,18 @@ class Rearranged:
             values.append(self._exact_blocks(place).delta(float(point)))
         return np.array(values)
 
+    def deltas_between(self, epsilons: Floats) -> Floats:
+        """Return the rearrangement bound on δ(ε) at further ε, by the blocks that `deltas` made nearest.
+
+        Blocks bound δ at every ε: those of another part of the axis are looser, and quickly asked.
+        """
+        values = []
+        for point in epsilons:
+            wanted = self._place(float(point))
+            nearest = min(self._exact, key=lambda place: abs(place - wanted))
+            values.append(self._exact[nearest].delta(float(point)))
+        return np.array(values)
+
     def _best_around(self, place: int, with_choice: list[int]) -> Blocks:
         """Return a rough bound for a part of the ε axis, with the better of the prices chosen nearby.
 

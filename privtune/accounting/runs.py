@@ -566,6 +566,8 @@ class NegativeBinomial(RunLaw):
         full_reach = -self.log_gamma  # at x = 1
         if full_reach == 0.0:
             return x
+        if shape == 1.0:  # no logarithm of each point: this is asked for often
+            return np.asarray(self.gamma * x / self._rest(x))
         reach = self._reach(x)
         if abs(shape * full_reach) < 1e-12:
             return np.asarray(reach / full_reach)
@@ -586,6 +588,14 @@ class NegativeBinomial(RunLaw):
             return np.asarray(math.exp(log_value) * power)
         log_power = (shape + 1.0) * self._reach(x)
         return np.asarray(np.exp(log_value + log_power))
+
+    def _with_sure_runs(self, x: Floats, order: int) -> Floats:
+        if order != 1 or self.shape_parameter != 1.0 or self.cap is not None:
+            return super()._with_sure_runs(x, order)
+        # Of `x^s ψ(x)` with `ψ(x) = γ x / rest` and `ψ'(x) = γ / rest²`, at once: it is asked for often.
+        sure = self.sure_runs
+        per_rest = 1.0 / self._rest(x)
+        return np.asarray(self.gamma * x**sure * per_rest * (sure + per_rest))
 
     def _below(
         self,
