@@ -38,7 +38,7 @@ def _pictures(data: str) -> TaskData:  # noqa: ARG001 (what they are known by)
 
     def halved(part: TensorData) -> TensorData:
         pictures = F.avg_pool2d(part.x.view(-1, 1, 28, 28), 2)
-        return TensorData(pictures.flatten(1), part.y)
+        return TensorData(pictures.flatten(1), part.y, part.sealed_size)
 
     return TaskData(halved(whole.train), halved(whole.validation), halved(whole.test))
 
