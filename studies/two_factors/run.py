@@ -45,7 +45,10 @@ GUESSED = {SGD: 0.5, ADAM: 0.01}  # rates
 PUBLIC = {"learning_rate": {"prior": "public"}}
 LAW = {"min_runs": 2, "mean_runs": 8}
 DELTA, REPEATS = 1e-5, 10
-EPSILONS = {"six": (2.0, 0.5, 8.0, 1.0, 4.0), "twelve": (1.0, 4.0)}  # in the order in which they run
+EPSILONS = {
+    "six": (2.0, 0.5, 8.0, 1.0, 4.0),
+    "twelve": (1.0, 4.0),
+}  # in the order in which they run
 PASSES = {
     "digits": 20,
     "table": 20,
@@ -285,9 +288,7 @@ def worths(rows: Sequence[Row]) -> str:
 
 def ranking(rows: Sequence[Row]) -> str:
     """Return how far below the best mean of a cell each arm is, and in how many it may be the best."""
-    whole = {
-        cell: arms for cell, arms in estimates(rows).items() if len(arms) == len(ARMS)
-    }
+    whole = {cell: arms for cell, arms in estimates(rows).items() if len(arms) == len(ARMS)}
     losses = estimates(rows, "loss", 1.0)
     sureness = estimates(rows, "overconfidence", 200.0)
     lines = []
