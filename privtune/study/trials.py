@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
-import sqlalchemy as sa
 from optuna.distributions import CategoricalDistribution, distribution_to_json, json_to_distribution
 from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -33,6 +32,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from privtune.imports import quiet_optuna, unsearched
 from privtune.ledger.engines import DatabaseError, database_cause, translated
 from privtune.ledger.errors import SENSELESS, Place
+from privtune.ledger.places import checked_url
 from privtune.ledger.reading import parsing
 from privtune.ledger.storage import Storage
 from privtune.spaces import categorical, inside, with_tuples
@@ -623,7 +623,7 @@ def _finished(
     ended: str,
     unusable: int,
     score: float | None,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
 ) -> FrozenTrial:
     """Return a round's trial as a finished trial of Optuna's.
 
@@ -682,8 +682,8 @@ def lay_out_copy(path: Path) -> None:
             contents.setdefault(f"{study}/{arm}", []).append(content)
     if not contents:
         return
-    url = sa.URL.create("sqlite", database=str(path))
-    storage = optuna.storages.RDBStorage(url.render_as_string(hide_password=False))
+    url = checked_url(path).render_as_string(hide_password=False)
+    storage = optuna.storages.RDBStorage(url)
     try:
         for name, rounds in contents.items():
             with quiet_optuna():
