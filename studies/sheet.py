@@ -292,6 +292,7 @@ def releases_of(
     delta: float,
     repeats: int,
     seed: int = 0,
+    values: Sequence[str] = ("accuracy",),
     **terms: Any,
 ) -> list[dict[str, Any]]:
     """Run one arm as a study of its own, with a budget of its own, and return a line a repetition.
@@ -304,10 +305,11 @@ def releases_of(
             records have selections draw their numbers of candidates by strata of the law, which
             several studies of one repetition do not.
         seed: The study's seed.
+        values: The columns of metrics on the test set, which the task or the report has.
         **terms: The rest of the spec: ``task``, ``epochs``, ``expected_batch_size``, ``space``, ...
 
     Returns:
-        ``seed``, the repetition's number; ``accuracy`` on the test set; ``spent``; ``claimed`` (the
+        ``seed``, the repetition's number; ``values`` on the test set; ``spent``; ``claimed`` (the
         epsilon of the released model's training alone: what is usually claimed); expected
         ``gradient_evaluations`` of one run.
     """
@@ -330,8 +332,12 @@ def releases_of(
         "gradient_evaluations": round(plan.expected_gradient_evaluations),
     }
     draws = release.repetitions or (release,)
-    right = (each.utility.get("test_accuracy", math.nan) for each in draws)
-    return [{"seed": n, "accuracy": round(value, 4), **shared} for n, value in enumerate(right)]
+    lines = []
+    for seed_number, draw in enumerate(draws):
+        scores = {name: draw.values.get(f"test_{name}", math.nan) for name in values}
+        rounded = {name: round(score, 4) for name, score in scores.items()}
+        lines.append({"seed": seed_number, **rounded, **shared})
+    return lines
 
 
 def seed_of(*names: object) -> int:

@@ -149,6 +149,17 @@ class Estimate:
         freedom = total**2 / below if below > 0.0 else math.inf
         return cls(mean(map(mean, cells)), math.sqrt(total), freedom)
 
+    @classmethod
+    def mean_of(cls, estimates: Sequence[Estimate]) -> Estimate:
+        """Return the mean of independent estimates."""
+        count = len(estimates)
+        squares = [(each.error / count) ** 2 for each in estimates]
+        below = sum(
+            square**2 / each.freedom for square, each in zip(squares, estimates, strict=True)
+        )
+        freedom = sum(squares) ** 2 / below if below > 0.0 else math.inf
+        return cls(mean(each.mean for each in estimates), math.sqrt(sum(squares)), freedom)
+
     def minus(self, other: Estimate) -> Estimate:
         """Return the difference of two independent estimates."""
         squares = (self.error**2, other.error**2)
