@@ -84,7 +84,12 @@ class _Search:
             yield TrainingRequest(number, self.plan.search.training_of(params), params)
 
     def answer(self, request: Request, ratios: Sequence[float]) -> list[TrialResult]:
-        """Return the results of a request's trainings, and add up what they say."""
+        """Return the results of a request's trainings, and add up what they say.
+
+        Args:
+            request: What the strategy asked for: trials by number, or the final training.
+            ratios: Log-likelihood ratios of the trainings, which are their scores here, too.
+        """
         results = []
         for each, ratio in zip(self.requests(request), ratios, strict=True):
             if isinstance(request, NumberedTrials):
@@ -157,7 +162,13 @@ def _keep_open(
     number: int,
     step: Request | Outcome,
 ) -> None:
-    """Note what a search asks for next, or that it has ended."""
+    """Note what a search asks for next, or that it has ended.
+
+    Args:
+        requests: What searches ask for, by number; changed.
+        number: The search.
+        step: Its next request, or its outcome.
+    """
     if isinstance(step, Outcome):
         requests.pop(number, None)
     else:
@@ -172,7 +183,18 @@ def _train(
     *,
     inside: bool,
 ) -> dict[int, list[float]]:
-    """Return, for each search, the log-likelihood ratios of the trainings that it asks for."""
+    """Return, for each search, the log-likelihood ratios of the trainings that it asks for.
+
+    Args:
+        plan: The arm's.
+        states: All searches by number.
+        requests: What those that go on ask for, by their numbers.
+        progress: Called with the number of trainings done since the last call.
+        inside: Whether the canary is among the records; a training meets it if its part holds it.
+
+    Returns:
+        By the search's number, one ratio for each training in the order of its request.
+    """
     jobs: list[tuple[TrainingPlan, list[RoundTraining]]] = []
     counts: dict[int, int] = {}
     for number, request in requests.items():
