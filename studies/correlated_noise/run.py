@@ -95,7 +95,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         },
         "options": {"momentum": float(cell["momentum"]), "schedule": cell["schedule"]},
     }
-    noise = "plain"
+    noise: str | dict[str, str] = "plain"
     if cell["noise"] == "banded":
         noise = {"correlation": "banded"}
     return releases_of(

@@ -43,7 +43,7 @@ class Workload:
 
     def __init__(self, schedule: Schedule, *, rate: str, momentum: float) -> None:
         self.steps = schedule.steps
-        powers = momentum ** np.arange(self.steps)
+        powers: Floats = momentum ** np.arange(self.steps, dtype=np.float64)
         factors = np.array(RateSchedule.of(rate).factors(schedule))
         updates = factors[:, None] * _toeplitz(powers)
         weights = np.cumsum(updates, axis=0)
