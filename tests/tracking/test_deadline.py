@@ -34,7 +34,10 @@ from tests.tracking.servers import BEHAVIOURS, behaving
 
 __all__ = ["cli"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("new_trackers"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 SECONDS = 2.0
 SLACK = 60.0
