@@ -29,6 +29,17 @@ def surroundings() -> tuple[object, ...]:
     return (*variables, errors.st_dev, errors.st_ino)
 
 
+def file_of(uri: str) -> tuple[int, int] | None:
+    """Return the identity of a SQLite store's file, or None of a store that is none or not there yet."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    try:
+        status = os.stat(uri.removeprefix("sqlite:///"))
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino)
+
+
 @dataclass
 class Started:
     """A process that has been started, and whom it works for.
@@ -38,7 +49,7 @@ class Started:
         surroundings: Those of its start.
         is_ready: Whether it has said that its imports are done.
         is_waiting: Whether it waits for a store to open, and has met no error.
-        others: The stores that it has opened for others. MLflow remembers stores.
+        others: The stores that it has opened for others, and their files. MLflow remembers stores.
         stores: The stores that it has opened for whoever has it now.
     """
 
@@ -46,8 +57,13 @@ class Started:
     surroundings: tuple[object, ...]
     is_ready: bool = False
     is_waiting: bool = True
-    others: set[str] = field(default_factory=set)
+    others: dict[str, tuple[int, int] | None] = field(default_factory=dict)
     stores: set[str] = field(default_factory=set)
+
+    def may_open(self, uri: str) -> bool:
+        """Return whether a store is new to it, or in the file in which it was left."""
+        file = file_of(uri)
+        return uri not in self.others or (file is not None and self.others[uri] == file)
 
     @property
     def is_alive(self) -> bool:
@@ -57,8 +73,8 @@ class Started:
 class Lending:
     """Keeps a process that was closed, for the next that is started in the same surroundings.
 
-    A store that it has opened for one `TrackingProcess` it opens for no other, as a file of the same name may
-    be another one by then.
+    A store that it has opened for one `TrackingProcess` it opens for another in the same file only: what has
+    its name by then may be another store.
     """
 
     def __init__(self) -> None:
@@ -124,9 +140,9 @@ class Lending:
 
     @contextlib.contextmanager
     def opened(self, tracker: TrackingProcess, place: TrackingPlace) -> Iterator[OpenStore]:
-        """Open a store in a process that has not opened it for another tracker."""
+        """Open a store in a process that has met no other of its name."""
         self.start(tracker)
-        if place.uri in self._lent[tracker].others:
+        if not self._lent[tracker].may_open(place.uri):
             self.close(tracker)
             self._start_new(tracker)
         lent = self._lent[tracker]
@@ -144,7 +160,7 @@ class Lending:
             self._close(tracker)
             return
         lent.is_ready = tracker._is_ready
-        lent.others |= lent.stores
+        lent.others |= {uri: file_of(uri) for uri in lent.stores}
         lent.stores = set()
         tracker._end.detach()
         tracker._end = None
