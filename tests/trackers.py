@@ -153,12 +153,12 @@ class Lending:
         lent.is_waiting = True
 
     def close(self, tracker: TrackingProcess) -> None:
-        """Keep a process that waits for a store to open, if none is kept; kill any other."""
+        """Keep a process that waits for a store to open, in place of the one that is kept; kill any other."""
         lent = self._lent.pop(tracker, None)
-        has_room = not self._is_paused and (self.idle is None or not self.idle.is_alive)
-        if lent is None or not (lent.is_alive and lent.is_waiting and has_room):
+        if self._is_paused or lent is None or not (lent.is_alive and lent.is_waiting):
             self._close(tracker)
             return
+        self.end()
         lent.is_ready = tracker._is_ready
         lent.others |= {uri: file_of(uri) for uri in lent.stores}
         lent.stores = set()
