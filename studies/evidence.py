@@ -158,7 +158,7 @@ def rerun(study: Sheet) -> list[Row]:
 
     torch.set_num_threads(1)
     options = _options(study)
-    found = []
+    found: list[dict[str, Any]] = []
     with mock.patch.dict(os.environ):  # a study may say there where its data are
         os.environ.pop("PRIVTUNE_DATA", None)
         for cell in _cells(study):

@@ -45,7 +45,9 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
 
 def test_the_parameters_of_their_tests_are_there(request: pytest.FixtureRequest) -> None:
     tests = {test for mutant in MUTANTS for test in mutant.tests if "[" in test}
-    tests -= {item.nodeid for item in request.session.items}  # collected as it is, by the whole suite
+    tests -= {
+        item.nodeid for item in request.session.items
+    }  # collected as it is, by the whole suite
     if not tests:
         return
     command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *sorted(tests)]
