@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from privtune.strategies import (
     NumberedTrials,
     Outcome,
     Plan,
+    Round,
     SealedRound,
     Strategy,
     TrainingPlan,
@@ -38,32 +40,39 @@ from privtune.training.mechanism.streams import Streams
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from privtune.strategies import Request, Round, StrategyRun
+    from privtune.strategies import Request
 
 
 @dataclass(eq=False)
-class _Search:
+class _Search(Round):
     """One run of a search's strategy, and the log-likelihood ratios of its trainings so far.
 
     Attributes:
         plan: The arm's.
-        streams: The run's.
-        space: The search space: nothing is drawn from it.
-        at_once: How many trials a strategy had best ask for together.
+        secret: Which all random numbers of the run derive from.
         trials: The sum of the ratios of all trials.
         final: The ratio of the final training.
     """
 
     plan: Plan
-    streams: Streams
-    space: SearchSpace = field(default_factory=lambda: SearchSpace({}))
-    at_once: int = 1
+    secret: bytes
     trials: float = 0.0
     final: float = 0.0
 
-    def begin(self, strategy: Strategy) -> StrategyRun:
-        """Return the strategy's run, which asks for trainings."""
-        return strategy.run(self.plan, cast("Round", self))
+    @cached_property
+    def streams(self) -> Streams:
+        """The random streams of the run."""
+        return Streams(self.secret)
+
+    @property
+    def space(self) -> SearchSpace:
+        """The search space, which nothing is drawn from."""
+        return SearchSpace({})
+
+    @property
+    def at_once(self) -> int:
+        """How many trials a strategy had best ask for together."""
+        return 1
 
     def ask(self, number: int, make: Callable[[SearchSpace], BaseSampler]) -> Mapping[str, float]:
         """Return the hyperparameters that every trial of the audit has."""
@@ -141,8 +150,8 @@ def searches_of(
     if plan.search is None or plan.search.trials is None or plan.rate is None:
         raise InvalidInputError("plan", plan.strategy, "shows no trials on a part of the records")
     secrets = secrets_of(seed, f"searches/{inside}", searches)
-    states = [_Search(plan, Streams(secret)) for secret in secrets]
-    runs = [state.begin(strategy) for state in states]
+    states = [_Search(plan, secret) for secret in secrets]
+    runs = [strategy.run(plan, state) for state in states]
     requests: dict[int, Request] = {}
     for number, run in enumerate(runs):
         _keep_open(requests, number, advance(run))
