@@ -219,7 +219,7 @@ WORKS = {
     "gru": Work("GRU", gru, (32,), 64, (1,), {"Opacus": 1.0}, **TEXT),
     "transformer": Work("transformer", transformer, (32,), 64, (1, 8), {"Opacus": 0.8}, **TEXT),
     "lora": Work("LoRA", lora, (64,), 8, (1, 4), {"Opacus": 1.0, "non-private": 1.3}, **TEXT),
-    "resnet": Work("ResNet", resnet, (3, 32, 32), 32, (1,), {"Opacus hooks": 0.8}, peak=True),
+    "resnet": Work("ResNet", resnet, (3, 32, 32), 32, (1,), {"Opacus": 0.8}, peak=True),
     "recommender": Work(
         "recommender, table of 50,000 x 16", recommender, (2,), 64, (1, 8), {"Opacus": 0.8},
         vocabulary=50_000, classes=2, peak=True,
