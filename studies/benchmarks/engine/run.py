@@ -251,7 +251,7 @@ WORKS = {
         method=HyFreeDP(1.0, 8.0),
     ),
     "adaclip": Work(
-        "AdaCliP", **SMALL, stacks=(1, 16), targets={"DP-SGD": 1.3}, against=("DP-SGD",),
+        "AdaCliP", **SMALL, stacks=(1, 16), targets={"DP-SGD": 1.4}, against=("DP-SGD",),
         method=AdaCliP(1.0),
     ),
 }  # fmt: skip
