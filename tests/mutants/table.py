@@ -453,6 +453,10 @@ arms that differ draw from the prior of the first
 | test_spaces.py::test_a_public_prior_of_what_was_not_measured_is_refused
 -    return values[0] if len(values) == 1 else values
 +    return values[0]
+a prior without a noise floor is that of a search with one
+| test_spaces.py::test_a_public_prior_of_what_was_not_measured_is_refused
+-        if settings.get(_OF_OTHER_RATES) is not None:
++        if False:
 a candidate with a rate of its own decides the prior of others
 | test_spaces.py::test_a_public_prior_is_of_the_method_that_is_searched
 -    if isinstance(parameters, Mapping) and name in parameters:
