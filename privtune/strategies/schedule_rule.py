@@ -9,6 +9,11 @@ of the smallest sum of the two squares; its root is called the *shortfall*. Wher
 count for more than batches do. Of schedules that are nearly as good as the best, it takes the one of fewest
 steps: a step has costs of its own, and a rate that is given leads farther, into more noise, by more of them.
 
+Where every rate is given, and constant, it is known how far steps lead. Each moves the weights by at most
+η C, the rate times the clipping norm, and T of them leave noise of ``η C σ √T / B`` in a weight. What is left
+of the way is then reckoned as ``NEEDED_WAY / (η C T)``, and the rule takes the smallest sum of these two
+squares: a large rate gets few steps, a small one many, and much noise fewer.
+
 The constants were read off the training tasks of ``studies/epochs`` and tried on others.
 """
 
@@ -26,6 +31,8 @@ NEEDED_STEPS = 2.0
 """What T steps leave of the way is reckoned as this number over T, in units of the noise-to-signal ratio."""
 NEEDED_STEPS_AT_GIVEN_RATES = 6.0
 """The same where an arm has a rate of its user's: guesses are seldom as large as few steps need."""
+NEEDED_WAY = 40.0
+"""What steps of a given length leave of the way is reckoned as this over the sum of their lengths."""
 ADAPTING_STEPS = 60.0
 """Steps in which the noise counts double, squared: methods that adapt need some, whatever the noise."""
 NEGLIGIBLE = 3e-3
@@ -56,6 +63,8 @@ class TrainingFacts:
         adjacency: The budget's neighbouring relation.
         trainings: How many equal trainings share ε, one for each arm with a guarantee.
         given_rate: Whether the user gives a learning rate to an arm; else methods find it.
+        step_length: How far a step leads at most, where every rate is given and constant: the rate times the
+            clipping norm.
 
     Example:
         >>> facts = TrainingFacts(records=60_000, weights=26_010, epsilon=3.0, delta=1e-5)
@@ -70,6 +79,7 @@ class TrainingFacts:
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     trainings: int = 1
     given_rate: bool = False
+    step_length: float | None = None
 
     @property
     def needed_steps(self) -> float:
@@ -138,6 +148,8 @@ class SchedulePoint:
         noise_multiplier: σ: the noise's deviation over the clipping norm.
         exact: Whether σ is the accountant's; else it is an estimate.
         needed_steps: What T steps leave of the way, times T.
+        step_length: How far a step leads at most, where that is given; else what steps leave is reckoned
+            from their number alone.
 
     Example:
         >>> numbers = {"records": 1_000, "weights": 100, "batch": 100, "steps": 50}
@@ -153,6 +165,7 @@ class SchedulePoint:
     noise_multiplier: float
     exact: bool
     needed_steps: float = NEEDED_STEPS
+    step_length: float | None = None
 
     @property
     def epochs(self) -> float:
@@ -177,6 +190,11 @@ class SchedulePoint:
     @property
     def shortfall(self) -> float:
         """Noise and what too few steps leave, together: the smaller, the better the schedule."""
+        if self.step_length is not None:
+            # In a single weight: models of many weights bear as much in each as those of few.
+            noise = self.step_length * self.noise_multiplier * math.sqrt(self.steps) / self.batch
+            left = NEEDED_WAY / (self.step_length * self.steps)
+            return math.hypot(noise, left, NEGLIGIBLE)
         noise = self.noise_to_signal * math.sqrt(1.0 + ADAPTING_STEPS / self.steps)
         return math.hypot(noise, self.needed_steps / self.steps, NEGLIGIBLE)
 
@@ -233,6 +251,7 @@ def _estimated(facts: TrainingFacts, batch: int, steps: int) -> SchedulePoint:
         noise_multiplier=facts.estimate_noise(batch, steps),
         exact=False,
         needed_steps=facts.needed_steps,
+        step_length=facts.step_length,
     )
 
 

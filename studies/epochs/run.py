@@ -42,16 +42,20 @@ FALLING = {"momentum": 0.9, "schedule": {"type": "linear", "start": 0.0}}
 ARMS: dict[str, dict[str, Any]] = {
     "hyfreedp": {"strategy": "hyfreedp"},
     "rate 0.5": {"strategy": "fixed", "parameters": {"learning_rate": 0.5, **CLIP}},
+    "rate 0.125": {"strategy": "fixed", "parameters": {"learning_rate": 0.125, **CLIP}},
+    "rate 2": {"strategy": "fixed", "parameters": {"learning_rate": 2.0, **CLIP}},
     "guess": {"strategy": "fixed", "parameters": GUESS, "options": FALLING},
 }
 LARGE = ("coarse", "hastie", "classes-40k", "shifted")
 SMALL = ("net-1k", "classes-3k", "circles")
 BOTH = ("hyfreedp", "rate 0.5")
+OTHERS = ("rate 2", "rate 0.125")
 GRID: tuple[tuple[int, tuple[float, ...], tuple[int, ...], tuple[str, ...], tuple[str, ...]], ...]
 GRID = (  # passes over the records, ε, batches a pass, tasks, arms
     (1, (2.0, 8.0), (8, 16, 32, 64, 128, 256), LARGE, BOTH),
-    (5, (2.0, 8.0), (16, 64, 128), LARGE, ("hyfreedp",)),
-    (20, (0.5, 2.0), (4, 16, 64), SMALL, ("hyfreedp",)),
+    (5, (2.0, 8.0), (16, 64, 128), LARGE, BOTH),
+    (20, (0.5, 2.0), (4, 16, 64), SMALL, (*BOTH, *OTHERS)),
+    (5, (2.0,), (16, 64, 128), ("coarse", "hastie"), OTHERS),
 )
 HELD_OUT = ("digits", "table", "cancer", "rings", "loops", "mnist cnn", "mnist mlp")
 """Fixed and committed before the rule was tried on them."""
@@ -70,6 +74,8 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
             yield _cell("held out", "cancer", 2.0, "hyfreedp", schedule)
         return
     for epsilon, arm, task, schedule in product((2.0, 0.5, 1.0), BOTH, HELD_OUT, SCHEDULES):
+        yield _cell("held out", task, epsilon, arm, schedule)
+    for epsilon, arm, task, schedule in product((0.5, 2.0), OTHERS, HELD_OUT[:-1], SCHEDULES):
         yield _cell("held out", task, epsilon, arm, schedule)
     for arm in BOTH:
         yield _cell("seen", "digits", 2.0, arm, MORE_WORK)
@@ -138,6 +144,7 @@ def shortfall(task: str, epsilon: float, arm: str, passes: int, batches: int) ->
         epsilon=epsilon,
         delta=DELTA,
         given_rate=arm != "hyfreedp",
+        step_length=None if arm == "hyfreedp" else ARMS[arm]["parameters"]["learning_rate"],
     )
     batch = facts.records // batches
     steps = passes * batches
@@ -149,6 +156,7 @@ def shortfall(task: str, epsilon: float, arm: str, passes: int, batches: int) ->
         noise_multiplier=facts.estimate_noise(batch, steps),
         exact=False,
         needed_steps=facts.needed_steps,
+        step_length=facts.step_length,
     ).shortfall
 
 
@@ -197,7 +205,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     ).items():
         name = f"{arm} on {task} at ε = {float(epsilon):g}, {schedule}"
         found[name] = 100.0 * mean(floats(group, "accuracy"))
-    for arm in BOTH:
+    for arm in (*BOTH, *OTHERS):
         of_arm = regrets(rows, arm)
         if of_arm:
             found[f"regret on the grid, {arm}"] = mean(of_arm.values())
