@@ -10,9 +10,10 @@ count for more than batches do. Of schedules that are nearly as good as the best
 steps: a step has costs of its own, and a rate that is given leads farther, into more noise, by more of them.
 
 Where every rate is given, and constant, it is known how far steps lead. Each moves the weights by at most
-η C, the rate times the clipping norm, and T of them leave noise of ``η C σ √T / B`` in a weight. What is left
-of the way is then reckoned as ``NEEDED_WAY / (η C T)``, and the rule takes the smallest sum of these two
-squares: a large rate gets few steps, a small one many, and much noise fewer.
+η C, the rate times the clipping norm, and T of them leave noise of ``η C σ √T / B`` in a weight, reckoned d^¼
+times, between one weight's and all of them. What is left of the way is ``sqrt(NEEDED_WAY / (η C T))``, and
+the rule takes the smallest sum of these two squares: a large rate gets few steps, a small one many, and much
+noise fewer.
 
 The constants were read off the training tasks of ``studies/epochs`` and tried on others.
 """
@@ -31,8 +32,8 @@ NEEDED_STEPS = 2.0
 """What T steps leave of the way is reckoned as this number over T, in units of the noise-to-signal ratio."""
 NEEDED_STEPS_AT_GIVEN_RATES = 6.0
 """The same where an arm has a rate of its user's: guesses are seldom as large as few steps need."""
-NEEDED_WAY = 40.0
-"""What steps of a given length leave of the way is reckoned as this over the sum of their lengths."""
+NEEDED_WAY = 1_400.0
+"""What steps of a given length leave of the way is reckoned as the root of this over their length in all."""
 ADAPTING_STEPS = 60.0
 """Steps in which the noise counts double, squared: methods that adapt need some, whatever the noise."""
 NEGLIGIBLE = 3e-3
@@ -191,9 +192,11 @@ class SchedulePoint:
     def shortfall(self) -> float:
         """Noise and what too few steps leave, together: the smaller, the better the schedule."""
         if self.step_length is not None:
-            # In a single weight: models of many weights bear as much in each as those of few.
-            noise = self.step_length * self.noise_multiplier * math.sqrt(self.steps) / self.batch
-            left = NEEDED_WAY / (self.step_length * self.steps)
+            in_weight = (
+                self.step_length * self.noise_multiplier * math.sqrt(self.steps) / self.batch
+            )
+            noise = in_weight * self.weights**0.25
+            left = math.sqrt(NEEDED_WAY / (self.step_length * self.steps))
             return math.hypot(noise, left, NEGLIGIBLE)
         noise = self.noise_to_signal * math.sqrt(1.0 + ADAPTING_STEPS / self.steps)
         return math.hypot(noise, self.needed_steps / self.steps, NEGLIGIBLE)

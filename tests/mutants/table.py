@@ -1532,8 +1532,8 @@ noise in the weights is forgotten where a rate is given
 +            return math.hypot(left, NEGLIGIBLE)
 a small rate gets the steps of a large one
 | strategies/test_schedule_rule.py::test_a_given_rate_gets_the_steps_that_it_needs
--            left = NEEDED_WAY / (self.step_length * self.steps)
-+            left = NEEDED_WAY / self.steps
+-            left = math.sqrt(NEEDED_WAY / (self.step_length * self.steps))
++            left = math.sqrt(NEEDED_WAY / self.steps)
 more weights have no more noise
 | strategies/test_schedule_rule.py::test_little_noise_takes_more_steps_of_the_same_work
 -        return math.sqrt(self.weights) / self.signal

@@ -118,7 +118,7 @@ def test_little_noise_takes_more_steps_of_the_same_work() -> None:
 
 
 def test_a_given_rate_gets_the_steps_that_it_needs() -> None:
-    """Written out anew, as a continuous number of steps: the two squares are equal where the sum is least."""
+    """Written out anew, over a fine grid of steps in the place of batches."""
     work = 20_000.0
     chosen = []
     for length in (0.125, 0.5, 2.0):
@@ -131,7 +131,7 @@ def test_a_given_rate_gets_the_steps_that_it_needs() -> None:
             # μ of T steps at rate q is that of ε: the limit theorem, solved for the noise.
             square = (FACTS.most_signal / batch) ** 2 / steps
             noise = length * math.sqrt(steps / math.log1p(square)) / batch
-            return math.hypot(noise, 40.0 / (length * steps))
+            return math.sqrt(1_000**0.5 * noise**2 + 1_400.0 / (length * steps))
 
         best = min(worth(10.0 * 1.01**n) for n in range(700))
         assert worth(point.steps) <= 1.1 * best
