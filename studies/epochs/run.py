@@ -14,7 +14,12 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
-from privtune.strategies.schedule_rule import TOLERANCE, SchedulePoint, TrainingFacts
+from privtune.strategies.schedule_rule import (
+    TOLERANCE,
+    SchedulePoint,
+    TrainingFacts,
+    choose_schedule,
+)
 from studies.auto.run import terms_of
 from studies.auto.tasks import MADE
 from studies.sheet import (
@@ -60,6 +65,8 @@ GRID = (  # passes over the records, ε, batches a pass, tasks, arms
 HELD_OUT = ("digits", "table", "cancer", "rings", "loops", "mnist cnn", "mnist mlp")
 """Fixed and committed before the rule was tried on them."""
 SCHEDULES = ("today", "auto, equal work")
+BEFORE = "the rule before, equal work"
+"""Of a given rate, whatever it is: by what the rule takes where some arms alone have one."""
 MORE_WORK = "43 x 17"
 """What the first rule had on digits by default: a rate of 0.5 led too far there."""
 REPEATS = {"training": 6, "held out": 10, "seen": 10, "mnist": 1}
@@ -77,6 +84,8 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         yield _cell("held out", task, epsilon, arm, schedule)
     for epsilon, arm, task, schedule in product((0.5, 2.0), OTHERS, HELD_OUT[:-1], SCHEDULES):
         yield _cell("held out", task, epsilon, arm, schedule)
+    for epsilon, task in product((2.0, 0.5, 1.0), HELD_OUT):
+        yield _cell("held out", task, epsilon, "rate 0.5", BEFORE)
     for arm in BOTH:
         yield _cell("seen", "digits", 2.0, arm, MORE_WORK)
     for passes, epsilons, batches, tasks, arms in GRID:
@@ -94,7 +103,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm on one task with one schedule."""
     group = cell["set"]
     repeats = 2 if options.smoke else REPEATS[group]
-    terms = _terms(group, cell["task"], cell["schedule"])
+    terms = _terms(group, cell["task"], cell["schedule"], cell["epsilon"])
     terms["seed"] = seed_of(cell["task"], cell["epsilon"])
     return releases_of(
         ARMS[cell["arm"]],
@@ -106,7 +115,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     )
 
 
-def _terms(group: str, task: str, schedule: str) -> dict[str, Any]:
+def _terms(group: str, task: str, schedule: str, epsilon: float) -> dict[str, Any]:
     """Return what a spec says of a cell's task and schedule."""
     if group == "mnist":
         return {**MNIST, **AUTO}
@@ -117,7 +126,26 @@ def _terms(group: str, task: str, schedule: str) -> dict[str, Any]:
         return {**terms, "epochs": passes, "expected_batch_size": batch}
     if schedule == "today":
         return terms
-    return {**terms, **AUTO, "compute": terms["epochs"] * _records(task)}
+    compute = terms["epochs"] * _records(task)
+    if schedule == BEFORE:
+        return {**terms, **_before(terms["task"], epsilon, compute)}
+    return {**terms, **AUTO, "compute": compute}
+
+
+def _before(task: str, epsilon: float, compute: float) -> dict[str, Any]:
+    """Return epochs and batch of the rule before."""
+    from privtune.tasks import get_task
+
+    found = get_task(task)
+    facts = TrainingFacts(
+        records=found.train_records,
+        weights=sum(weights.numel() for weights in found.model().parameters()),
+        epsilon=epsilon,
+        delta=DELTA,
+        given_rate=True,
+    )
+    point = choose_schedule(facts, compute).point
+    return {"epochs": point.epochs, "expected_batch_size": point.batch}
 
 
 def _today(task: str) -> dict[str, Any]:
@@ -180,13 +208,13 @@ def regrets(rows: Sequence[Row], arm: str) -> dict[tuple[str, float, int], float
     return found
 
 
-def gains(rows: Sequence[Row]) -> list[tuple[str, float, str, float, float]]:
-    """Return task, ε and arm, with what auto gains at equal work over today's schedule, and its error."""
+def gains(rows: Sequence[Row], over: str = "today") -> list[tuple[str, float, str, float, float]]:
+    """Return task, ε and arm, with what auto gains at equal work over another schedule, and its error."""
     held = [row for row in rows if row["set"] == "held out"]
     found = []
     for (task, epsilon, arm), group in by(held, "task", "epsilon", "arm").items():
         parts = by(group, "schedule")
-        today = parts.get(("today",))
+        today = parts.get((over,))
         equal = parts.get(("auto, equal work",))
         if today is None or equal is None:
             continue
@@ -209,9 +237,10 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         of_arm = regrets(rows, arm)
         if of_arm:
             found[f"regret on the grid, {arm}"] = mean(of_arm.values())
-        of_gain = [gain for *_, name, gain, _ in gains(rows) if name == arm]
-        if of_gain:
-            found[f"gain at equal work, {arm}"] = mean(of_gain)
+        for schedule in ("today", BEFORE):
+            of_gain = [gain for *_, name, gain, _ in gains(rows, schedule) if name == arm]
+            if of_gain:
+                found[f"gain over {schedule}, {arm}"] = mean(of_gain)
     return found
 
 
@@ -223,12 +252,12 @@ def tables(rows: Sequence[Row]) -> list[str]:
     for (task, epsilon, arm), group in by(held, "task", "epsilon", "arm").items():
         parts = by(group, "schedule")
         shown = []
-        for schedule in SCHEDULES:
+        for schedule in (*SCHEDULES, BEFORE):
             part = parts.get((schedule,))
             shown.append("–" if part is None else pm(part, "accuracy", scale=100.0))
         gain, spread = differences.get((task, float(epsilon), arm), (math.nan, math.nan))
         lines.append((task, f"{float(epsilon):g}", arm, *shown, f"{gain:+.1f} ± {spread:.1f}"))
-    head = ("task", "ε", "arm", *SCHEDULES, "gained at equal work")
+    head = ("task", "ε", "arm", *SCHEDULES, BEFORE, "auto over today")
     made = [markdown(head, lines)]
     grid = []
     training = [row for row in rows if row["set"] == "training"]
