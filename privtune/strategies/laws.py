@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import privtune.accounting as acc
 from privtune.accounting import epsilon as account
+from privtune.accounting.calibration import searches_apart
 from privtune.errors import InvalidInputError
 from privtune.numbers import show_epsilon
 
@@ -386,16 +387,17 @@ def _choose(
 
     laws, count = _laws_with_power(power)
     noise: dict[str, float] = {}
-    for name, law in laws.items():
-        selection = acc.PrivateSelection(base, law)
-        noise[name] = noise_for(selection)
+    with searches_apart():
+        for name, law in laws.items():
+            selection = acc.PrivateSelection(base, law)
+            noise[name] = noise_for(selection)
+        # Beside the laws, what the same number of trials costs where all of them are released.
+        composition = noise_for(acc.Repeated(count, base))
     best = min(noise, key=lambda name: noise[name])
     rows: list[tuple[str, float, float]] = []
     for name, law in laws.items():
         mean_runs = round(law.expected_runs, 4)
         rows.append((name, mean_runs, noise[name]))
-    # Beside the laws, what the same number of trials costs where all of them are released.
-    composition = noise_for(acc.Repeated(count, base))
     rows.append(("everything released (composition)", count, composition))
     trade: list[dict[str, Any]] = []
     for name, mean, factor in rows:

@@ -32,7 +32,10 @@ from privtune.accounting import (
 from privtune.errors import PrivTuneError
 from privtune.strategies import DPHyper, LiuTalwar, NoRunFitsError, PapernotSteinke, Plan
 from privtune.strategies import SubsampledTuning as Subsampled
+from privtune.strategies import laws as laws_of_runs
 from privtune.strategies.laws import choose_law, floor_of, price_of_minimums
+from privtune.study.planning import plan_study
+from privtune.study.spec import StudySpec
 from tests.strategies.world import BOTH, context
 
 AUTO: dict[str, Any] = {"mean_runs": "auto", "training_epsilon": 1.0}
@@ -273,6 +276,29 @@ def test_no_law_that_finds_as_often_does_with_less_noise(
     assert len(laws) >= 15
     for other in laws:
         assert epsilon(PrivateSelection(less, other), 1e-5).epsilon > level, other
+
+
+def test_a_plan_is_the_same_whether_its_law_was_chosen_before() -> None:
+    """The searches for the laws' noise must not move where the search for the arm's noise begins."""
+    arm = {"name": "arm", "strategy": "papernot-steinke", "law": "auto"}
+    spec = StudySpec.parse(
+        {
+            "name": "laws",
+            "task": "digits-mlp",
+            "budget": {"name": "laws", "epsilon": 4.0, "delta": 1e-5},
+            "space": BOTH,
+            "arms": [arm],
+            "epochs": 2,
+            "expected_batch_size": 32,
+        }
+    )
+    digests = []
+    laws_of_runs._choose.cache_clear()
+    for _ in range(2):  # the second time the choice is read from a cache
+        (plan,) = plan_study(spec).plans
+        assert plan.runs is not None
+        digests.append(plan.digest())
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("power", [0.11, 0.9, 0.985])

@@ -52,7 +52,7 @@ from privtune.training.mechanism.kernel import (
     unwritten,
 )
 from privtune.training.mechanism.made_up import Domain
-from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams, seed_global_generator
 
 if TYPE_CHECKING:
     from privtune.training.mechanism.clipping import Clipping
@@ -939,7 +939,7 @@ def _seeded(stream: torch.Generator) -> Iterator[None]:
     seed = int(draw)
     devices = [] if stream.device.type == "cpu" else [stream.device]
     with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices):
-        torch.random.manual_seed(seed)
+        seed_global_generator(seed)
         yield
 
 
