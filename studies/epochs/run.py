@@ -198,10 +198,10 @@ def regrets(rows: Sequence[Row], arm: str) -> dict[tuple[str, float, int], float
         means.setdefault(key, {})[batches] = 100.0 * mean(floats(group, "accuracy"))
     found = {}
     for key, accuracies in means.items():
-        task, epsilon, passes = key
         if len(accuracies) < 3:
             continue
-        scores = {n: shortfall(task, epsilon, arm, passes, n) for n in accuracies}
+        name, budget, passes = key
+        scores = {n: shortfall(name, budget, arm, passes, n) for n in accuracies}
         limit = (1.0 + TOLERANCE) * min(scores.values())
         chosen = min(number for number, score in scores.items() if score <= limit)
         found[key] = max(accuracies.values()) - accuracies[chosen]
