@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 __all__ = [
+    "STRATEGY_OF",
     "Again",
     "Options",
     "Sheet",
@@ -64,6 +65,25 @@ __all__ = [
 
 Row = Mapping[str, str]
 CODE = "code"  # the column with the stamp of the code that made a line; empty where nobody knows
+STRATEGY_OF = {
+    "ADADP to the end": "adadp",
+    "ADADP, one training": "adadp",
+    "a given rate": "fixed",
+    "all": "everything",
+    "all, ours": "everything",
+    "best, ours": "papernot-steinke",
+    "best, Liu–Talwar": "liu-talwar",
+    "defaults": "fixed",
+    "guess": "fixed",
+    "hyfreedp K=5": "hyfreedp",
+    "public rate": "public-rate",
+    "random, every trial charged": "everything",
+    "selection": "papernot-steinke",
+    "subsampled tuning": "subsampled-tuning",
+    "subsampled-1": "subsampled-tuning",
+    "subset search": "subset-search",
+}
+"""The strategy of a chart's line, by which it has its colour; lines named after theirs need none."""
 BY = "recorded by"  # in ``expected.json``: for each stamp the number of lines, and the environment
 
 

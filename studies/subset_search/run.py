@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.plots import plot_lines
 from privtune.tasks import get_task
 from studies.sheet import (
+    STRATEGY_OF,
     Again,
     Options,
     Row,
@@ -199,7 +200,7 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
             }
         )
     terms: dict[str, Any] = {"line": "arm", "panel": "panel", "log": "x"}
-    return {"chart": plot_lines(lines, x="ε", y="accuracy", **terms)}
+    return {"chart": plot_lines(lines, x="ε", y="accuracy", **terms, strategies=STRATEGY_OF)}
 
 
 SHEET = Sheet(

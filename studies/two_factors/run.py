@@ -17,6 +17,7 @@ from privtune.study.schedules import with_rule
 from privtune.study.spec import StudySpec
 from privtune.tasks import get_task
 from studies.sheet import (
+    STRATEGY_OF,
     Again,
     Options,
     Row,
@@ -346,7 +347,9 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
         for row in rows
         if row["optimizer"] != SGD
     ]
-    figure = plot_lines(drawn, x="ε", y="test error, %", line="way", panel="task", log="xy")
+    figure = plot_lines(
+        drawn, x="ε", y="test error, %", line="way", panel="task", log="xy", strategies=STRATEGY_OF
+    )
     return {"chart": figure}
 
 
