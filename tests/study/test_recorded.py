@@ -166,3 +166,23 @@ def test_arms_that_cost_the_same_a_step_are_rehearsed_once(
     with closing(Study.create(toy_spec(arms=arms), storage)) as study:
         study.run()
     assert len(stacks) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto is then the GPU")
+def test_expected_seconds_are_of_the_cpu_where_auto_is_the_cpu(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would be those of the wall, and say what other programs did."""
+    clocks: set[str] = set()
+    dry_run = trial_training._DryRun
+    whole = dry_run._read_clock
+
+    def read_clock(self: Any) -> float:
+        clocks.add(self.compute.device)
+        return whole(self)
+
+    monkeypatch.setattr(dry_run, "_read_clock", read_clock)
+    arm = {"name": "arm", "strategy": "fixed", "parameters": PARAMETERS}
+    with closing(Study.create(toy_spec(arms=[arm], device="auto"), storage)) as study:
+        study.run()
+    assert clocks == {"cpu"}
