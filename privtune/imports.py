@@ -324,15 +324,22 @@ def libraries() -> Iterator[None]:
 
 
 class _PostponedName:
-    """A name of a library that is imported when an attribute of the name is first used."""
+    """A name of a library that is imported when the name is first called, or one of its attributes used."""
 
     def __init__(self, library: str, name: str) -> None:
         self._library = library
         self._name = name
 
-    def __getattr__(self, attribute: str) -> Any:
+    def _import(self) -> Any:
+        """Return what the library has under this name."""
         module = importlib.import_module(self._library)
-        return getattr(getattr(module, self._name), attribute)
+        return getattr(module, self._name)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._import(), attribute)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._import()(*arguments, **keywords)
 
 
 def _postponed_name(library: str, name: str) -> _PostponedName:
@@ -343,27 +350,27 @@ def _postponed_name(library: str, name: str) -> _PostponedName:
 
 
 @contextmanager
-def postponed(library: str) -> Iterator[None]:
-    """Import a library that others take names from only when such a name is first used.
+def postponed(*names: str) -> Iterator[None]:
+    """Import libraries that others take names from only when such a name is first used.
 
     Inside of the block ``from library import name`` gives a name that forwards to the library's own, so what
     is computed is the same. A library that is there already is taken as it is.
 
     Args:
-        library: For instance ``scipy.stats``, whose import takes half a second and which autodp takes one
-            name from, for mechanisms other than ours.
+        names: Of libraries, such as ``scipy.stats``, whose import takes half a second and which autodp takes
+            one name from, for mechanisms other than ours.
     """
     with _POSTPONING:
-        if library in sys.modules:
-            yield
-            return
-        stand_in = ModuleType(library)
-        stand_in.__dict__["__getattr__"] = partial(_postponed_name, library)
-        sys.modules[library] = stand_in
+        absent = [name for name in names if name not in sys.modules]
+        for name in absent:
+            stand_in = ModuleType(name)
+            stand_in.__dict__["__getattr__"] = partial(_postponed_name, name)
+            sys.modules[name] = stand_in
         try:
             yield
         finally:
-            del sys.modules[library]
+            for name in absent:
+                del sys.modules[name]
 
 
 @contextmanager

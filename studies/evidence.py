@@ -18,7 +18,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,13 @@ from unittest import mock
 import privtune
 
 if TYPE_CHECKING:
-    from studies.sheet import Again, Row, Sheet
+    from studies.sheet import Again, Options, Row, Sheet
 
 __all__ = [
     "BESIDE",
     "DECIDES",
     "NAMES",
+    "again_of",
     "code_of",
     "digest_of",
     "environment",
@@ -155,20 +156,38 @@ def rerun(study: Sheet) -> list[Row]:
     """Run the cells of these lines, a few at most, and return them as a file would."""
     import torch
 
+    torch.set_num_threads(1)
+    options = _options(study)
+    found: list[dict[str, Any]] = []
+    with mock.patch.dict(os.environ):  # a study may say there where its data are
+        os.environ.pop("PRIVTUNE_DATA", None)
+        for cell in _cells(study):
+            found += [{**cell, **line} for line in study.fill(cell, options)]
+    return _chosen([{c: str(value) for c, value in line.items()} for line in found], study.again)
+
+
+def again_of(study: Sheet, rows: Sequence[Row]) -> list[Row]:
+    """Return the lines that :func:`rerun` would, of a run that has them."""
+    names = [[str(cell[column]) for column in study.key] for cell in _cells(study)]
+    of_cells = [row for row in rows if [row[column] for column in study.key] in names]
+    return _chosen(of_cells, study.again)
+
+
+def _options(study: Sheet) -> Options:
     from studies.sheet import Options
 
-    torch.set_num_threads(1)
-    options = Options(None, smoke=study.again.stand_in)
+    return Options(None, smoke=study.again.stand_in)
+
+
+def _cells(study: Sheet) -> list[Mapping[str, Any]]:
+    """Return the cells that are run again."""
     named = {c: value for c, value in study.again.lines.items() if c in study.key}
     cells = [
         cell
-        for cell in study.cells(options)
+        for cell in study.cells(_options(study))
         if all(str(cell[column]) == value for column, value in named.items())
     ]
-    with mock.patch.dict(os.environ):  # a study may say there where its data are
-        os.environ.pop("PRIVTUNE_DATA", None)
-        found = [{**cell, **line} for cell in cells[:DRAWS] for line in study.fill(cell, options)]
-    return _chosen([{c: str(value) for c, value in line.items()} for line in found], study.again)
+    return cells[:DRAWS]
 
 
 def same_law(known: Sequence[Row], found: Sequence[Row], again: Again) -> bool:

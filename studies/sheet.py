@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 __all__ = [
+    "STRATEGY_OF",
     "Again",
     "Options",
     "Sheet",
@@ -64,6 +65,25 @@ __all__ = [
 
 Row = Mapping[str, str]
 CODE = "code"  # the column with the stamp of the code that made a line; empty where nobody knows
+STRATEGY_OF = {
+    "ADADP to the end": "adadp",
+    "ADADP, one training": "adadp",
+    "a given rate": "fixed",
+    "all": "everything",
+    "all, ours": "everything",
+    "best, ours": "papernot-steinke",
+    "best, Liu–Talwar": "liu-talwar",
+    "defaults": "fixed",
+    "guess": "fixed",
+    "hyfreedp K=5": "hyfreedp",
+    "public rate": "public-rate",
+    "random, every trial charged": "everything",
+    "selection": "papernot-steinke",
+    "subsampled tuning": "subsampled-tuning",
+    "subsampled-1": "subsampled-tuning",
+    "subset search": "subset-search",
+}
+"""The strategy of a chart's line, by which it has its colour; lines named after theirs need none."""
 BY = "recorded by"  # in ``expected.json``: for each stamp the number of lines, and the environment
 
 
@@ -292,6 +312,7 @@ def releases_of(
     delta: float,
     repeats: int,
     seed: int = 0,
+    values: Sequence[str] = ("accuracy",),
     **terms: Any,
 ) -> list[dict[str, Any]]:
     """Run one arm as a study of its own, with a budget of its own, and return a line a repetition.
@@ -304,10 +325,11 @@ def releases_of(
             records have selections draw their numbers of candidates by strata of the law, which
             several studies of one repetition do not.
         seed: The study's seed.
+        values: The columns of metrics on the test set, which the task or the report has.
         **terms: The rest of the spec: ``task``, ``epochs``, ``expected_batch_size``, ``space``, ...
 
     Returns:
-        ``seed``, the repetition's number; ``accuracy`` on the test set; ``spent``; ``claimed`` (the
+        ``seed``, the repetition's number; ``values`` on the test set; ``spent``; ``claimed`` (the
         epsilon of the released model's training alone: what is usually claimed); expected
         ``gradient_evaluations`` of one run.
     """
@@ -330,8 +352,12 @@ def releases_of(
         "gradient_evaluations": round(plan.expected_gradient_evaluations),
     }
     draws = release.repetitions or (release,)
-    right = (each.utility.get("test_accuracy", math.nan) for each in draws)
-    return [{"seed": n, "accuracy": round(value, 4), **shared} for n, value in enumerate(right)]
+    lines = []
+    for seed_number, draw in enumerate(draws):
+        scores = {name: draw.values.get(f"test_{name}", math.nan) for name in values}
+        rounded = {name: round(score, 4) for name, score in scores.items()}
+        lines.append({"seed": seed_number, **rounded, **shared})
+    return lines
 
 
 def seed_of(*names: object) -> int:

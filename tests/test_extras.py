@@ -14,7 +14,7 @@ import pytest
 
 import privtune
 from privtune.errors import PrivTuneError
-from privtune.imports import ByName, find_extra
+from privtune.imports import ByName, find_extra, postponed
 from privtune.ledger import Ledger, export_certificate, verify_certificate
 from privtune.tasks import TASKS
 from tests.cli.conftest import Cli, cli
@@ -158,3 +158,19 @@ def test_what_a_registry_holds_is_imported_without_a_look_for_garbage(
     with pytest.raises(KeyError):
         known["other"]
     assert gc.isenabled()
+
+
+def test_a_postponed_library_is_imported_when_a_name_of_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with postponed("colorsys", "sys"):
+        import colorsys as module
+        from colorsys import rgb_to_hsv as function
+        from sys import path
+    assert path is sys.path, "what is there already is taken as it is"
+    assert "colorsys" not in sys.modules
+    assert function.__class__.__name__ == "_PostponedName"
+    assert function(0.2, 0.4, 0.4) == module.rgb_to_hsv(0.2, 0.4, 0.4) == (0.5, 0.5, 0.4)
+    assert sys.modules["colorsys"] is not module
+    assert function.__code__ is sys.modules["colorsys"].rgb_to_hsv.__code__

@@ -164,7 +164,17 @@ def test_a_public_prior_is_of_the_method_that_is_searched(
             "methods dpsgd and dp-adam alone",
         ),
         ([{"options": {"schedule": "step"}}], {}, "schedules constant, linear, cosine alone"),
+        (
+            [{"method": "dp-adam", "options": {"noise_floor": 0.1}}],
+            {},
+            "dpsgd and dp-adam alone, not 'dp-adam with noise_floor'",
+        ),
         ([{}, {"method": "dp-adam"}], {}, "they differ in method or schedule"),
+        (
+            [{"method": "dp-adam"}, {"method": "dp-adam", "options": {"noise_floor": 0.1}}],
+            {},
+            "they differ in method or schedule",
+        ),
         ([{}, {"options": {"schedule": "linear"}}], {}, "they differ in method or schedule"),
         (
             [{}],
@@ -188,7 +198,8 @@ def test_a_public_prior_of_what_was_not_measured_is_refused(
 
 
 def test_a_spec_may_say_which_public_prior_is_meant() -> None:
-    arms = [{**SEARCH, "name": "a"}, {**SEARCH, "name": "b", "method": "dp-adam"}]
+    floored = {"method": "dp-adam", "options": {"noise_floor": 0.1}}
+    arms = [{**SEARCH, "name": "a"}, {**SEARCH, "name": "b", **floored}]
     space = {"learning_rate": {"prior": "public", "method": "dp-adam", "schedule": "linear"}}
     spec = toy_spec(space=space, arms=arms)
     assert spec.space == {"learning_rate": public_law("learning_rate", "dp-adam", "linear")}

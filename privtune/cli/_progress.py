@@ -38,7 +38,7 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:
     """
     from privtune.cli._tables import print_records
     from privtune.study.seal import open_stream
-    from privtune.tables.reader import ON_READ
+    from privtune.tables.listening import ON_READ
 
     observer = None
     if mlflow:

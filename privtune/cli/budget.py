@@ -780,10 +780,12 @@ def backup(
     """
     from privtune.ledger import backup as copy
     from privtune.study.folders import folders_with_results
+    from privtune.study.trials import lay_out_copy
 
     with _ledger(storage) as ledger:
         names = ledger.log.names()
         path = copy(ledger.log.storage, file)
+        lay_out_copy(path)
         folders = [str(folder) for folder in folders_with_results(ledger.log.storage)]
     emit(
         {"file": str(path), "budgets": names, "folders": folders},

@@ -533,11 +533,15 @@ def show(
 
 
 def _read_sealed_trials(study: Study) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the trials of sealed arms by the arm's name, from a study opened as its curator."""
+    """Return the trials of sealed arms by the arm's name, from a study opened as its curator.
+
+    They are in Optuna's tables from then on.
+    """
     trials = {}
     for plan in study.plans:
         if plan.is_sealed:
             trials[plan.arm] = list(study.sealed_trials(plan.arm))
+            study._life.lay_out_trials(plan)
     return trials
 
 

@@ -154,13 +154,13 @@ def losses_of(loss_of: LossOf, model: torch.nn.Module, data: TensorData) -> torc
     import torch
 
     from privtune.training.mechanism.scoring import evaluating
-    from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+    from privtune.training.mechanism.streams import GLOBAL_GENERATOR, seed_global_generator
 
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
     losses = []
     with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices), evaluating(model):
-        torch.manual_seed(0)
+        seed_global_generator(0)
         for x, y in zip(torch.split(data.x, 1), torch.split(data.y, 1), strict=True):
             loss = loss_of(model, x, y)
             losses.append(loss.reshape(1))

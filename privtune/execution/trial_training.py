@@ -15,7 +15,7 @@ from privtune.execution.fine_tuned import check_loaded, reduce_task
 from privtune.strategies import Ending, Plan, ScorePlan, TrainingPlan, TrialResult
 from privtune.tasks.pretrained import PART, for_candidate
 from privtune.tasks.task import TaskData, made_up_inputs
-from privtune.training.engine.compute import Compute
+from privtune.training.engine.compute import Compute, check_device
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.mechanism.streams import Streams
 from privtune.training.methods import FixedDPSGD
@@ -472,7 +472,7 @@ class _DryRun:
         schedule: Records and rate of the same expected batch, on as few records as will do.
         records: Made-up records to train on.
         score_records: Made-up records to score on.
-        compute: Where, and how many at once.
+        compute: Where, no longer ``auto``, and how many at once.
         clock: When the clock was started, and when each step ended since, in seconds.
     """
 
@@ -519,7 +519,7 @@ class _DryRun:
             ),
             records=make_up(size),
             score_records=make_up(_SCORE_RECORDS),
-            compute=compute,
+            compute=replace(compute, device=check_device(compute.device)),
             clock=[],
         )
 

@@ -29,6 +29,7 @@ def plot_lines(
     panel: str | None = None,
     log: Literal["", "x", "y", "xy"] = "",
     bars: Literal["error", "deviation"] = "error",
+    strategies: Mapping[str, str] | None = None,
 ) -> go.Figure:
     """Plot two columns of a results file, with lines and panels by the values of two other columns.
 
@@ -41,6 +42,8 @@ def plot_lines(
         panel: The column that names the panels, two in a row; all is in one without it.
         log: The axes with logarithmic scales.
         bars: What is shown about a mean: its standard error, or the deviation of the rows.
+        strategies: The strategy of each line that is one, whose colour it gets; a line that is named after
+            its strategy needs none.
 
     Returns:
         A figure. Points are means over the rows that share line, panel and ``x``.
@@ -68,7 +71,7 @@ def plot_lines(
         points[place].append(float(row[y]))
     panels = list(dict.fromkeys(panel_name for panel_name, _ in cells))
     measured = dict.fromkeys(name.removesuffix(_QUOTED) for _, name in cells)
-    look = looks(list(measured))
+    look = looks(list(measured), strategies)
     columns = min(_COLUMNS, max(1, len(panels)))
     above = max(1, math.ceil(len(panels) / columns))
     figure = make_subplots(rows=above, cols=columns, subplot_titles=panels if panel else None)
@@ -151,13 +154,19 @@ def _bar(values: Sequence[float], kind: Literal["error", "deviation"]) -> float:
     return deviation / math.sqrt(len(values))
 
 
-def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy") -> go.Figure:
+def plot_results(
+    rows: Sequence[Mapping[str, str]],
+    *,
+    metric: str = "accuracy",
+    strategies: Mapping[str, str] | None = None,
+) -> go.Figure:
     """Plot a metric of released models against ε, a panel a task and a line an arm.
 
     Args:
         rows: One a release, as a results file has them: ``task``, ``arm``, ``epsilon``, the metric,
             and, where it is known, ``claimed``: the ε of the released model's training alone.
         metric: The column of the metric.
+        strategies: The strategy of each arm, as of :func:`plot_lines`.
 
     Returns:
         A figure. Points are means over the rows of an arm at an ε, bars their standard error (none
@@ -173,7 +182,9 @@ def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy")
     """
     import plotly.graph_objects as go
 
-    figure = plot_lines(rows, x="epsilon", y=metric, line="arm", panel="task")
+    figure = plot_lines(
+        rows, x="epsilon", y=metric, line="arm", panel="task", strategies=strategies
+    )
     lines = {(trace.xaxis, trace.name): trace for trace in figure.data}
     axes = {}
     tasks = dict.fromkeys(row["task"] for row in rows)

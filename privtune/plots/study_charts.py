@@ -111,7 +111,8 @@ _Row = tuple["ArmStatus", float | None]  # an arm, and what it reached
 
 def _looks_of(plans: Iterable[Plan]) -> dict[str, Look]:
     """Return the colour and symbol of each arm of a study: the same ones in every figure."""
-    return looks([plan.arm for plan in plans])
+    strategies = {plan.arm: plan.strategy for plan in plans}
+    return looks([*strategies], strategies)
 
 
 def _title(rows: Sequence[_Row], metric: MetricName, *, has_intervals: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,6 +20,12 @@ _TABLE = (
 """Colours, the first three of Okabe and Ito (2008), far apart with any colour vision and on any paper."""
 
 COLOURS = tuple(colour for colour, _ in _TABLE)
+STRATEGIES_BY_LOOK = (
+    "fixed", "papernot-steinke", "hyfreedp", "subsampled-tuning", "auto", "public-rate",
+    "subset-search", "adadp", "adaclip", "prodigy", "liu-talwar", "everything",
+)  # fmt: skip
+"""The strategies that have a colour of their own wherever they appear, in the order of the colours."""
+
 GREY = "#808896"
 _GRID = "rgba(128,136,150,0.25)"
 _TEXT = "#3c4656"
@@ -37,21 +43,46 @@ class Look(NamedTuple):
     symbol: str
 
 
-def looks(names: Sequence[str]) -> dict[str, Look]:
-    """Return a colour and a mark for each name, by position; no two of 144 share both.
+def looks(names: Sequence[str], strategies: Mapping[str, str] | None = None) -> dict[str, Look]:
+    """Return a colour and a mark for each name; no two of 132 share both.
+
+    The first arm of a strategy has that strategy's own look, which is the same in every study. Names of no
+    strategy get the looks in order; beside strategies, further arms get the looks of the rarest ones first.
+
+    Args:
+        names: Arms or lines, in the order in which they are drawn.
+        strategies: The strategy of each name; a name that is missing here stands for itself, in lower case.
 
     Example:
-        >>> looks(["a", "b"])["b"]
-        Look(colour='#d55e00', symbol='square')
+        >>> looks(["a", "b"], {"a": "hyfreedp", "b": "hyfreedp"})
+        {'a': Look(colour='#009e73', symbol='diamond'), 'b': Look(colour='#005544', symbol='triangle-left')}
+        >>> looks(["ADADP"]) == looks(["mine"], {"mine": "adadp"})
+        True
     """
+    every = _all_looks(len(names) + len(_TABLE))
+    further = every[len(_TABLE) :]
+    unused = dict(zip(STRATEGIES_BY_LOOK, every, strict=False))
+    fixed: dict[str, Look] = {}
+    for name in names:
+        strategy = (strategies or {}).get(name, name.lower())
+        if strategy in unused:
+            fixed[name] = unused.pop(strategy)
+    rest = [*unused.values()]
+    if fixed:
+        rest.reverse()
+    free = iter([*rest, *further])
+    return {name: fixed[name] if name in fixed else next(free) for name in names}
+
+
+def _all_looks(count: int) -> list[Look]:
+    """Return looks in their order: after every round of the colours the symbols are one further."""
     size = len(_TABLE)
-    look = {}
-    for place, name in enumerate(names):
-        # After every round of the colours the symbols are one further.
+    made: list[Look] = []
+    for place in range(count):
         turn = place // size
         _, symbol = _TABLE[(place + turn) % size]
-        look[name] = Look(COLOURS[place % size], symbol)
-    return look
+        made.append(Look(COLOURS[place % size], symbol))
+    return made
 
 
 def new_figure(*, x: str = "", y: str = "", height: int = 340) -> go.Figure:

@@ -9,6 +9,7 @@ from privtune.strategies.catalog import STRATEGIES
 from privtune.training.methods import METHODS
 
 _DEFAULTS: Mapping[str, object] = {"method": "dpsgd", "schedule": "constant"}
+_OF_OTHER_RATES = "noise_floor"
 
 
 def complete_public_priors(
@@ -94,13 +95,20 @@ def _lacks(entry: Mapping[str, object], name: str) -> bool:
 
 
 def _search_of(entry: Mapping[str, object]) -> dict[str, object]:
-    """Return the method and the schedule of an arm, or of an entry of a list of methods."""
+    """Return the method and the schedule of an arm, or of an entry of a list of methods.
+
+    An option by which a method has other rates is named with it: no law was measured for the two.
+    """
     search: dict[str, object] = {}
     if "method" in entry:
         search["method"] = entry["method"]
     for holder in ("options", "parameters"):
         # What a candidate is given goes before the option of its method.
         settings = entry.get(holder)
-        if isinstance(settings, Mapping) and "schedule" in settings:
+        if not isinstance(settings, Mapping):
+            continue
+        if "schedule" in settings:
             search["schedule"] = settings["schedule"]
+        if settings.get(_OF_OTHER_RATES) is not None:
+            search["method"] = f"{entry.get('method')} with {_OF_OTHER_RATES}"
     return search

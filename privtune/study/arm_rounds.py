@@ -658,7 +658,13 @@ class StudyRound(RepeatedRound, Round):
                 if losses > _LOSSES:
                     raise
         trials = self.life.trials
-        record = partial(trials.record, self._plan.arm, space=self.space, results=results)
+        record = partial(
+            trials.record,
+            self._plan.arm,
+            space=self.space,
+            results=results,
+            repetition=self.repetition,
+        )
         self.life.outlast(record)
         return results
 

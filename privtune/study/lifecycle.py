@@ -170,7 +170,7 @@ class Life(StoredStudy):
         self.budget = self.spec.budget.name
         # Releases that were held against their charges: name, digest of the arm, digest of the release.
         self._proved: set[tuple[str, str, str]] = set()
-        self.trials = StudyTrials(self.storage, name)
+        self.trials = StudyTrials(self.storage, name, self.results.within("trials"))
 
     def _check_folders(self) -> None:
         """Refuse study folders that other users may have written to."""
@@ -354,7 +354,7 @@ class Life(StoredStudy):
         return load_release(plan, results, arm.release, self.guarantee(plan), trials)
 
     def kept_trials(self, plan: Plan) -> list[FrozenTrial]:
-        """Return an arm's trials from Optuna's tables; refuse trials changed since the settlement.
+        """Return an arm's trials as they were recorded; refuse trials changed since the settlement.
 
         Before the settlement nobody can tell.
         """
@@ -363,11 +363,17 @@ class Life(StoredStudy):
         if charge is None or not charge.trials_digest:
             return trials
         if digest_of_trials(trials) != charge.trials_digest:
-            place = Place("trials", "value", f"study {self.name!r}, arm {plan.arm!r}")
-            raise place.error(
-                "and Optuna's other tables hold other trials than those that were settled"
-            )
+            arm = f"study {self.name!r}, arm {plan.arm!r}"
+            what = "other trials than those that were settled"
+            if plan.is_sealed:
+                raise Place("privtune_blobs", "data", arm).error(f"holds {what}")
+            raise Place("trials", "value", arm).error(f"and Optuna's other tables hold {what}")
         return trials
+
+    def lay_out_trials(self, plan: Plan) -> None:
+        """Write an arm's sealed trials to Optuna's tables for its dashboard, unless this store is a copy."""
+        if self.storage.original() is None:
+            self.trials.lay_out(plan.arm)
 
     def guarantee(self, plan: AnyPlan) -> Guarantee:
         """Return the guarantee that an arm costs by itself, at the δ of the study's budget."""

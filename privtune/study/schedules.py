@@ -6,11 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from privtune.accounting import Adjacency
 from privtune.errors import InvalidInputError
 from privtune.numbers import is_number
+from privtune.public_priors import fall_of
+from privtune.strategies.in_run import InRun
 from privtune.strategies.schedule_rule import (
     ScheduleCurve,
     SchedulePoint,
@@ -26,7 +29,7 @@ from privtune.training.mechanism.streams import Streams
 if TYPE_CHECKING:
     from torch import nn
 
-    from privtune.strategies import Plan, PlanningContext
+    from privtune.strategies import Plan, PlanningContext, Strategy
     from privtune.study.spec import ArmSpec, StudySpec
     from privtune.tasks import Task
 
@@ -185,7 +188,37 @@ def training_facts(spec: StudySpec, task: Task, weights: int | None = None) -> T
         adjacency=Adjacency(spec.budget.adjacency),
         trainings=max(1, arms) * repeats,
         given_rate=task.build is not None or any(map(_has_rate, spec.arms)),
+        step_length=None if task.build is not None else _step_length(spec.arms),
     )
+
+
+def _step_length(arms: Sequence[ArmSpec]) -> float | None:
+    """Return how far a step of the arms leads, in the geometric mean, or None if some rate is not given."""
+    lengths = []
+    for arm in arms:
+        strategy = arm.to_strategy()
+        if strategy.needs.non_private:
+            continue
+        length = _length_of(strategy)
+        if length is None:
+            return None
+        lengths.append(length)
+    return geometric_mean(lengths) if lengths else None
+
+
+def _length_of(strategy: Strategy) -> float | None:
+    """Return the rate times the clipping norm of one training by SGD at a constant rate; None of others."""
+    if not isinstance(strategy, InRun) or strategy.method != "dpsgd":
+        return None
+    rate = strategy.parameters.get("learning_rate")
+    norm = strategy.parameters.get("max_grad_norm")
+    momentum = strategy.options.get("momentum", 0.0)
+    is_constant = fall_of(strategy.options.get("schedule", "constant")) == "constant"
+    if not (is_constant and is_number(rate) and is_number(norm) and is_number(momentum)):
+        return None
+    if not (0.0 < rate * norm < math.inf and 0.0 <= momentum < 1.0):
+        return None  # the method refuses them in its own words
+    return rate * norm / (1.0 - momentum)
 
 
 def _has_rate(arm: ArmSpec) -> bool:
@@ -346,4 +379,5 @@ def _point_of(facts: TrainingFacts, schedule: Schedule) -> SchedulePoint:
         noise_multiplier=facts.estimate_noise(batch, schedule.steps),
         exact=False,
         needed_steps=facts.needed_steps,
+        step_length=facts.step_length,
     )

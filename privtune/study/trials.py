@@ -1,8 +1,11 @@
-"""The trials of arms in Optuna's storage: sealed ones for the curator, shown ones that are paid for.
+"""The trials of arms: shown ones in Optuna's storage, sealed ones for the curator in one row a round.
 
 Each arm is an Optuna study ``NAME/ARM``. Optuna's storage commits at every step of a trial; a study needs
 one commit, when the trial is told. What an open trial was given stands in rows until the arm is released:
 with another candidate after a crash, the release would tell of the crash, which nobody paid for.
+
+Sealed trials are written to Optuna's tables when the curator looks at them: to open Optuna's storage and to
+write a trial there takes longer than all else that a short trial costs.
 """
 
 from __future__ import annotations
@@ -12,9 +15,13 @@ import hashlib
 import itertools
 import json
 import math
+import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -25,6 +32,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from privtune.imports import quiet_optuna, unsearched
 from privtune.ledger.engines import DatabaseError, database_cause, translated
 from privtune.ledger.errors import SENSELESS, Place
+from privtune.ledger.places import checked_url
 from privtune.ledger.reading import parsing
 from privtune.ledger.storage import Storage
 from privtune.spaces import categorical, inside, with_tuples
@@ -345,34 +353,60 @@ def _changed(
 
 
 class StudyTrials:
-    """All trials of one study, in Optuna's tables in the ledger's database.
+    """All trials of one study: shown ones in Optuna's tables in the ledger's database, sealed ones in rows.
 
     Args:
         storage: The ledger's database.
         study: The study's name, with which the names of Optuna's studies begin.
+        rounds: The study's results that hold the trials of sealed rounds, of all arms.
     """
 
-    def __init__(self, storage: Storage, study: str) -> None:
+    def __init__(self, storage: Storage, study: str, rounds: Results) -> None:
         self._home = storage
         self._study = study
+        self._rounds = rounds
 
-    def record(self, arm: str, *, space: SearchSpace, results: Sequence[TrialResult]) -> None:
-        """Store the trials of a finished round for the curator's tools, each once.
+    def record(
+        self,
+        arm: str,
+        *,
+        space: SearchSpace,
+        results: Sequence[TrialResult],
+        repetition: int = 0,
+    ) -> None:
+        """Store the trials of a finished round for the curator, once.
 
         Args:
             arm: The arm's name.
-            space: What the trials were drawn from: Optuna's tables hold a law beside each value.
-            results: The round's results; those that are recorded already are left out.
+            space: What the trials were drawn from: a law is kept beside each value.
+            results: The round's results, all of them.
+            repetition: Which of the arm's repetitions the round belongs to.
         """
+        content = _pack_round(space, results)
+        # One row however long, so that a copy of the database has all of them.
+        self._rounds.put(_round_name(arm, repetition), content, in_row=True)
+
+    def lay_out(self, arm: str) -> None:
+        """Write the sealed trials of an arm to Optuna's tables, unless they are there: for its dashboard."""
+        trials = self._recorded(arm)
+        if not trials:
+            return
         with self._lent(), self._reading(arm):
-            study = self._open(arm)
-            trials = study.get_trials(deepcopy=False)
-            indices = {trial.user_attrs.get(INDEX) for trial in trials}
-            new_trials: list[FrozenTrial] = []
-            for result in results:
-                if result.index not in indices:
-                    new_trials.append(_finished(space, result))
-            study.add_trials(new_trials)
+            _add_missing(self._open(arm), trials)
+
+    def _recorded(self, arm: str) -> list[FrozenTrial]:
+        """Return the trials of an arm's sealed rounds, numbered over all repetitions; none of a shown arm.
+
+        Raises:
+            DamagedResultError: If a row is not what was stored.
+        """
+        contents: list[bytes] = []
+        for repetition in itertools.count():
+            content = self._rounds.get(_round_name(arm, repetition))
+            if content is None:
+                break
+            contents.append(content)
+        return _unpack_rounds(contents)
 
     def shown(self, arm: str, results: Results, *, repetition: int = 0) -> ShownTrials:
         """Return the trials of one repetition of an arm that pays for all of its trials.
@@ -391,8 +425,11 @@ class StudyTrials:
         """Return the stored trials of an arm, which may be sealed, for the curator alone.
 
         Raises:
-            StudyCorruptedError: If Optuna's tables cannot be read.
+            StudyCorruptedError: If Optuna's tables, or the rows of sealed rounds, cannot be read.
         """
+        sealed_trials = self._recorded(arm)
+        if sealed_trials:
+            return sealed_trials
         with self._reading(arm):
             if not self._home.has_table(_TRIALS):
                 return []
@@ -405,7 +442,9 @@ class StudyTrials:
             return [from_storage(trial) for trial in study.get_trials()]
 
     def delete(self, arms: Sequence[str], *, repeats: int = 1) -> None:
-        """Delete the trials of arms, in each of their repetitions."""
+        """Delete the trials of arms from Optuna's tables, in each of their repetitions."""
+        if not self._home.has_table(_TRIALS):
+            return
         for arm in arms:
             for number in range(repeats):
                 self._delete(_repeated(arm, number))
@@ -535,28 +574,129 @@ def _repeated(arm: str, repetition: int) -> str:
     return f"{arm}/{repetition}" if repetition else arm
 
 
-def _finished(space: SearchSpace, result: TrialResult) -> optuna.trial.FrozenTrial:
-    """Return a round's trial as a finished trial of Optuna's, in the arm's space."""
+def _round_name(arm: str, repetition: int) -> str:
+    """Return the name of the row that holds the trials of an arm's sealed round."""
+    return f"{arm}/round-{repetition:06d}.json"
+
+
+def _pack_round(space: SearchSpace, results: Sequence[TrialResult]) -> bytes:
+    """Return the trials of a sealed round as JSON, with the laws that they were drawn from."""
+    trials: list[dict[str, Any]] = []
+    for result in results:
+        score = result.score
+        if score is not None and (math.isnan(score) or score == -math.inf):
+            score = None  # no JSON has it
+        trial = {
+            "index": result.index,
+            "ended": str(result.ended),
+            "unusable": result.unusable,
+            "score": score,
+            "values": dict(result.params),
+        }
+        trials.append(trial)
+    laws = {name: _law_to_json(law) for name, law in space.items()}
+    document = {"time": time.time(), "laws": laws, "trials": trials}
+    return json.dumps(document).encode()
+
+
+def _unpack_rounds(contents: Iterable[bytes]) -> list[FrozenTrial]:
+    """Return the trials of an arm's sealed rounds as finished trials of Optuna's, numbered in order."""
+    trials: list[FrozenTrial] = []
+    for content in contents:
+        with parsing(_STORED):
+            document = json.loads(content)
+            moment = datetime.fromtimestamp(document["time"])
+            laws = {name: _law_from_json(name, law) for name, law in document["laws"].items()}
+            for row in document["trials"]:
+                trial = _finished(laws, **row)
+                trial.number = len(trials)
+                trial.datetime_start = moment
+                trial.datetime_complete = moment
+                trials.append(trial)
+    return trials
+
+
+def _finished(
+    laws: Mapping[str, BaseDistribution],
+    *,
+    index: int,
+    ended: str,
+    unusable: int,
+    score: float | None,
+    values: Mapping[str, object],
+) -> FrozenTrial:
+    """Return a round's trial as a finished trial of Optuna's.
+
+    Args:
+        laws: What the hyperparameters of the arm's space were drawn from.
+        index: The trial's number in its round.
+        ended: How it ended.
+        unusable: How often it met an unusable record.
+        score: Its score; None counts as −∞.
+        values: Its hyperparameters as JSON has them.
+    """
     # Parameters outside of the space become attributes: Optuna refuses laws that change from trial to trial.
     params = {}
-    for name in space:
-        if name in result.params and inside(space[name], result.params[name]):
-            params[name] = result.params[name]
-    attributes: dict[str, Any] = {
-        INDEX: result.index,
-        "ended": str(result.ended),
-        "unusable": result.unusable,
-    }
-    for name, value in result.params.items():
+    for name, law in laws.items():
+        if name not in values:
+            continue
+        value = with_tuples(values[name])
+        if inside(law, value):
+            params[name] = value
+    attributes: dict[str, Any] = {INDEX: index, "ended": ended, "unusable": unusable}
+    for name, value in values.items():
         if name not in params:
             attributes[f"{_OUTSIDE}{name}"] = value
-    score = -math.inf if result.score is None else result.score
-    return optuna.trial.create_trial(
+    return create_trial(
         params=params,
-        distributions={name: space[name] for name in params},
-        value=_value_of(score),
+        distributions={name: laws[name] for name in params},
+        value=-math.inf if score is None else score,
         user_attrs=attributes,
     )
+
+
+def _add_missing(study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
+    """Add to one of Optuna's studies those of an arm's trials, in order, that it lacks."""
+    count = len(study.get_trials(deepcopy=False))
+    study.add_trials([_to_storage(trial) for trial in trials[count:]])
+
+
+def lay_out_copy(path: Path) -> None:
+    """Write all sealed trials that the copy of a store holds to Optuna's tables there, for its dashboard.
+
+    A row that is damaged is left out: whoever reads its trials is told.
+
+    Args:
+        path: The SQLite file, which nobody else has open.
+    """
+    query = (
+        "SELECT study, name, data, digest FROM privtune_blobs "
+        "WHERE substr(name, 1, 7) = 'trials/' ORDER BY study, name"
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(query).fetchall()
+    contents: dict[str, list[bytes]] = {}
+    for study, name, content, digest in rows:
+        if hashlib.sha256(content).hexdigest() == digest:
+            arm = name.split("/")[1]
+            contents.setdefault(f"{study}/{arm}", []).append(content)
+    if not contents:
+        return
+    url = checked_url(path).render_as_string(hide_password=False)
+    storage = optuna.storages.RDBStorage(url)
+    try:
+        for name, rounds in contents.items():
+            with quiet_optuna():
+                study = optuna.create_study(
+                    study_name=name,
+                    storage=storage,
+                    direction="maximize",
+                    load_if_exists=True,
+                )
+            _add_missing(study, _unpack_rounds(rounds))
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def _all_params(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:

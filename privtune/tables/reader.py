@@ -13,7 +13,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -28,9 +27,7 @@ from privtune.facts import TaskAbsentError, TaskDataError
 from privtune.files import regular_file
 from privtune.names import did_you_mean
 from privtune.tables.cells import UNREADABLE, column_of, is_plain, label_of
-
-ON_READ: ContextVar[Callable[[float], None] | None] = ContextVar("ON_READ", default=None)
-"""Listener to the share of a table that has been read, or None."""
+from privtune.tables.listening import ON_READ
 
 Columns = Mapping[str, "pa.Array"]
 """A batch of records: by column's name, an array of numbers, of booleans or of text."""

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
-from privtune.serving.exported import pyfunc_of
 from privtune.study import Observer
 from privtune.study.observer import releases_of
 from privtune.study.seal import round_ran
@@ -266,6 +265,9 @@ def log_model(
         TrackingUnavailableError: If the store cannot be reached, or that takes longer than
             ``PRIVTUNE_TRACKING_SECONDS``.
     """
+    # It imports pyarrow, which whoever logs a run does without.
+    from privtune.serving.exported import pyfunc_of
+
     release = study.release(arm)
     (plan,) = (plan for plan in study.plans if plan.arm == arm)
     if release.is_nothing:

@@ -131,7 +131,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         certificate=view.certificate,
     )
     arms = [other.arm for other in study.plans]
-    look = looks(arms)[plan.arm]
+    look = looks(arms, {other.arm: other.strategy for other in study.plans})[plan.arm]
     colour = {"mlflow.runColor": look.colour}
     children: tuple[ArmRecord, ...] = ()
     if not plan.is_sealed:

@@ -19,7 +19,7 @@ from studies.adadp_figures import arms
 from studies.adadp_figures.arms import ADAM, ADAPTIVE, DECAYED, PUBLIC, SGD, SMALL
 from studies.adadp_figures.task import CONV, EVEN, POOLED, SOFTMAX, UNEVEN, net
 from studies.harness import accuracies, fit, secrets_for
-from studies.sheet import Again, Options, Sheet, by, last, markdown, mean, pm
+from studies.sheet import STRATEGY_OF, Again, Options, Sheet, by, last, markdown, mean, pm
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -193,8 +193,12 @@ def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
     for row in times:
         row["panel"] = f"{row['net']}, σ = {float(row['sigma']):g}"
     return {
-        "chart": plot_lines(ends(shown), x="sigma", y="accuracy", line="arm", panel="net"),
-        "epochs": plot_lines(times, x="epoch", y="accuracy", line="arm", panel="panel"),
+        "chart": plot_lines(
+            ends(shown), x="sigma", y="accuracy", line="arm", panel="net", strategies=STRATEGY_OF
+        ),
+        "epochs": plot_lines(
+            times, x="epoch", y="accuracy", line="arm", panel="panel", strategies=STRATEGY_OF
+        ),
     }
 
 

@@ -20,7 +20,7 @@ from studies.all_trials_or_selection.work import (
     STEPS,
     accuracies,
 )
-from studies.sheet import Again, Options, Sheet, by, markdown, mean, pm
+from studies.sheet import STRATEGY_OF, Again, Options, Sheet, by, markdown, mean, pm
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -207,8 +207,8 @@ def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
     ]
     told: dict[str, Any] = {"x": "candidates", "line": "account", "panel": "panel"}
     return {
-        "chart": plot_lines(lines, y="ε", log="xy", **told),
-        "accuracy": plot_lines(learnt, y="accuracy", log="x", **told),
+        "chart": plot_lines(lines, y="ε", log="xy", **told, strategies=STRATEGY_OF),
+        "accuracy": plot_lines(learnt, y="accuracy", log="x", **told, strategies=STRATEGY_OF),
     }
 
 

@@ -89,6 +89,7 @@ REPEATS = {"fifth": 20, "fourth": 20, "generated": 4}  # of the other sets, ``SE
 # Where the rule's spread is 25, 12 and 5 for features of a scale of 0.5.
 REACHES = (200.0, 417.0, 1_000.0, math.inf)
 FEW = 500.0  # records times ε, of the rules from the second on
+UNITS = 2**1074  # parts of 1 that every float is a whole number of
 HALVES = 252  # halves of the seeds that name an arm, at most: all of ten seeds'
 
 
@@ -170,17 +171,21 @@ class Cell:
             for (arm,), own in by(rows, "arm").items()
             if arm == picked or arm not in ("auto", *BEFORE)
         }
+        # In units of which a float is a whole number: hundreds of exact means are quick that way.
+        self._units = {arm: [_units(value) for value in own] for arm, own in self.arms.items()}
         self.picked, self.seeds = picked, len(self.arms[picked])
         self.best = self._best(range(self.seeds))
 
     def _best(self, seeds: Sequence[int]) -> str:
         """Return the arm of the best mean; the one picked, where it is among several."""
-        means = {arm: statistics.mean(own[s] for s in seeds) for arm, own in self.arms.items()}
+        whole = len(seeds) * UNITS
+        means = {arm: sum(own[s] for s in seeds) / whole for arm, own in self._units.items()}
         return max(means, key=lambda arm: (means[arm], arm == self.picked))
 
     def lost(self, arm: str, seeds: Sequence[int]) -> float:
         """Return how much better an arm was than the one picked, on average over seeds."""
-        return statistics.mean(self.arms[arm][s] - self.arms[self.picked][s] for s in seeds)
+        own, picked = self.arms[arm], self.arms[self.picked]
+        return sum(_units(own[s] - picked[s]) for s in seeds) / (len(seeds) * UNITS)
 
     @property
     def regret(self) -> float:
@@ -211,6 +216,12 @@ class Cell:
             others = [seed for seed in parts if seed not in some]
             found.append(self.lost(self._best(some), others))
         return statistics.mean(found)
+
+
+def _units(value: float) -> int:
+    """Return a float as a whole number of parts of 1, exactly."""
+    above, below = value.as_integer_ratio()
+    return above * (UNITS // below)
 
 
 def _seed(row: Row) -> float:

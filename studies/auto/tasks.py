@@ -101,7 +101,7 @@ def network(layers: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*made[:-1])
 
 
-def _between(x: Any, low: Any, high: Any) -> npt.NDArray[Any]:
+def between(x: Any, low: Any, high: Any) -> npt.NDArray[Any]:
     """Return numbers between two bounds as numbers in [-1, 1]."""
     low, high = np.asarray(low, dtype=float), np.asarray(high, dtype=float)
     return 2.0 * (np.clip(x, low, high) - low) / (high - low) - 1.0
@@ -109,7 +109,7 @@ def _between(x: Any, low: Any, high: Any) -> npt.NDArray[Any]:
 
 def _generated(name: str, low: float, high: float, **how: Any) -> Arrays:
     x, y = getattr(datasets, name)(**how)
-    return _between(x, low, high), (np.asarray(y) > 0 if np.min(y) < 0 else np.asarray(y)).astype(
+    return between(x, low, high), (np.asarray(y) > 0 if np.min(y) < 0 else np.asarray(y)).astype(
         int
     )
 
@@ -134,7 +134,7 @@ def _cancer() -> Arrays:
     errors = (4, 6, 25, 600, 0.04, 0.2, 0.5, 0.08, 0.1, 0.04)
     high = (*measured, *errors, *measured)
     x, y = datasets.load_breast_cancer(return_X_y=True)
-    return _between(x, 0.0, high), y
+    return between(x, 0.0, high), y
 
 
 def _diabetes() -> Arrays:
@@ -142,17 +142,17 @@ def _diabetes() -> Arrays:
     low = (0, 1, 10, 40, 50, 0, 0, 0, 2, 40)
     high = (100, 2, 50, 160, 350, 250, 120, 10, 7, 150)
     x, y = datasets.load_diabetes(return_X_y=True, scaled=False)
-    return _between(x, low, high), (y > 140).astype(int)
+    return between(x, low, high), (y > 140).astype(int)
 
 
 def _wine() -> Arrays:
     low = (10, 0, 1, 5, 50, 0, 0, 0, 0, 0, 0, 1, 200)
     high = (16, 8, 4, 40, 200, 5, 6, 1, 5, 15, 2, 5, 2000)
     x, y = datasets.load_wine(return_X_y=True)
-    return _between(x, low, high), y
+    return between(x, low, high), y
 
 
-def _of_statsmodels(name: str) -> Any:
+def of_statsmodels(name: str) -> Any:
     import statsmodels.api
 
     return getattr(statsmodels.api.datasets, name).load_pandas().data
@@ -160,29 +160,29 @@ def _of_statsmodels(name: str) -> Any:
 
 def _fair() -> Arrays:
     """Whether a woman of Redbook's survey of 1974 reports an affair."""
-    data = _of_statsmodels("fair")
+    data = of_statsmodels("fair")
     x = data.drop(columns="affairs").to_numpy()
     low, high = (1, 15, 0, 0, 1, 8, 1, 1), (5, 50, 30, 6, 4, 20, 6, 6)
-    return _between(x, low, high), (data["affairs"] > 0).to_numpy().astype(int)
+    return between(x, low, high), (data["affairs"] > 0).to_numpy().astype(int)
 
 
 def _randhie() -> Arrays:
     """Whether a person of RAND's Health Insurance Experiment saw a doctor in a year."""
-    data = _of_statsmodels("randhie")
+    data = of_statsmodels("randhie")
     x = data.drop(columns="mdvis").to_numpy()
     high = (5, 1, 8, 9, 1, 60, 1, 1, 1)
-    return _between(x, 0.0, high), (data["mdvis"] > 0).to_numpy().astype(int)
+    return between(x, 0.0, high), (data["mdvis"] > 0).to_numpy().astype(int)
 
 
 def _anes() -> Arrays:
     """Whether a voter of 1996 said Dole."""
-    data = _of_statsmodels("anes96")
+    data = of_statsmodels("anes96")
     columns = ["TVnews", "selfLR", "ClinLR", "DoleLR", "age", "educ", "income", "logpopul"]
     low, high = (0, 1, 1, 1, 18, 1, 1, -3), (7, 7, 7, 7, 95, 7, 24, 9)
-    return _between(data[columns].to_numpy(), low, high), data["vote"].to_numpy().astype(int)
+    return between(data[columns].to_numpy(), low, high), data["vote"].to_numpy().astype(int)
 
 
-def _pictures(
+def pictures(
     first: int, *, turned: bool = False, parity: bool = False, noise: float = 0.0
 ) -> Arrays:
     """Return 10,000 pictures of MNIST, 14 x 14: turned by random right angles, even and odd, or noisy."""
@@ -199,31 +199,31 @@ def _pictures(
 
 def _choice() -> Arrays:
     """Whether a traveller between Sydney and Melbourne took this way of travelling."""
-    data = _of_statsmodels("modechoice")
+    data = of_statsmodels("modechoice")
     ways = (data["mode"].to_numpy()[:, None] == np.arange(1, 5)).astype(float)
     x = data[["ttme", "invc", "invt", "gc", "hinc", "psize"]].to_numpy()
-    x = _between(x, (0, 0, 0, 0, 0, 1), (100, 200, 1500, 300, 80, 6))
+    x = between(x, (0, 0, 0, 0, 0, 1), (100, 200, 1500, 300, 80, 6))
     return np.hstack([x, 2.0 * ways - 1.0]), data["choice"].to_numpy().astype(int)
 
 
 def _schools() -> Arrays:
     """Whether half of a Californian district's pupils are above the nation's median in mathematics."""
-    data = _of_statsmodels("star98").iloc[:, :14]
+    data = of_statsmodels("star98").iloc[:, :14]
     low, high = (*(0,) * 5, 5, 30, 2, 10, *(0,) * 3), (*(100,) * 5, 25, 90, 8, 30, *(100,) * 3)
     above = data["NABOVE"].to_numpy() > data["NBELOW"].to_numpy()
-    return _between(data.iloc[:, 2:].to_numpy(), low, high), above.astype(int)
+    return between(data.iloc[:, 2:].to_numpy(), low, high), above.astype(int)
 
 
 def _halves() -> Arrays:
     """Whether a digit of scikit-learn's is above 4."""
     x, y = datasets.load_digits(return_X_y=True)
-    return _between(x, 0.0, 16.0), (y > 4).astype(int)
+    return between(x, 0.0, 16.0), (y > 4).astype(int)
 
 
 def _cut(name: str, low: Any, high: Any, cuts: Sequence[float], **how: Any) -> Arrays:
     """Return a generated regression's features, and between which cuts its target lies."""
     x, y = getattr(datasets, name)(**how)
-    return _between(x, low, high), np.digitize(y, cuts)
+    return between(x, low, high), np.digitize(y, cuts)
 
 
 def _texts(corpus: str) -> Arrays:
@@ -273,36 +273,36 @@ def _countries() -> Arrays:
         np.log10(table["pop"]),
         np.log10(table["gdpPercap"]),
     ]
-    x = _between(np.stack(columns, axis=1), (1950, 20, 4, 2), (2010, 90, 10, 5.5))
+    x = between(np.stack(columns, axis=1), (1950, 20, 4, 2), (2010, 90, 10, 5.5))
     return x, np.unique(table["continent"], return_inverse=True)[1]
 
 
 def _sunspots() -> Arrays:
     """Whether a year has more sunspots than the year before, by the nine years before."""
-    every = _of_statsmodels("sunspots")["SUNACTIVITY"].to_numpy()
+    every = of_statsmodels("sunspots")["SUNACTIVITY"].to_numpy()
     seen = np.lib.stride_tricks.sliding_window_view(every, 9)[:-1]
-    return _between(seen, 0.0, 200.0), (every[9:] > every[8:-1]).astype(int)
+    return between(seen, 0.0, 200.0), (every[9:] > every[8:-1]).astype(int)
 
 
 def _signs() -> Arrays:
     """Whether the first two of six normal numbers have one sign."""
     x = np.random.default_rng(18).standard_normal((10_000, 6))
-    return _between(x, -3.0, 3.0), (x[:, 0] * x[:, 1] > 0).astype(int)
+    return between(x, -3.0, 3.0), (x[:, 0] * x[:, 1] > 0).astype(int)
 
 
 def _weeks() -> Arrays:
     """Whether carbon dioxide over Mauna Loa rises in a week, by how it changed in the eight before."""
-    every = np.diff(_of_statsmodels("co2")["co2"].interpolate().to_numpy())
+    every = np.diff(of_statsmodels("co2")["co2"].interpolate().to_numpy())
     seen = np.lib.stride_tricks.sliding_window_view(every, 8)[:-1]
-    return _between(seen, -2.0, 2.0), (every[8:] > 0).astype(int)
+    return between(seen, -2.0, 2.0), (every[8:] > 0).astype(int)
 
 
 def _devout() -> Arrays:
     """How religious a woman of Redbook's survey of 1974 is, of four answers."""
-    data = _of_statsmodels("fair")
+    data = of_statsmodels("fair")
     x = data.drop(columns="religious").to_numpy()
     low, high = (1, 15, 0, 0, 8, 1, 1, 0), (5, 50, 30, 6, 20, 6, 6, 10)
-    return _between(x, low, high), data["religious"].to_numpy().astype(int) - 1
+    return between(x, low, high), data["religious"].to_numpy().astype(int) - 1
 
 
 def _rings() -> Arrays:
@@ -311,12 +311,12 @@ def _rings() -> Arrays:
     ring, angle = draw.integers(3, size=8_000), 2.0 * np.pi * draw.random(8_000)
     radius = 1.0 + ring + 0.25 * draw.standard_normal(8_000)
     points = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return _between(np.hstack([points, draw.standard_normal((8_000, 5))]), -4.0, 4.0), ring
+    return between(np.hstack([points, draw.standard_normal((8_000, 5))]), -4.0, 4.0), ring
 
 
 def _changed(first: int, how: str) -> Arrays:
     """Return pictures of MNIST, 14 x 14, changed: see the cases."""
-    x, y = _pictures(first)
+    x, y = pictures(first)
     if how == "loops":  # whether the digit has one
         return x, np.isin(y, (0, 6, 8, 9)).astype(int)
     if how == "coarse":  # 7 x 7 pixels
@@ -371,7 +371,7 @@ FIRST: dict[str, Made] = {
         _classes(50_000, 20, 4, 6), Sizes(40_000, 5_000, 5_000), (20, 64, 4), 3, 512
     ),
     "even or odd": Made(
-        partial(_pictures, 0, parity=True), Sizes(8_000, 1_000, 1_000), (196, 2), 5, 128
+        partial(pictures, 0, parity=True), Sizes(8_000, 1_000, 1_000), (196, 2), 5, 128
     ),
 }  # fmt: skip
 SECOND: dict[str, Made] = {
@@ -387,7 +387,7 @@ SECOND: dict[str, Made] = {
         Sizes(6_000, 1_000, 1_000), (10, 64, 3), 10, 128,
     ),
     "turned": Made(
-        partial(_pictures, 10_000, turned=True), Sizes(8_000, 1_000, 1_000), (196, 64, 10), 5, 128
+        partial(pictures, 10_000, turned=True), Sizes(8_000, 1_000, 1_000), (196, 64, 10), 5, 128
     ),
 }  # fmt: skip
 THIRD: dict[str, Made] = {
@@ -420,7 +420,7 @@ THIRD: dict[str, Made] = {
         Sizes(20_000, 1_000, 1_000), (10, 2), 3, 256,
     ),
     "noisy": Made(
-        partial(_pictures, 20_000, noise=0.4), Sizes(8_000, 1_000, 1_000), (196, 64, 10), 5, 128
+        partial(pictures, 20_000, noise=0.4), Sizes(8_000, 1_000, 1_000), (196, 64, 10), 5, 128
     ),
     "news": Made(_news, Sizes(2_584, 500, 500), (384, 20), 10, 128),
 }  # fmt: skip
@@ -546,7 +546,7 @@ def _drawn() -> dict[str, Made]:
                 continue
             noise, turned = draw.choice([0.0, 0.2, 0.4, 0.6]), draw.random() < 0.3
             first = draw.choice([30_000, 40_000, 50_000])
-            load = partial(_pictures, first, noise=noise, turned=turned)
+            load = partial(pictures, first, noise=noise, turned=turned)
         made = Made(load, Sizes(records, 300, 1_200), (features, hidden, classes), epochs, batch)
         found[f"drawn {len(found)} {family}"] = made
     raise AssertionError

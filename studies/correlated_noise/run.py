@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 NOISES = ("independent", "banded")
-REPEATS = 5
+REPEATS = {"MLP": 5, "tanh CNN": 2}
 TASKS: dict[str, dict[str, Any]] = {
     "MLP": {"task": "mnist-mlp", "epochs": 10, "expected_batch_size": 512},
     "tanh CNN": {
@@ -39,9 +39,21 @@ TASKS: dict[str, dict[str, Any]] = {
     },
 }
 EPSILONS = {"MLP": (8.0, 4.0, 2.0), "tanh CNN": (8.0, 4.0)}
-SETTINGS = {  # momentum and rate
-    "MLP": ((0.0, 2.0), (0.0, 4.0), (0.0, 8.0), (0.9, 0.4)),
-    "tanh CNN": ((0.9, 1.0),),
+SETTINGS = {  # momentum, schedule and rate
+    "MLP": (
+        (0.0, "constant", 2.0),
+        (0.0, "constant", 4.0),
+        (0.0, "constant", 8.0),
+        (0.9, "constant", 0.4),
+        (0.0, "linear", 8.0),
+        (0.0, "linear", 16.0),
+    ),
+    "tanh CNN": (
+        (0.9, "constant", 1.0),
+        (0.9, "constant", 2.0),
+        (0.9, "constant", 4.0),
+        (0.9, "constant", 0.5),
+    ),
 }
 NORMS = {"MLP": 1.0, "tanh CNN": 0.1}
 SMOKE = {"task": "digits-mlp", "epochs": 2, "expected_batch_size": 32}
@@ -51,15 +63,23 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
     """Yield every task, ε, momentum, rate and kind of noise; in a smoke run both kinds on digits."""
     if options.smoke:
         for noise in NOISES:
-            yield {"task": "MLP", "epsilon": 8.0, "momentum": 0.0, "rate": 0.5, "noise": noise}
+            yield {
+                "task": "MLP",
+                "epsilon": 8.0,
+                "momentum": 0.0,
+                "schedule": "constant",
+                "rate": 0.5,
+                "noise": noise,
+            }
         return
     for task in TASKS:
-        for epsilon, setting, noise in product(EPSILONS[task], SETTINGS[task], NOISES):
-            momentum, rate = setting
+        for setting, epsilon, noise in product(SETTINGS[task], EPSILONS[task], NOISES):
+            momentum, schedule, rate = setting
             yield {
                 "task": task,
                 "epsilon": epsilon,
                 "momentum": momentum,
+                "schedule": schedule,
                 "rate": rate,
                 "noise": noise,
             }
@@ -73,9 +93,9 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
             "learning_rate": float(cell["rate"]),
             "max_grad_norm": NORMS[cell["task"]],
         },
-        "options": {"momentum": float(cell["momentum"])},
+        "options": {"momentum": float(cell["momentum"]), "schedule": cell["schedule"]},
     }
-    noise = "plain"
+    noise: str | dict[str, str] = "plain"
     if cell["noise"] == "banded":
         noise = {"correlation": "banded"}
     return releases_of(
@@ -83,7 +103,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         epsilon=float(cell["epsilon"]),
         delta=1e-5,
         noise=noise,
-        repeats=2 if options.smoke else REPEATS,
+        repeats=2 if options.smoke else REPEATS[cell["task"]],
         seed=seed_of(cell["task"], cell["epsilon"]),  # both kinds of noise share it
         **(SMOKE if options.smoke else TASKS[cell["task"]]),
     )
@@ -92,9 +112,10 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
 def figures(rows: Sequence[Row]) -> dict[str, float]:
     """Return the accuracy of every setting, and the most of its budget that any spent."""
     accuracies = {}
-    for key, of in by(rows, "task", "epsilon", "momentum", "rate", "noise").items():
-        task, epsilon, momentum, rate, noise = key
-        name = f"{task} at ε = {float(epsilon):g}, momentum {momentum}, rate {rate}: {noise}"
+    for key, of in by(rows, *SHEET.key).items():
+        task, epsilon, momentum, schedule, rate, noise = key
+        kind = "" if schedule == "constant" else f"{schedule} "
+        name = f"{task} at ε = {float(epsilon):g}, momentum {momentum}, {kind}rate {rate}: {noise}"
         accuracies[name] = 100.0 * mean(of, "accuracy")
     return {**accuracies, **most_spent(rows)}
 
@@ -102,13 +123,13 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
 def tables(rows: Sequence[Row]) -> list[str]:
     """Return the accuracy of every setting under both kinds of noise, and the difference."""
     lines = []
-    for key, of in by(rows, "task", "epsilon", "momentum", "rate").items():
+    for key, of in by(rows, *SHEET.key[:-1]).items():
         kinds = {noise: group for (noise,), group in by(of, "noise").items()}
         accuracies = [
             pm(kinds[noise], "accuracy", scale=100.0) if noise in kinds else "–" for noise in NOISES
         ]
         lines.append((*key, *accuracies, _gain(kinds)))
-    head = ("task", "ε", "momentum", "rate", "independent", "banded", "gain")
+    head = ("task", "ε", "momentum", "schedule", "rate", "independent", "banded", "gain")
     return [markdown(head, sorted(lines))]
 
 
@@ -133,7 +154,7 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
 
 SHEET = Sheet(
     name="correlated_noise",
-    key=("task", "epsilon", "momentum", "rate", "noise"),
+    key=("task", "epsilon", "momentum", "schedule", "rate", "noise"),
     values=("seed", "accuracy", "gradient_evaluations", "spent", "claimed"),
     cells=cells,
     fill=fill,

@@ -14,7 +14,12 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
-from privtune.strategies.schedule_rule import TOLERANCE, SchedulePoint, TrainingFacts
+from privtune.strategies.schedule_rule import (
+    TOLERANCE,
+    SchedulePoint,
+    TrainingFacts,
+    choose_schedule,
+)
 from studies.auto.run import terms_of
 from studies.auto.tasks import MADE
 from studies.sheet import (
@@ -42,20 +47,26 @@ FALLING = {"momentum": 0.9, "schedule": {"type": "linear", "start": 0.0}}
 ARMS: dict[str, dict[str, Any]] = {
     "hyfreedp": {"strategy": "hyfreedp"},
     "rate 0.5": {"strategy": "fixed", "parameters": {"learning_rate": 0.5, **CLIP}},
+    "rate 0.125": {"strategy": "fixed", "parameters": {"learning_rate": 0.125, **CLIP}},
+    "rate 2": {"strategy": "fixed", "parameters": {"learning_rate": 2.0, **CLIP}},
     "guess": {"strategy": "fixed", "parameters": GUESS, "options": FALLING},
 }
 LARGE = ("coarse", "hastie", "classes-40k", "shifted")
 SMALL = ("net-1k", "classes-3k", "circles")
 BOTH = ("hyfreedp", "rate 0.5")
+OTHERS = ("rate 2", "rate 0.125")
 GRID: tuple[tuple[int, tuple[float, ...], tuple[int, ...], tuple[str, ...], tuple[str, ...]], ...]
 GRID = (  # passes over the records, ε, batches a pass, tasks, arms
     (1, (2.0, 8.0), (8, 16, 32, 64, 128, 256), LARGE, BOTH),
-    (5, (2.0, 8.0), (16, 64, 128), LARGE, ("hyfreedp",)),
-    (20, (0.5, 2.0), (4, 16, 64), SMALL, ("hyfreedp",)),
+    (5, (2.0, 8.0), (16, 64, 128), LARGE, BOTH),
+    (20, (0.5, 2.0), (4, 16, 64), SMALL, (*BOTH, *OTHERS)),
+    (5, (2.0,), (16, 64, 128), ("coarse", "hastie"), OTHERS),
 )
 HELD_OUT = ("digits", "table", "cancer", "rings", "loops", "mnist cnn", "mnist mlp")
 """Fixed and committed before the rule was tried on them."""
 SCHEDULES = ("today", "auto, equal work")
+BEFORE = "the rule before, equal work"
+"""Of a given rate, whatever it is: by what the rule takes where some arms alone have one."""
 MORE_WORK = "43 x 17"
 """What the first rule had on digits by default: a rate of 0.5 led too far there."""
 REPEATS = {"training": 6, "held out": 10, "seen": 10, "mnist": 1}
@@ -71,6 +82,10 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         return
     for epsilon, arm, task, schedule in product((2.0, 0.5, 1.0), BOTH, HELD_OUT, SCHEDULES):
         yield _cell("held out", task, epsilon, arm, schedule)
+    for epsilon, arm, task, schedule in product((0.5, 2.0), OTHERS, HELD_OUT[:-1], SCHEDULES):
+        yield _cell("held out", task, epsilon, arm, schedule)
+    for epsilon, task in product((2.0, 0.5, 1.0), HELD_OUT):
+        yield _cell("held out", task, epsilon, "rate 0.5", BEFORE)
     for arm in BOTH:
         yield _cell("seen", "digits", 2.0, arm, MORE_WORK)
     for passes, epsilons, batches, tasks, arms in GRID:
@@ -88,7 +103,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm on one task with one schedule."""
     group = cell["set"]
     repeats = 2 if options.smoke else REPEATS[group]
-    terms = _terms(group, cell["task"], cell["schedule"])
+    terms = _terms(group, cell["task"], cell["schedule"], cell["epsilon"])
     terms["seed"] = seed_of(cell["task"], cell["epsilon"])
     return releases_of(
         ARMS[cell["arm"]],
@@ -100,7 +115,7 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     )
 
 
-def _terms(group: str, task: str, schedule: str) -> dict[str, Any]:
+def _terms(group: str, task: str, schedule: str, epsilon: float) -> dict[str, Any]:
     """Return what a spec says of a cell's task and schedule."""
     if group == "mnist":
         return {**MNIST, **AUTO}
@@ -111,7 +126,26 @@ def _terms(group: str, task: str, schedule: str) -> dict[str, Any]:
         return {**terms, "epochs": passes, "expected_batch_size": batch}
     if schedule == "today":
         return terms
-    return {**terms, **AUTO, "compute": terms["epochs"] * _records(task)}
+    compute = terms["epochs"] * _records(task)
+    if schedule == BEFORE:
+        return {**terms, **_before(terms["task"], epsilon, compute)}
+    return {**terms, **AUTO, "compute": compute}
+
+
+def _before(task: str, epsilon: float, compute: float) -> dict[str, Any]:
+    """Return epochs and batch of the rule before."""
+    from privtune.tasks import get_task
+
+    found = get_task(task)
+    facts = TrainingFacts(
+        records=found.train_records,
+        weights=sum(weights.numel() for weights in found.model().parameters()),
+        epsilon=epsilon,
+        delta=DELTA,
+        given_rate=True,
+    )
+    point = choose_schedule(facts, compute).point
+    return {"epochs": point.epochs, "expected_batch_size": point.batch}
 
 
 def _today(task: str) -> dict[str, Any]:
@@ -138,6 +172,7 @@ def shortfall(task: str, epsilon: float, arm: str, passes: int, batches: int) ->
         epsilon=epsilon,
         delta=DELTA,
         given_rate=arm != "hyfreedp",
+        step_length=None if arm == "hyfreedp" else ARMS[arm]["parameters"]["learning_rate"],
     )
     batch = facts.records // batches
     steps = passes * batches
@@ -149,6 +184,7 @@ def shortfall(task: str, epsilon: float, arm: str, passes: int, batches: int) ->
         noise_multiplier=facts.estimate_noise(batch, steps),
         exact=False,
         needed_steps=facts.needed_steps,
+        step_length=facts.step_length,
     ).shortfall
 
 
@@ -162,23 +198,23 @@ def regrets(rows: Sequence[Row], arm: str) -> dict[tuple[str, float, int], float
         means.setdefault(key, {})[batches] = 100.0 * mean(floats(group, "accuracy"))
     found = {}
     for key, accuracies in means.items():
-        task, epsilon, passes = key
         if len(accuracies) < 3:
             continue
-        scores = {n: shortfall(task, epsilon, arm, passes, n) for n in accuracies}
+        name, budget, passes = key
+        scores = {n: shortfall(name, budget, arm, passes, n) for n in accuracies}
         limit = (1.0 + TOLERANCE) * min(scores.values())
         chosen = min(number for number, score in scores.items() if score <= limit)
         found[key] = max(accuracies.values()) - accuracies[chosen]
     return found
 
 
-def gains(rows: Sequence[Row]) -> list[tuple[str, float, str, float, float]]:
-    """Return task, ε and arm, with what auto gains at equal work over today's schedule, and its error."""
+def gains(rows: Sequence[Row], over: str = "today") -> list[tuple[str, float, str, float, float]]:
+    """Return task, ε and arm, with what auto gains at equal work over another schedule, and its error."""
     held = [row for row in rows if row["set"] == "held out"]
     found = []
     for (task, epsilon, arm), group in by(held, "task", "epsilon", "arm").items():
         parts = by(group, "schedule")
-        today = parts.get(("today",))
+        today = parts.get((over,))
         equal = parts.get(("auto, equal work",))
         if today is None or equal is None:
             continue
@@ -197,13 +233,14 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     ).items():
         name = f"{arm} on {task} at ε = {float(epsilon):g}, {schedule}"
         found[name] = 100.0 * mean(floats(group, "accuracy"))
-    for arm in BOTH:
+    for arm in (*BOTH, *OTHERS):
         of_arm = regrets(rows, arm)
         if of_arm:
             found[f"regret on the grid, {arm}"] = mean(of_arm.values())
-        of_gain = [gain for *_, name, gain, _ in gains(rows) if name == arm]
-        if of_gain:
-            found[f"gain at equal work, {arm}"] = mean(of_gain)
+        for schedule in ("today", BEFORE):
+            of_gain = [gain for *_, name, gain, _ in gains(rows, schedule) if name == arm]
+            if of_gain:
+                found[f"gain over {schedule}, {arm}"] = mean(of_gain)
     return found
 
 
@@ -215,12 +252,12 @@ def tables(rows: Sequence[Row]) -> list[str]:
     for (task, epsilon, arm), group in by(held, "task", "epsilon", "arm").items():
         parts = by(group, "schedule")
         shown = []
-        for schedule in SCHEDULES:
+        for schedule in (*SCHEDULES, BEFORE):
             part = parts.get((schedule,))
             shown.append("–" if part is None else pm(part, "accuracy", scale=100.0))
         gain, spread = differences.get((task, float(epsilon), arm), (math.nan, math.nan))
         lines.append((task, f"{float(epsilon):g}", arm, *shown, f"{gain:+.1f} ± {spread:.1f}"))
-    head = ("task", "ε", "arm", *SCHEDULES, "gained at equal work")
+    head = ("task", "ε", "arm", *SCHEDULES, BEFORE, "auto over today")
     made = [markdown(head, lines)]
     grid = []
     training = [row for row in rows if row["set"] == "training"]

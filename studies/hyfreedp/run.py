@@ -17,7 +17,7 @@ from privtune.plots import plot_lines
 from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AutomaticClipping, DAdaptation, HyFreeDP, Prodigy, PublicRate
 from studies.harness import accuracies, fit, mnist, secrets_for
-from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean, pm
+from studies.sheet import STRATEGY_OF, Again, Options, Row, Sheet, by, markdown, mean, pm
 
 DELTA, BATCH, EPOCHS, SEEDS = 1e-5, 256, 3, 3
 EPSILONS, GRID, RATES = (1.0, 3.0, 8.0), "un-paid grid", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -134,7 +134,7 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
     """Return accuracy against ε, a panel a network."""
     drawn = [row for of in shown(rows).values() for row in of]
     told: dict[str, Any] = {"x": "epsilon", "y": "accuracy", "line": "arm", "panel": "model"}
-    return {"chart": plot_lines(drawn, **told, log="x")}
+    return {"chart": plot_lines(drawn, **told, log="x", strategies=STRATEGY_OF)}
 
 
 SHEET = Sheet(

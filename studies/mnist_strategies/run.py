@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
 from studies.sheet import (
+    STRATEGY_OF,
     Again,
     Options,
     Sheet,
@@ -109,7 +110,9 @@ def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
     """Return the chart: accuracy against gradient evaluations, a panel an ε."""
     named = [{**row, "ε": f"ε = {float(row['epsilon']):g}"} for row in rows]
     axes = {"x": "gradient_evaluations", "y": "accuracy"}
-    return {"chart": plot_lines(named, **axes, line="arm", panel="ε", log="x")}
+    return {
+        "chart": plot_lines(named, **axes, line="arm", panel="ε", log="x", strategies=STRATEGY_OF)
+    }
 
 
 SHEET = Sheet(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
 from studies.sheet import (
+    STRATEGY_OF,
     Again,
     Options,
     Sheet,
@@ -114,8 +115,8 @@ def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
             drawn.append({**row, "trials": str(trials), "where": where})
     terms: dict[str, Any] = {"x": "trials", "line": "arm", "panel": "where"}
     return {
-        "chart": plot_lines(drawn, y="accuracy", log="x", **terms),
-        "claimed": plot_lines(drawn, y="claimed", log="xy", **terms),
+        "chart": plot_lines(drawn, y="accuracy", log="x", **terms, strategies=STRATEGY_OF),
+        "claimed": plot_lines(drawn, y="claimed", log="xy", **terms, strategies=STRATEGY_OF),
     }
 
 

@@ -24,7 +24,7 @@ from privtune.plots import plot_lines
 from privtune.strategies import Reporting, ScorePlan
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.scoring import fit_temperature
-from studies.sheet import Again, Options, Row, Sheet, by, markdown, mean, seed_of
+from studies.sheet import STRATEGY_OF, Again, Options, Row, Sheet, by, markdown, mean, seed_of
 from studies.six_tasks.run import ARMS, FINE_TUNING, SPACE, TASKS, Work
 from studies.transfer.task import public_weights
 
@@ -219,7 +219,13 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
         if row["task"] in ("rare", "table")
     ]
     figure = plot_lines(
-        drawn, x="ε", y="log loss over the base rate's", line="arm", panel="panel", log="xy"
+        drawn,
+        x="ε",
+        y="log loss over the base rate's",
+        line="arm",
+        panel="panel",
+        log="xy",
+        strategies=STRATEGY_OF,
     )
     figure.update_layout(height=800)
     return {"chart": figure}

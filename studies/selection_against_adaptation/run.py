@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 from privtune.plots import plot_lines
 from studies.selection_against_adaptation.account import by_theorem, of_pure_runs, rounded_up
 from studies.selection_against_adaptation.luck import tables_of_luck
-from studies.sheet import Again, Options, Sheet, by, floats, markdown, mean, releases_of
+from studies.sheet import (
+    STRATEGY_OF,
+    Again,
+    Options,
+    Sheet,
+    by,
+    floats,
+    markdown,
+    mean,
+    releases_of,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -169,8 +179,10 @@ def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
             spread.append(at | {"deviation": str(wide)})
     terms: dict[str, Any] = {"x": "expected evaluations", "line": "arm"}
     return {
-        "chart": plot_lines(drawn, y="accuracy", log="x", bars="deviation", **terms),
-        "deviation": plot_lines(spread, y="deviation", log="xy", **terms),
+        "chart": plot_lines(
+            drawn, y="accuracy", log="x", bars="deviation", **terms, strategies=STRATEGY_OF
+        ),
+        "deviation": plot_lines(spread, y="deviation", log="xy", **terms, strategies=STRATEGY_OF),
     }
 
 

@@ -18,6 +18,7 @@ from scipy.stats import t as student
 
 from privtune.plots import plot_lines
 from studies.sheet import (
+    STRATEGY_OF,
     Again,
     Options,
     Row,
@@ -149,6 +150,17 @@ class Estimate:
         freedom = total**2 / below if below > 0.0 else math.inf
         return cls(mean(map(mean, cells)), math.sqrt(total), freedom)
 
+    @classmethod
+    def mean_of(cls, estimates: Sequence[Estimate]) -> Estimate:
+        """Return the mean of independent estimates."""
+        count = len(estimates)
+        squares = [(each.error / count) ** 2 for each in estimates]
+        below = sum(
+            square**2 / each.freedom for square, each in zip(squares, estimates, strict=True)
+        )
+        freedom = sum(squares) ** 2 / below if below > 0.0 else math.inf
+        return cls(mean(each.mean for each in estimates), math.sqrt(sum(squares)), freedom)
+
     def minus(self, other: Estimate) -> Estimate:
         """Return the difference of two independent estimates."""
         squares = (self.error**2, other.error**2)
@@ -276,7 +288,9 @@ def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
         for row in sorted(rows, key=lambda row: (*TASKS,).index(row["task"]))
         if row["average"] == "last"
     ]
-    figure = plot_lines(drawn, x="ε", y="test error, %", line="arm", panel="task", log="xy")
+    figure = plot_lines(
+        drawn, x="ε", y="test error, %", line="arm", panel="task", log="xy", strategies=STRATEGY_OF
+    )
     figure.update_xaxes(tickvals=sorted(EPSILONS), range=[-0.4, 1.0])
     figure.update_yaxes(tickvals=[3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 90])
     figure.update_layout(height=1150, legend={"y": -0.07})

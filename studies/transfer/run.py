@@ -15,6 +15,7 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import DPAdam
 from studies.harness import accuracies, fit, secrets_for
 from studies.sheet import (
+    STRATEGY_OF,
     Again,
     Options,
     Sheet,
@@ -161,7 +162,15 @@ def tables(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 def charts(rows: Sequence[Mapping[str, str]]) -> dict[str, go.Figure]:
     """Return the chart: accuracy against ε, a panel a part that is trained."""
-    figure = plot_lines(rows, x="epsilon", y="accuracy", line="arm", panel="trainable", log="x")
+    figure = plot_lines(
+        rows,
+        x="epsilon",
+        y="accuracy",
+        line="arm",
+        panel="trainable",
+        log="x",
+        strategies=STRATEGY_OF,
+    )
     return {"chart": figure}
 
 

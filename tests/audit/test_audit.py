@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,15 @@ from privtune.audit.bounds import Claim
 from privtune.audit.bounds import lower_bound as bound
 from privtune.audit.selections import InstanceClaim, worst_score
 from privtune.errors import InvalidInputError
-from privtune.strategies import Fixed, LiuTalwar, PapernotSteinke, SubsampledTuning
-from privtune.training.mechanism.schedule import Schedule
+from privtune.strategies import (
+    Fixed,
+    LiuTalwar,
+    PapernotSteinke,
+    SubsampledTuning,
+    SubsetSearch,
+    plan_arm,
+)
+from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from tests.statistical.rounds import DELTA, RATE, context
 from tests.tiers import campaign
 from tests.toy import public_blobs
@@ -67,6 +75,23 @@ def test_other_selections_are_audited_as_a_whole(strategy):
         assert report.rows[1].epsilon > 0.05 * report.rows[1].reported
 
 
+def test_a_selection_with_correlated_noise_is_audited_as_a_whole():
+    """2 x 200 rounds of trainings in four groups of rate 1. Fails by chance at most at 5%."""
+    strategy = PapernotSteinke(parameters=NORM, mean_runs=4)
+    public = replace(
+        context(RATE),
+        schedule=Schedule(240, 0.25, 8),
+        noise=NoiseOptions(correlation="banded", bands=4),
+    )
+    plan = plan_arm(strategy, public, epsilon=4.0)
+    report = audit(plan, strategy=strategy, delta=DELTA, runs=200, seed=1)
+    assert report.passed, report.to_dict()
+    training, selection = report.rows
+    assert 0.5 * training.reported < training.epsilon <= training.reported
+    assert 0.5 * selection.reported < selection.epsilon <= selection.reported
+    assert "records sampled again" in {check.name for check in report.checks}
+
+
 @pytest.mark.parametrize(
     "wrong", [{"runs": 99}, {"confidence": 1.0}, {"confidence": 0.0}, {"seed": -1}]
 )
@@ -78,17 +103,31 @@ def test_arguments_outside_their_domain_are_refused(wrong):
 
 @pytest.mark.quick
 def test_what_has_no_guarantee_is_refused():
-    from dataclasses import replace
-
     event: dp.Event = dp.NonPrivate()
     with pytest.raises(InvalidInputError, match="no guarantee"):
         audit(replace(fixed(), event=event), delta=DELTA)
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_a_search_whose_trials_are_shown_is_audited_as_a_whole(variant):
+    """2 x 200 searches. Fails by chance with a probability of at most 5%."""
+    strategy = SubsetSearch(parameters=NORM, variant=variant, rate=0.5, trials=4)
+    plan = strategy.plan(context(RATE), epsilon=4.0)
+    report = audit(plan, strategy=strategy, delta=DELTA, runs=200, seed=1)
+    assert report.passed, report.to_dict()
+    trial, search = report.rows
+    assert (trial.name, search.name) == ("one training", "the whole search")
+    assert search.event == plan.event
+    assert 0.3 * search.reported < search.epsilon
+    assert not any("add up" in words for words in report.untouched)
 
 
 @pytest.mark.quick
 def test_the_cost_is_said_in_advance():
     strategy = PapernotSteinke(parameters=NORM, mean_runs=5)
     assert estimate(strategy.plan(context(RATE), epsilon=4.0), runs=1000) == 12_001
+    search = SubsetSearch(parameters=NORM, trials=4)
+    assert estimate(search.plan(context(RATE), epsilon=4.0), runs=1000) == 12_001
     assert Schedule(240, 1.0, 1).steps == 1
 
 

@@ -14,6 +14,7 @@ from privtune import plots
 from privtune.plots.study_charts import shares
 from privtune.plots.style import MOST_TRACES
 from privtune.study import Study, rows
+from privtune.study import run as running
 from tests.cli.conftest import Cli
 from tests.study.conftest import toy_spec
 
@@ -68,6 +69,9 @@ def test_what_is_read_is_linear_in_the_number_of_arms(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        running, "rehearse", lambda *_args, **_options: 1.0
+    )  # of no arm anything is read
     storages = {count: released(tmp_path / str(count), count) for count in (7, 14, 28)}
     for name, command in COMMANDS.items():
         read = {}

@@ -139,8 +139,8 @@ COMMANDS = (
     "demo",
 )
 REFUSED = "budget void other-1"  # it is over
-STARTING_OTHERS = ("study create", "study run", "ui")
-"""What starts processes, by spawning or as MLflow's server."""
+STARTING_OTHERS = ("study run search.yaml", "ui")
+"""What starts processes: by spawning and to log to MLflow, or as MLflow's server."""
 
 DAILY = (
     "account epsilon",

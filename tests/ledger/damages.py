@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import io
 import json
 import random
@@ -650,6 +651,8 @@ def forged_values() -> list[Damage]:
     for name, at in {"header": 30, "metadata": 200, "weights": -5}.items():
         forged[f"a bit of a model's {name}"] = _flipping_blob("name LIKE '%model%'", at)
         forged[f"a bit of a sealed {name}"] = _flipping_blob("name LIKE 'sealed/%'", at)
+    forged["a bit of a sealed round"] = _flipping_blob("name LIKE 'trials/%'", 30)
+    forged["a sealed trial's score moved"] = _move_sealed_score
     for table in ("privtune_studies", arms, blobs, "privtune_entries", "privtune_budgets"):
         sql(f"{table} emptied", table, f"DELETE FROM {table}")
     sql("trials' values moved", "trial_values", "UPDATE trial_values SET value = value + 0.01")
@@ -662,6 +665,18 @@ def forged_values() -> list[Damage]:
     sql("trials' states", "trials", "UPDATE trials SET state = 'FAIL'")
     sql("trials gone from Optuna", "trials", "DELETE FROM trials")
     return [Damage(name, do, forged=True) for name, do in forged.items()]
+
+
+def _move_sealed_score(path: Path) -> None:
+    """Change the score of a sealed trial, and the digest that stands in its row."""
+    rows = _rows(path, "SELECT rowid, data FROM privtune_blobs WHERE name LIKE 'trials/%'")
+    for rowid, data in rows:
+        document = json.loads(data)
+        document["trials"][0]["score"] = 0.125
+        changed = json.dumps(document).encode()
+        digest = hashlib.sha256(changed).hexdigest()
+        statement = f"UPDATE privtune_blobs SET data = ?, digest = ? WHERE rowid = {rowid}"
+        _execute(path, "privtune_blobs", statement, (changed, digest))
 
 
 def _flipping_blob(which: str, at: int) -> Callable[[Path], None]:

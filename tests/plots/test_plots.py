@@ -14,7 +14,7 @@ from privtune.accounting import Gaussian, PrivateSelection, epsilon
 from privtune.errors import InvalidInputError
 from privtune.ledger import Budget, ChargeRequest, Ledger
 from privtune.plots.study_charts import ranked, shares
-from privtune.plots.style import looks
+from privtune.plots.style import STRATEGIES_BY_LOOK, looks
 from privtune.strategies import Repetition
 from privtune.study import ArmStatus, Study
 from privtune.training.mechanism.metric_name import MetricName
@@ -142,6 +142,28 @@ def test_no_two_arms_look_alike() -> None:
         for look in first:
             light = linear(look.colour) @ [0.2126, 0.7152, 0.0722]
             assert (max(light, paper) + 0.05) / (min(light, paper) + 0.05) > 1.8
+
+
+def test_a_strategy_has_one_colour_in_every_study() -> None:
+    """Beside whatever arms, under whatever name; its second arm has another, and so has each other arm."""
+    alone = looks(["hyfreedp"])["hyfreedp"]
+    strategies = {"a": "fixed", "mine": "hyfreedp", "other": "hyfreedp", "odd": "dog"}
+    beside = looks([*strategies], strategies)
+    assert beside["mine"] == alone
+    assert len(set(beside.values())) == 4
+    arms = [f"{number}-{name}" for number, name in enumerate(STRATEGIES_BY_LOOK * 11)]
+    crowded = looks(arms, {arm: arm.split("-", 1)[1] for arm in arms})
+    assert len(set(crowded.values())) == 132
+    for name, arm in zip(STRATEGIES_BY_LOOK, arms, strict=False):
+        assert crowded[arm] == looks([name])[name]
+
+
+def test_an_arm_has_one_colour_in_charts_and_in_mlflow(study: Study) -> None:
+    look = looks([plan.arm for plan in study.plans], {p.arm: p.strategy for p in study.plans})
+    figure = plots.plot_comparison(study)
+    drawn = set(figure.data[0].marker.color)
+    assert drawn <= {look[plan.arm].colour for plan in study.plans}
+    assert look[study.plans[0].arm] == looks([study.plans[0].strategy])[study.plans[0].strategy]
 
 
 EYES = {

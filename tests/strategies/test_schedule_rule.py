@@ -117,6 +117,39 @@ def test_little_noise_takes_more_steps_of_the_same_work() -> None:
     assert steps[0] > steps[1] > steps[2] >= 10
 
 
+def test_a_given_rate_gets_the_steps_that_it_needs() -> None:
+    """Written out anew, over a fine grid of steps in the place of batches."""
+    work = 20_000.0
+    chosen = []
+    for length in (0.125, 0.5, 2.0):
+        facts = replace(FACTS, given_rate=True, step_length=length)
+        point = best_schedule(facts, work)
+        chosen.append(point.steps)
+
+        def worth(steps: float, length: float = length) -> float:
+            batch = work / steps
+            # μ of T steps at rate q is that of ε: the limit theorem, solved for the noise.
+            square = (FACTS.most_signal / batch) ** 2 / steps
+            noise = length * math.sqrt(steps / math.log1p(square)) / batch
+            return math.sqrt(1_000**0.5 * noise**2 + 1_400.0 / (length * steps))
+
+        best = min(worth(10.0 * 1.01**n) for n in range(700))
+        assert worth(point.steps) <= 1.1 * best
+        assert worth(4.0 * point.steps) > 1.5 * best
+        assert worth(point.steps / 4.0) > 1.5 * best
+    assert chosen[0] > 1.5 * chosen[1] > 2.0 * chosen[2]
+
+
+def test_much_noise_takes_fewer_steps_of_a_given_length() -> None:
+    digits = TrainingFacts(
+        records=1_077, weights=4_810, epsilon=0.5, delta=1e-5, given_rate=True, step_length=0.5
+    )
+    steps = [best_schedule(replace(digits, epsilon=e), 10_770).steps for e in (0.1, 0.5, 2.0, 8.0)]
+    assert steps[0] < steps[1] < steps[2] <= steps[3]
+    # 336 steps without a length, which lost 9.7 points.
+    assert steps[1] < 0.6 * best_schedule(replace(digits, step_length=None), 10_770).steps
+
+
 def test_replaced_records_are_refused_as_arms_refuse_them() -> None:
     with pytest.raises(InvalidInputError, match="accounted under add-remove only"):
         choose_schedule(replace(FACTS, adjacency=Adjacency.REPLACE_ONE), 20_000)

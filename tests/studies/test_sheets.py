@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from studies import evidence
 from studies.sheet import Options, Sheet
+from tests.studies.recorded import check_recorded
 
 FOLDER = Path(__file__).parents[2] / "studies"
 NAMES = sorted(
@@ -40,6 +42,9 @@ def test_smoke(name, tmp_path, capsys, monkeypatch):
     assert {tuple(row[c] for c in study.key) for row in rows} == {
         tuple(str(cell[c]) for c in study.key) for cell in study.cells(Options(None, smoke=True))
     }
+    assert study.again.stand_in == (study.folder / "stand-in.csv").exists()
+    if study.again.stand_in:
+        check_recorded(study, evidence.again_of(study, rows))
     before = out.read_bytes()
     assert study.main(command) == 0  # nothing is run twice
     assert out.read_bytes() == before

@@ -12,7 +12,13 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.rehearsal import rehearse_study
 from privtune.strategies import Fixed, schedule_rule
 from privtune.study import Study, StudySpec, plan_study
-from privtune.study.schedules import DETAIL, far_from_rule, read_compute, seconds_per_gradient
+from privtune.study.schedules import (
+    DETAIL,
+    far_from_rule,
+    read_compute,
+    seconds_per_gradient,
+    training_facts,
+)
 from tests.study.conftest import FIXED, toy_spec
 from tests.toy import blobs
 
@@ -96,6 +102,7 @@ def test_either_may_be_given() -> None:
 def _other_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the rule choose something else, as a later version may."""
     monkeypatch.setattr(schedule_rule, "NEEDED_STEPS_AT_GIVEN_RATES", 90.0)
+    monkeypatch.setattr(schedule_rule, "NEEDED_WAY", 600.0)
     schedule_rule.choose_schedule.cache_clear()
 
 
@@ -166,6 +173,27 @@ def test_a_rehearsal_has_the_numbers_of_the_study() -> None:
     spec = toy_spec(**AUTO, compute=500)
     rehearsal = rehearse_study(spec, repeats=1)
     assert rehearsal.arms[0].arm == "defaults"
+
+
+@pytest.mark.parametrize(
+    ("arms", "length"),
+    [
+        ([{}], 1.0),
+        ([{"options": {"momentum": 0.9}}], 10.0),
+        ([{}, {"parameters": {"learning_rate": 2.0, "max_grad_norm": 2.0}}], 2.0),
+        ([{"options": {"schedule": "linear"}}], None),
+        ([{"method": "dp-adam"}], None),
+        ([{}, {"strategy": "hyfreedp", "parameters": {}}], None),
+    ],
+)
+def test_a_constant_given_rate_says_how_far_a_step_leads(
+    arms: list[dict[str, Any]], length: float | None
+) -> None:
+    given = {"strategy": "fixed", "parameters": {"learning_rate": 0.5, "max_grad_norm": 2.0}}
+    named = [{"name": f"a{n}", **given, **arm} for n, arm in enumerate(arms)]
+    spec = toy_spec(arms=named)
+    facts = training_facts(spec, spec.load_task())
+    assert facts.step_length == (None if length is None else pytest.approx(length))
 
 
 def test_numbers_far_from_the_rule_s_get_a_sentence() -> None:

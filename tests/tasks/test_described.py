@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from privtune.errors import PrivTuneError
-from privtune.tables.reader import ON_READ
+from privtune.tables.listening import ON_READ
 from privtune.tasks import TaskDataError, get_task
 from tests.tasks.test_stages import people, table
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import privtune
-from privtune.accounting import Gaussian, PoissonSampled
+from privtune.accounting import Gaussian, PoissonSampled, Repeated
 from privtune.audit import audit
 from privtune.errors import InvalidInputError
 from privtune.ledger import Ledger, export_certificate
@@ -170,6 +171,82 @@ def test_the_charge_is_the_same_event_at_the_units_rate(tmp_path):
     with Ledger(study.storage) as ledger:
         certificate = export_certificate(ledger.log.storage, "people")
     assert "all rows of one person, at most 4 of them" in str(certificate["entries"])
+    study.close()
+
+
+@dataclass(frozen=True)
+class Standing(FixedDPSGD):
+    """DP-SGD that stays where it begins and keeps the gradients that are released there."""
+
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def update(self, state, oracle):
+        clipping = self.clipping_of(state.max_grad_norm)
+        self.seen.append(self.gradient(oracle, state.params, clipping)[0].double())
+        return state
+
+
+def releases_on(data, task, schedule, norm):
+    """Return the mean gradients that a training releases in each step, with equal random numbers."""
+    Standing.seen.clear()
+    train(
+        Standing(0.5),
+        schedule,
+        model=task.model,
+        loss=task.loss,
+        data=data,
+        device="cpu",
+        candidates=[{"learning_rate": 1.0, "max_grad_norm": norm}],
+        secrets=[bytes([5]) * 32],
+    )
+    return torch.stack(Standing.seen)
+
+
+def test_correlated_noise_divides_units_and_not_their_rows():
+    """A person's rows, however many, are in the samples of one turn in four, and move each by the norm."""
+    task = of_units()
+    data = task.load().train
+    schedule = Schedule(task.train_records, 0.25, 12, bands=4)  # at rate 1 in each group
+    norm = 0.5
+    whole = releases_on(data, task, schedule, norm) * schedule.expected_batch_size
+    turns_of = []
+    several = (data.y >= 0).sum(1).argsort(descending=True)[:12].tolist()
+    assert int((data.y[several] >= 0).sum(1).min()) >= 3
+    for person in several:
+        y = data.y.clone()
+        y[person] = -1  # none of the person's rows
+        without = releases_on(replace(data, y=y), task, schedule, norm)
+        moved = (whole - without * schedule.expected_batch_size).norm(dim=1)
+        steps = (moved > 0.0).nonzero().flatten()
+        turns = set((steps % 4).tolist())
+        assert len(turns) == 1
+        assert len(steps) == schedule.rounds == 3
+        assert float(moved.max()) <= norm * (1.0 + 1e-4)
+        turns_of.extend(turns)
+    assert len(set(turns_of)) > 1
+    assert Standing(0.5).event(schedule) == Repeated(3, PoissonSampled(1.0, Gaussian(0.5)))
+
+
+def test_the_charge_of_correlated_noise_counts_units(tmp_path):
+    """By the numbers of persons, 60 in training, and not by those of the rows, 240."""
+    study = privtune.create_study(
+        "people",
+        task="tests.tasks.test_units:of_units",
+        storage=f"sqlite:///{tmp_path / 'p.db'}",
+        budget=privtune.Budget(4.0, 1e-5, name="people", unit="person"),
+        arms=[FIXED],
+        epochs=2,
+        expected_batch_size=12,
+        noise={"correlation": "banded", "bands": 3},
+    )
+    [plan] = study.plans
+    noise_multiplier = plan.training.method.noise_multiplier
+    step = PoissonSampled(3 * (12 / 60), Gaussian(noise_multiplier))
+    assert plan.event == Repeated(4, step)  # ten steps, of which a group has four at most
+    study.run()
+    [release] = study.releases()
+    assert 3.9 < release.guarantee.epsilon <= 4.0
+    assert release.weights.isfinite().all()
     study.close()
 
 

@@ -194,6 +194,7 @@ def test_a_script_that_logs_to_a_tracker_that_hangs_ends(released: str, tmp_path
     )
 
 
+@pytest.mark.usefixtures("new_trackers")
 def test_what_logs_imports_nothing_from_the_working_folder(
     released: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

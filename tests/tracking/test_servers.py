@@ -34,6 +34,7 @@ __all__ = ["cli"]
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("new_trackers"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 

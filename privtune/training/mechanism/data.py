@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.kernel import LossOf, fresh, traced
 from privtune.training.mechanism.made_up import Domain
-from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR, seed_global_generator
 
 _ANY_DOMAIN = Domain()
 _ANY = torch.iinfo(torch.int64).max  # for a number that is no index into a table: it has no range
@@ -297,7 +297,7 @@ def _try_domain(
         try:
             # With gradients: a loss may take some of its own.
             with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices), torch.enable_grad():
-                torch.manual_seed(0)
+                seed_global_generator(0)
                 with traced():
                     value = run(x, y)
         except Exception as error:

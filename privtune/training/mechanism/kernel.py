@@ -353,6 +353,7 @@ def add_reach(
 
 
 _EMPTY = (OrderedDict, dict, list, set)
+_UNCHANGING = (type(None), bool, int, float, str, bytes)  # copies of such are these themselves
 
 
 def fresh(model: nn.Module, beside: Any = None, *, trained: bool = False) -> tuple[nn.Module, Any]:
@@ -425,8 +426,11 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     What cannot be copied is shared, but lists and tables are taken apart, as they may hold a model's
     parts.
     """
-    if type(value) in _EMPTY and not value:  # as most of what a module holds: its hooks
-        return memo.setdefault(id(value), type(value)())
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value
+    if kind in _EMPTY and not value:  # as most of what a module holds: its hooks
+        return memo.setdefault(id(value), kind())
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()  # what a pass has left, as a weight norm does
     length = len(memo)
@@ -436,11 +440,11 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         while len(memo) > length:
             memo.popitem()  # copies that were begun
     copy: Any = value
-    if type(value) is list:
+    if kind is list:
         copy = []
         memo[id(value)] = copy  # before its parts: one may refer to it
         copy.extend(_copied(part, memo) for part in value)
-    elif type(value) is dict:
+    elif kind is dict:
         copy = {}
         memo[id(value)] = copy
         for name, part in value.items():

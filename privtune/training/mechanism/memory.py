@@ -46,7 +46,7 @@ from torch import nn
 from privtune.errors import PrivTuneError
 from privtune.training.mechanism.data import blames_records
 from privtune.training.mechanism.kernel import LossOf, fresh
-from privtune.training.mechanism.streams import GLOBAL_GENERATOR
+from privtune.training.mechanism.streams import GLOBAL_GENERATOR, seed_global_generator
 
 State: TypeAlias = dict[str, object]
 """What a function can reach and write to: values, sizes and digests by name."""
@@ -288,7 +288,7 @@ def _value(run: Callable[[], Sequence[torch.Tensor]]) -> Value:
     else:
         devices = []
     with GLOBAL_GENERATOR, torch.random.fork_rng(devices=devices):
-        torch.random.manual_seed(0)
+        seed_global_generator(0)
         try:
             tensors = run()
         except Exception as error:  # a record that raises does so each time

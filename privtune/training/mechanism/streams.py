@@ -35,6 +35,23 @@ _DOMAIN = b"privtune.stream.v1"
 _WORDS = 624  # state words of the Mersenne Twister
 
 
+def seed_global_generator(seed: int) -> None:
+    """Seed torch's global generator on every device that this machine has.
+
+    Without an accelerator only the generator of the CPU: ``torch.manual_seed`` would note the call, with a
+    text of the whole stack, for each kind of accelerator that may be initialised later.
+
+    Args:
+        seed: As ``torch.manual_seed`` takes it.
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 class Streams:
     """Independent random streams, by name and candidate.
 

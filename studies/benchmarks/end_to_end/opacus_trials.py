@@ -3,7 +3,8 @@
     python studies/benchmarks/end_to_end/opacus_trials.py --mode ghost --trials 16 [--work mnist-mlp]
 
 The noise of a trial is such that all trials together meet the budget, by Opacus' RDP accountant. The mode
-`plain` trains without privacy. Works of MNIST read the file that the variable PRIVTUNE_DATA names.
+`plain` trains without privacy, and `usual` as Opacus' tutorials do: its engine, its loader, hooks. Works of
+MNIST read the file that the variable PRIVTUNE_DATA names.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import optuna  # noqa: E402
 import torch  # noqa: E402
 from mlflow import MlflowClient  # noqa: E402
 from mlflow.entities import Metric, Param  # noqa: E402
+from opacus import PrivacyEngine  # noqa: E402
 from opacus.accountants.utils import get_noise_multiplier  # noqa: E402
 from opacus.grad_sample import GradSampleModule  # noqa: E402
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (  # noqa: E402
@@ -31,6 +33,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping  # no
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,34 @@ def train(
     return model
 
 
+def train_as_usual(
+    work: Work, x: torch.Tensor, y: torch.Tensor, lr: float, bound: float, noise: float
+) -> nn.Module:
+    """Train one model with Opacus' engine and its loader."""
+    model = work.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    wrapped, private_optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=work.batch),
+        noise_multiplier=noise,
+        max_grad_norm=bound,
+    )
+    criterion = nn.CrossEntropyLoss()
+    for _ in range(work.epochs):
+        for inputs, targets in loader:
+            private_optimizer.zero_grad()
+            criterion(wrapped(inputs), targets).backward()
+            private_optimizer.step()
+    return model
+
+
 def main() -> None:
     """Run the trials."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=("ghost", "hooks", "functorch", "plain"), required=True)
+    parser.add_argument(
+        "--mode", choices=("ghost", "hooks", "functorch", "plain", "usual"), required=True
+    )
     parser.add_argument("--work", choices=WORKS, default="digits-mlp")
     parser.add_argument("--trials", type=int, required=True)
     asked = parser.parse_args()
@@ -149,7 +176,11 @@ def main() -> None:
     def objective(trial: optuna.Trial) -> float:
         lr = trial.suggest_float("learning_rate", 0.05, 5.0, log=True)
         bound = trial.suggest_float("max_grad_norm", 0.1, 10.0, log=True)
-        model = train(work, asked.mode, x[: work.records], y[: work.records], lr, bound, noise)
+        trained = x[: work.records], y[: work.records]
+        if asked.mode == "usual":
+            model = train_as_usual(work, *trained, lr, bound, noise)
+        else:
+            model = train(work, asked.mode, *trained, lr, bound, noise)
         with torch.no_grad():
             held = slice(work.records, work.records + work.held_out)
             score = float((model(x[held]).argmax(1) == y[held]).float().mean())

@@ -1,7 +1,8 @@
 """What a user waits for: CPU seconds of commands, and of whole studies against Optuna + Opacus + MLflow.
 
     OMP_NUM_THREADS=1 python studies/benchmarks/end_to_end/run.py [--trials 4 16 64] [--rounds 3]
-        [--work digits-mlp] [--data mnist.npz] [--against OTHER_CHECKOUT] [--output FILE]
+        [--modes ghost usual] [--no-commands] [--work digits-mlp] [--data mnist.npz]
+        [--against OTHER_CHECKOUT] [--output FILE]
 
 Every figure is user and system time of a whole process tree, from the start of the interpreter to its
 end; of commands the wall time, too. Rounds run every competitor once, by turns; medians. `--against`
@@ -10,9 +11,10 @@ empty folder, and nothing is left out: the second round finds what the first kep
 each checkout has one of its own.
 Checkouts are compiled to bytecode first, as an installation is.
 
-The competitor is `opacus_trials.py`, with each way of Opacus to compute gradients, the fastest counts,
-and without privacy (`plain`, which does not count). `imports` is what both need: the imports of torch,
-Optuna, MLflow with its database, and autodp, in one process, and nothing else.
+The competitor is `opacus_trials.py`, with each way of Opacus to compute gradients, of which the fastest
+counts; without privacy (`plain`); and as Opacus' tutorials do it (`usual`, the row of the usual practice).
+`imports` is what all need: the imports of torch, Optuna, MLflow with its database, and autodp, in one
+process, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,7 @@ COMMANDS = (
     "budget show digits",
 )
 MODES = ("ghost", "hooks", "functorch")
+EVERYBODY = (*MODES, "plain", "usual")
 IMPORTS = (
     "import torch, optuna, mlflow, autodp.autodp_core, mlflow.store.tracking.sqlalchemy_store;"
     "optuna.create_study; optuna.storages.RDBStorage"
@@ -97,8 +101,8 @@ def commands(checkout: Path, found: dict[str, list[float]], walls: dict[str, lis
             walls.setdefault(command, []).append(time.perf_counter() - start)
 
 
-def studies(work: str, trials: int, found: dict[str, list[float]]) -> None:
-    """Run so many trials from nothing to a release, by every competitor."""
+def studies(work: str, trials: int, modes: Sequence[str], found: dict[str, list[float]]) -> None:
+    """Run so many trials from nothing to a release, by PrivTune and by every competitor."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         epochs, batch = EPOCHS[work]
@@ -107,7 +111,7 @@ def studies(work: str, trials: int, found: dict[str, list[float]]) -> None:
         command = ["-m", "privtune", "study", "run", "study.yaml"]
         found.setdefault("privtune", []).append(spent(command, folder, ROOT))
         found.setdefault("imports", []).append(spent(["-c", IMPORTS], folder, ROOT))
-    for mode in (*MODES, "plain"):
+    for mode in modes:
         with tempfile.TemporaryDirectory() as place:
             words = [str(HERE / "opacus_trials.py"), "--mode", mode, "--work", work]
             words += ["--trials", str(trials)]
@@ -125,6 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, nargs="*", default=[4, 16, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", choices=EPOCHS, default="digits-mlp")
+    parser.add_argument("--modes", nargs="*", choices=EVERYBODY, default=EVERYBODY)
+    parser.add_argument("--no-commands", action="store_true", help="race trials alone")
     parser.add_argument("--data", type=Path, help="MNIST's file, for its works")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--output", type=Path)
@@ -138,10 +144,10 @@ def main(arguments: list[str] | None = None) -> int:
     walls: dict[str, dict[str, list[float]]] = {name: {} for name in checkouts}
     races: dict[int, dict[str, list[float]]] = {trials: {} for trials in asked.trials}
     for _ in range(asked.rounds):
-        for name, checkout in checkouts.items():
+        for name, checkout in () if asked.no_commands else checkouts.items():
             commands(checkout, waits[name], walls[name])
         for trials in asked.trials:
-            studies(asked.work, trials, races[trials])
+            studies(asked.work, trials, asked.modes, races[trials])
     document: dict[str, Any] = {
         "command": "run.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
@@ -161,13 +167,14 @@ def main(arguments: list[str] | None = None) -> int:
         },
     }
     for trials, found in document["trials"].items():
-        fastest = min(found[mode]["median"] for mode in MODES)
-        found["times as fast"] = round(fastest / found["privtune"]["median"], 2)
+        fastest = [found[mode]["median"] for mode in MODES if mode in found]
+        if fastest:
+            found["times as fast"] = round(min(fastest) / found["privtune"]["median"], 2)
         print(
             f"{trials} trials:",
             {k: v["median"] if isinstance(v, dict) else v for k, v in found.items()},
         )
-    for command in COMMANDS if asked.rounds else ():
+    for command in COMMANDS if asked.rounds and not asked.no_commands else ():
         print(
             f"{command:32}",
             *(

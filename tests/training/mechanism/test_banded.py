@@ -95,6 +95,7 @@ def test_one_band_is_independent_noise() -> None:
     [
         (1.0, 4, 0.911, 0.999),
         (2.0, 8, 0.770, 0.872),
+        (4.0, 2, 0.818, 0.858),  # two bands: docs/comparison.md
         (4.0, 16, 0.609, 0.697),
         (8.0, 32, 0.480, 0.541),
     ],

@@ -15,7 +15,7 @@ from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.training.mechanism.noise import NoiseSource, add_noise, noise_scale
 from privtune.training.mechanism.sampling import PoissonSampler, padded
 from privtune.training.mechanism.schedule import NoiseOptions
-from privtune.training.mechanism.streams import Streams
+from privtune.training.mechanism.streams import Streams, seed_global_generator
 
 pytestmark = pytest.mark.quick
 
@@ -193,3 +193,16 @@ def test_physical_sizes_are_few_and_close():
     assert all(s >= n for n, s in enumerate(sizes))
     assert len(set(sizes)) < 120
     assert all(s - n <= max(8, n / 8) for n, s in enumerate(sizes))
+
+
+def test_a_seed_leaves_no_note_for_accelerators_that_are_not_there():
+    tracker = torch.cuda._lazy_seed_tracker
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        expected = torch.rand(3)
+        note = tracker.manual_seed_all_cb
+        seed_global_generator(7)
+        assert torch.equal(torch.rand(3), expected)
+    if not torch.accelerator.is_available():
+        assert note is not None
+        assert tracker.manual_seed_all_cb is note
