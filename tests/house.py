@@ -14,6 +14,7 @@ import sys
 import tokenize
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "privtune"
@@ -139,6 +140,7 @@ def room_of(path: Path) -> str:
     return parts[0]
 
 
+@cache
 def measure_rooms() -> dict[str, Figures]:
     """Return the figures of every room of the package."""
     rooms: dict[str, Figures] = {}

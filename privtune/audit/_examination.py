@@ -22,6 +22,7 @@ from privtune.audit.canaries import (
     secrets_of,
     train_canaries,
 )
+from privtune.audit.searches import searches_of
 from privtune.audit.selections import (
     InstanceClaim,
     WorstScore,
@@ -162,7 +163,21 @@ def estimate(plan: Plan, *, runs: int) -> int:
     trainings = 2.0 * runs + 1.0  # those of one canary, and the run of many
     if plan.runs is not None and plan.search is not None:
         trainings += 2.0 * runs * plan.expected_runs
+    elif _is_on_part(plan):
+        trainings += 2.0 * runs * (_trials_of(plan) + 1)
     return round(trainings)
+
+
+def _is_on_part(plan: Plan) -> bool:
+    """Return whether an arm shows its trials, all of one part of the records, and trains once more."""
+    return plan.runs is None and plan.rate is not None and _trials_of(plan) > 0
+
+
+def _trials_of(plan: Plan) -> int:
+    """Return how many trials are shown."""
+    if plan.search is None:
+        return 0
+    return plan.search.trials or 0
 
 
 def audit(
@@ -187,7 +202,8 @@ def audit(
     Args:
         plan: The arm's plan.
         delta: The budget's δ.
-        strategy: What made the plan; a sealed selection is audited as a whole with it alone.
+        strategy: What made the plan; a sealed selection, and a search on a part of the records, are audited
+            as a whole with it alone.
         adjacency: The budget's relation of neighbours.
         published: What the budget promises.
         task: Trains the task's own model beside the canary, on records of its shapes; without it,
@@ -237,6 +253,8 @@ def audit(
         checks += machinery_laws.check_runs(plan.runs, seed=seed)
         checks += machinery_laws.check_rounds(plan, strategy, seed=seed)
         rows.append(_audit_selection(plan, strategy, terms))
+    elif _is_on_part(plan) and strategy is not None and not is_declared:
+        rows.append(_audit_search(plan, strategy, terms))
     elif plan.search is not None and not is_declared:
         untouched.append(
             "how the arm's trainings add up: that is composition, by the account alone"
@@ -558,6 +576,26 @@ def _audit_selection(plan: Plan, strategy: Strategy, terms: _AuditTerms) -> Audi
         2 * terms.runs,
         started,
     )
+
+
+def _audit_search(plan: Plan, strategy: Strategy, terms: _AuditTerms) -> AuditRow:
+    """Audit whole searches: all of their shown trials on one part of the records, and the last training."""
+    started = time.perf_counter()
+    count_runs = terms.counter("whole searches", 2 * terms.runs)
+    without, canary = (
+        searches_of(
+            plan,
+            strategy,
+            searches=terms.runs,
+            seed=terms.seed,
+            inside=inside,
+            progress=count_runs,
+        )
+        for inside in (False, True)
+    )
+    claim = terms.claim(plan.event)
+    bounds = terms.bounds("all shown", (without, canary), claim, 1.0 - _FREE)
+    return terms.row("the whole search", plan.event, bounds, 2 * terms.runs, started)
 
 
 def _score_of_selection(plan: Plan, base: Event, terms: _AuditTerms) -> WorstScore:

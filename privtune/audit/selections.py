@@ -495,7 +495,7 @@ class TrainedRound:
         return [TrialResult(index=0, params=request.params, weights=weights, score=None)]
 
 
-class _RoundTraining(NamedTuple):
+class RoundTraining(NamedTuple):
     """One training of a round: its row, its secret, and whether it meets the canary.
 
     Args:
@@ -544,15 +544,15 @@ def rounds_of(
     if plan.search is None or plan.runs is None:
         raise InvalidInputError("plan", plan.strategy, "is no sealed selection")
     secrets = secrets_of(seed, f"rounds/{inside}", rounds)
-    jobs: list[_RoundTraining] = []
+    jobs: list[RoundTraining] = []
     for number, secret in enumerate(secrets):
         jobs += _jobs_of(plan, number, secret, inside=inside)
     searching = [job for job in jobs if job.row != _FINAL]
     finishing = [job for job in jobs if job.row == _FINAL]
     training = plan.search.trainings[0]
-    count_jobs = _rounds_progress(progress, rounds, len(jobs))
-    finals = _ratios(plan.training, plan, finishing, adjacency, count_jobs)
-    ratios = _ratios(training, plan, searching, adjacency, count_jobs)
+    count_jobs = rounds_progress(progress, rounds, len(jobs))
+    finals = ratios_of(plan.training, plan, finishing, adjacency, count_jobs)
+    ratios = ratios_of(training, plan, searching, adjacency, count_jobs)
     ratios_by_round: list[list[float]] = [[] for _ in secrets]
     for (number, _), ratio in sorted(ratios.items()):
         ratios_by_round[number].append(ratio)
@@ -570,7 +570,7 @@ def rounds_of(
     return np.array(evidence)
 
 
-def _jobs_of(plan: Plan, number: int, secret: bytes, *, inside: bool) -> Iterator[_RoundTraining]:
+def _jobs_of(plan: Plan, number: int, secret: bytes, *, inside: bool) -> Iterator[RoundTraining]:
     """Yield the trainings of one round, with the seeds that the ledger would give them."""
     assert plan.search is not None  # noqa: S101 (for the type checker)
     assert plan.runs is not None  # noqa: S101
@@ -578,15 +578,15 @@ def _jobs_of(plan: Plan, number: int, secret: bytes, *, inside: bool) -> Iterato
     count = plan.runs.sample(streams.numpy("runs", 0))
     opened = OpenRound("audit-1", count, secret)
     part = plan.search.trainings[0].part
-    is_present = inside and _holds_records(part, plan, streams)
+    is_present = inside and holds_records(part, plan, streams)
     for row in range(opened.tasks):
-        yield _RoundTraining(number, row, opened.seed(row), is_present)
+        yield RoundTraining(number, row, opened.seed(row), is_present)
     if plan.final or plan.rate is not None:
-        is_present = inside and _holds_records(plan.training.part, plan, streams)
-        yield _RoundTraining(number, _FINAL, streams.key("final"), is_present)
+        is_present = inside and holds_records(plan.training.part, plan, streams)
+        yield RoundTraining(number, _FINAL, streams.key("final"), is_present)
 
 
-def _rounds_progress(
+def rounds_progress(
     progress: Callable[[int], None],
     rounds: int,
     jobs: int,
@@ -664,7 +664,7 @@ def _evidence_of_winner(score: WorstScore, ratio: float) -> float:
     return float(evidence)
 
 
-def _holds_records(part: str, plan: Plan, streams: Streams) -> bool:
+def holds_records(part: str, plan: Plan, streams: Streams) -> bool:
     """Return whether a training on this part of the records would include the canary."""
     records = TensorData(torch.ones(1, 1), torch.zeros(1), sealed_size=True)
     subset = part_of(records, part, plan.rate, streams)
@@ -672,10 +672,10 @@ def _holds_records(part: str, plan: Plan, streams: Streams) -> bool:
     return subset.unusable is None
 
 
-def _ratios(
+def ratios_of(
     training: TrainingPlan,
     plan: Plan,
-    jobs: Sequence[_RoundTraining],
+    jobs: Sequence[RoundTraining],
     adjacency: Adjacency,
     progress: Callable[[int], None],
 ) -> dict[tuple[int, int], float]:

@@ -56,7 +56,9 @@ class SubsetSearch(Everything):
             this ε.
         trial_epochs: Passes of a trial over the subset; the study's unless given.
         startup_trials: Trials that ``tpe`` and ``gp`` draw at random before they learn from scores, at
-            least 1; unless given a third of the trials, and Optuna's 10 at most.
+            least 1; unless given a third of the trials, and Optuna's 10 at most. On digits, 5 of ten
+            trials and all of them at random were each 2.3 ± 2.2 points (one standard error) better
+            than 3, which shows no difference.
         extrapolation: As for ``subsampled-tuning``: ``scale-learning-rate`` (a candidate of rate η is
             tried on m of n records at η·m/n), ``keep``, or ``auto``.
 

@@ -306,7 +306,7 @@ class Study:
             arm: Name of the arm; the strategy's own unless given.
             sampler: Optuna's sampler for ``everything``, or one of your own that declares that its
                 draws are independent.
-            pruner: Optuna's pruner, for ``everything`` with a public validation split.
+            pruner: Optuna's pruner, for ``everything`` and ``subset-search`` with a public validation split.
             n_jobs: How many workers at once: the same trials as with one. In spawned processes if
                 they can import functions and data, else in threads.
             timeout: Seconds above 0 after which no trial begins; the arm stays open and can go on.

@@ -1,6 +1,6 @@
 """Shown trials on a part of the records against sealed ones: one, two and four hyperparameters.
 
-python -m studies.subset_search.run        # goes on where it was
+python -m studies.subset_search.run --data mnist.npz        # goes on where it was
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 HERE = "studies.subset_search.tasks"
 OURS, RIVAL = "subset search", "subsampled tuning"
+MNIST = "mnist"  # with --data alone
 ARMS: dict[str, dict[str, Any]] = {
     # All searches have the gradients of four trainings: 10 · 0.3 + 1, 31 · 0.1 + 0.9, 4.
     OURS: {"strategy": "subset-search"},
@@ -43,6 +44,7 @@ SINGLE = "hyfreedp"  # adapts its rate and clips to one norm: it searches nothin
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"task": "digits-mlp", "epochs": 10, "expected_batch_size": 64},
     "table": {"task": "synthetic-logistic", "epochs": 5, "expected_batch_size": 128},
+    MNIST: {"task": f"{HERE}:mnist_task", "epochs": 1, "expected_batch_size": 512},
 }
 FOUR, TWO, ONE = 4, 2, 1  # hyperparameters
 EPSILONS = (2.0, 1.0, 4.0)  # in the order in which they run
@@ -66,17 +68,15 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         for arm in (OURS, SINGLE):
             yield {"task": "table", "searched": ONE, "epsilon": 2.0, "arm": arm}
         return
-    for task in TASKS:
+    tasks = [task for task in TASKS if task != MNIST or options.data is not None]
+    for task in tasks:
         for epsilon in EPSILONS:
             yield {"task": task, "searched": 0, "epsilon": epsilon, "arm": SINGLE}
-    for task, searched in (("digits", FOUR), ("digits", TWO), ("digits", ONE)):
+    searches = [(task, searched) for task in tasks for searched in (FOUR, TWO, ONE)]
+    for task, searched in sorted(searches, key=lambda search: search != (MNIST, FOUR)):
         for epsilon in EPSILONS:
             for arm in ARMS:
                 yield {"task": task, "searched": searched, "epsilon": epsilon, "arm": arm}
-    for searched in (ONE, TWO, FOUR):
-        for epsilon in EPSILONS:
-            for arm in ARMS:
-                yield {"task": "table", "searched": searched, "epsilon": epsilon, "arm": arm}
 
 
 def network(task: str) -> dict[str, Any]:

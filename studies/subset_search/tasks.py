@@ -1,7 +1,9 @@
-"""Digits and a table of numbers, learnt by a network of which a trial suggests four hyperparameters."""
+"""Digits, a table and MNIST, learnt by a network of which a trial suggests four hyperparameters."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -9,22 +11,68 @@ from torch import nn
 from torch.nn import functional as F
 
 import privtune
-from privtune.tasks import get_task
+from privtune.tasks import Task, TaskData, get_task
+from privtune.training.mechanism.data import TensorData
+
+_HALVED = 14 * 14  # grey values of a picture
 
 Records = tuple[torch.Tensor, torch.Tensor]
 
 
-@cache
-def _records(name: str) -> Records:
-    """Return all records of a built-in task: its splits, one after the other."""
-    data = get_task(name).load()
+def _joined(data: TaskData) -> Records:
+    """Return all records of a task: its splits, one after the other."""
     splits = (data.train, data.validation, data.test)
     return torch.cat([s.x for s in splits]), torch.cat([s.y for s in splits])
+
+
+@cache
+def _records(name: str) -> Records:
+    """Return all records of a built-in task."""
+    return _joined(get_task(name).load())
+
+
+@cache
+def _pictures(data: str) -> TaskData:  # noqa: ARG001 (what they are known by)
+    """Return MNIST's pictures, halved in height and width, as vectors."""
+    whole = get_task("mnist-mlp").load()
+
+    def halved(part: TensorData) -> TensorData:
+        pictures = F.avg_pool2d(part.x.view(-1, 1, 28, 28), 2)
+        return TensorData(pictures.flatten(1), part.y, part.sealed_size)
+
+    return TaskData(halved(whole.train), halved(whole.validation), halved(whole.test))
+
+
+def _mnist() -> TaskData:
+    return _pictures(os.environ["PRIVTUNE_DATA"])
+
+
+def _perceptron() -> nn.Module:
+    """Return a network with 64 hidden units."""
+    return nn.Sequential(nn.Linear(_HALVED, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def mnist_task() -> Task:
+    """Return MNIST with pictures of 14x14 and a network of 64 hidden units, read once a run."""
+    return replace(
+        get_task("mnist-mlp"),
+        name="mnist-mlp-halved",
+        input_shape=(_HALVED,),
+        model=_perceptron,
+        load=_mnist,
+        check=lambda: None,
+        benchmark=True,
+    )
 
 
 def digits() -> Records:
     """Return scikit-learn's digits as vectors of 64 grey values."""
     return _records("digits-mlp")
+
+
+def mnist() -> Records:
+    """Return MNIST's pictures of handwritten digits as vectors of 196 grey values."""
+    return _joined(_mnist())
 
 
 def table() -> Records:
@@ -56,3 +104,8 @@ def digits_network(trial: privtune.Trial) -> privtune.Candidate:
 def table_network(trial: privtune.Trial) -> privtune.Candidate:
     """Build a network on the table."""
     return _candidate(trial, 20, 2)
+
+
+def mnist_network(trial: privtune.Trial) -> privtune.Candidate:
+    """Build a network on MNIST."""
+    return _candidate(trial, _HALVED, 10)

@@ -14,7 +14,14 @@ from privtune.audit.bounds import Claim
 from privtune.audit.bounds import lower_bound as bound
 from privtune.audit.selections import InstanceClaim, worst_score
 from privtune.errors import InvalidInputError
-from privtune.strategies import Fixed, LiuTalwar, PapernotSteinke, SubsampledTuning, plan_arm
+from privtune.strategies import (
+    Fixed,
+    LiuTalwar,
+    PapernotSteinke,
+    SubsampledTuning,
+    SubsetSearch,
+    plan_arm,
+)
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from tests.statistical.rounds import DELTA, RATE, context
 from tests.tiers import campaign
@@ -101,10 +108,26 @@ def test_what_has_no_guarantee_is_refused():
         audit(replace(fixed(), event=event), delta=DELTA)
 
 
+@pytest.mark.parametrize("variant", [1, 2])
+def test_a_search_whose_trials_are_shown_is_audited_as_a_whole(variant):
+    """2 x 200 searches. Fails by chance with a probability of at most 5%."""
+    strategy = SubsetSearch(parameters=NORM, variant=variant, rate=0.5, trials=4)
+    plan = strategy.plan(context(RATE), epsilon=4.0)
+    report = audit(plan, strategy=strategy, delta=DELTA, runs=200, seed=1)
+    assert report.passed, report.to_dict()
+    trial, search = report.rows
+    assert (trial.name, search.name) == ("one training", "the whole search")
+    assert search.event == plan.event
+    assert 0.3 * search.reported < search.epsilon
+    assert not any("add up" in words for words in report.untouched)
+
+
 @pytest.mark.quick
 def test_the_cost_is_said_in_advance():
     strategy = PapernotSteinke(parameters=NORM, mean_runs=5)
     assert estimate(strategy.plan(context(RATE), epsilon=4.0), runs=1000) == 12_001
+    search = SubsetSearch(parameters=NORM, trials=4)
+    assert estimate(search.plan(context(RATE), epsilon=4.0), runs=1000) == 12_001
     assert Schedule(240, 1.0, 1).steps == 1
 
 

@@ -23,7 +23,7 @@ from privtune.audit.machinery_laws import (
     check_sampler,
 )
 from privtune.ledger.rounds import OpenRound, Rounds
-from privtune.strategies import Fixed, PapernotSteinke, Scoring, plan_arm
+from privtune.strategies import Fixed, PapernotSteinke, Scoring, SubsetSearch, plan_arm
 from privtune.strategies import selection as selecting
 from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism import oracle, sampling
@@ -192,3 +192,27 @@ def test_13_correlated_noise_is_half(monkeypatch):
     real = oracle.noise_scale
     monkeypatch.setattr(oracle, "noise_scale", lambda *args: real(*args) / 2.0)
     assert broken(audit(plan, delta=DELTA, runs=100).checks) == ["noise of releases"]
+
+
+def failed_rows(plan, strategy):
+    report = audit(plan, strategy=strategy, delta=DELTA, runs=200, seed=1)
+    return [row.name for row in report.rows if not row.passed]
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_14_the_noise_of_shown_trials_is_half(variant, monkeypatch):
+    strategy = SubsetSearch(parameters=NORM, variant=variant, rate=0.5, trials=4)
+    plan = plan_of(strategy)
+    assert failed_rows(plan, strategy) == []
+    real = oracle.noise_scale
+    monkeypatch.setattr(oracle, "noise_scale", lambda *args: real(*args) / 2.0)
+    assert failed_rows(plan, strategy)[-1] == "the whole search"
+
+
+def test_15_shown_trials_meet_all_records():
+    strategy = SubsetSearch(parameters=NORM, rate=0.2, trials=8, trial_noise=0.7)
+    plan = plan_of(strategy)
+    assert failed_rows(plan, strategy) == []
+    (trial,) = plan.search.trainings
+    on_all = replace(plan.search, trainings=(replace(trial, part="all"),))
+    assert failed_rows(replace(plan, search=on_all), strategy) == ["the whole search"]

@@ -28,6 +28,7 @@ from privtune.strategies import (
     SubsampledTuning,
     SubsetSearch,
 )
+from tests.statistical import rounds
 from tests.statistical.rounds import (
     DELTA,
     RATE,
@@ -199,6 +200,16 @@ def test_shown_trials_that_are_charged_as_one_are_found(variant):
         return Subsampled(variant, plan.rate, trial, plan.training.event)
 
     found, reported = audited(strategy, shown_evidence, runs=400, of=one_trial)
+    assert found > reported
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_half_the_noise_of_a_search_on_a_subset_is_found(variant, monkeypatch):
+    """Its trials and the final training have half of what the plan says."""
+    arm = f"subset-search {variant}, half the noise"
+    strategy = SubsetSearch(parameters=NORM, arm=arm, variant=variant, rate=0.5, trials=4)
+    monkeypatch.setattr(rounds, "deviation", lambda training: deviation(training) / 2.0)
+    found, reported = audited(strategy, shown_evidence, runs=400, composed=True)
     assert found > reported
 
 

@@ -14,7 +14,9 @@ from optuna.trial import TrialState
 from torch import nn
 
 import privtune
-from privtune.strategies import Everything
+from privtune.accounting import Repeated, SubsampledTuning, epsilon
+from privtune.ledger import Ledger
+from privtune.strategies import Everything, Strategy, SubsetSearch
 from privtune.strategies.everything import SAMPLERS
 from privtune.study import Study
 from privtune.study.arm_rounds import Batch, TrialFiles
@@ -121,7 +123,9 @@ def build(trial: privtune.Trial) -> privtune.Candidate:
     return privtune.Candidate(model, torch.optim.SGD(model.parameters(), rate), max_grad_norm=clip)
 
 
-def optimize(storage: str, **options: Any) -> tuple[Study, privtune.strategies.Release]:
+def optimize(
+    storage: str, strategy: Strategy | None = None, **options: Any
+) -> tuple[Study, privtune.strategies.Release]:
     study = privtune.create_study(
         "loop", budget=privtune.Budget(6.0, 1e-5, name="loop"), storage=storage, seed=2
     )
@@ -130,7 +134,7 @@ def optimize(storage: str, **options: Any) -> tuple[Study, privtune.strategies.R
         task = privtune.make_task(build, loss=loss, train=TRAIN, public={"validation": VALIDATION})
         release = study.optimize(
             task,
-            strategy=Everything(trials=TRIALS),
+            strategy=strategy or Everything(trials=TRIALS),
             epochs=1,
             expected_batch_size=24,
             **{name: make() for name, make in options.items()},
@@ -171,3 +175,57 @@ def test_a_pruner_stops_what_it_would_stop_in_optuna(storage: str) -> None:
     assert all(trial.ended == "pruned" for trial in release.trials)
     assert release.is_nothing
     assert release.note == "Every candidate was pruned; there is no model."
+
+
+class StopAtSecondReport(optuna.pruners.BasePruner):
+    """Stops some trials when their second score has been reported."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+        return trial.number in self.numbers and len(trial.intermediate_values) >= 2
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_a_pruner_stops_a_shown_trial_of_a_part_and_all_trials_are_charged(
+    storage: str, variant: int
+) -> None:
+    """The charge stands before a trial begins: what a pruner ends early is paid for in full."""
+    terms = {"rate": 0.5, "variant": variant, "extrapolation": "keep"}
+    strategy = SubsetSearch(trials=4, **terms)
+    study, release = optimize(storage, strategy, pruner=lambda: StopAtSecondReport(1))
+    (plan,) = study.plans
+    assert plan.search is not None
+    (trial,) = plan.search.trainings
+    assert plan.event == SubsampledTuning(
+        variant, 0.5, Repeated(4, trial.event), plan.training.event
+    )
+    with Ledger(storage) as ledger:
+        (charge,) = ledger.charges("loop")
+    assert charge.event == plan.event
+    assert release.guarantee.epsilon == epsilon(plan.event, 1e-5).epsilon
+
+    assert [each.ended for each in release.trials] == ["trained", "pruned", "trained", "trained"]
+    stopped = release.trials[1]
+    assert stopped.weights.numel() == 0
+    shown = release.to_optuna().trials
+    assert [each.state == TrialState.PRUNED for each in shown] == [False, True, False, False]
+    curated = privtune.load_study("loop", storage=storage, curator=True)
+    steps = [len(each.intermediate_values) for each in curated.trials]
+    assert steps == [trial.schedule.steps, 2, trial.schedule.steps, trial.schedule.steps]
+    best = max((release.trials[n] for n in (0, 2, 3)), key=lambda each: each.score)
+    assert release.params == best.params
+    assert not torch.equal(release.weights, best.weights), "the final training is one more"
+
+
+def test_a_search_on_a_part_whose_trials_are_all_stopped_is_charged_and_trains_no_more(
+    storage: str,
+) -> None:
+    strategy = SubsetSearch(trials=2, rate=0.5, extrapolation="keep")
+    study, release = optimize(storage, strategy, pruner=lambda: StopAtSecondReport(0, 1))
+    assert all(trial.ended == "pruned" for trial in release.trials)
+    assert release.is_nothing
+    assert release.note == "No candidate reached a finite score; nothing more was trained."
+    (plan,) = study.plans
+    assert study.spent().epsilon == pytest.approx(epsilon(plan.event, 1e-5).epsilon)

@@ -5,6 +5,7 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -199,6 +200,16 @@ def _set(name: str, value: Any) -> None:
     """Change one of torch's settings of precision."""
     holder, attribute = _place_of_setting(name)
     setattr(holder, attribute, value)
+
+
+def release_memory() -> None:
+    """Give memory that is free in this process back to the system, where the C library can (glibc).
+
+    A check or a capture leaves holes between what it keeps, which a pass of another shape does not fill.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def hardware(device: str | torch.device) -> str:

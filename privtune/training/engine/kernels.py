@@ -251,24 +251,25 @@ class BatchedKernel(Kernel):
 
         def alone() -> torch.Tensor:
             """Return the gradients of records taken one by one, shape ``[K, B, P]``."""
-            rows_alone = []
+            # Written where they stay: a large table's gradients would else be held twice.
+            rows_alone = params.new_empty(candidates, records, layout.size)
             for k in range(candidates):
                 for b in range(records):
                     masks_of_record = [mask[k, b] for mask in masks]
-                    gradient = self.passes.gradient(
+                    rows_alone[k, b] = self.passes.gradient(
                         params[k],
                         x[k, b],
                         y[k, b],
                         masks_of_record,
                     )
-                    rows_alone.append(gradient)
-            return torch.stack(rows_alone).view(candidates, records, -1)
+            return rows_alone
 
         gradients = alone()
-        if x.is_floating_point() and not bool(gradients.isfinite().all()):
+        norms = length(gradients)
+        if x.is_floating_point() and not bool(norms.isfinite().all()):
             x = x.abs() + 1.0  # a loss may take logarithms or roots of inputs that are above 0
             gradients = alone()
-        norms = length(gradients)
+            norms = length(gradients)
         if not bool(norms.isfinite().all()):
             raise NotBatchableError(
                 "gradients of made-up records are not finite, so the path cannot be checked"
@@ -276,16 +277,21 @@ class BatchedKernel(Kernel):
         # One bound that clips about half of the records, and one that clips none.
         half = float(norms.median())
         none = 10.0 * float(norms.max()) + 1.0
-        for bound in (half, none):
-            clipping = Flat(max(bound, 1e-6))
-            coefficients = clipping.coefficients(norms.unsqueeze(0))[0]
-            clipped = coefficients.unsqueeze(-1) * gradients
-            expected = clipped.sum(dim=1)
+        clippings = [Flat(max(bound, 1e-6)) for bound in (half, none)]
+        sums_alone = []
+        for clipping in clippings:
+            row = clipping.coefficients(norms.unsqueeze(0))[0].unsqueeze(1)
+            sums_alone.append(torch.bmm(row, gradients).squeeze(1))
+        del gradients  # which a large model's passes need not lie beside
+        for clipping, expected in zip(clippings, sums_alone, strict=True):
             sums = torch.zeros_like(params)
             self.accumulate(params, rows(), clipping, out=sums)
-            scale = float(expected.abs().max())
+            scale = float(torch.linalg.vector_norm(expected, torch.inf))
             distance = tolerance * scale + 1e-9
-            if not torch.allclose(sums, expected, rtol=tolerance, atol=distance):
+            # In place, since a large table's sums are many times a step's memory.
+            sums.sub_(expected).abs_()
+            allowed = expected.abs_().mul_(tolerance).add_(distance)
+            if not bool((sums <= allowed).all()):
                 raise NotBatchableError(
                     "clipped sums of a few synthetic records differ from those of records taken one "
                     "by one: the model or the loss couples records, or uses a parameter in a way "

@@ -7,6 +7,7 @@ pooling behind them several times faster. Recurrent layers run place by place: t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 
 from privtune.training.engine.rules import (
+    DirectUse,
     EmbeddingUse,
     ProductUse,
     Tensors,
@@ -26,6 +28,7 @@ from privtune.training.engine.rules import (
     turns,
 )
 from privtune.training.engine.watch import DRAWS, Handler, Levels, Watch, bind
+from privtune.training.engine.windows import Windows
 
 Back = list[tuple[Use, Tensors]]
 Cell = Callable[[torch.Tensor, Tensors, Tensors], Tensors]
@@ -302,18 +305,22 @@ def _conv(
         windows = (list(stride), list(padding), list(dilation), groups)
         y = _convolved(images, w, b, windows)
         y = y.view(*a.shape[:3], *y.shape[2:])
+        look = Windows(kernel, stride, padding, dilation, (y.shape[-2], y.shape[-1]))
         use = ProductUse(
             str(names[0]),
             names[1],
-            taps=kernel[0] * kernel[1],
+            taps=look.taps,
             depth=w.shape[2],
             groups=groups,
+            windows=look,
         )
-        unfold = partial(_unfolded, a.detach(), kernel, stride, padding, dilation)
+        images_seen = a.detach()
 
     def back(g: torch.Tensor) -> Back:
-        """Return the use of the weight: image patches, which are made only now, and output gradients."""
-        return [(use, unfold(g))]
+        """Return the use of the weight: images, and output gradients ``[K, B, n H' W', O]``."""
+        channels_last = g.permute(0, 1, 2, 4, 5, 3)
+        rows = channels_last.reshape(*g.shape[:2], -1, g.shape[3])
+        return [(use, (images_seen, rows))]
 
     wrapped = mode.put(names, y, back)
     if axes == 1:
@@ -323,47 +330,61 @@ def _conv(
     return wrapped.squeeze(0)
 
 
-def _unfolded(  # noqa: PLR0917
-    a: torch.Tensor,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    g: torch.Tensor,
-) -> Tensors:
-    """Return image patches ``[K, B, T, taps C]`` and output gradients ``[K, B, T, O]`` as matrices.
+def _group_norm(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute a group norm by torch's own kernel for each candidate, and note the use of its parameters.
 
-    A convolution is then a product at each place of its output: patches ``[K, B, T, taps * C]`` and
-    gradients ``[K, B, T, O]``, with T = n H' W'. Patches overlap, so they take taps times the memory
-    of the image; that is why they are made on the way back alone, and let go once norms are taken.
-
-    Args:
-        a: Images.
-        kernel: Height and width, as of all that follow.
-        stride: Steps of the kernel.
-        padding: Zeros on either side.
-        dilation: Steps within the kernel.
-        g: Gradients of the outputs.
+    Under ``vmap`` torch normalises without weights, in another layout than that of convolutions, and
+    weighs copies for each record. Gradients of a weight are those that torch computes on the way back
+    (``sum g x^``, with ``x^`` what is normalised), before it adds them up over records.
     """
-    lead = a.shape[:2]
-    pad_h, pad_w = padding
-    x = a.flatten(0, 2).permute(0, 2, 3, 1)
-    if pad_h or pad_w:
-        x = functional.pad(x, (0, 0, pad_w, pad_w, pad_h, pad_h))
-    x = x.contiguous()
-    step_n, step_h, step_w, step_c = x.stride()
-    out_h, out_w = g.shape[-2:]
-    channels = x.shape[3]
-    # A view: each place of the output, then each tap of the kernel there.
-    sizes = (x.shape[0], out_h, out_w, *kernel, channels)
-    by_place = (step_h * stride[0], step_w * stride[1])
-    by_tap = (step_h * dilation[0], step_w * dilation[1])
-    steps = (step_n, *by_place, *by_tap, step_c)
-    patches = x.as_strided(sizes, steps)
-    channels_last = g.permute(0, 1, 2, 4, 5, 3)
-    rows = channels_last.reshape(*lead, -1, g.shape[3])
-    taps = kernel[0] * kernel[1]
-    return patches.reshape(*lead, -1, taps * channels), rows
+    x, groups, weight, bias, eps = bind(
+        args,
+        kwargs,
+        "input num_groups",
+        weight=None,
+        bias=None,
+        eps=1e-5,
+    )
+    names = mode.names_of(weight, bias)
+    if names is None or mode.levels is None or x.ndim < 3:
+        return NotImplemented
+    a = mode.levels.physical(x)
+    w = mode.levels.by_candidate(weight).detach()
+    biases: Sequence[torch.Tensor | None] = [None] * len(a)
+    if bias is not None:
+        biases = mode.levels.by_candidate(bias).detach().unbind()
+    lead = a.shape[:3]
+    channels = a.shape[3]
+    places = math.prod(a.shape[4:])
+    sizes = (lead[1] * lead[2], channels, places)
+    with temporarily_clear_interpreter_stack():
+        of_images = a.ndim == 6
+        parts = []
+        for rows, factors, shifts in zip(a.flatten(1, 2), w, biases, strict=True):
+            images = _channels_last(rows) if of_images else rows
+            normed = torch.native_group_norm(images, factors, shifts, *sizes, groups, eps)
+            parts.append(normed)
+        outputs, means, inverses = zip(*parts, strict=True)
+        joined = _joined([*outputs]) if of_images else torch.stack(outputs)
+        y = joined.view(a.shape)
+        by_channel = (*lead, groups, 1)
+        mean = torch.stack(means).detach().view(by_channel)
+        inverse = torch.stack(inverses).detach().view(by_channel)
+    seen = a.detach()
+
+    def back(g: torch.Tensor) -> Back:
+        """Return the uses of weight and bias, each with its gradients ``[K, B, C]``."""
+        of_bias = g.flatten(4).sum(dim=4)
+        products = (g * seen).flatten(4).sum(dim=4)
+        grouped = (*lead, groups, channels // groups)
+        moved = products.view(grouped) - mean * of_bias.view(grouped)
+        of_weight = (moved * inverse).view(*lead, channels).sum(dim=2)
+        uses: Back = [(DirectUse(str(names[0])), (of_weight,))]
+        if names[1] is not None:
+            uses.append((DirectUse(names[1]), (of_bias.sum(dim=2),)))
+        return uses
+
+    return mode.put(names, y, back)
 
 
 def _embedding(mode: Watch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -835,6 +856,7 @@ class Intercept(Watch):
         torch.addmm: _addmm,
         functional.conv1d: partial(_conv, axes=1),
         functional.conv2d: partial(_conv, axes=2),
+        functional.group_norm: _group_norm,
         functional.embedding: _embedding,
         functional.embedding_bag: _embedding_bag,
         torch._weight_norm: _weight_norm,

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from privtune.training.engine.compute import full_precision
+from privtune.training.engine.windows import Windows
 from privtune.training.mechanism.clipping import CoordinateTransform, looks_freely
 from privtune.training.mechanism.kernel import Layout, Rows
 
@@ -119,41 +120,62 @@ class ProductUse(Use):
         taps: Places of a convolution's kernel (kh times kw); 1 for a linear layer.
         depth: Channels of a group that go in, with more than one tap.
         groups: Groups of a convolution.
+        windows: Of a convolution whose ``a`` is images ``[K, B, n, C, H, W]`` as yet.
     """
 
     form: Form = "outer"
     taps: int = 1
     depth: int = 1
     groups: int = 1
+    windows: Windows | None = None
 
     def laid_out(self, a: torch.Tensor, g: torch.Tensor) -> tuple[ProductUse, Tensors]:
         """Choose the cheapest form of a product's gradients; return the use in that form, and its tensors.
 
+        A gradient that is smaller than the sides it is made of takes their place at once. That of a
+        convolution is then formed without patches, where these would be most of the work.
+        """
+        rows = a.shape[0] * a.shape[1]
+        inputs = a.shape[3] * self.taps
+        form = self._form(rows, g.shape[2], inputs, g.shape[3])
+        use = replace(self, form=form, windows=None)
+        if self.windows is not None:
+            spares = self.groups == 1 and self.windows.spares_patches(a, g.shape[3])
+            if form == "formed" and spares:
+                weight = self.windows.gradients(a, g)
+                return use, (weight, *use._gradients_of_bias(g))
+            a = self.windows.patches(a)
+        if form == "formed":
+            return use, use._gradients(a, g)
+        if form == "outer":
+            return use, (a.squeeze(2), g.squeeze(2))
+        return use, (a, g)
+
+    def _form(self, rows: int, places: int, inputs: int, outputs: int) -> Form:
+        """Return how the gradients of so many rows are cheapest to take norms of.
+
         A gradient costs memory as well as operations: *ghost* is taken where ``T² (d + p)`` is below
         8 times its size ``d p``. With groups, each would need Gram matrices of its own, so gradients
         are formed.
+
+        Args:
+            rows: Candidates times records.
+            places: At which the matrix is used, T.
+            inputs: Numbers that go in at a place, d.
+            outputs: Numbers that come out, p.
         """
         # Gram matrices take T² (d + p) operations in float64, a gradient T d p in float32.
-        rows = a.shape[0] * a.shape[1]
-        places = a.shape[2]
-        inputs = a.shape[3]
-        outputs = g.shape[3]
         size = inputs * outputs
-        form: Form = "direct"
-        if 4 * rows * size > _DIRECT_BYTES:
-            form = "twice"
-        if self.groups > 1:
-            form = "direct"
-        elif places == 1:
-            form = "outer"
-            a = a.squeeze(2)
-            g = g.squeeze(2)
-        elif places**2 * (inputs + outputs) < 8 * size:
-            form = "ghost"
-        # A gradient that is smaller than the sides it is made of takes their place at once.
-        if form == "direct" and size < places * (inputs + outputs) * self.groups:
-            return replace(self, form="formed"), self._gradients(a, g)
-        return replace(self, form=form), (a, g)
+        if self.groups == 1:
+            if places == 1:
+                return "outer"
+            if places**2 * (inputs + outputs) < 8 * size:
+                return "ghost"
+            if 4 * rows * size > _DIRECT_BYTES:
+                return "twice"
+        if size < places * (inputs + outputs) * self.groups:
+            return "formed"
+        return "direct"
 
     @property
     def parts(self) -> int:
@@ -269,9 +291,13 @@ class ProductUse(Use):
             by_group = g.view(*lead, self.groups, -1)
             left = by_group.transpose(2, 3)
         weight = torch.matmul(left.mT, right).flatten(2)
+        return (weight, *self._gradients_of_bias(g))
+
+    def _gradients_of_bias(self, g: torch.Tensor) -> Tensors:
+        """Return the per-record gradients of the bias, ``[K, B, p]``; nothing if there is none."""
         if self.bias is None:
-            return (weight,)
-        return (weight, g.sum(dim=2))
+            return ()
+        return (g.sum(dim=2),)
 
     def _in_order(self, weight: torch.Tensor) -> torch.Tensor:
         """Reorder flat weight gradients ``[..., p * d]`` of a convolution from patch to parameter order.
@@ -446,8 +472,12 @@ def merged(together: Sequence[tuple[Use, Tensors]]) -> list[tuple[Use, Tensors]]
                 taps=use.taps,
                 depth=use.depth,
                 groups=use.groups,
+                windows=use.windows if len(together) == 1 else None,
             )
-            pairs.append((a, g))
+            inputs = a
+            if use.windows is not None and product.windows is None:
+                inputs = use.windows.patches(a)
+            pairs.append((inputs, g))
         elif isinstance(use, EmbeddingUse):
             # A table looked up is one multiplied with vectors of one 1.
             words = torch.arange(use.rows, device=a.device)

@@ -13,6 +13,7 @@ from privtune.training.engine import kernels
 from privtune.training.engine.fine_tuning import set_trainable
 from privtune.training.engine.kernels import BatchedKernel
 from privtune.training.engine.rules import DirectUse, ProductUse, Transformed, _Products, split
+from privtune.training.engine.windows import Windows
 from privtune.training.mechanism.clipping import Automatic, CoordinateTransform, EqualByLayer, Flat
 from privtune.training.mechanism.kernel import LossOfOutputs
 from tests.training.simple import clipped_sum, cross_entropy, per_sample_gradients, rows_of, summed
@@ -82,6 +83,20 @@ class Reused(nn.Module):
     def forward(self, x):
         h = torch.tanh(self.a(x))
         return self.head(F.linear(h, self.a.weight))
+
+
+class NormedTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.norm(self.first(x)))
+        h = torch.tanh(self.norm(self.second(h)))
+        return self.head(h.mean((2, 3)))
 
 
 class ByHand(nn.Module):
@@ -199,6 +214,16 @@ CASES = {
     "conv2d grouped bias": (lambda: conv(nn.Conv2d(4, 4, 3, groups=4), flat=16), image(4, 4, 4)),
     "conv2d same": (lambda: conv(nn.Conv2d(2, 3, 3, padding="same"), flat=48), image(2, 4, 4)),
     "conv2d 1x1 ghost": (lambda: conv(nn.Conv2d(40, 40, 1), flat=160), image(40, 2, 2)),
+    "conv2d by rows": (
+        lambda: conv(
+            nn.Conv2d(2, 3, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(3, 4, (5, 3), stride=2, padding=2, dilation=(1, 2), bias=False),
+            nn.AvgPool2d(4),
+            flat=4,
+        ),
+        image(2, 9, 8),
+    ),
     "conv1d": (
         lambda: conv(nn.Conv1d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), flat=16),
         image(2, 8),
@@ -216,6 +241,15 @@ CASES = {
         lambda: conv(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), flat=36),
         image(1, 5, 5),
     ),
+    "group norm of a sequence": (
+        lambda: conv(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), flat=24),
+        image(2, 8),
+    ),
+    "group norm of features": (
+        lambda: seq(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Tanh(), nn.Linear(6, 3)),
+        image(4),
+    ),
+    "group norm twice": (NormedTwice, image(1, 6, 6)),
     "rms norm": (
         lambda: seq(nn.Linear(4, 6), nn.RMSNorm(6), nn.Softplus(), nn.Linear(6, 3)),
         image(4),
@@ -286,6 +320,49 @@ def test_clipped_sums_equal_records_taken_one_by_one(name, candidates):
             close(out[k], clipped_sum(own, bound))
             unclipped = (own.norm(dim=1) <= bound * (1 + 1e-6)).float()
             assert abs(float((unclipped - 0.5).sum() - halves[k])) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        ((3, 3), (1, 1), (1, 1), (1, 1)),
+        ((5, 2), (2, 3), (0, 1), (1, 2)),
+        ((4, 3), (3, 1), (2, 0), (2, 1)),
+    ],
+)
+def test_gradients_of_windows_are_those_of_a_convolution(kernel, stride, padding, dilation):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, 3, 1, 2, 13, 11, generator=generator, dtype=torch.float64)
+    weight = torch.randn(4, 2, *kernel, generator=generator, dtype=torch.float64)
+    weight.requires_grad_()
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
+    for k in range(2):
+        for b in range(3):
+            y = F.conv2d(images[k, b], weight, **options)
+            g = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+            (expected,) = torch.autograd.grad(y, weight, g)
+            windows = Windows(kernel, stride, padding, dilation, tuple(y.shape[2:]))
+            rows = g.permute(0, 2, 3, 1).reshape(1, 1, -1, 4)
+            image_alone = images[k : k + 1, b : b + 1]
+            by_rows = windows.gradients(image_alone, rows).view(4, *kernel, 2)
+            patches = windows.patches(image_alone)
+            by_patches = (rows.mT @ patches).view(4, *kernel, 2)
+            for gradient in (by_rows, by_patches):
+                torch.testing.assert_close(gradient.permute(0, 3, 1, 2), expected)
+    # Of all images at once, each record's is its own.
+    y = F.conv2d(images.flatten(0, 2), weight, **options)
+    rows = torch.randn(2, 3, y[0, 0].numel(), 4, generator=generator, dtype=torch.float64)
+    together = windows.gradients(images, rows)
+    alone = windows.gradients(images[1:, 2:], rows[1:, 2:])
+    torch.testing.assert_close(together[1, 2], alone[0, 0])
+
+
+def test_convolutions_and_group_norms_have_rules():
+    kernel, *_ = make("conv2d by rows", 1, 8, [8])
+    forms = [use.form for use in kernel.plan.uses if isinstance(use, ProductUse)]
+    assert forms[:2] == ["formed", "formed"]
+    kernel, *_ = make("group norm", 1, 8, [8])
+    assert kernel.plan.copied == ()  # a group norm has a rule
 
 
 @pytest.mark.parametrize("name", ["masked, lora", "masked, biases"])
