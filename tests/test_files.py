@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_what_is_deleted_is_overwritten(by: str, tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     secret = "c0ffee" * 50
     url = f"sqlite:///{path}"
-    opened = Ledger(url) if by == "ledger" else StudyTrials(Storage(url), "toy")
+    opened = Ledger(url) if by == "ledger" else StudyTrials(Storage(url), "toy", MagicMock())
     engine = opened.log.storage.engine if isinstance(opened, Ledger) else opened._database.engine
     with engine.connect() as connection:
         connection.exec_driver_sql("CREATE TABLE kept (text TEXT)")

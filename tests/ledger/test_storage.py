@@ -10,6 +10,7 @@ import textwrap
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psycopg
 import pytest
@@ -205,7 +206,8 @@ def test_postgres_answers_whatever_the_server_defaults_to(postgres_url: str) -> 
             # REPEATABLE READ takes its snapshot before it waits for the lock, and overspends.
             level = connection.exec_driver_sql("SHOW transaction_isolation").scalar()
             assert level == "read committed"
-        assert StudyTrials(ledger.log.storage, "s").of("arm") == []
+        rounds = MagicMock(get=lambda _: None)  # no sealed round
+        assert StudyTrials(ledger.log.storage, "s", rounds).of("arm") == []
         assert ledger.settle(charge.id).state == "settled"
     with Ledger(postgres_url) as ledger:
         assert ledger.budget("b").dataset == "Klinik Süd, ε"

@@ -127,10 +127,10 @@ def test_what_is_lent_is_the_lenders_alone(ledger_url: str) -> None:
 
     def open_trials(number: int) -> int:
         storage = Storage(ledger_url)
-        trials = StudyTrials(storage, "toy")
+        trials = StudyTrials(storage, "toy", MagicMock())
         gate.wait()
         try:
-            return len(trials.of(f"arm-{number}"))
+            return len(trials.shown(f"arm-{number}", MagicMock(names=list))._told)
         finally:
             trials.close()
             storage.close()
