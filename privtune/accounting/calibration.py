@@ -778,6 +778,18 @@ def _shares(count: int, weights: Sequence[float] | None) -> list[float]:
     return [check_number("weights", share, above=0.0) for share in shares]
 
 
+def _estimate_total(event: Event, delta: float, near: float) -> float | None:
+    """Estimate the total ε of arms on a lattice, by what the searches so far learnt; None without one."""
+    gains = (_memory.get() or _SearchMemory()).gains
+    return quick_epsilon(
+        event,
+        delta,
+        near,
+        _SECOND,
+        gains,
+    )
+
+
 def share_budget(
     arms: Sequence[Callable[[float], Event]],
     *,
@@ -839,20 +851,9 @@ def share_budget(
         return reported(Composed(planned(inverse, sketches))).epsilon
 
     def estimated(inverse: float) -> float:
-        """Estimate the total ε of all arms at estimated noise, on a lattice if the event has one."""
         event = Composed(planned(inverse, sketches))
-        gains = (_memory.get() or _SearchMemory()).gains
-        estimate = quick_epsilon(
-            event,
-            level,
-            target,
-            _SECOND,
-            gains,
-        )
+        estimate = _estimate_total(event, level, target)
         return reported(event).epsilon if estimate is None else estimate
-
-    def is_slow(event: Event) -> bool:
-        return adjacency is Adjacency.ADD_REMOVE and _has_nested_choices(event)
 
     def impossible() -> PrivTuneError:
         return CalibrationError(
@@ -873,7 +874,7 @@ def share_budget(
         if len(sketches) > 1:
             with suppress(CalibrationError):
                 first = Composed(planned(rounded_up(start, accuracy), sketches))
-                if is_slow(first):
+                if adjacency is Adjacency.ADD_REMOVE and _has_nested_choices(first):
                     start = search(estimated, target, start=start, enough=1.0 - _FIRST_BAND)
                     start = search(about, target, start=start)
                 else:  # of which the accountant says a little less
