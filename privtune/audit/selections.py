@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from privtune.strategies import Request, Round
 
 _AIMS = (1e-3, 1e-2, 0.05, 0.2)  # δ at which scores pay most: what happens often is known best
+_TIE = 1e-9  # margins that differ by rounding alone
 _LEAST = 1e-300  # mass of an outcome whose logarithm is taken
 _PLACES = 12  # of either end of the outcomes that a threshold lets pass
 _MORE_NOISE = 1.25  # of the claim that a score is to contradict
@@ -109,7 +110,9 @@ def worst_score(base: Event, runs: RunLaw, *, claim: Claim, rounds: int) -> Wors
     outcomes = outcomes_of(base, claim.delta)
     aims = (claim.delta, *_AIMS)
     pairs = []
-    for is_flipped in (False, True):
+    # Of a base that is its own mirror image both are equally good at the claimed noise. The flipped one,
+    # which goes first, finds more where the noise is half of it.
+    for is_flipped in (True, False):
         for aim in aims:
             pair = _score_at(outcomes, runs, aim, is_flipped=is_flipped)
             pairs.append(pair)
@@ -224,13 +227,13 @@ def _sorted(ratios: Floats, ranks: Floats, released: Floats, runs: RunLaw) -> Wo
 
 
 def _best(pairs: Sequence[_ScoredOutcomes], claim: Claim, rounds: int) -> WorstScore:
-    """Return the score with the largest expected margin over the claim in this many rounds."""
+    """Return the score with the largest expected margin over the claim in this many rounds; a tie's first."""
     best = pairs[0].score
     largest = -np.inf
     for pair in pairs:
         for ends in (pair.release, pair.release.flipped()):
             margin = _expected_margin(ends, claim, rounds)
-            if margin > largest:
+            if margin > largest + _TIE:
                 best = pair.score
                 largest = margin
     return best

@@ -420,9 +420,10 @@ def gain_of_twice(facts: TrainingFacts, point: SchedulePoint, batch: int | None 
 
 
 def _enough_work(facts: TrainingFacts, compute: float, batch: int | None) -> float:
-    """Return the least work whose double lowers the shortfall by less than ``GAIN``, if below ``compute``.
+    """Return the least work whose double lowers the shortfall by less than ``least_gain``.
 
-    The amounts are the same whatever may be spent: more compute never leads to a larger shortfall.
+    The work is at most ``compute``. The amounts are the same whatever may be spent: more compute never leads
+    to a larger shortfall.
     """
     work = float(batch or 1)
     stride = math.exp2(1.0 / _FINE)
