@@ -56,7 +56,7 @@ def looks(names: Sequence[str], strategies: Mapping[str, str] | None = None) -> 
     Example:
         >>> looks(["a", "b"], {"a": "hyfreedp", "b": "hyfreedp"})
         {'a': Look(colour='#009e73', symbol='diamond'), 'b': Look(colour='#005544', symbol='triangle-left')}
-        >>> looks(["ADADP"]) == looks(["mine"], {"mine": "adadp"})
+        >>> looks(["ADADP"])["ADADP"] == looks(["mine"], {"mine": "adadp"})["mine"]
         True
     """
     every = _all_looks(len(names) + len(_TABLE))
