@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 NOISES = ("independent", "banded")
-REPEATS = {"MLP": 5, "tanh CNN": 2}
+REPEATS = {"MLP": 5, "tanh CNN": 3}
 TASKS: dict[str, dict[str, Any]] = {
     "MLP": {"task": "mnist-mlp", "epochs": 10, "expected_batch_size": 512},
     "tanh CNN": {
@@ -52,7 +52,7 @@ SETTINGS = {  # momentum, schedule and rate
         (0.9, "constant", 1.0),
         (0.9, "constant", 2.0),
         (0.9, "constant", 4.0),
-        (0.9, "constant", 0.5),
+        (0.9, "constant", 8.0),
     ),
 }
 NORMS = {"MLP": 1.0, "tanh CNN": 0.1}
