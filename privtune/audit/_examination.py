@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -383,6 +384,24 @@ class _AuditTerms:
         """Return the confidence of a bound that may use only `part` of a row's risk."""
         return 1.0 - (1.0 - self.confidence) * part
 
+    def sides(self, what: str, run: Callable[..., Floats]) -> _SidesOfRuns:
+        """Return a statistic of runs without the canary, and with it, and report the progress.
+
+        Args:
+            what: What is run, in words.
+            run: Returns one value a run; it takes the seed, whether the canary is inside, and the progress.
+        """
+        total = 2 * self.runs
+        count_runs = self.counter(what, total)
+        run_side = partial(
+            run,
+            seed=self.seed,
+            progress=count_runs,
+        )
+        without = run_side(inside=False)
+        canary = run_side(inside=True)
+        return without, canary
+
     def counter(self, what: str, total: int) -> Callable[[int], None]:
         """Return a function that takes numbers of finished runs and reports the total progress."""
         runs = 0
@@ -512,21 +531,16 @@ def _audit_declared(
 ) -> AuditRow:
     """Audit one training of a declared mechanism by the numbers that it releases."""
     started = time.perf_counter()
-    count_runs = terms.counter("one declared training", 2 * terms.runs)
-    without, with_canary = (
-        run_declared(
-            plan,
-            training,
-            canary,
-            runs=terms.runs,
-            seed=terms.seed,
-            inside=inside,
-            progress=count_runs,
-        )
-        for inside in (False, True)
-    )
+    run = partial(run_declared, plan, training, canary, runs=terms.runs)
+    sides = terms.sides("one declared training", run)
     claim = terms.claim(training.event)
-    bounds = terms.bounds("the release", (without, with_canary), claim, 1.0 - _FREE)
+    part = 1.0 - _FREE
+    bounds = terms.bounds(
+        "the release",
+        sides,
+        claim,
+        part,
+    )
     return terms.row(
         "one declared training",
         training.event,
@@ -542,21 +556,15 @@ def _audit_selection(plan: Plan, strategy: Strategy, terms: _AuditTerms) -> Audi
     assert plan.search is not None  # noqa: S101 (it is a selection)
     base = plan.search.trainings[0].event
     score = _score_of_selection(plan, base, terms)
-    count_runs = terms.counter("whole rounds", 2 * terms.runs)
-    without, canary = (
-        rounds_of(
-            plan,
-            strategy,
-            score,
-            rounds=terms.runs,
-            seed=terms.seed,
-            inside=inside,
-            adjacency=terms.adjacency,
-            progress=count_runs,
-        )
-        for inside in (False, True)
+    run = partial(
+        rounds_of,
+        plan,
+        strategy,
+        score,
+        rounds=terms.runs,
+        adjacency=terms.adjacency,
     )
-    sides = (without, canary)
+    sides = terms.sides("whole rounds", run)
     has_instance = (
         terms.adjacency is Adjacency.ADD_REMOVE
         and InstanceClaim.fits(base)
@@ -581,21 +589,23 @@ def _audit_selection(plan: Plan, strategy: Strategy, terms: _AuditTerms) -> Audi
 def _audit_search(plan: Plan, strategy: Strategy, terms: _AuditTerms) -> AuditRow:
     """Audit whole searches: all of their shown trials on one part of the records, and the last training."""
     started = time.perf_counter()
-    count_runs = terms.counter("whole searches", 2 * terms.runs)
-    without, canary = (
-        searches_of(
-            plan,
-            strategy,
-            searches=terms.runs,
-            seed=terms.seed,
-            inside=inside,
-            progress=count_runs,
-        )
-        for inside in (False, True)
-    )
+    run = partial(searches_of, plan, strategy, searches=terms.runs)
+    sides = terms.sides("whole searches", run)
     claim = terms.claim(plan.event)
-    bounds = terms.bounds("all shown", (without, canary), claim, 1.0 - _FREE)
-    return terms.row("the whole search", plan.event, bounds, 2 * terms.runs, started)
+    part = 1.0 - _FREE
+    bounds = terms.bounds(
+        "all shown",
+        sides,
+        claim,
+        part,
+    )
+    return terms.row(
+        "the whole search",
+        plan.event,
+        bounds,
+        2 * terms.runs,
+        started,
+    )
 
 
 def _score_of_selection(plan: Plan, base: Event, terms: _AuditTerms) -> WorstScore:
