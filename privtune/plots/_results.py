@@ -154,19 +154,13 @@ def _bar(values: Sequence[float], kind: Literal["error", "deviation"]) -> float:
     return deviation / math.sqrt(len(values))
 
 
-def plot_results(
-    rows: Sequence[Mapping[str, str]],
-    *,
-    metric: str = "accuracy",
-    strategies: Mapping[str, str] | None = None,
-) -> go.Figure:
+def plot_results(rows: Sequence[Mapping[str, str]], *, metric: str = "accuracy") -> go.Figure:
     """Plot a metric of released models against ε, a panel a task and a line an arm.
 
     Args:
         rows: One a release, as a results file has them: ``task``, ``arm``, ``epsilon``, the metric,
             and, where it is known, ``claimed``: the ε of the released model's training alone.
         metric: The column of the metric.
-        strategies: The strategy of each arm, as of :func:`plot_lines`.
 
     Returns:
         A figure. Points are means over the rows of an arm at an ε, bars their standard error (none
@@ -182,9 +176,7 @@ def plot_results(
     """
     import plotly.graph_objects as go
 
-    figure = plot_lines(
-        rows, x="epsilon", y=metric, line="arm", panel="task", strategies=strategies
-    )
+    figure = plot_lines(rows, x="epsilon", y=metric, line="arm", panel="task")
     lines = {(trace.xaxis, trace.name): trace for trace in figure.data}
     axes = {}
     tasks = dict.fromkeys(row["task"] for row in rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from privtune.accounting import Composed, RunLaw
 from privtune.errors import PrivTuneError
 from privtune.ledger import Charge, Ledger
 from privtune.numbers import show_epsilon, show_left
-from privtune.plots.style import COLOURS, GREY, MOST_TRACES, Look, apply_style, looks, new_figure
+from privtune.plots.style import COLOURS, GREY, MOST_TRACES, Look, apply_style, looks_of, new_figure
 from privtune.strategies.laws import with_law
 from privtune.strategies.plan import epsilon_spent
 from privtune.strategies.spread import Spread, values_of
@@ -62,7 +62,7 @@ def plot_comparison(
     statuses = study.status() if arms is None else arms
     rows = ranked(statuses, name)[::-1]  # Plotly draws the first row lowest
     names = [status.plan.arm for status, _ in rows]
-    look = _looks_of(status.plan for status in statuses)
+    look = looks_of(status.plan for status in statuses)
     colours = [look[name].colour for name in names]
     marks = _marks(rows, name, look)
     has_intervals = marks.error_x.visible
@@ -107,12 +107,6 @@ def plot_comparison(
 
 
 _Row = tuple["ArmStatus", float | None]  # an arm, and what it reached
-
-
-def _looks_of(plans: Iterable[Plan]) -> dict[str, Look]:
-    """Return the colour and symbol of each arm of a study: the same ones in every figure."""
-    strategies = {plan.arm: plan.strategy for plan in plans}
-    return looks([*strategies], strategies)
 
 
 def _title(rows: Sequence[_Row], metric: MetricName, *, has_intervals: bool) -> str:
@@ -380,7 +374,7 @@ def plot_budget(study: Study) -> go.Figure:
     figure = new_figure(
         x=f"ε added by each charge to the ε spent (at δ = {budget.delta:g})", height=170
     )
-    look = _looks_of(study.plans)
+    look = looks_of(study.plans)
     for label, added, alone in parts:
         # Other studies' charges are grey.
         colour = look[label].colour if label in look else GREY
@@ -440,7 +434,7 @@ def plot_epsilon_spent(study: Study) -> go.Figure:
 
     budget = study.spec.budget
     figure = new_figure(x="step", y=f"ε spent (δ = {budget.delta:g})")
-    look = _looks_of(study.plans)
+    look = looks_of(study.plans)
     for plan in study.plans:
         if plan.is_sealed or not plan.is_private:
             continue
@@ -514,7 +508,7 @@ def plot_runs(study: Study, *, arm: str | None = None) -> go.Figure:
 
     plan = selection_plan(study, arm)
     law: RunLaw = plan.runs  # type: ignore[assignment]
-    colour = _looks_of(study.plans)[plan.arm].colour
+    colour = looks_of(study.plans)[plan.arm].colour
     last = int(law.quantile(0.99))
     # Of many numbers of runs 61 bars at most.
     ks = sorted({1 + round(step * (last - 1) / 60) for step in range(61)})
@@ -624,7 +618,7 @@ def plot_trajectories(study: Study, *, arms: Sequence[ArmStatus] | None = None) 
         vertical_spacing=0.32 / max(len(names), 2),
     )
     apply_style(figure, height=90 + 190 * len(names))
-    look = _looks_of(status.plan for status in statuses)
+    look = looks_of(status.plan for status in statuses)
     labelled: set[str] = set()
     for row, name in enumerate(names, start=1):
         curve_by_arm: dict[str, Sequence[float]] = {}

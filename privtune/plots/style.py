@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from privtune.strategies import Plan
 
 MOST_TRACES = 24
 """Arms with a trace each; of more no legend can be read, and Plotly takes seconds to make them."""
@@ -74,15 +76,21 @@ def looks(names: Sequence[str], strategies: Mapping[str, str] | None = None) -> 
     return {name: fixed[name] if name in fixed else next(free) for name in names}
 
 
+def looks_of(plans: Iterable[Plan]) -> dict[str, Look]:
+    """Return the colour and symbol of each arm of a study, the same in every figure, page and tracker."""
+    strategies = {plan.arm: plan.strategy for plan in plans}
+    return looks([*strategies], strategies)
+
+
 def _all_looks(count: int) -> list[Look]:
     """Return looks in their order: after every round of the colours the symbols are one further."""
     size = len(_TABLE)
-    made: list[Look] = []
+    ordered: list[Look] = []
     for place in range(count):
         turn = place // size
         _, symbol = _TABLE[(place + turn) % size]
-        made.append(Look(COLOURS[place % size], symbol))
-    return made
+        ordered.append(Look(COLOURS[place % size], symbol))
+    return ordered
 
 
 def new_figure(*, x: str = "", y: str = "", height: int = 340) -> go.Figure:

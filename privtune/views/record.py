@@ -17,7 +17,7 @@ from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to, floor_to, show_epsilon
-from privtune.plots.style import looks
+from privtune.plots.style import looks_of
 from privtune.prose import capitalise
 from privtune.strategies import Ending
 from privtune.strategies.plan import epsilon_spent
@@ -131,7 +131,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         certificate=view.certificate,
     )
     arms = [other.arm for other in study.plans]
-    look = looks(arms, {other.arm: other.strategy for other in study.plans})[plan.arm]
+    look = looks_of(study.plans)[plan.arm]
     colour = {"mlflow.runColor": look.colour}
     children: tuple[ArmRecord, ...] = ()
     if not plan.is_sealed:
