@@ -247,7 +247,7 @@ _STEEPEST = -20.0
 _FLATTEST = -0.05
 _LESS = 4e-4
 _FIRST_BAND = (
-    1e-2  # below the target, in which an estimate for several arms is good enough to confirm
+    1e-2  # below the target: an estimate for several arms that lies in it is confirmed next
 )
 _STRIDE = math.log(16.0)
 

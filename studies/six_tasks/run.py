@@ -133,6 +133,12 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     return {**found, **most_spent(rows)}
 
 
+def _welch_freedom(squares: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Return the degrees of freedom of a sum of independent estimates, from their squared errors (Welch)."""
+    below = sum(square**2 / own for square, own in zip(squares, freedoms, strict=True))
+    return sum(squares) ** 2 / below if below > 0.0 else math.inf
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean of cells' means, its standard error, and the degrees of freedom of that (Welch)."""
@@ -145,27 +151,21 @@ class Estimate:
     def of(cls, cells: Sequence[Sequence[float]]) -> Estimate:
         """Return the mean of the means of independent samples."""
         parts = [variance(values) / len(values) / len(cells) ** 2 for values in cells]
-        total = sum(parts)
-        below = sum(v**2 / (len(c) - 1) for v, c in zip(parts, cells, strict=True))
-        freedom = total**2 / below if below > 0.0 else math.inf
-        return cls(mean(map(mean, cells)), math.sqrt(total), freedom)
+        freedom = _welch_freedom(parts, [len(values) - 1 for values in cells])
+        return cls(mean(map(mean, cells)), math.sqrt(sum(parts)), freedom)
 
     @classmethod
     def mean_of(cls, estimates: Sequence[Estimate]) -> Estimate:
         """Return the mean of independent estimates."""
         count = len(estimates)
         squares = [(each.error / count) ** 2 for each in estimates]
-        below = sum(
-            square**2 / each.freedom for square, each in zip(squares, estimates, strict=True)
-        )
-        freedom = sum(squares) ** 2 / below if below > 0.0 else math.inf
+        freedom = _welch_freedom(squares, [each.freedom for each in estimates])
         return cls(mean(each.mean for each in estimates), math.sqrt(sum(squares)), freedom)
 
     def minus(self, other: Estimate) -> Estimate:
         """Return the difference of two independent estimates."""
         squares = (self.error**2, other.error**2)
-        below = squares[0] ** 2 / self.freedom + squares[1] ** 2 / other.freedom
-        freedom = sum(squares) ** 2 / below if below > 0.0 else math.inf
+        freedom = _welch_freedom(squares, (self.freedom, other.freedom))
         return Estimate(self.mean - other.mean, math.sqrt(sum(squares)), freedom)
 
     def half(self, confidence: float = CONFIDENCE) -> float:

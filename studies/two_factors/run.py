@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from privtune.plots import plot_lines
 from privtune.study.schedules import with_rule
 from privtune.study.spec import StudySpec
-from privtune.tasks import get_task
 from studies.sheet import (
     STRATEGY_OF,
     Again,
@@ -162,29 +161,24 @@ def task_of(group: str, task: str, options: Options) -> Any:
 
 
 @cache
-def schedule_of(task: str, epsilon: float, passes: float) -> dict[str, Any]:
-    """Return epochs and batch as the plan of HyFreeDP has them: all arms of a cell share them.
-
-    Args:
-        task: As :func:`task_of` names it, as Python writes it.
-        epsilon: The arm's whole ε.
-        passes: Over the records, that one training may spend.
-    """
-    from ast import literal_eval
-
-    named = literal_eval(task)
+def schedule_of(group: str, task: str, epsilon: float, options: Options) -> dict[str, Any]:
+    """Return epochs and batch as the plan of HyFreeDP has them: all arms of a cell share them."""
+    passes = PASSES[task] if group == "six" else TWELVE[task].passes
+    if options.smoke:
+        passes = 1
     spec = StudySpec.parse(
         {
             "name": "schedule",
-            "task": named,
+            "task": task_of(group, task, options),
             "budget": {"name": "schedule", "epsilon": epsilon, "delta": DELTA},
             "arms": [{"name": "arm", "strategy": "hyfreedp"}],
             "epochs": "auto",
             "expected_batch_size": "auto",
-            "compute": passes * get_task(named).train_records,
         }
     )
-    chosen = with_rule(spec, spec.load_task())
+    loaded = spec.load_task()
+    work = passes * loaded.train_records
+    chosen = with_rule(spec.model_copy(update={"compute": work}), loaded)
     return {"epochs": chosen.epochs, "expected_batch_size": chosen.expected_batch_size}
 
 
@@ -192,10 +186,8 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     """Run one arm on one task."""
     group, task, epsilon = cell["set"], cell["task"], cell["epsilon"]
     arm = ARMS[cell["way"], cell["optimizer"]]
-    named = task_of(group, task, options)
-    passes = PASSES[task] if group == "six" else TWELVE[task].passes
-    schedule = schedule_of(repr(named), epsilon, 1.0 if options.smoke else passes)
-    terms: dict[str, Any] = {"task": named, **schedule}
+    schedule = schedule_of(group, task, epsilon, options)
+    terms: dict[str, Any] = {"task": task_of(group, task, options), **schedule}
     if cell["way"] in SEARCHES:
         terms["space"] = PUBLIC
     lines = releases_of(
