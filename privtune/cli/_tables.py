@@ -23,7 +23,9 @@ from privtune.strategies.laws import (
     Floor,
     few_runs,
     floor_of,
+    other_minimums,
     price_of_minimums,
+    priced_floor_of,
     say_few_runs,
 )
 from privtune.tasks import MECHANISM
@@ -35,7 +37,7 @@ from privtune.views.headline import Headline, constant_notes, headline
 from privtune.views.order import show_probability
 
 if TYPE_CHECKING:
-    from privtune.accounting import Guarantee
+    from privtune.accounting import Event, Guarantee
     from privtune.rehearsal import Rehearsal
     from privtune.spaces import SearchSpace
     from privtune.stages.stage_plan import StagePlan
@@ -55,23 +57,27 @@ _NEGLIGIBLE = 1e-30
 _CURATOR = "Curator's view: none of this may be shown to anyone else."
 
 
-def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[str, Any]:
-    """Return an arm's plan as JSON-ready data, with its ε at other minimum numbers of runs.
+def plan_document(
+    plan: Plan, guarantee: Guarantee, space: SearchSpace, *, with_prices: bool
+) -> dict[str, Any]:
+    """Return an arm's plan as JSON-ready data.
 
     Args:
         plan: The arm's plan.
         guarantee: What the arm costs by itself.
         space: The study's search space; the wider it is, the more a fewest number of runs matters.
+        with_prices: Whether to account its ε at other minimum numbers of runs.
     """
     selection: dict[str, Any] = {}
     if plan.runs is not None:
-        floor = _floor_of_runs(plan, guarantee)
-        prices = _prices_of_fewest_runs(plan, guarantee, space)
+        floor = _floor_of_runs(plan, guarantee, with_prices=with_prices)
         selection["few_runs"] = few_runs(plan.runs)
         selection["floor"] = None if floor is None else floor.to_dict()
-        selection["min_runs"] = [
-            {"min_runs": fewest, "epsilon": price} for fewest, price in prices.items()
-        ]
+        if with_prices:
+            prices = _prices_of_fewest_runs(plan, guarantee, space)
+            selection["min_runs"] = [
+                {"min_runs": fewest, "epsilon": price} for fewest, price in prices.items()
+            ]
     return {
         **plan.to_dict(),
         **selection,
@@ -84,7 +90,11 @@ def plan_document(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[
 
 
 def study_plan_document(
-    spec: StudySpec, study_plan: StudyPlan, examples: Mapping[str, Any] | Sequence[Any]
+    spec: StudySpec,
+    study_plan: StudyPlan,
+    examples: Mapping[str, Any] | Sequence[Any],
+    *,
+    with_prices: bool,
 ) -> dict[str, Any]:
     """Return the plan of a study as JSON-ready data, for ``study plan --json``.
 
@@ -92,13 +102,14 @@ def study_plan_document(
         spec: The study's spec.
         study_plan: Its arms and stages, with what each costs and all cost together.
         examples: Candidates drawn from its space, as `draw_examples` returns them.
+        with_prices: Whether to account the arms' ε at other minimum numbers of runs.
     """
     from privtune.study.worth import expected_scores
 
     space = spec.search_space()
     arms = []
     for plan, guarantee in zip(study_plan.plans, study_plan.guarantees, strict=True):
-        arms.append(plan_document(plan, guarantee, space))
+        arms.append(plan_document(plan, guarantee, space, with_prices=with_prices))
     stages = []
     for stage, cost in zip(study_plan.stages, study_plan.stage_guarantees, strict=True):
         stages.append({**stage.to_dict(), "guarantee": finite(cost.to_dict())})
@@ -121,40 +132,57 @@ def _prices_of_fewest_runs(
 ) -> dict[int, float]:
     """Return the ε that an arm would cost at other minimum numbers of runs, by that number.
 
-    Empty where there is nothing to offer: no selection, no finite ε, or repetitions, whose common ε says
-    nothing of one selection.
+    Empty where there is nothing to offer.
     """
-    if plan.runs is None or not math.isfinite(guarantee.epsilon) or plan.charged != plan.event:
+    if plan.runs is None or not _other_minimums(plan, guarantee, space):
         return {}
     return price_of_minimums(
         plan.event, plan.runs, space, delta=guarantee.delta, adjacency=guarantee.adjacency
     )
 
 
-def _floor_of_runs(plan: Plan, guarantee: Guarantee) -> Floor | None:
-    """Return the effect of the minimum number of runs on an arm's ε, None if the arm has no minimum."""
+def _other_minimums(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> dict[int, Event]:
+    """Return the events of other minimum numbers of runs that are offered for an arm, by that number.
+
+    Empty where there is nothing to offer: no selection, no finite ε, or repetitions, whose common ε says
+    nothing of one selection.
+    """
+    if plan.runs is None or not math.isfinite(guarantee.epsilon) or plan.charged != plan.event:
+        return {}
+    return other_minimums(plan.event, plan.runs, space)
+
+
+def _floor_of_runs(plan: Plan, guarantee: Guarantee, *, with_prices: bool) -> Floor | None:
+    """Return the effect of the minimum number of runs on an arm, None if the arm has no minimum."""
     if plan.runs is None or not math.isfinite(guarantee.epsilon):
         return None
-    return floor_of(plan.charged, plan.runs, delta=guarantee.delta, adjacency=guarantee.adjacency)
+    if not with_prices:
+        return floor_of(plan.runs)
+    return priced_floor_of(
+        plan.charged, plan.runs, delta=guarantee.delta, adjacency=guarantee.adjacency
+    )
 
 
-def print_plan(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> None:
+def print_plan(plan: Plan, guarantee: Guarantee, space: SearchSpace, *, with_prices: bool) -> None:
     """Print an arm's plan: its title, a summary in one line, and labelled facts.
 
     Args:
         plan: The arm's plan.
         guarantee: What the arm costs by itself.
         space: The study's search space.
+        with_prices: Whether to account its ε at other minimum numbers of runs.
     """
     title = f"{plan.arm} ({plan.strategy})"
     if not plan.is_private:
         title += ": no privacy guarantee; runs only with --non-private"
     say(title, bold=True)
     say(f"  {plan_line(plan, guarantee)}")
-    show_facts("", _plan_facts(plan, guarantee, space))
+    show_facts("", _plan_facts(plan, guarantee, space, with_prices=with_prices))
 
 
-def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterator[tuple[str, str]]:
+def _plan_facts(
+    plan: Plan, guarantee: Guarantee, space: SearchSpace, *, with_prices: bool
+) -> Iterator[tuple[str, str]]:
     """Yield the labels and texts that are printed below the title of an arm's plan.
 
     A label whose text is empty is not printed. The order is that of a reader's questions: what is charged,
@@ -166,7 +194,7 @@ def _plan_facts(plan: Plan, guarantee: Guarantee, space: SearchSpace) -> Iterato
     methods: list[Any] = [training.method for training in (plan.training, *searches)]
     for average in sorted({method.average for method in methods}):
         yield "average", f"{average}: the model that is scored and released is {AVERAGES[average]}"
-    yield from _selection_facts(plan, guarantee, space)
+    yield from _selection_facts(plan, guarantee, space, with_prices=with_prices)
     yield from _cost_facts(plan, guarantee)
     yield from _report_facts(plan)
     for name in ("chosen", "why", "extrapolation"):
@@ -195,27 +223,33 @@ def _noise_words(plan: Plan) -> str:
 
 
 def _selection_facts(
-    plan: Plan, guarantee: Guarantee, space: SearchSpace
+    plan: Plan, guarantee: Guarantee, space: SearchSpace, *, with_prices: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield labelled texts on how many candidates a selection trains, and the ε of higher minimums."""
     if plan.runs is not None:
         trains = say_few_runs(plan.runs)
         yield "mean runs", f"{plan.expected_runs:g}; the selection trains {trains}"
-    floor = _floor_of_runs(plan, guarantee)
+    floor = _floor_of_runs(plan, guarantee, with_prices=with_prices)
     if floor is not None:
         yield "fewest runs", floor.words
-    prices = _prices_of_fewest_runs(plan, guarantee, space)
-    if prices:
-        now = show_epsilon(guarantee.epsilon, 4)
-        offers = []
-        for fewest, price in prices.items():
-            offers.append(f"{show_epsilon(price, 4)} with min_runs: {fewest}")
-        yield (
-            "note",
-            "The search space is wide, so a single candidate is likely to be a bad one. The option min_runs "
-            "sets the smallest number of candidates. At the same noise and mean number of runs it raises "
-            f"ε from {now} to {' and to '.join(offers)}.",
-        )
+    if not _other_minimums(plan, guarantee, space):
+        return
+    wide = (
+        "The search space is wide, so a single candidate is likely to be a bad one. The option min_runs "
+        "sets the smallest number of candidates"
+    )
+    if not with_prices:
+        yield "note", f"{wide}; --prices adds what it costs."
+        return
+    now = show_epsilon(guarantee.epsilon, 4)
+    offers = []
+    for fewest, price in _prices_of_fewest_runs(plan, guarantee, space).items():
+        offers.append(f"{show_epsilon(price, 4)} with min_runs: {fewest}")
+    yield (
+        "note",
+        f"{wide}. At the same noise and mean number of runs it raises ε from {now} to "
+        f"{' and to '.join(offers)}.",
+    )
 
 
 def _cost_facts(plan: Plan, guarantee: Guarantee) -> Iterator[tuple[str, str]]:

@@ -135,6 +135,13 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
             help="Also print which changes would raise or lower ε, and by how much. Takes longer.",
         ),
     ] = False,
+    prices: Annotated[
+        bool,
+        typer.Option(
+            "--prices",
+            help="Also print what other minimum numbers of runs would cost. Takes longer.",
+        ),
+    ] = False,
     curve: Annotated[
         bool,
         typer.Option(
@@ -172,7 +179,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
             records = parsed.load_task().check_records()
     if as_json:
         examples = _tables.draw_examples(parsed)
-        document = _tables.study_plan_document(parsed, study_plan, examples)
+        document = _tables.study_plan_document(parsed, study_plan, examples, with_prices=prices)
         if changes is not None:
             document["advice"] = changes.to_dict()["changes"]
         if schedules is not None:
@@ -182,7 +189,7 @@ def plan(  # noqa: PLR0917 (the command line passes them by name)
         common.emit_json(document)
         _check_budget(study_plan, parsed, storage)
         return
-    _print_study_plan(study_plan, parsed)
+    _print_study_plan(study_plan, parsed, with_prices=prices)
     # Of a user's own data the first record was read for its shapes.
     is_own_data = isinstance(parsed.task, Mapping) and parsed.task.get("type") == "own"
     _print_total(study_plan, parsed, untouched=records is None and not is_own_data)
@@ -217,7 +224,7 @@ def _write_curve(file: Path, curve: ScheduleCurve, name: str, *, quiet: bool) ->
         common.write_page(file, page)
 
 
-def _print_study_plan(study_plan: StudyPlan, spec: StudySpec) -> None:
+def _print_study_plan(study_plan: StudyPlan, spec: StudySpec, *, with_prices: bool) -> None:
     """Print the stages and arms of a study's plan, what is declared public, and example candidates."""
     from privtune.cli import _tables
 
@@ -225,7 +232,7 @@ def _print_study_plan(study_plan: StudyPlan, spec: StudySpec) -> None:
     for stage, cost in zip(study_plan.stages, study_plan.stage_guarantees, strict=True):
         _tables.print_stage(stage, cost, ", before the arms, for all")
     for arm, cost in zip(study_plan.plans, study_plan.guarantees, strict=True):
-        _tables.print_plan(arm, cost, space)
+        _tables.print_plan(arm, cost, space, with_prices=with_prices)
     detail = study_plan.plans[0].details.get("schedule")
     if detail is not None:
         common.show_facts("", [("epochs, batch", f"chosen for all arms: {detail['why']}")])

@@ -214,31 +214,47 @@ def _percentage(probability: float) -> str:
 
 @dataclass(frozen=True)
 class Floor:
-    """The minimum number of runs of a law, with its cost and its benefit.
+    """The minimum number of runs of a law, with its benefit, and its cost where that was asked for.
 
     Attributes:
         min_runs: Fewest runs of the law.
-        epsilon_without: What the arm would cost without it, with the same noise and mean.
-        few_without: How likely it would then draw no candidate or a single one.
+        few_without: How likely it would draw no candidate or a single one without it.
+        epsilon_without: What the arm would then cost, with the same noise and mean; None where no account
+            of it was asked for.
     """
 
     min_runs: int
-    epsilon_without: float
     few_without: float
+    epsilon_without: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the minimum number of runs, its cost and its benefit as JSON-ready data."""
-        return asdict(self)
+        """Return the minimum number of runs, its benefit and a known cost as JSON-ready data."""
+        document = asdict(self)
+        if self.epsilon_without is None:
+            del document["epsilon_without"]
+        return document
 
     @property
     def words(self) -> str:
         """The minimum number of runs, its cost and its benefit, in one line."""
+        few = f"train at most one candidate with probability {_percentage(self.few_without)}"
+        without = f"{self.min_runs} (min_runs); without this minimum"
+        if self.epsilon_without is None:
+            return (
+                f"{without} the selection would {few}; --prices adds what the same noise would cost"
+            )
         cost = f"the same noise would cost ε = {show_epsilon(self.epsilon_without, 4)}"
-        few = f"but train at most one candidate with probability {_percentage(self.few_without)}"
-        return f"{self.min_runs} (min_runs); without this minimum {cost}, {few}"
+        return f"{without} {cost}, but {few}"
 
 
-def floor_of(
+def floor_of(law: acc.RunLaw) -> Floor | None:
+    """Return the benefit of a law's minimum number of runs, or None if it has none."""
+    if law.minimum is None:
+        return None
+    return Floor(law.minimum, _without_minimum(law).at_most(1))
+
+
+def priced_floor_of(
     event: acc.Event,
     law: acc.RunLaw,
     *,
@@ -246,12 +262,18 @@ def floor_of(
     adjacency: acc.Adjacency,
 ) -> Floor | None:
     """Return the cost and the benefit of a law's minimum number of runs, or None if it has none."""
-    if law.minimum is None:
+    floor = floor_of(law)
+    if floor is None:
         return None
-    without: acc.RunLaw = replace(law, minimum=None)  # type: ignore[type-var]
-    event_without = with_law(event, law, without)
+    event_without = with_law(event, law, _without_minimum(law))
     guarantee = account(event_without, delta, adjacency=adjacency)
-    return Floor(law.minimum, guarantee.epsilon, without.at_most(1))
+    return replace(floor, epsilon_without=guarantee.epsilon)
+
+
+def _without_minimum(law: acc.RunLaw) -> acc.RunLaw:
+    """Return a law without its minimum number of runs."""
+    without: acc.RunLaw = replace(law, minimum=None)  # type: ignore[type-var]
+    return without
 
 
 def is_wide(space: Mapping[str, Any]) -> bool:
@@ -306,19 +328,34 @@ def price_of_minimums(
         ε at the same noise, by the fewest number of runs; nothing where there is nothing to suggest.
     """
     prices: dict[int, float] = {}
+    for fewest, alternative in other_minimums(event, law, space).items():
+        guarantee = account(alternative, delta, adjacency=adjacency)
+        prices[fewest] = guarantee.epsilon
+    return prices
+
+
+def other_minimums(
+    event: acc.Event, law: acc.RunLaw, space: Mapping[str, object]
+) -> dict[int, acc.Event]:
+    """Return the events of larger minimum numbers of runs that a plan suggests, by that number.
+
+    Args:
+        event: What the arm is charged.
+        law: Its law of the number of runs.
+        space: What candidates are drawn from; of a narrow one a single draw may do.
+    """
+    events: dict[int, acc.Event] = {}
     if law.at_most(1) <= _OFTEN or not is_wide(space):
-        return prices
+        return events
     for fewest in _SUGGESTED:
         try:
             other = replace(law, minimum=fewest)  # type: ignore[type-var]
         except InvalidInputError:  # a mean or a cap that leaves no room
             continue
         alternative = with_law(event, law, other)
-        if alternative == event:  # a known threshold stops by another law
-            continue
-        guarantee = account(alternative, delta, adjacency=adjacency)
-        prices[fewest] = guarantee.epsilon
-    return prices
+        if alternative != event:  # else a known threshold, which stops by another law
+            events[fewest] = alternative
+    return events
 
 
 def unused_price(value: float) -> InvalidInputError:

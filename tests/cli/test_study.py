@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from privtune.accounting import Composed, epsilon, event_from_dict
-from privtune.study import Study
+from privtune.accounting import Composed, accountant, epsilon, event_from_dict
+from privtune.study import Study, StudySpec, plan_study
 from tests.cli.conftest import Cli
 from tests.study.conftest import FIXED, toy_spec
 from tests.toy import LOADS
@@ -102,7 +102,7 @@ def test_plan_shows_every_arm_and_touches_nothing(
 
 
 def test_plan_as_json(cli: Cli, spec: str) -> None:
-    done = cli("study", "plan", spec, "--json")
+    done = cli("study", "plan", spec, "--json", "--prices")
     document = json.loads(done.out)
     assert document["total"]["epsilon"] <= document["target_epsilon"] == 6.0
     selection = document["arms"][1]
@@ -110,6 +110,7 @@ def test_plan_as_json(cli: Cli, spec: str) -> None:
     few = {"none": 0.0, "one": 0.25, "at_most_two": 0.4375}  # a geometric number of mean 4
     assert selection["few_runs"] == pytest.approx(few, rel=1e-12)
     assert selection["floor"] is None
+    assert [offer["min_runs"] for offer in selection["min_runs"]] == [2, 3]
     for offer in selection["min_runs"]:
         charged = json.loads(json.dumps(selection["event"]))
         charged["runs"]["minimum"] = offer["min_runs"]
@@ -125,13 +126,13 @@ def test_plan_shows_the_floor_and_its_price(cli: Cli, spec: str, tmp_path: Path)
     text = Path(spec).read_text(encoding="utf-8")
     assert text.count("mean_runs: 4") == 1
     more.write_text(text.replace("mean_runs: 4", "mean_runs: 8"), encoding="utf-8")
-    shown = " ".join(cli("study", "plan", str(more)).out.split())
+    shown = " ".join(cli("study", "plan", str(more), "--prices").out.split())
     assert "at least 2 candidates, and exactly two with probability 14.3%" in shown  # 1 / 7
     assert "fewest runs 2 (min_runs); without this minimum the same noise would cost ε = " in shown
     assert "but train at most one candidate with probability 12.5%" in shown
     (selection,) = [
         arm
-        for arm in json.loads(cli("study", "plan", str(more), "--json").out)["arms"]
+        for arm in json.loads(cli("study", "plan", str(more), "--json", "--prices").out)["arms"]
         if arm.get("floor") is not None
     ]
     assert selection["few_runs"] == pytest.approx({"none": 0.0, "one": 0.0, "at_most_two": 1 / 7})
@@ -140,6 +141,47 @@ def test_plan_shows_the_floor_and_its_price(cli: Cli, spec: str, tmp_path: Path)
     assert selection["floor"]["epsilon_without"] == epsilon(event_from_dict(without), 1e-5).epsilon
     assert selection["floor"]["epsilon_without"] < selection["guarantee"]["epsilon"]
     assert selection["floor"]["few_without"] == pytest.approx(1 / 8)
+
+
+@pytest.mark.parametrize(
+    ("mean_runs", "offer", "price"),
+    [
+        (4, "; --prices adds what it costs.", " raises ε from "),
+        (
+            8,
+            "12.5%; --prices adds what the same noise would cost",
+            "without this minimum the same noise would cost ε = ",
+        ),
+    ],
+)
+def test_plan_accounts_prices_only_on_demand(
+    cli: Cli, tmp_path: Path, mean_runs: int, offer: str, price: str
+) -> None:
+    """Printing asks for no account that planning has not made, unless --prices is given."""
+    fields = yaml.safe_load(Path(write(tmp_path)).read_text(encoding="utf-8"))
+    (selection,) = [arm for arm in fields["arms"] if "mean_runs" in arm]
+    selection["mean_runs"] = mean_runs
+    fields["repeats"] = 2 if mean_runs == 8 else 1  # the ε of one is known
+    file = tmp_path / "priced.yaml"
+    file.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    accountant._answer.cache_clear()
+    plan_study(StudySpec.from_file(file))
+    known = accountant._answer.cache_info().misses
+    shown = " ".join(cli("study", "plan", str(file)).out.split())
+    assert offer in shown
+    assert price not in shown
+    (arm,) = [
+        arm
+        for arm in json.loads(cli("study", "plan", str(file), "--json").out)["arms"]
+        if arm.get("expected_runs") == pytest.approx(mean_runs)
+    ]
+    assert "min_runs" not in arm
+    assert "epsilon_without" not in (arm["floor"] or {})
+    assert accountant._answer.cache_info().misses == known
+    priced = " ".join(cli("study", "plan", str(file), "--prices").out.split())
+    assert price in priced
+    assert "--prices" not in priced
+    assert accountant._answer.cache_info().misses > known
 
 
 def test_plan_with_advice(cli: Cli, spec: str) -> None:

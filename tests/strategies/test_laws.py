@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from privtune.errors import PrivTuneError
 from privtune.strategies import DPHyper, LiuTalwar, NoRunFitsError, PapernotSteinke, Plan
 from privtune.strategies import SubsampledTuning as Subsampled
 from privtune.strategies import laws as laws_of_runs
-from privtune.strategies.laws import choose_law, floor_of, price_of_minimums
+from privtune.strategies.laws import choose_law, floor_of, price_of_minimums, priced_floor_of
 from privtune.study.planning import plan_study
 from privtune.study.spec import StudySpec
 from tests.strategies.world import BOTH, context
@@ -149,7 +150,7 @@ def test_the_floor_costs_what_the_plan_says() -> None:
     for strategy, fewest in ((PapernotSteinke(), 2), (Subsampled(variant=2), 3)):
         plan = strategy.plan(context(), epsilon=2.0)
         terms: dict[str, Any] = {"delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
-        floor = floor_of(plan.event, plan.runs, **terms)
+        floor = priced_floor_of(plan.event, plan.runs, **terms)
         assert floor is not None
         charged = json.dumps(plan.event.to_dict())
         assert f'"minimum": {fewest}' in charged
@@ -161,8 +162,13 @@ def test_the_floor_costs_what_the_plan_says() -> None:
             f"{fewest} (min_runs); without this minimum the same noise would cost"
         )
         assert floor.words.endswith("but train at most one candidate with probability 10%")
+        unpriced = floor_of(plan.runs)
+        assert unpriced == replace(floor, epsilon_without=None)
+        assert unpriced.to_dict() == {"min_runs": fewest, "few_without": floor.few_without}
+        assert "train at most one candidate with probability 10%; --prices" in unpriced.words
     plain = PapernotSteinke(min_runs=1).plan(context(), epsilon=2.0)
-    assert floor_of(plain.event, plain.runs, **terms) is None
+    assert floor_of(plain.runs) is None
+    assert priced_floor_of(plain.event, plain.runs, **terms) is None
 
 
 def test_a_mean_that_is_found_has_the_floor_where_it_fits() -> None:
