@@ -273,7 +273,7 @@ def _problem_of(task: Task) -> str:
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("demo-output"),
 ) -> None:
-    """Compare three strategies on handwritten digits at ε = 8."""
+    """Compare three strategies on handwritten digits, five times each, at ε = 8."""
     from privtune.cli._progress import create_or_load, run_study
     from privtune.cli._tables import print_comparison
     from privtune.study import StudySpec
@@ -284,8 +284,8 @@ def demo(
     with importlib.resources.as_file(resource) as path:
         spec = StudySpec.from_file(path)
     say(
-        f"Planning study {spec.name}: {len(spec.arms)} arms on {spec.task}, one budget of "
-        f"ε = {spec.budget.epsilon:g}, δ = {spec.budget.delta:g}."
+        f"Planning study {spec.name}: {len(spec.arms)} arms on {spec.task}, {spec.repeats} times each, one "
+        f"budget of ε = {spec.budget.epsilon:g}, δ = {spec.budget.delta:g}."
     )
     study, others = create_or_load(spec, storage)
     if others:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _COLUMNS = 2
+_MOST_TICKS = (
+    8  # of a logarithmic axis, one at each place with results; with more places plotly chooses
+)
 _Points = dict[float, list[float]]  # values of rows by their place on the horizontal axis
 _QUOTED = ", paper"  # ends the name of a line that is quoted, not measured
 
@@ -91,6 +94,9 @@ def plot_lines(
         figure.add_trace(trace, row=row_of + 1, col=column_of + 1)
         labelled.add(name)
     figure.update_xaxes(title=x, type="log" if "x" in log else "linear")
+    places = sorted({place for points in cells.values() for place in points})
+    if "x" in log and len(places) <= _MOST_TICKS:
+        figure.update_xaxes(tickvals=places, ticktext=[f"{place:g}" for place in places])
     figure.update_yaxes(title=y, type="log" if "y" in log else "linear")
     # A share of the height: below the title of the axis where there is one row of panels.
     below = -0.18 if above > 1 else -0.28

@@ -469,7 +469,7 @@ class StudySpec(pydantic.BaseModel):
             >>> with resources.as_file(resources.files("privtune.tasks") / "digits-demo.yaml") as path:
             ...     spec = StudySpec.from_file(path)
             >>> spec.name, [arm.strategy for arm in spec.arms]
-            ('digits-demo', ['fixed', 'papernot-steinke', 'hyfreedp'])
+            ('digits-demo', ['fixed', 'papernot-steinke', 'auto'])
         """
         text = ""
         try:

@@ -15,7 +15,7 @@ from privtune.study.arm_row import beats_constant, score_of
 from privtune.study.observer import releases_of
 from privtune.tasks import MECHANISM
 from privtune.training.mechanism.metric_name import MetricName
-from privtune.views.order import order_of
+from privtune.views.order import order_of, show_probability
 from privtune.views.text import first_metric, show_metric, show_spread
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ SURE = 0.95
 
 _SUGGESTED = 5  # repetitions
 _OF_TWO_CLASSES = 0.5  # balanced accuracy of the constant answer
-_UNSURE = "No arm is shown to be better"
+_UNSURE = "No arm is shown to be best"
 _OF_ESTIMATOR = re.compile("-[0-9a-f]{12}$")  # how the name of a fit's study ends
 
 
@@ -188,16 +188,29 @@ def _of_repetitions(
 ) -> tuple[str, bool]:
     """Return the answer for repeated arms, ordered by their means, and whether it is sure."""
     best, second = releases[:2]
-    wins = _count_wins(best, second, metric)
-    better = f"better than `{second.arm}` in {wins} repetitions"
     reached = _reached(best, metric)
-    order = order_of(arms)
-    probabilities = order[best.arm].values()
-    least_probability = min(value or 0.0 for value in probabilities)
-    if least_probability >= SURE:
-        return f"`{best.arm}` is best: {reached}, {better}.", True
-    answer = f"{_UNSURE}: `{best.arm}` has the best mean, {reached}, and is {better}."
-    return answer, False
+    probabilities = order_of(arms)[best.arm]
+    worse = []
+    doubtful = []
+    for arm, probability in probabilities.items():
+        if probability is not None and probability >= SURE:
+            worse.append(f"`{arm}`")
+        else:
+            doubtful.append(f"`{arm}` ({show_probability(probability)})")
+    if not doubtful:
+        wins = _count_wins(best, second, metric)
+        answer = (
+            f"`{best.arm}` is best: {reached}, better than `{second.arm}` in {wins} repetitions."
+        )
+        return answer, True
+    answer = (
+        f"{_UNSURE}: the best mean is that of `{best.arm}`, {reached}, and it is less than {SURE:.0%} sure "
+        f"to be better than that of {', '.join(doubtful)}"
+    )
+    if worse:
+        verb = "is" if len(worse) == 1 else "are"
+        answer += f"; {', '.join(worse)} {verb} shown to be worse"
+    return f"{answer}.", False
 
 
 def _count_wins(best: Release, second: Release, metric: MetricName) -> str:

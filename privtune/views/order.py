@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,9 @@ def better_than_next(arms: Arms) -> dict[str, str]:
 
 
 def show_probability(value: float | None) -> str:
-    """Return a probability as text in percent, between ``<1%`` and ``>99%``.
+    """Return a probability as text in percent, rounded down, between ``<1%`` and ``>99%``.
+
+    What is short of 95%, and so not called shown, is thereby never written as 95%.
 
     Example:
         >>> show_probability(0.873), show_probability(0.9999), show_probability(None)
@@ -65,4 +68,4 @@ def show_probability(value: float | None) -> str:
         return ">99%"
     if value < 0.01:
         return "<1%"
-    return f"{value:.0%}"
+    return f"{math.floor(100 * value)}%"

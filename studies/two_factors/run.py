@@ -252,16 +252,22 @@ WORTH: dict[str, tuple[Pair, ...]] = {
 }
 
 
-def worth(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> Estimate | None:
-    """Return the mean difference of some arms over all cells of a set that have both."""
-    gains: list[Estimate] = []
-    for (of, _, _), arms in estimates(rows).items():
+def gains(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> dict[str, list[Estimate]]:
+    """Return by task the differences of some arms in every cell of a set that has both."""
+    by_task: dict[str, list[Estimate]] = defaultdict(list)
+    for (of, task, _), arms in estimates(rows).items():
         if of != group:
             continue
         for one, other in pairs:
             if one in arms and other in arms:
-                gains.append(arms[one].minus(arms[other]))
-    return Estimate.mean_of(gains) if gains else None
+                by_task[task].append(arms[one].minus(arms[other]))
+    return dict(by_task)
+
+
+def worth(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> Estimate | None:
+    """Return the mean difference of some arms over all cells of a set that have both."""
+    differences = [each for of_task in gains(rows, group, pairs).values() for each in of_task]
+    return Estimate.mean_of(differences) if differences else None
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
@@ -270,13 +276,20 @@ def tables(rows: Sequence[Row]) -> list[str]:
 
 
 def worths(rows: Sequence[Row]) -> str:
-    """Return what each factor is worth in points, on the six tasks and on the twelve."""
-    lines = []
-    for name, pairs in WORTH.items():
-        gains = [worth(rows, group, pairs) for group in EPSILONS]
-        shown = ("–" if gain is None else f"{gain.mean:+.1f} ± {gain.half():.1f}" for gain in gains)
-        lines.append((name, *shown))
-    return markdown(("points of accuracy, ± 95 %", "six tasks", "twelve tasks"), lines)
+    """Return what each factor is worth in points, and its least and most by task, on each set."""
+    lines = [
+        (name, *(_worth_text(rows, group, pairs) for group in EPSILONS))
+        for name, pairs in WORTH.items()
+    ]
+    return markdown(("points of accuracy, ± 95 % (by task)", "six tasks", "twelve tasks"), lines)
+
+
+def _worth_text(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> str:
+    gain = worth(rows, group, pairs)
+    if gain is None:
+        return "–"
+    means = [Estimate.mean_of(of_task).mean for of_task in gains(rows, group, pairs).values()]
+    return f"{gain.mean:+.1f} ± {gain.half():.1f} ({min(means):+.1f} to {max(means):+.1f})"
 
 
 def ranking(rows: Sequence[Row]) -> str:
@@ -329,20 +342,53 @@ def accuracies(rows: Sequence[Row], group: str) -> str:
 
 
 def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
-    """Return test error against ε, a panel a task, and a line an arm with Adam or an optimizer of its own."""
-    drawn = [
-        {
-            **row,
-            "test error, %": str(100.0 - 100.0 * float(row["accuracy"])),
-            "ε": row["epsilon"],
-        }
+    """Return accuracy against ε in the mean over tasks, and test error task by task.
+
+    A line is a way of choosing, with Adam where it has both optimizers.
+    """
+    in_all = plot_lines(
+        means_over_tasks(rows),
+        x="ε",
+        y="test accuracy, %",
+        line="way",
+        panel="tasks",
+        log="x",
+        strategies=STRATEGY_OF,
+    )
+    errors = [
+        {**row, "test error, %": str(100.0 - 100.0 * float(row["accuracy"])), "ε": row["epsilon"]}
         for row in rows
         if row["optimizer"] != SGD
     ]
-    figure = plot_lines(
-        drawn, x="ε", y="test error, %", line="way", panel="task", log="xy", strategies=STRATEGY_OF
+    by_task = plot_lines(
+        errors, x="ε", y="test error, %", line="way", panel="task", log="xy", strategies=STRATEGY_OF
     )
-    return {"chart": figure}
+    return {"chart": in_all, "tasks": by_task}
+
+
+def complete_tasks(rows: Sequence[Row], group: str) -> list[str]:
+    """Return the tasks of a set that have every arm at every ε of the set."""
+    cells = estimates(rows)
+    return [
+        task
+        for (task,) in by([row for row in rows if row["set"] == group], "task")
+        if all(len(cells.get((group, task, spent), ())) == len(ARMS) for spent in EPSILONS[group])
+    ]
+
+
+def means_over_tasks(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return by way, ε and repetition the mean accuracy, in percent, over the complete tasks of a set."""
+    means = []
+    for group in EPSILONS:
+        tasks = complete_tasks(rows, group)
+        panel = ", ".join(tasks) if len(tasks) < 4 else f"mean of {len(tasks)} tasks"
+        drawn = [row for row in rows if row["task"] in tasks and row["optimizer"] != SGD]
+        for (epsilon, way, _), repetition in by(drawn, "epsilon", "way", "seed").items():
+            accuracy = 100.0 * mean(repetition, "accuracy")
+            means.append(
+                {"tasks": panel, "ε": epsilon, "way": way, "test accuracy, %": f"{accuracy:.3f}"}
+            )
+    return means
 
 
 SHEET = Sheet(

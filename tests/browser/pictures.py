@@ -1,4 +1,4 @@
-"""Runs ``docs/examples/nine.yaml`` and takes README's pictures: ``python -m tests.browser.pictures``."""
+"""Runs the demo and takes the documentation's pictures: ``python -m tests.browser.pictures``."""
 
 from __future__ import annotations
 
@@ -23,20 +23,34 @@ def main() -> None:
         command = [sys.executable, "-m", "privtune"]
         report = folder / "report.html"
         for words in (
-            ("study", "run", str(ROOT / "docs/examples/nine.yaml")),
-            ("study", "compare", "nine", "--html", str(report)),
+            ("demo", "--folder", str(folder)),
+            ("study", "compare", "digits-demo", "--html", str(report)),
         ):
             subprocess.run([*command, *words], cwd=ROOT, check=True)
-        command += ["ui", "--no-browser", "--study", "nine", "--port", str(port)]
+        command += ["ui", "--no-browser", "--study", "digits-demo", "--port", str(port)]
         server = Server(command, port=port, log=folder / "ui.log", cwd=ROOT).start()
+        browser = Browser(driver)
         try:
-            take(Browser(driver), server, report)
+            take_report(browser, report)
+            take_mlflow(browser, server)
         finally:
             server.stop()
             driver.quit()
 
 
-def take(browser: Browser, server: Server, report: Path) -> None:
+def take_report(browser: Browser, report: Path) -> None:
+    """README's picture: from the report's title to the end of the chart with the intervals."""
+    browser.size(1100, 1000)
+    browser.open(report.as_uri())
+    browser.wait(lambda: browser.run(DRAWN) >= 3, "the comparison")
+    end = browser.run(
+        "return document.querySelector('.js-plotly-plot').getBoundingClientRect().bottom"
+    )
+    browser.size(1100, round(end))
+    browser.screenshot(ROOT / "docs/demo.png")
+
+
+def take_mlflow(browser: Browser, server: Server) -> None:
     browser.size(1440, 900)
     browser.open(server.address)
     for name in (
@@ -47,11 +61,7 @@ def take(browser: Browser, server: Server, report: Path) -> None:
         browser.wait(lambda script=click: browser.run(script), name)
     browser.wait(lambda: browser.run(DRAWN) >= 4 * 3, "four charts")
     time.sleep(2)  # MLflow draws them again in their new size
-    browser.screenshot(ROOT / "docs/demo.png")
-    browser.size(1100, 700)
-    browser.open(report.as_uri())
-    browser.wait(lambda: browser.run(DRAWN) >= 3, "the comparison")
-    browser.screenshot(ROOT / "docs/report.png")
+    browser.screenshot(ROOT / "docs/mlflow.png")
 
 
 DRAWN = "return document.querySelectorAll('.js-plotly-plot .main-svg').length"

@@ -303,3 +303,17 @@ def test_results_of_many_studies_stand_in_one_panel_a_task() -> None:
     assert hollow == [(1.5, 2.0)] * 2  # what exceeds the honest epsilon is no claim below it
     with pytest.raises(InvalidInputError, match="lacks epsilon"):
         plot_results([{"task": "t", "arm": "a", "accuracy": "0.5"}])
+
+
+def test_a_logarithmic_axis_is_marked_where_the_results_are() -> None:
+    rows = [
+        {"arm": arm, "ε": spent, "error": "1"} for arm in "ab" for spent in ("0.5", "2.0", "8.0")
+    ]
+    axis = plots.plot_lines(rows, x="ε", y="error", line="arm", log="x").layout.xaxis
+    assert axis.tickvals == (0.5, 2.0, 8.0)
+    assert axis.ticktext == ("0.5", "2", "8")
+    many = [{"arm": "a", "ε": str(2**power), "error": "1"} for power in range(20)]
+    assert (
+        plots.plot_lines(many, x="ε", y="error", line="arm", log="x").layout.xaxis.tickvals is None
+    )
+    assert plots.plot_lines(rows, x="ε", y="error", line="arm").layout.xaxis.tickvals is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from statistics import stdev
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from studies.six_tasks.run import Estimate
-from studies.two_factors.run import ADAM, SGD, WORTH, worth
+from studies.two_factors.run import ADAM, ARMS, SGD, WORTH, means_over_tasks, worth, worths
 from studies.two_factors.tasks import TWELVE, overconfidence
 
 
@@ -34,6 +35,23 @@ def test_what_adam_is_worth_is_the_mean_of_its_gains_over_cells_and_ways() -> No
     spread = stdev([80.0, 82.0]) / math.sqrt(2.0)  # of each of the three means that have one
     assert gain.error == pytest.approx(math.sqrt(3.0 * spread**2) / 2.0)
     assert worth(rows, "twelve", WORTH["Adam, in the place of SGD"]) is None
+    (line,) = [line for line in worths(rows).splitlines() if "Adam, in the place" in line]
+    assert line.endswith(" (-1.0 to +4.0) | – |")
+
+
+@pytest.mark.quick
+def test_the_chart_has_the_mean_of_a_repetition_over_the_tasks_that_are_complete() -> None:
+    rows = []
+    for task, epsilon, (way, optimizer), seed in product("ab", (1.0, 4.0), ARMS, range(2)):
+        if (task, epsilon, way) == ("b", 4.0, "guess") and seed == 0:
+            continue  # a single repetition has no error: the cell is incomplete
+        accuracy = {"a": 0.5, "b": 0.9}[task] + 0.1 * seed
+        row = {"set": "twelve", "task": task, "epsilon": str(epsilon), "way": way}
+        rows.append({**row, "optimizer": optimizer, "seed": str(seed), "accuracy": str(accuracy)})
+    drawn = means_over_tasks(rows)
+    assert {row["tasks"] for row in drawn} == {"a"}
+    assert {float(row["test accuracy, %"]) for row in drawn} == {50.0, 60.0}
+    assert len(drawn) == len({way for way, _ in ARMS}) * len((1.0, 4.0)) * len(range(2))
 
 
 @pytest.mark.quick

@@ -18,6 +18,7 @@ from privtune.study import ArmStatus
 from privtune.training.mechanism.constant import constant_answer, declared_constant
 from privtune.training.mechanism.estimates import ScoreEstimate
 from privtune.views.headline import constant_notes, headline
+from privtune.views.order import show_probability
 from tests.tracked import Tracked
 
 ACCURACY, LOSS = "test_accuracy", "test_loss"
@@ -84,7 +85,7 @@ def test_the_best_of_intervals_that_are_apart(tracked: Tracked) -> None:
 def test_intervals_that_overlap_show_no_best(tracked: Tracked) -> None:
     arms = statuses(tracked, [score(0.5, 0.6), score(0.85, 0.89), score(0.8, 0.86)])
     found = headline(tracked.study, arms)
-    best = "No arm is shown to be better: `selection` has 87.0% [85.0, 89.0]"
+    best = "No arm is shown to be best: `selection` has 87.0% [85.0, 89.0]"
     assert found.answer == f"{best}, and the interval of `hyfree` overlaps with it."
     assert "repeats: 5" in found.advice
     assert found.lines[0] == f"{found.answer} {found.advice}"
@@ -162,8 +163,12 @@ def test_less_of_a_loss_is_better(tracked: Tracked) -> None:
     [
         ([[0.8, 0.81, 0.82, 0.8], [0.9, 0.91, 0.93, 0.9]], "`selection` is best: 91.00% ± 0.71%, better than "
          "`defaults` in 4 of 4 repetitions."),
-        ([[0.8, 0.95, 0.7, 0.9], [0.9, 0.85, 0.93, 0.8]], "No arm is shown to be better: `selection` has the "
-         "best mean, 87.00% ± 2.86%, and is better than `defaults` in 2 of 4 repetitions."),
+        ([[0.8, 0.95, 0.7, 0.9], [0.9, 0.85, 0.93, 0.8]], "No arm is shown to be best: the best mean "
+         "is that of `selection`, 87.00% ± 2.86%, and it is less than 95% sure to be better than that of "
+         "`defaults` (64%)."),  # scipy.stats.ttest_rel: 0.642
+        ([[0.5, 0.52, 0.51, 0.5], [0.8, 0.95, 0.7, 0.9], [0.9, 0.85, 0.93, 0.8]], "No arm is shown to be "
+         "best: the best mean is that of `hyfree`, 87.00% ± 2.86%, and it is less than 95% sure to be "
+         "better than that of `selection` (64%); `defaults` is shown to be worse."),  # of `defaults` 0.9995
     ],
 )  # fmt: skip
 def test_repetitions_are_compared_in_pairs(
@@ -302,3 +307,10 @@ def build(trial: Any) -> privtune.Candidate:
 
 def loss(model: Any, x: Any, y: Any) -> Any:
     return torch.nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def test_a_doubt_is_never_rounded_away() -> None:
+    """A table that says 95% beside an answer that calls it not shown contradicts it."""
+    probabilities = (0.9499, 0.95, 0.9949, 0.009, None)
+    shown = [show_probability(probability) for probability in probabilities]
+    assert shown == ["94%", "95%", ">99%", "<1%", "not known"]
