@@ -442,28 +442,55 @@ def _hull_of_sorted(
     offsets: Floats,
     order: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the indices of the upper hull of lines in ascending order of a, by one scan."""
-    hull: list[tuple[float, float, int]] = []
-    lines = zip(
-        slopes[order].tolist(),
-        offsets[order].tolist(),
-        order.tolist(),
-        strict=True,
-    )
-    for a, b, index in lines:
-        while hull and b <= hull[-1][1]:  # larger slope, no larger offset: the old line is below
-            hull.pop()
-        if hull and a <= hull[-1][0]:
-            continue
-        while len(hull) >= 2:
-            a1, b1, _ = hull[-1]
-            a0, b0, _ = hull[-2]
-            if (b1 - b0) * (a - a1) < (b - b1) * (a1 - a0):
+    """Return the indices of the upper hull of lines in ascending order of a, by one scan.
+
+    Where three neighbours turn the right way the scan keeps the third, so such stretches are kept at once.
+    """
+    a = slopes[order]
+    b = offsets[order]
+    rise = np.diff(a)
+    run = np.diff(b)
+    turns = run[:-1] * rise[1:] < run[1:] * rise[:-1]
+    follows = (rise[1:] > 0.0) & (run[1:] > 0.0) & turns  # line i + 2 the lines i and i + 1
+    breaks = np.flatnonzero(~follows) + 2
+    hull: list[int] = []
+    a_list = a.tolist()
+    b_list = b.tolist()
+    line = 0
+    while line < order.size:
+        if hull[-2:] == [line - 2, line - 1]:
+            after = int(np.searchsorted(breaks, line))
+            end = int(breaks[after]) if after < breaks.size else order.size
+            hull.extend(range(line, end))
+            line = end
+            if line == order.size:
                 break
-            hull.pop()
-        hull.append((a, b, index))
-    indices = [index for _, _, index in hull]
-    return np.asarray(indices, dtype=np.int64)
+        _scan_line(hull, line, a_list, b_list)
+        line += 1
+    return order[hull]
+
+
+def _scan_line(hull: list[int], line: int, a: list[float], b: list[float]) -> None:
+    """Add a line to the hull of those before it, and take away what is then below.
+
+    Args:
+        hull: Numbers of the lines of the hull so far.
+        line: Number of the new line.
+        a: Slopes of all lines, ascending.
+        b: Their offsets.
+    """
+    while hull and b[line] <= b[hull[-1]]:  # larger slope, no larger offset: the old line is below
+        hull.pop()
+    if hull and a[line] <= a[hull[-1]]:
+        return
+    while len(hull) >= 2:
+        last = hull[-1]
+        before = hull[-2]
+        of_last = (b[last] - b[before]) * (a[line] - a[last])
+        if of_last < (b[line] - b[last]) * (a[last] - a[before]):
+            break
+        hull.pop()
+    hull.append(line)
 
 
 def _moved_apart(level: Floats, roc: Floats) -> tuple[Floats, Floats]:

@@ -66,20 +66,24 @@ class Cells:
         """
         # A tangent of the concave F, at the end of the cell.
         end = self.level[1:] + above[:, None]
-        end = np.minimum(end, 1.0)
-        edge = np.searchsorted(self.level, end) - 1
+        np.minimum(end, 1.0, out=end)
+        edge = np.searchsorted(self.level, end)
+        edge -= 1
         slope = self.slope[edge]
-        beyond = end - self.level[edge]
-        roc = self.roc[edge] + slope * beyond
-        at_end = roc - depth[:, None]
-        at_start = at_end - slope * np.diff(self.level)
+        at_end = end
+        at_end -= self.level[edge]
+        at_end *= slope
+        at_end += self.roc[edge]
+        at_end -= depth[:, None]
+        slope *= np.diff(self.level)
+        at_start = np.subtract(at_end, slope, out=slope)
         # G is at most F, too: of the two lines the one that is lower in the middle.
         roc_start = self.roc[:-1]
         roc_end = self.roc[1:]
         is_higher = at_start + at_end > roc_start + roc_end
-        at_start = np.where(is_higher, roc_start, at_start)
-        at_end = np.where(is_higher, roc_end, at_end)
-        return np.clip(at_start, 0.0, 1.0), np.clip(at_end, 0.0, 1.0)
+        np.copyto(at_start, roc_start, where=is_higher)
+        np.copyto(at_end, roc_end, where=is_higher)
+        return at_start.clip(0.0, 1.0, out=at_start), at_end.clip(0.0, 1.0, out=at_end)
 
     def charged(self, z: float) -> float:
         """Return what the prices of all levels (README, 5) add to the bound on δ, set by this z."""
@@ -154,14 +158,18 @@ class Items:
             at_start = np.where(cheaper, priced_start, at_start)
             at_end = np.where(cheaper, priced_end, at_end)
         floor_at_start, floor_at_end = self.cells.floor
-        columns = []
-        for column in z.T:
+        paid = np.empty(z.shape)
+        left = np.empty(at_start.shape)  # one table for all: they are large, and there are many
+        for number, column in enumerate(z.T):
             factor = column[:, None]
-            from_start = (at_start - factor * floor_at_start).max(axis=1)
-            from_end = (at_end - factor * floor_at_end).max(axis=1)
-            columns.append(np.maximum(from_start, from_end))
-        paid = np.column_stack(columns)
-        return np.asarray(np.maximum(paid, 0.0))
+            np.multiply(factor, floor_at_start, out=left)
+            np.subtract(at_start, left, out=left)
+            from_start = left.max(axis=1)
+            np.multiply(factor, floor_at_end, out=left)
+            np.subtract(at_end, left, out=left)
+            from_end = left.max(axis=1)
+            paid[:, number] = np.maximum(from_start, from_end)
+        return np.maximum(paid, 0.0)
 
 
 def _gather_rows(tables: list[list[Floats]], rows: list[Indices]) -> list[Floats]:

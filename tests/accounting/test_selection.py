@@ -30,7 +30,7 @@ from privtune.accounting import (
     lower_bound,
 )
 from privtune.accounting import delta as dp_delta
-from privtune.accounting.best_of_k import Threshold, Tuner
+from privtune.accounting.best_of_k import Threshold, Tuner, _upper_hull
 from privtune.accounting.curves import ORDERS, selection_curve
 from privtune.accounting.lower import Instance
 from privtune.accounting.pmf import LossPmf
@@ -358,3 +358,28 @@ def test_masses_of_wide_outcomes_are_right_under_a_cap(law):
             ends = np.append(0.0, np.cumsum(base))
             exact = np.diff([math.fsum(weights * min(end, 1.0) ** runs) for end in ends])
             assert found == pytest.approx(exact, rel=3e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("digits", [1, 2, 15])
+def test_the_hull_of_lines_is_their_maximum_and_no_more(digits: int) -> None:
+    """Lines with long stretches that are all hull, with ties, and in any order, against all of them."""
+    rng = np.random.default_rng(digits)
+    z = np.exp(np.linspace(-12.0, 12.0, 20_001))
+    for _ in range(60):
+        slopes = rng.random(int(rng.integers(3, 40)))
+        convex = rng.random() < 0.5
+        offsets = slopes**2 if convex else rng.random(slopes.size)
+        outliers = rng.random(slopes.size) < 0.1
+        offsets = np.where(outliers, rng.random(slopes.size), offsets)
+        slopes = np.round(slopes, digits)
+        offsets = np.round(offsets, digits)
+        hull = _upper_hull(slopes, offsets)
+        values = slopes[:, None] - offsets[:, None] * z
+        largest = values.max(axis=0)
+        assert values[hull].max(axis=0) == pytest.approx(largest, rel=1e-12, abs=1e-12)
+        a = slopes[hull]
+        b = offsets[hull]
+        assert (np.diff(a) > 0.0).all()
+        assert (np.diff(b) > 0.0).all()
+        # Each line is the largest from where the next one ends to where it begins.
+        assert (np.diff(np.diff(a) / np.diff(b)) < 1e-9).all()
