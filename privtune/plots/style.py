@@ -77,8 +77,11 @@ def looks(names: Sequence[str], strategies: Mapping[str, str] | None = None) -> 
 
 
 def looks_of(plans: Iterable[Plan]) -> dict[str, Look]:
-    """Return the colour and symbol of each arm of a study, the same in every figure, page and tracker."""
-    strategies = {plan.arm: plan.strategy for plan in plans}
+    """Return the colour and symbol of each arm of a study, the same in every figure, page and tracker.
+
+    ``auto: hyfreedp`` and the like have the look of ``auto``: what it chose differs from study to study.
+    """
+    strategies = {plan.arm: plan.strategy.partition(":")[0] for plan in plans}
     return looks([*strategies], strategies)
 
 

@@ -14,7 +14,7 @@ from privtune.accounting import Gaussian, PrivateSelection, epsilon
 from privtune.errors import InvalidInputError
 from privtune.ledger import Budget, ChargeRequest, Ledger
 from privtune.plots.study_charts import ranked, shares
-from privtune.plots.style import STRATEGIES_BY_LOOK, looks
+from privtune.plots.style import STRATEGIES_BY_LOOK, looks, looks_of
 from privtune.strategies import Repetition
 from privtune.study import ArmStatus, Study
 from privtune.training.mechanism.metric_name import MetricName
@@ -156,6 +156,15 @@ def test_a_strategy_has_one_colour_in_every_study() -> None:
     assert len(set(crowded.values())) == 132
     for name, arm in zip(STRATEGIES_BY_LOOK, arms, strict=False):
         assert crowded[arm] == looks([name])[name]
+
+
+def test_auto_has_its_own_colour_whatever_it_chose(study: Study) -> None:
+    (plan,) = [plan for plan in study.plans if plan.arm == "hyfree"]
+    plans = [plan, replace(plan, arm="chosen", strategy="auto: hyfreedp")]
+    assert looks_of(plans) == {
+        "hyfree": looks(["hyfreedp"])["hyfreedp"],
+        "chosen": looks(["auto"])["auto"],
+    }
 
 
 def test_an_arm_has_one_colour_in_charts_and_in_mlflow(study: Study) -> None:
