@@ -106,9 +106,18 @@ def _accuracy(rows: Sequence[Row]) -> str:
 
 def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
     """Return the chart: accuracy against ε, a panel a network."""
-    named = [{**row, "ε": row["epsilon"]} for row in rows]
+    named = [
+        {**row, "ε": row["epsilon"], "test accuracy, %": str(100.0 * float(row["accuracy"]))}
+        for row in rows
+    ]
     figure = plot_lines(
-        named, x="ε", y="accuracy", line="arm", panel="network", log="x", strategies=STRATEGY_OF
+        named,
+        x="ε",
+        y="test accuracy, %",
+        line="arm",
+        panel="network",
+        log="x",
+        strategies=STRATEGY_OF,
     )
     return {"chart": figure}
 
