@@ -273,7 +273,7 @@ def _problem_of(task: Task) -> str:
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("demo-output"),
 ) -> None:
-    """Compare three strategies on handwritten digits, five times each, at ε = 8."""
+    """Compare three strategies on digits at ε = 8, five times each."""
     from privtune.cli._progress import create_or_load, run_study
     from privtune.cli._tables import print_comparison
     from privtune.study import StudySpec
