@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _COLUMNS = 2
-_MOST_TICKS = (
-    8  # of a logarithmic axis, one at each place with results; with more places plotly chooses
-)
+_MOST_TICKS = 8  # of a logarithmic axis, one at each place; plotly chooses them for more places
 _Points = dict[float, list[float]]  # values of rows by their place on the horizontal axis
 _QUOTED = ", paper"  # ends the name of a line that is quoted, not measured
 

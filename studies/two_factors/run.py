@@ -266,7 +266,11 @@ def gains(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> dict[str, l
 
 def worth(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> Estimate | None:
     """Return the mean difference of some arms over all cells of a set that have both."""
-    differences = [each for of_task in gains(rows, group, pairs).values() for each in of_task]
+    return _mean_gain(gains(rows, group, pairs))
+
+
+def _mean_gain(by_task: Mapping[str, Sequence[Estimate]]) -> Estimate | None:
+    differences = [each for of_task in by_task.values() for each in of_task]
     return Estimate.mean_of(differences) if differences else None
 
 
@@ -285,10 +289,11 @@ def worths(rows: Sequence[Row]) -> str:
 
 
 def _worth_text(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> str:
-    gain = worth(rows, group, pairs)
+    by_task = gains(rows, group, pairs)
+    gain = _mean_gain(by_task)
     if gain is None:
         return "–"
-    means = [Estimate.mean_of(of_task).mean for of_task in gains(rows, group, pairs).values()]
+    means = [Estimate.mean_of(of_task).mean for of_task in by_task.values()]
     return f"{gain.mean:+.1f} ± {gain.half():.1f} ({min(means):+.1f} to {max(means):+.1f})"
 
 
