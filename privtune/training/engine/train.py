@@ -50,6 +50,7 @@ from privtune.training.mechanism.kernel import (
 from privtune.training.mechanism.made_up import Domain
 from privtune.training.mechanism.memory import MemoryCheck, gradients_of, remembering_nothing
 from privtune.training.mechanism.oracle import Oracle
+from privtune.training.mechanism.plain_models import structure_of
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.scoring import evaluating
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
@@ -166,10 +167,10 @@ class Training:
         """
         waiting = list[Group]()
         size = 0
+        known: dict[Hashable, tuple[Domain, Program | None]] = {}
         for position, each in enumerate(candidates):
             check_model(each.model)
             loss_of = each.trained_on(self.loss_of, self.records)
-            domain = find_domain_of(each.model, loss_of, self.records)
             optimizer = None
             if each.optimizer is not None:
                 Optimized(self.method)
@@ -179,7 +180,7 @@ class Training:
                     each.scheduler,
                     self.schedule.steps,
                 )
-            program = program_of(each.model, loss_of, *self.records.like, domain)
+            domain, program = self._record(each.model, loss_of, known)
             member = Member(position, each, loss_of, optimizer, domain=domain)
             size += put(waiting, member, program)
             if size > _HELD_BYTES:
@@ -187,6 +188,32 @@ class Training:
                 waiting = []
                 size = 0
         yield from self._of_groups(waiting)
+
+    def _record(
+        self,
+        model: nn.Module,
+        loss_of: LossOf,
+        known: dict[Hashable, tuple[Domain, Program | None]],
+    ) -> tuple[Domain, Program | None]:
+        """Return the numbers that a model and its loss accept, and their program; None if it has none.
+
+        Models of torch's own layers and of one structure have one program: it is recorded for the first.
+
+        Args:
+            model: Of one candidate.
+            loss_of: The loss that it is trained on.
+            known: By structure, of earlier candidates with the training's own loss; added to.
+        """
+        structure = None
+        if loss_of is self.loss_of:  # else it is this candidate's own
+            structure = structure_of(model)
+        if structure is not None and structure in known:
+            return known[structure]
+        domain = find_domain_of(model, loss_of, self.records)
+        program = program_of(model, loss_of, *self.records.like, domain)
+        if structure is not None:
+            known[structure] = (domain, program)
+        return domain, program
 
     def alike(self, candidates: Iterable[TrainableCandidate]) -> list[TrainedCandidate]:
         """Train candidates whose models one function made, as one group; return their outcomes in order.
