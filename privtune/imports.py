@@ -342,6 +342,29 @@ class _PostponedName:
         return self._import()(*arguments, **keywords)
 
 
+class PostponedModule:
+    """A module of a library that is imported when a name of it is first used.
+
+    Args:
+        name: The module's name.
+
+    Example:
+        >>> module = PostponedModule("json.tool")
+        >>> module.main.__name__
+        'main'
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        with unsearched():
+            module = importlib.import_module(self._name)
+        value = getattr(module, attribute)
+        setattr(self, attribute, value)
+        return value
+
+
 def _postponed_name(library: str, name: str) -> _PostponedName:
     """Return a name of a library that is not imported yet; what Python itself asks for is not there."""
     if name.startswith("__"):

@@ -37,7 +37,7 @@ def composed_curve(parts: Mapping[Event, int]) -> Floats:
 
 def composed_by_autodp(parts: Mapping[Event, int]) -> Floats:
     """Return the Rényi curve of a composition as autodp sums it from the same curves."""
-    with postponed("scipy.stats", "scipy.integrate"):
+    with postponed("scipy.stats", "scipy.integrate", "scipy.optimize"):
         from autodp.autodp_core import Mechanism
         from autodp.transformer_zoo import Composition
 

@@ -520,32 +520,52 @@ def block_epsilon(events: Block, delta: float, adjacency: acc.Adjacency) -> acc.
 def _room(block: Block, budget: Budget, order: float) -> float:
     """Return the Rényi divergence that a filter may admit on top of declared charges, −∞ if none."""
     share = privacy_filter.FILTER_SHARE * budget.delta
-    # Most blocks use their budget up, and a fifth of the nodes shows that, with room for rounding.
-    profile_below = _profile(block, budget, privacy_filter.below_tabulated)
-    delta_below = privacy_filter.total_delta(profile_below, order, 0.0, budget.epsilon)
-    if delta_below > 1.001 * share:
+    if _is_full(block, budget, order, share):
         return -math.inf
     profile = _profile(block, budget)
     return _capacity(profile, order, budget.epsilon, share)
 
 
 @lru_cache(maxsize=64)
-def _profile(
-    events: Block,
-    budget: Budget,
-    table: Callable[..., privacy_filter.Profile] = privacy_filter.tabulate,
-) -> privacy_filter.Profile:
+def _is_full(block: Block, budget: Budget, order: float, share: float) -> bool:
+    """Return whether few nodes show that declared charges leave a filter no room; what they leave open is no.
+
+    Most blocks use their budget up.
+    """
+    if not block:
+        return False
+    floors = privacy_filter.floors(
+        _delta_of(block, budget),
+        _highest(budget),
+        order,
+        budget.epsilon,
+    )
+    # A thousandth is for what rounding makes rise in a table that falls.
+    return any(floor > 1.001 * share for floor in floors)
+
+
+@lru_cache(maxsize=64)
+def _profile(events: Block, budget: Budget) -> privacy_filter.Profile:
     """Return the privacy profile of declared charges, tabulated to beyond twice the budget's ε."""
     if not events:
         return privacy_filter.empty_profile
+    return privacy_filter.tabulate(_delta_of(events, budget), _highest(budget))
+
+
+def _highest(budget: Budget) -> float:
+    """Return the largest ε to which a profile is tabulated: from there on it is constant, from above."""
+    # Beyond e^700 there are no numbers.
+    return min(2 * budget.epsilon + 4, 700.0)
+
+
+def _delta_of(events: Block, budget: Budget) -> Callable[[float], float]:
+    """Return a function of ε that bounds δ of events that were all fixed before the first release."""
     block = _compose_events(events)
-    # Beyond e^700 there are no numbers; a profile is constant where its table ends, from above.
-    highest = min(2 * budget.epsilon + 4, 700.0)
 
     def delta_at(epsilon: float) -> float:
         return acc.delta(block, epsilon, adjacency=budget.adjacency).delta
 
-    return table(delta_at, highest)
+    return delta_at
 
 
 _capacity = lru_cache(maxsize=256)(privacy_filter.capacity)

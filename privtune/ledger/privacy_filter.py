@@ -100,7 +100,8 @@ conversion.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -134,6 +135,7 @@ FloatArray = NDArray[np.float64]
 _ROOT = math.sqrt(2.0)
 _LEVELS = tuple(2.0**k for k in range(-4, 3))
 _SAFETY = 1e-9
+_HALVINGS = (1, 9, 2, 5, 3, 4, 6, 7, 8, 0)  # of the mean of which a node is the upper end, in turn
 _LARGEST = 700.0  # ε of which e^ε is a number; beyond, a profile stays what it is there
 
 
@@ -184,22 +186,47 @@ def tabulate(delta_at: Callable[[float], float], highest: float, points: int = 2
     )
 
 
-def below_tabulated(delta_at: Callable[[float], float], highest: float) -> Profile:
-    """Return a coarse lower bound on the tabulated profile, from every fifth of its nodes.
+def floors(
+    delta_at: Callable[[float], float],
+    highest: float,
+    order: float,
+    epsilon: float,
+) -> Iterator[float]:
+    """Yield lower bounds on :func:`total_delta` of the tabulated profile, each with one more of its nodes.
 
-    It takes a fifth of the time. What exceeds a bound with this profile exceeds it with the tabulated one.
+    Two to four nodes show of most blocks that fill their budget that they do: what a floor exceeds, the whole
+    table exceeds. A profile falls at ε ≥ 0, and what symmetry makes of it below is nowhere below its value at
+    0. So between two nodes it is nowhere below its value at the upper one, and the mean over s/z₁, whose
+    distribution function is x^(α−1), is at least the sum of these values, each times what lies below its node
+    and above the next lower one.
 
     Args:
         delta_at: As for :func:`tabulate`.
         highest: As for :func:`tabulate`.
+        order: The Rényi order α, above 1.
+        epsilon: The ε at which δ is asked.
+
+    Yields:
+        A lower bound on the total δ with nothing spent, at each node asked so far.
     """
-    # At ε ≥ 0 a profile falls, so on a cell it is nowhere below its value at the cell's end; what
-    # symmetry makes of it below is nowhere below 1 − z + z·δ at the last node.
-    grid = _grid(highest, 256)[::5]
-    above = [min(1.0, delta_at(e)) for e in grid]
-    nodes = (0.0, *map(math.exp, grid))
-    deltas = (1.0, above[-1], *above[2:], above[-1])
-    return Profile(nodes, deltas)
+    log_top = math.log(order / (order - 1)) + epsilon
+    grid = _grid(highest, 256)
+    deltas: dict[float, float] = {}
+    for halvings in _HALVINGS:
+        # Below it lies a share of 2^−halvings of the mean.
+        quantile = log_top - halvings * math.log(2.0) / (order - 1)
+        place = bisect_left(grid, quantile)
+        if quantile < 0.0 or place == len(grid):
+            continue
+        node = grid[place]
+        deltas[node] = min(1.0, delta_at(node))
+        total = 0.0
+        share_below = 0.0
+        for upper in sorted(deltas):
+            share = math.exp(min(upper - log_top, 0.0) * (order - 1))
+            total += deltas[upper] * (share - share_below)
+            share_below = share
+        yield total
 
 
 def _grid(highest: float, points: int) -> list[float]:

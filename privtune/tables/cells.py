@@ -14,12 +14,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-from pyarrow import compute, types
+
+from privtune.imports import PostponedModule
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import compute, types
+else:  # records that are no table need none of it, and it takes a tenth of a second
+    pa = PostponedModule("pyarrow")
+    compute = PostponedModule("pyarrow.compute")
+    types = PostponedModule("pyarrow.types")
 
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]

@@ -11,10 +11,9 @@ import datetime
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from privtune.tables.cells import (
     CLIPPED,
@@ -37,6 +36,9 @@ from privtune.tables.cells import (
     moment_of,
     texts,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _CELLS = 32  # of a declared range
 _POWERS = (-10, 41)  # of 2: from a thousandth to a million millions

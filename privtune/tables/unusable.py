@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from privtune.facts import SPLITS
 from privtune.tables.cells import (
@@ -110,6 +109,8 @@ class _Mends:
 
     def add_notations(self, low: float, high: float) -> None:
         """Add as remedies the notations in which most values are numbers within bounds."""
+        import pyarrow as pa
+
         column = pa.array(list(self.values), pa.string())
         for notation in _NOTATIONS:
             numbers, _ = notation.numbers(column)

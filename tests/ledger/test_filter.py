@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -130,24 +131,31 @@ def test_capacity_shrinks_with_the_block_and_grows_with_the_budget() -> None:
 
 @pytest.mark.parametrize("highest", [1.0, 20.0, 700.0])
 @pytest.mark.parametrize("mu", [0.01, 3.0])
-def test_a_fifth_of_the_nodes_refuses_nothing_that_all_of_them_admit(
-    mu: float, highest: float
+@pytest.mark.parametrize("order", [1.2, 4.0, 50.0])
+def test_few_nodes_refuse_nothing_that_all_of_them_admit(
+    mu: float, highest: float, order: float
 ) -> None:
-    """Below the table everywhere, and far below nowhere: a block of twice the budget is told."""
     fine = table(mu, highest)
-    coarse = pf.below_tabulated(lambda e: gaussian_delta(mu, e), highest)
-    at = np.union1d(np.geomspace(1e-6, math.exp(min(highest, 600.0)), 4001), fine.nodes)
-    above = np.interp(at, fine.nodes, fine.deltas)
-    assert (np.interp(at, coarse.nodes, coarse.deltas) <= above * (1 + 1e-9) + 1e-15).all()
-    for order in (1.2, 4.0, 50.0):
-        for epsilon in (0.1, 1.0, 4.0):
-            known = pf.total_delta(fine, order, 0.0, epsilon)
-            assert pf.total_delta(coarse, order, 0.0, epsilon) <= known * (1 + 1e-9) + 1e-15
-    if highest == 20.0 and mu == 3.0:
-        assert pf.total_delta(coarse, 4.0, 0.0, 8.0) > 0.4 * pf.total_delta(fine, 4.0, 0.0, 8.0)
+    for epsilon in (0.1, 1.0, 4.0):
+        known = pf.total_delta(fine, order, 0.0, epsilon)
+        floors = list(pf.floors(lambda e: gaussian_delta(mu, e), highest, order, epsilon))
+        assert max(floors, default=0.0) <= known * (1 + 1e-9) + 1e-15
+        assert all(more >= less * (1 - 1e-9) for less, more in itertools.pairwise(floors))
 
 
-def test_a_fifth_of_the_nodes_of_a_selection_refuses_nothing_either() -> None:
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
+def test_few_nodes_show_that_a_block_uses_its_budget_up(epsilon: float) -> None:
+    """A Gaussian block of exactly the budget, at the order of the filter: four values of δ do."""
+    delta = 1e-5
+    mu = optimize.brentq(lambda m: gaussian_delta(m, epsilon) / delta - 1.0, 0.05, 8.0, rtol=1e-12)
+    order = pf.best_order(epsilon, pf.FILTER_SHARE * delta)
+    highest = 2 * epsilon + 4
+    floors = list(pf.floors(lambda e: gaussian_delta(mu, e), highest, order, epsilon))
+    known = pf.total_delta(table(mu, highest), order, 0.0, epsilon)
+    assert pf.FILTER_SHARE * delta < floors[3] <= floors[-1] <= known
+
+
+def test_few_nodes_of_a_selection_refuse_nothing_either() -> None:
     """Its table rises below ε = 0, where it is made by symmetry of the worse of two directions."""
     event = dp.PrivateSelection(
         dp.Repeated(100, dp.PoissonSampled(0.02, dp.Gaussian(1.0))), dp.Geometric(10.0)
@@ -156,11 +164,13 @@ def test_a_fifth_of_the_nodes_of_a_selection_refuses_nothing_either() -> None:
     def delta_at(epsilon: float) -> float:
         return delta_of(event, epsilon).delta
 
-    fine, coarse = pf.tabulate(delta_at, 8.0), pf.below_tabulated(delta_at, 8.0)
+    fine = pf.tabulate(delta_at, 8.0)
     assert (np.diff(fine.deltas) > 0.0).any()
-    at = np.union1d(np.geomspace(1e-6, math.exp(8.0), 4001), fine.nodes)
-    above = np.interp(at, fine.nodes, fine.deltas)
-    assert (np.interp(at, coarse.nodes, coarse.deltas) <= above * (1 + 1e-9)).all()
+    for order in (1.5, 4.0, 30.0):
+        for epsilon in (0.05, 0.5, 2.0):
+            known = pf.total_delta(fine, order, 0.0, epsilon)
+            highest_floor = max(pf.floors(delta_at, 8.0, order, epsilon))
+            assert highest_floor <= known * (1 + 1e-9)
 
 
 def test_a_block_without_divergence_leaves_room() -> None:

@@ -50,6 +50,7 @@ from privtune.training.mechanism.kernel import (
 from privtune.training.mechanism.made_up import Domain
 from privtune.training.mechanism.memory import MemoryCheck, gradients_of, remembering_nothing
 from privtune.training.mechanism.oracle import Oracle
+from privtune.training.mechanism.plain_models import structure_of
 from privtune.training.mechanism.schedule import NoiseOptions, Schedule
 from privtune.training.mechanism.scoring import evaluating
 from privtune.training.mechanism.streams import GLOBAL_GENERATOR, Streams
@@ -166,10 +167,10 @@ class Training:
         """
         waiting = list[Group]()
         size = 0
+        known: dict[Hashable, tuple[Domain, Program | None]] = {}
         for position, each in enumerate(candidates):
             check_model(each.model)
             loss_of = each.trained_on(self.loss_of, self.records)
-            domain = find_domain_of(each.model, loss_of, self.records)
             optimizer = None
             if each.optimizer is not None:
                 Optimized(self.method)
@@ -179,7 +180,7 @@ class Training:
                     each.scheduler,
                     self.schedule.steps,
                 )
-            program = program_of(each.model, loss_of, *self.records.like, domain)
+            domain, program = self._record(each.model, loss_of, known)
             member = Member(position, each, loss_of, optimizer, domain=domain)
             size += put(waiting, member, program)
             if size > _HELD_BYTES:
@@ -187,6 +188,32 @@ class Training:
                 waiting = []
                 size = 0
         yield from self._of_groups(waiting)
+
+    def _record(
+        self,
+        model: nn.Module,
+        loss_of: LossOf,
+        known: dict[Hashable, tuple[Domain, Program | None]],
+    ) -> tuple[Domain, Program | None]:
+        """Return the numbers that a model and its loss accept, and their program; None if it has none.
+
+        Models of torch's own layers and of one structure have one program: it is recorded for the first.
+
+        Args:
+            model: Of one candidate.
+            loss_of: The loss that it is trained on.
+            known: By structure, of earlier candidates with the training's own loss; added to.
+        """
+        structure = None
+        if loss_of is self.loss_of:  # else it is this candidate's own
+            structure = structure_of(model)
+        if structure is not None and structure in known:
+            return known[structure]
+        domain = find_domain_of(model, loss_of, self.records)
+        program = program_of(model, loss_of, *self.records.like, domain)
+        if structure is not None:
+            known[structure] = (domain, program)
+        return domain, program
 
     def alike(self, candidates: Iterable[TrainableCandidate]) -> list[TrainedCandidate]:
         """Train candidates whose models one function made, as one group; return their outcomes in order.
@@ -386,20 +413,17 @@ class Training:
         method: Any = self.method
         if members[0].optimizer_copy is not None:
             method = Optimized(self.method)
-        first = torch.stack([member.widened(size) for member in members])
-        values = [member.values for member in members]
-        state = method.init(first.to(self.place), values)
+        now = self._beginning(method, members, size)
         paces = [member.paces(self.method, self.schedule) for member in members]
         checkpoint = None
-        now = Middle(state, state.params)
         # Of noise that is placed in longer vectors no position is kept: it would be drawn twice.
         if self.keeper is not None and len(members) == 1 and not places:
             about = self._describe(members[0], method, paces[0], data, kernel)
-            checkpoint = Checkpoint(self.keeper, about, state, oracle)
+            checkpoint = Checkpoint(self.keeper, about, now.state, oracle)
             now = checkpoint.load()
         average = getattr(self.method, "average", "last")
         weights = average_weights(average, self.schedule.steps)
-        rates = torch.tensor(paces, dtype=state.params.dtype)
+        rates = torch.tensor(paces, dtype=now.state.params.dtype)
         rates = rates.T.contiguous()  # [steps, K]
         # By the factors themselves: as float32, one just below 1 would be 1.
         level = all(all(pace == 1.0 for pace in each) for each in paces)
@@ -426,6 +450,19 @@ class Training:
             if checkpoint is not None and now.step < self.schedule.steps:
                 checkpoint.after(now)
         return self._outcomes(members, now, oracle)
+
+    def _beginning(self, method: Any, members: Sequence[Member], size: int) -> Middle:
+        """Return the state before the first step, which nothing else keeps once a step is taken.
+
+        Args:
+            method: What steps the members.
+            members: The candidates of the stack.
+            size: Parameters of the kernel's model.
+        """
+        weights = torch.stack([member.widened(size) for member in members])
+        values = [member.values for member in members]
+        state = method.init(weights.to(self.place), values)
+        return Middle(state, state.params)
 
     def _describe(
         self,

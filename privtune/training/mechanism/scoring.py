@@ -7,8 +7,8 @@ evaluation as well, then mixes nothing, and a record changes the sum by no more 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,10 +24,13 @@ from privtune.training.mechanism import data as records
 from privtune.training.mechanism import noise as noises
 from privtune.training.mechanism.estimates import ScoreEstimate, SumNoise
 from privtune.training.mechanism.kernel import Largest, Loss, LossOf, by_record, fresh, unwritten
+from privtune.training.mechanism.made_up import Domain
 from privtune.training.mechanism.memory import MemoryCheck, remembering_nothing, values_of
 from privtune.training.mechanism.metrics import OF_CLASSES, Floats, Metric
+from privtune.training.mechanism.plain_models import made_up_like, structure_of
 
 _CHUNK = 512  # records that are evaluated at once at most, each by itself
+_WAYS = 16  # kinds of scores that are kept
 _NO_GRADIENT = "does not require grad"
 """Of the message of ``torch.autograd.grad``, where gradients are switched off."""
 _One = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -216,6 +219,68 @@ def _sums(
     """
     devices = (part.device for part in model.parameters())
     device = next(devices, data.x.device)
+    kind = _kind_of(metric, model, data, device)
+    passes = _pass_of(metric, model, data, loss, device)
+    if kind is None:
+        way = _find_way(metric, passes, data, loss, device)
+    else:
+        way = _known_way(kind, metric, model, data, device)
+    made_up = _made_up(way.domain, data, device)
+    data = data.to(device).held_to(way.facts)
+    if way.is_together:
+        add = _together(passes.one, *made_up)
+    else:
+        add = _one_by_one(passes.one, way.like)
+    collected: list[torch.Tensor] = []
+    every = torch.arange(len(data), device=device)
+    check: AbstractContextManager[None] = nullcontext()
+    if kind is None:  # else no user's code is there to keep anything
+        check = remembering_nothing(_memory_check(metric, model, loss, passes, made_up))
+    with check:
+        for index in torch.split(every, way.at_once):
+            x, y, unusable = data.fetch(index)
+            parts = add(x, y)
+            if unusable is not None:
+                parts = parts.masked_fill(unusable.unsqueeze(1), 0.0)
+            if not metric.is_tally:
+                parts = parts.sum(dim=0)
+            collected.append(parts.cpu())
+    of_one = way.like.cpu()
+    if metric.is_tally:
+        no_parts = of_one.unsqueeze(0)[:0]
+        return _tally(torch.cat(collected) if collected else no_parts)
+    total = torch.stack([of_one, *collected]).sum(dim=0)
+    sums: Floats = total.numpy()
+    return sums
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """The functions by which records pass through a model.
+
+    Attributes:
+        outputs_of: Gives the outputs of records ``[B, ...]``.
+        loss_of: Gives the losses of outputs and targets.
+        one: Gives the vector that a record adds, ``[d]``; for a unit, the mean over its rows.
+    """
+
+    outputs_of: Callable[[torch.Tensor], torch.Tensor]
+    loss_of: Loss
+    one: _One
+
+    def one_of_batch(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the vector that the single record of a batch adds."""
+        return self.one(x[0], y[0])
+
+
+def _pass_of(
+    metric: Metric,
+    model: nn.Module,
+    data: records.TensorData,
+    loss: Loss | LossOfRecords,
+    device: torch.device,
+) -> _Pass:
+    """Return the functions by which records pass through a model; each pass runs a copy of it."""
     units = bool(data.unit)
     inputs_of_one, _ = data.domain.draw(*data.like, (1, 1), device)
     outputs_of, loss_of = _passes(metric, model, loss, inputs_of_one[0])
@@ -240,50 +305,115 @@ def _sums(
             return _tallied(parts, presence)
         return _added(metric, parts, presence)
 
-    def one_of_batch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the vector that the single record of a batch adds."""
-        return one(x[0], y[0])
+    return _Pass(outputs_of, loss_of, one)
 
-    domain = records.find_domain(one_of_batch, data, device=device)
-    xs, ys = domain.draw(*data.like, (1, 2), device)
-    made_up = (xs[0], ys[0])
-    x = made_up[0][:1]
-    y = made_up[1][:1]
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How records are scored by one metric, found on made-up records alone.
+
+    Attributes:
+        domain: The made-up numbers that model and loss accept.
+        facts: The ranges of a record's whole numbers.
+        is_together: Whether many records pass at once by vmap.
+        at_once: How many records at most.
+        like: Zeros of the shape of what a record adds, ``[d]``.
+    """
+
+    domain: Domain
+    facts: records.RecordFacts
+    is_together: bool
+    at_once: int
+    like: torch.Tensor
+
+
+_ways: dict[Hashable, _Way] = {}
+"""By what a score hangs on beside numbers: candidates of one study are alike, and there are many."""
+
+
+def _find_way(
+    metric: Metric,
+    passes: _Pass,
+    data: records.TensorData,
+    loss: Loss | LossOfRecords,
+    device: torch.device,
+) -> _Way:
+    """Find how records are scored, by trying made-up ones; refuse shapes that the metric cannot take."""
+    one = passes.one
+    domain = records.find_domain(passes.one_of_batch, data, device=device)
+    x, y = _made_up(domain, data, device)
     if isinstance(loss, LossOfRecords):
-        _check_losses(metric, x, y, loss_of)
+        _check_losses(metric, x[:1], y[:1], passes.loss_of)
     else:
-        _check_shapes(outputs_of(x), y, metric, loss, units=units)
+        _check_shapes(passes.outputs_of(x[:1]), y[:1], metric, loss, units=bool(data.unit))
     facts = records.find_facts(
-        one_of_batch,
+        passes.one_of_batch,
         *data.like,
         device=device,
         domain=domain,
     )
-    data = data.to(device).held_to(facts)
-    together = _vmapped(one, *made_up)
+    is_together = _agrees_by_vmap(one, x, y)
     with Largest() as largest:
-        of_one = torch.zeros_like(one(x[0], y[0]))
-    collected: list[torch.Tensor] = []
-    check = _memory_check(metric, model, loss, (outputs_of, one), made_up)
-    every = torch.arange(len(data), device=device)
-    with remembering_nothing(check):
-        for index in torch.split(every, largest.at_once(_CHUNK)):
-            x, y, unusable = data.fetch(index)
-            if together is None:
-                parts = _one_by_one(one, x, y, of_one)
-            else:
-                parts = together(x, y)
-            if unusable is not None:
-                parts = parts.masked_fill(unusable.unsqueeze(1), 0.0)
-            if not metric.is_tally:
-                parts = parts.sum(dim=0)
-            collected.append(parts.cpu())
-    if metric.is_tally:
-        no_parts = of_one.cpu().unsqueeze(0)[:0]
-        return _tally(torch.cat(collected) if collected else no_parts)
-    total = torch.stack([of_one.cpu(), *collected]).sum(dim=0)
-    sums: Floats = total.numpy()
-    return sums
+        like = torch.zeros_like(one(x[0], y[0]))
+    return _Way(domain, facts, is_together, largest.at_once(_CHUNK), like)
+
+
+def _known_way(
+    kind: Hashable,
+    metric: Metric,
+    model: nn.Module,
+    data: records.TensorData,
+    device: torch.device,
+) -> _Way:
+    """Return how records are scored by models of a kind; found once, with weights that are always the same.
+
+    No trained weight has a part in it: else the score of one candidate would hang on another one.
+    """
+    way = _ways.get(kind)
+    if way is None:
+        passes = _pass_of(metric, made_up_like(model), data, cross_entropy, device)
+        way = _find_way(metric, passes, data, cross_entropy, device)
+        for oldest in list(_ways)[: len(_ways) + 1 - _WAYS]:
+            _ways.pop(oldest, None)
+        _ways[kind] = way
+    return way
+
+
+def _kind_of(
+    metric: Metric,
+    model: nn.Module,
+    data: records.TensorData,
+    device: torch.device,
+) -> Hashable | None:
+    """Return all that scoring hangs on beside numbers of weights and records; None if a user's code is in it.
+
+    Model and metric are torch's and PrivTune's own then, which keep nothing between passes, and the metric
+    reads no loss.
+    """
+    is_ours = type(metric).__module__.startswith("privtune.")
+    if metric.reads != "outputs" or metric.functions or not is_ours:
+        return None
+    structure = structure_of(model)
+    if structure is None:
+        return None
+    x, y = data.like
+    shapes = (x.shape, x.dtype, y.shape, y.dtype)
+    kind = (structure, type(metric), metric, shapes, data.domain, bool(data.unit), device)
+    try:
+        hash(kind)
+    except TypeError:
+        return None
+    return kind
+
+
+def _made_up(
+    domain: Domain,
+    data: records.TensorData,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two made-up records of a domain, inputs ``[2, ...]`` and targets ``[2, ...]``."""
+    xs, ys = domain.draw(*data.like, (1, 2), device)
+    return xs[0], ys[0]
 
 
 def _added(metric: Metric, parts: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
@@ -340,18 +470,17 @@ def _memory_check(
     metric: Metric,
     model: nn.Module,
     loss: Loss | LossOfRecords,
-    passes: tuple[Callable[[torch.Tensor], torch.Tensor], _One],
+    passes: _Pass,
     made_up: tuple[torch.Tensor, ...],
 ) -> MemoryCheck:
     """Return a check that scoring gives the same for made-up records before and after real ones.
 
     See ``memory``: a score that counts its calls would let one record change what another adds.
     """
-    outputs_of, one = passes
 
     def run(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         # Outputs have more digits than what a metric counts of them.
-        return [outputs_of(x), one(x[0], y[0])]
+        return [passes.outputs_of(x), passes.one_of_batch(x, y)]
 
     inputs = torch.split(made_up[0], 1)
     targets = torch.split(made_up[1], 1)
@@ -541,11 +670,8 @@ def _check_losses(
     )
 
 
-def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
-    """Vectorise a function of one record by vmap; None if that changes its values on made-up records.
-
-    Thousands of passes become a few. A record that raises is found by halves and counts as nothing,
-    as in a training, so that whether a score is released does not hang on one record.
+def _agrees_by_vmap(one: _One, x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether a function of one record has the same values by vmap, on made-up records.
 
     Args:
         one: What a record adds.
@@ -555,12 +681,25 @@ def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
     many = by_record(one, randomness="different")
     try:
         alone = torch.stack([one(x[i], y[i]) for i in range(len(x))])
-        if not torch.allclose(many(x, y), alone, rtol=1e-4, atol=1e-6):
-            return None
+        return torch.allclose(many(x, y), alone, rtol=1e-4, atol=1e-6)
     except Exception as error:
         if not records.blames_records(error):
             raise
-        return None
+        return False
+
+
+def _together(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One:
+    """Vectorise a function of one record by vmap.
+
+    Thousands of passes become a few. A record that raises is found by halves and counts as nothing,
+    as in a training, so that whether a score is released does not hang on one record.
+
+    Args:
+        one: What a record adds.
+        x: Made-up inputs, one or more.
+        y: Their targets.
+    """
+    many = by_record(one, randomness="different")
 
     def together(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return what each record adds, ``[N, d]``, with zeros for records that raise alone."""
@@ -583,21 +722,25 @@ def _vmapped(one: _One, x: torch.Tensor, y: torch.Tensor) -> _One | None:
     return together
 
 
-def _one_by_one(
-    one: _One,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    like: torch.Tensor,
-) -> torch.Tensor:
-    """Return what each record adds, one by one, shape ``[N, d]``; zeros for a record that raises."""
-    rows = torch.zeros(len(x), *like.shape, dtype=like.dtype, device=like.device)
-    for row, inputs, target in zip(rows, x, y, strict=True):
-        try:
-            row.copy_(one(inputs, target))
-        except Exception as error:
-            if not records.blames_records(error):
-                raise
-    return rows
+def _one_by_one(one: _One, like: torch.Tensor) -> _One:
+    """Return a function of records, ``[N, d]``, that passes one after the other; zeros for one that raises.
+
+    Args:
+        one: What a record adds.
+        like: Of the shape of that.
+    """
+
+    def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(len(x), *like.shape, dtype=like.dtype, device=like.device)
+        for row, inputs, target in zip(rows, x, y, strict=True):
+            try:
+                row.copy_(one(inputs, target))
+            except Exception as error:
+                if not records.blames_records(error):
+                    raise
+        return rows
+
+    return added
 
 
 @contextmanager
