@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
 from privtune.plots import plot_lines
-from studies.hyfreedp_tables import curves
+from studies.hyfreedp_tables import curves, regime
 from studies.hyfreedp_tables.work import (
     ARMS,
     BATCH,
@@ -22,13 +23,26 @@ from studies.hyfreedp_tables.work import (
     LINEAR,
     SETTINGS,
     STARTS,
-    cells,
-    fill,
 )
-from studies.sheet import Again, Row, Sheet, by, floats, markdown, mean, pm
+from studies.hyfreedp_tables.work import cells as cells_of_tables
+from studies.hyfreedp_tables.work import fill as fill_table
+from studies.sheet import Again, Options, Row, Sheet, by, floats, markdown, mean, pm
 
 OURS, GRID, TRAINED = "HyFreeDP, K = 5", "un-paid grid", ("all", "biases", "lora:4")
 WEIGHTS = 117_637  # of the network
+
+
+def cells(options: Options) -> Iterator[dict[str, Any]]:
+    """Yield the cells of the tables, then Algorithm 1 with less noise on its losses."""
+    yield from cells_of_tables(options)
+    if not options.smoke:
+        yield from regime.cells()
+
+
+def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Run one cell."""
+    run = regime.fill if cell["what"] == "regime" else fill_table
+    return run(cell, options)
 
 
 def of_kind(rows: Sequence[Row], what: str) -> list[Row]:
@@ -126,6 +140,7 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     }
     for k, (loss, gradient) in magnitudes(rows).items():
         found[f"noise on a mean gradient over that on a mean loss, K = {k}"] = gradient / loss
+    found |= regime.figures(of_kind(rows, "regime"))
     return found | curves.figures(of_kind(rows, "curve"))
 
 
@@ -211,6 +226,8 @@ def tables(rows: Sequence[Row]) -> list[str]:
             for arm, values in went.items()
         ]
         found.append(markdown(("LoRA, ε = 1", *next(iter(went.values()))), shown))
+    if at_less_noise := of_kind(rows, "regime"):
+        found.append(regime.table(at_less_noise))
     found += curves.tables(of_kind(rows, "curve"))
     times = ratios(rows)
     if times:
