@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
+from privtune.strategies import Plan
 from privtune.study import Observer
 from privtune.study.observer import releases_of
 from privtune.study.seal import round_ran
@@ -28,7 +29,7 @@ from privtune.views import record
 from privtune.views.text import budget_line, first_metric
 
 if TYPE_CHECKING:
-    from privtune.strategies import Plan, Release
+    from privtune.strategies import Release
     from privtune.study import Study
     from privtune.study.observer import Arms
 
@@ -115,8 +116,8 @@ class MlflowObserver(Observer):
 
     def _is_complete(self) -> bool:
         """Return whether every arm is released, so that nothing is left to log."""
-        status = self._study.status()
-        return all(arm.release is not None for arm in status)
+        arms = self._study._life.arms().values()  # without the models of all releases
+        return all(arm.release is not None for arm in arms if isinstance(arm.plan, Plan))
 
     def _end(self, plan: Plan) -> None:
         """End the sampling of an arm, if there is any, and write its samples beside the release."""
