@@ -46,7 +46,7 @@ _ATOMS = 2048  # of the lattice on which the rearrangement is computed
 _SMALL_DELTA = 1e-15
 _LARGE_DELTA = 1e-3
 _MARGIN = 1e-9  # relative: sums of masses and of Rényi divergences are known to about 1e-12
-_ENVELOPE = Gains(learns=False)
+_ENVELOPE = Gains(learns=False, is_rough=True)
 
 
 class HasBounds(Protocol):

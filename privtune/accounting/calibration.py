@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -246,10 +246,13 @@ _APART = 1e-2  # two places that tell a slope
 _STEEPEST = -20.0
 _FLATTEST = -0.05
 _LESS = 4e-4
-_FIRST_BAND = (
-    1e-2  # below the target: an estimate for several arms that lies in it is confirmed next
-)
+# Of the estimates of what several arms cost together: how near the target rough gains lead, from where better
+# ones go on, and from where the accountant does.
+_ROUGH_BAND = 5e-2
+_FIRST_BAND = 1e-2
+_CORRECTIONS = 3  # by better gains
 _STRIDE = math.log(16.0)
+_SMALL_FACTOR = 0.1  # in logarithms: of parts that meet a target each alone
 
 
 class _Guess(NamedTuple):
@@ -444,20 +447,30 @@ class _End:
 
     Attributes:
         noise: Logarithm of the event's noise.
+        place: Logarithm of the factor by which it was scaled to this noise.
         value: Logarithm of its ε.
         slope: Of `value` in `noise`.
         excess: Log of the ratio of the accountant's ε to the lattice's, where both were asked; else 0.
     """
 
     noise: float
+    place: float
     value: float
     slope: float
     excess: float = 0.0
 
-    def noise_for(self, target: float) -> float:
-        """Return the logarithm of the noise for another target ε, extrapolated on a line."""
-        step = (math.log(target) - self.value) / self.slope
-        return self.noise + _limit_step(step)
+    def place_for(self, target: float, noise: float) -> float:
+        """Return the log of the factor for another target ε of a like event, extrapolated on a line.
+
+        Args:
+            target: The other ε.
+            noise: The other event's noise, of which the factor is asked.
+        """
+        step = _limit_step((math.log(target) - self.value) / self.slope)
+        shift = math.log(noise) - (self.noise - self.place)
+        if abs(self.place) < _SMALL_FACTOR and abs(step - shift) < 0.5 * abs(step):
+            return self.place  # its parts were moved to the other target before, one by one
+        return self.place + step - shift
 
 
 @dataclass(frozen=True)
@@ -484,7 +497,13 @@ class _SearchMemory:
     ) -> None:
         """Store where a search ended, for later searches of events of the same shape."""
         kind, noise = shape(event)
-        end = _End(guess.place + math.log(noise), log_epsilon, guess.slope, excess)
+        end = _End(
+            guess.place + math.log(noise),
+            guess.place,
+            log_epsilon,
+            guess.slope,
+            excess,
+        )
         self.ends.setdefault((kind, delta), []).append(end)
 
 
@@ -495,6 +514,18 @@ _memory: ContextVar[_SearchMemory | None] = ContextVar("memory", default=None)
 def searches_learn() -> Iterator[None]:
     """Let every calibration in this block start from the ends of earlier, similar searches."""
     token = _memory.set(_memory.get() or _SearchMemory())
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
+@contextmanager
+def _searches_are_rough() -> Iterator[None]:
+    """Let the searches of this block estimate by rough gains; where they end is learnt."""
+    memory = _memory.get() or _SearchMemory()
+    rough = replace(memory, gains=Gains(is_rough=True))
+    token = _memory.set(rough)
     try:
         yield
     finally:
@@ -537,9 +568,11 @@ def _guess_noise(
     ends = memory.ends.get((kind, delta))
     if ends:
         nearest = min(ends, key=lambda end: abs(end.value - math.log(target)))
-        guess = _Guess(nearest.noise_for(target) - math.log(noise), nearest.slope)
+        guess = _Guess(nearest.place_for(target, noise), nearest.slope)
         if not any(map(_is_slow, flatten(event))):
             return guess  # the accountant answers as fast as a lattice
+        if memory.gains.is_rough:
+            return guess  # better gains follow
         excess = nearest.excess
     else:
         coarse = _guess_coarsely(lambda scale: height(scale, fineness=_FIRST))
@@ -790,6 +823,44 @@ def _estimate_total(event: Event, delta: float, near: float) -> float | None:
     )
 
 
+def _start_by_estimates(
+    estimated: Callable[[float], float],
+    search: Callable[..., float],
+    target: float,
+    start: float,
+    accuracy: float,
+) -> float:
+    """Return an x near where a slow falling function meets a target, by estimates of it.
+
+    Rough gains lead near the place and tell the slope there; better ones are learnt at that place alone.
+
+    Args:
+        estimated: The function's estimate, by the gains of the context.
+        search: The search for an x at which a function is little below the target.
+        target: What the function is to meet.
+        start: The first x.
+        accuracy: By how much less than the target the function may be.
+    """
+    points: list[_Point] = []
+
+    def remembered(x: float) -> float:
+        points.append(_Point(x, estimated(x)))
+        return points[-1].value
+
+    with _searches_are_rough():
+        search(remembered, target, start=start, enough=1.0 - _ROUGH_BAND)
+    slope = _slope(points[0], points[-1], usual=1.0)
+    aim = (1.0 - 0.5 * accuracy) * target
+    place = points[-1].x
+    for turn in range(1 + _CORRECTIONS):
+        height = math.log(points[-1].value / aim)
+        place = rounded_up(points[-1].x * math.exp(slope * height), accuracy)
+        is_near = turn > 0 and abs(height) < _FIRST_BAND
+        if is_near or not 0.0 < remembered(place) < math.inf:
+            break
+    return place
+
+
 def share_budget(
     arms: Sequence[Callable[[float], Event]],
     *,
@@ -873,10 +944,16 @@ def share_budget(
         start = _as_gaussians(target, level, shares)
         if len(sketches) > 1:
             with suppress(CalibrationError):
-                first = Composed(planned(rounded_up(start, accuracy), sketches))
+                with _searches_are_rough():
+                    first = Composed(planned(rounded_up(start, accuracy), sketches))
                 if adjacency is Adjacency.ADD_REMOVE and _has_nested_choices(first):
-                    start = search(estimated, target, start=start, enough=1.0 - _FIRST_BAND)
-                    start = search(about, target, start=start)
+                    start = _start_by_estimates(
+                        estimated,
+                        search,
+                        target,
+                        start,
+                        accuracy,
+                    )
                 else:  # of which the accountant says a little less
                     start = search(about, (1.0 + _LESS) * target, start=start)
         inverse = search(total, target, start=start)

@@ -407,7 +407,11 @@ _LOOKS = 16  # places at which is looked how far out it matters
 _LEAST_DELTA = 1e-12  # down to which it is
 _BETWEEN = 2  # points for each one at which it is made
 _USUAL_DELTA = 1e-5  # at whose ε the profiles of a selection at two noises are laid over each other
-_FAR = 0.04  # in log noise; beyond, what was learnt of the rearrangement is learnt anew
+_FAR = 0.02  # in log noise; beyond, what was learnt of the rearrangement is learnt anew
+# Of a first search, and how far its gains reach.
+_ROUGH_ATOMS = 512
+_ROUGH_POINTS = 16
+_FAR_ROUGH = 0.25
 _NOISE = r'"noise_multiplier": '
 
 
@@ -629,10 +633,20 @@ class Gains:
 
     A ratio is a function of the place on the ε axis, in multiples of the ε at which δ is 1e-5: so it is
     alike from one noise to another (README, 6a).
+
+    Args:
+        learns: Whether the rearrangement counts at all.
+        is_rough: Whether few losses of a run, few ε and a far noise will do, as better gains follow.
     """
 
-    def __init__(self, *, learns: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        learns: bool = True,
+        is_rough: bool = False,
+    ) -> None:
         self._learns = learns
+        self.is_rough = is_rough
         self._ratios: dict[tuple[str, Direction], _Ratios] = {}
 
     def pair(
@@ -664,16 +678,23 @@ class Gains:
         size: int,
     ) -> Table:
         """Estimate a selection's profile in one direction, or compute it where no earlier noise is near."""
+        if isinstance(tuner, Threshold):
+            return tuner.profile(size)
+        tuner = _coarsened(tuner, _ROUGH_ATOMS if self.is_rough else _ATOMS)
         table = tuner.profile(size)
-        if not self._learns or isinstance(tuner, Threshold):
+        if not self._learns:
             return table
         kind, noise = shape(event)
         usual = max(table.place_of(_USUAL_DELTA), 1)
         places = np.arange(table.values.size) / usual  # alike from one noise to another
         ratios = self._ratios.setdefault((kind, direction), {})
         near = min(ratios, key=lambda other: abs(math.log(noise / other)), default=0.0)
-        if not near or abs(math.log(noise / near)) > _FAR:
-            lowest = _lowest(tuner, size)
+        far = _FAR_ROUGH if self.is_rough else _FAR
+        if not near or abs(math.log(noise / near)) > far:
+            if self.is_rough:
+                lowest = _rearranged_table(tuner, table, _ROUGH_POINTS)
+            else:
+                lowest = _lowest(tuner, size)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = np.nan_to_num(lowest.values / table.values, nan=1.0)
             ratios[noise] = (places, ratio)
@@ -692,12 +713,35 @@ def shape(event: Event) -> tuple[str, float]:
     return re.sub(_NOISE + "[^,}]+", "", text), math.exp(mean)
 
 
+def _coarsened(tuner: Tuner, most: int) -> Tuner:
+    """Return the envelope of a selection on a lattice of about so many atoms, or fewer."""
+    factor = math.ceil(tuner.base.masses.size / most)
+    if factor <= 1:
+        return tuner
+    return Tuner(tuner.base.coarsen(factor), tuner.runs)
+
+
 def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
     """Return the profile of a selection: the smaller of its envelope and rearrangement bounds at each ε."""
-    # The rearrangement is computed at some ε; a profile is convex in e^ε: chords lie above it.
     table = tuner.profile(size)
     if isinstance(tuner, Threshold):
         return table
+    return _rearranged_table(tuner, table)
+
+
+def _rearranged_table(
+    tuner: Tuner,
+    table: Table,
+    most: int | None = None,
+) -> Table:
+    """Return a selection's envelope profile, lowered to the rearrangement bound.
+
+    Args:
+        tuner: The selection's envelope in one direction.
+        table: Its profile.
+        most: At how many ε the rearrangement is made, at most; by default as many as it is worth.
+    """
+    # The rearrangement is computed at some ε; a profile is convex in e^ε: chords lie above it.
     bound = _rearranged(tuner)
     last = min(table.place_of(_LEAST_DELTA), table.size)
     looks = _even_places(last, _LOOKS + 1)
@@ -708,9 +752,12 @@ def _lowest(tuner: Tuner | Threshold, size: int) -> Table:
     after = int(np.searchsorted(looks, matters[-1])) + 1
     end = looks[min(after, looks.size - 1)]
     points = bound.worth(table.step * float(end))
+    if most is not None:
+        points = min(points, most)
     places = _even_places(int(end), points)
     # Where δ falls fast, chords between so few points lie above the envelope.
-    between = np.setdiff1d(_even_falls(table.values[: int(end) + 1], _BETWEEN * points), places)
+    falls = _even_falls(table.values[: int(end) + 1], _BETWEEN * points)
+    between = np.setdiff1d(falls, places)
     at_places = bound.deltas(table.step * places.astype(np.float64))
     at_between = bound.deltas_between(table.step * between.astype(np.float64))
     exact = np.append(at_places, at_between)
@@ -737,9 +784,7 @@ def _even_falls(values: Floats, count: int) -> NDArray[np.int64]:
 
 def _rearranged(tuner: Tuner) -> Rearranged:
     """Return the rearrangement bound of a tuner, on a lattice of about 1,280 atoms."""
-    base = tuner.base
-    factor = math.ceil(base.masses.size / _ATOMS)
-    coarse = Tuner(base.coarsen(factor), tuner.runs)
+    coarse = _coarsened(tuner, _ATOMS)
     if isinstance(tuner.runs, NegativeBinomial):
         return Rearranged(coarse, _WIDE_PART, _FEW_CHOICES)
     return Rearranged(coarse)

@@ -159,15 +159,17 @@ class Items:
             at_end = np.where(cheaper, priced_end, at_end)
         floor_at_start, floor_at_end = self.cells.floor
         paid = np.empty(z.shape)
-        left = np.empty(at_start.shape)  # one table for all: they are large, and there are many
+        remainder = np.empty(
+            at_start.shape
+        )  # one table for all: they are large, and there are many
         for number, column in enumerate(z.T):
             factor = column[:, None]
-            np.multiply(factor, floor_at_start, out=left)
-            np.subtract(at_start, left, out=left)
-            from_start = left.max(axis=1)
-            np.multiply(factor, floor_at_end, out=left)
-            np.subtract(at_end, left, out=left)
-            from_end = left.max(axis=1)
+            np.multiply(factor, floor_at_start, out=remainder)
+            np.subtract(at_start, remainder, out=remainder)
+            from_start = remainder.max(axis=1)
+            np.multiply(factor, floor_at_end, out=remainder)
+            np.subtract(at_end, remainder, out=remainder)
+            from_end = remainder.max(axis=1)
             paid[:, number] = np.maximum(from_start, from_end)
         return np.maximum(paid, 0.0)
 

@@ -16,7 +16,8 @@ from privtune.training.mechanism.schedule import Schedule
 from privtune.training.methods import AdaCliP, FixedDPSGD, NormBound, PublicRate
 from studies.adaclip import parts, shown
 from studies.harness import Split, mnist
-from studies.sheet import Again, Options, Sheet
+from studies.sheet import Again, Options, Sheet, releases_of, seed_of
+from studies.two_factors.six import SIX
 
 DELTA, BATCH, EPOCHS = 1e-5, 600, 10
 FIXED = [{"learning_rate": r, "max_grad_norm": 4.0} for r in (0.03, 0.1, 0.3, 1.0)]
@@ -31,13 +32,18 @@ SMALL = "fixed, norm of 1.6"
 LONG = "AdaCliP, β₂ = 0.997"
 STARTED = f"{LONG}, from h₂"
 LATE = f"{STARTED}, cut late"
+MENDED = "AdaCliP, from h₂"
+LETTER = "AdaCliP, (5) to the letter"
 TOLD, LOGITS = "AdaCliP, told", "noise in the logits"
 PUBLIC, PUBLIC_CLIPPED = "public-rate", "public-rate, norm of 4"
-SEEDS = dict.fromkeys(("fixed", STARTED, SMALL, LONG, "AdaCliP", PUBLIC), 6)
+SEEDS = dict.fromkeys(("fixed", STARTED, SMALL, LONG, "AdaCliP", MENDED, PUBLIC), 6)
 SEEDS |= dict.fromkeys((TOLD, LATE, PUBLIC_CLIPPED), 4)
 """Seeds of Table 1 at ε = 2, where arms are compared by pairs; three elsewhere."""
 BETAS = (0.0, 0.9, 0.99)
 PCA = 4.0  # its noise multiplier over that of a step
+STARTS = ("paper, 1e-3", "largest, 1e-3", "largest, 3e-3", "largest, 1e-2")
+"""Where the scale begins, and h₂: the options that decide AdaCliP's accuracy on two small tasks."""
+START, START_TASKS, REPEATS = "start on ", ("digits", "mnist cnn"), 10
 
 
 def cells(options: Options) -> Iterator[dict[str, Any]]:
@@ -74,8 +80,13 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         yield {"part": "table 2", "at": at, "arm": arm}
     for at in (0.5, 2.0, 0.25, 1.0):
         yield {"part": "table 1", "at": at, "arm": MOMENTS}
-    yield {"part": "table 1", "at": 0.5, "arm": "AdaCliP, (5) to the letter"}
+    yield {"part": "table 1", "at": 0.5, "arm": LETTER}
     yield {"part": "table 2", "at": 0.2, "arm": "AdaCliP"}
+    for at, arm in itertools.product((0.1, 0.25, 0.5, 1.0, 2.0), (MENDED, LETTER)):
+        if (at, arm) != (0.5, LETTER):
+            yield {"part": "table 1", "at": at, "arm": arm}
+    for task, at, arm in itertools.product(START_TASKS, (0.5, 1.0, 2.0, 4.0, 8.0), STARTS):
+        yield {"part": f"{START}{task}", "at": at, "arm": arm}
 
 
 SMOKE = (
@@ -86,6 +97,7 @@ SMOKE = (
     (LOGITS, 5, TOLD),
     ("table 1", 2.0, "norm bound"),
     ("momentum", 2.0, "β = 0.9"),
+    ("start on digits", 2.0, "paper, 1e-3"),
     ("table 2", 2.0, "fixed"),
     ("table 2", 2.0, "AdaCliP"),
 )
@@ -137,6 +149,8 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         return parts.regression(arm, int(at), epochs=0.1 if options.smoke else 2.0)
     if part == "theorem 2":
         return parts.bounded(arm, int(at), smoke=options.smoke)
+    if part.startswith(START):
+        return _started(part.removeprefix(START), at, arm, smoke=options.smoke)
     split = data(options.data, options.smoke)
     seeds = SEEDS.get(arm, 3) if (part, at) == ("table 1", 2.0) else 3
     seeds = 1 if options.smoke else seeds
@@ -165,6 +179,35 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
         return parts.chosen(method, schedule, parts.logistic, split, rates, seeds)
     method, grid = _logistic(arm, schedule, at, split)
     return parts.chosen(method, schedule, parts.logistic, split, grid, seeds)
+
+
+def _started(task: str, epsilon: float, arm: str, *, smoke: bool) -> list[dict[str, Any]]:
+    """Run AdaCliP as a strategy on a small task, from a start and with a largest variance."""
+    start, largest = arm.split(", ")
+    work = SIX[task]
+    lines = releases_of(
+        {
+            "strategy": "adaclip",
+            "start": start,
+            "parameters": {"learning_rate": 0.5, "largest_variance": float(largest)},
+        },
+        epsilon=epsilon,
+        delta=DELTA,
+        repeats=2 if smoke else REPEATS,
+        seed=seed_of(task, epsilon),
+        task=work.task,
+        epochs=1 if smoke else work.epochs,
+        expected_batch_size=work.batch,
+    )
+    return [
+        {
+            "seed": line["seed"],
+            "value": round(100.0 * line["accuracy"], 2),
+            "rate": 0.5,
+            "h2": largest,
+        }
+        for line in lines
+    ]
 
 
 def _logistic(
@@ -196,9 +239,12 @@ def _logistic(
     if arm == LONG:
         method = AdaCliP.for_budget(schedule, **budget, deviation_decay=0.997, start="paper")
         return method, _pairs((0.3, 1e-1), (1.0, 1e-2), (1.0, 1e-1), (3.0, 1e-1))
-    literal = arm != "AdaCliP"
-    method = AdaCliP.for_budget(schedule, **budget, per_record=not literal, start="paper")
-    return method, LITERAL if literal else _adaclip(epsilon)
+    if arm == MENDED:
+        return AdaCliP.for_budget(schedule, **budget), _adaclip(epsilon)
+    if arm == LETTER:
+        method = AdaCliP.for_budget(schedule, **budget, per_record=False, start="paper")
+        return method, LITERAL
+    return AdaCliP.for_budget(schedule, **budget, start="paper"), _adaclip(epsilon)
 
 
 SHEET = Sheet(

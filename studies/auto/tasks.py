@@ -226,7 +226,7 @@ def _cut(name: str, low: Any, high: Any, cuts: Sequence[float], **how: Any) -> A
     return between(x, low, high), np.digitize(y, cuts)
 
 
-def _texts(corpus: str) -> Arrays:
+def texts_of(corpus: str) -> Arrays:
     """Return texts as a frozen MiniLM's vectors of length 1, and the names of their classes."""
     place = Path(os.environ.get("PRIVTUNE_DATA", "")).with_name(f"{corpus}.npz")
     with np.load(place) as file:
@@ -235,14 +235,14 @@ def _texts(corpus: str) -> Arrays:
 
 def _news(*, topics: bool = False) -> Arrays:
     """Return texts of twenty newsgroups, by group or by topic."""
-    x, groups = _texts("newsgroups")
+    x, groups = texts_of("newsgroups")
     names = [group.split(".")[0] for group in groups] if topics else groups  # comp, rec, sci, ...
     return x, np.unique(names, return_inverse=True)[1]
 
 
 def _earnings() -> Arrays:
     """Return Reuters' reports, and whether they are of earnings."""
-    x, subjects = _texts("minilm")
+    x, subjects = texts_of("minilm")
     return x, (subjects == "earn").astype(int)
 
 

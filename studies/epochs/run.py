@@ -35,7 +35,7 @@ from studies.sheet import (
     releases_of,
     seed_of,
 )
-from studies.six_tasks.run import TASKS as SIX
+from studies.two_factors.six import SIX
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

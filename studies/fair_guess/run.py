@@ -15,6 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from privtune.plots import plot_lines
+from studies.estimates import Estimate
 from studies.fair_guess.tuned import FLOORS, best_point
 from studies.priors.run import SHEET as PRIORS
 from studies.priors.run import guesses_of
@@ -32,27 +33,29 @@ from studies.sheet import (
     releases_of,
     seed_of,
 )
-from studies.six_tasks.run import SHEET as SIX
-from studies.six_tasks.run import TASKS as SIX_TASKS
-from studies.six_tasks.run import Estimate, Work
+from studies.two_factors.six import SIX, Work
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 EPSILONS = (1.0, 2.0, 4.0)
 NAMES = ("digits", "table", "mnist cnn")
-TASKS = {name: SIX_TASKS[name] for name in NAMES}
+TASKS = {name: SIX[name] for name in NAMES}
 TASKS["breast cancer"] = Work("breast-cancer-logistic", 10, 32)
-ARMS = {  # of a guess the method and the schedule
+GUESSES = {  # the method and the schedule
     "Adam, falling": ("dp-adam", "linear"),
     "SGD, falling": ("dpsgd", "linear"),
     "SGD, constant": ("dpsgd", "constant"),
 }
-BESIDE = {  # arms of six_tasks, with the same seeds
-    "public-rate": "Adam, constant, share 0.2",
-    "defaults": "SGD, constant, rate 0.5",
-    "hyfreedp": "hyfreedp",
+BESIDE: dict[str, dict[str, Any]] = {
+    "Adam, constant, share 0.2": {"strategy": "public-rate"},
+    "SGD, constant, rate 0.5": {
+        "strategy": "fixed",
+        "parameters": {"learning_rate": 0.5, "max_grad_norm": 1.0},
+    },
+    "hyfreedp": {"strategy": "hyfreedp"},
 }
+NAMED = (*GUESSES, *BESIDE)
 OF_ONE_KIND = {  # records that a task shares with tasks of public data
     "digits": ("digits-mlp", "digits-cnn"),
     "table": ("synthetic-logistic",),
@@ -69,15 +72,17 @@ def cells(options: Options) -> Iterator[dict[str, Any]]:
         for arm in FLOORS:
             yield {"task": "breast cancer", "epsilon": 2.0, "arm": arm}
         return
-    for arm, epsilon, task in product(ARMS, EPSILONS, NAMES):
+    for arm, epsilon, task in product(NAMED, EPSILONS, NAMES):
         yield {"task": task, "epsilon": epsilon, "arm": arm}
     for task, epsilon, arm in product(TASKS, EPSILONS, FLOORS):
         yield {"task": task, "epsilon": epsilon, "arm": arm}
 
 
 def arm_of(task: str, name: str) -> dict[str, Any]:
-    """Return an arm as a spec has it; its rate is from public tasks of other records."""
-    method, schedule = ARMS[name]
+    """Return an arm as a spec has it; a guess has its rate from public tasks of other records."""
+    if name in BESIDE:
+        return BESIDE[name]
+    method, schedule = GUESSES[name]
     rows = PRIORS.read(PRIORS.folder / "results.csv")
     rates = guesses_of(rows, method, schedule, without=OF_ONE_KIND[task])
     return {"strategy": "public-rate", "method": method, "schedule": schedule, **rates}
@@ -109,17 +114,6 @@ def fill(cell: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
     return [{**line, **chosen} for line in lines]
 
 
-def all_arms(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, and those of six_tasks for the same cells, under the names of their arms here."""
-    cells = set(by(rows, "task", "epsilon"))
-    beside: list[Row] = []
-    for row in SIX.read(SIX.folder / "results.csv"):
-        is_of_a_cell = (row["task"], row["epsilon"]) in cells and row["average"] == "last"
-        if is_of_a_cell and row["arm"] in BESIDE:
-            beside.append({**row, "arm": BESIDE[row["arm"]]})
-    return [*rows, *beside]
-
-
 def figures(rows: Sequence[Row]) -> dict[str, float]:
     """Return the accuracy of every arm, and the most of its budget that any spent."""
     found = {
@@ -131,16 +125,15 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
 
 def tables(rows: Sequence[Row]) -> list[str]:
     """Return accuracy by task, ε and arm, what HyFreeDP is ahead of guesses, and the correction's gain."""
-    guesses = all_arms([row for row in rows if row["arm"] not in FLOORS])
-    names = (*ARMS, *BESIDE.values())
+    guesses = [row for row in rows if row["arm"] not in FLOORS]
     lines = []
     for (task, epsilon), of in by(guesses, "task", "epsilon").items():
         arms = {arm: group for (arm,), group in by(of, "arm").items()}
-        shown = (pm(arms[arm], "accuracy", scale=100.0) if arm in arms else "–" for arm in names)
+        shown = (pm(arms[arm], "accuracy", scale=100.0) if arm in arms else "–" for arm in NAMED)
         lines.append((task, f"{float(epsilon):g}", *shown))
-    head = ("task", "ε", *names)
+    head = ("task", "ε", *NAMED)
     gaps = []
-    for arm in names:
+    for arm in NAMED:
         gap = _ahead(guesses, arm)
         if gap is not None:
             gaps.append((arm, f"{gap.mean:+.1f} ± {gap.half():.1f}"))
@@ -222,9 +215,7 @@ def _ahead(rows: Sequence[Row], arm: str) -> Estimate | None:
 def charts(rows: Sequence[Row]) -> dict[str, go.Figure]:
     """Return the chart: accuracy against ε, a panel a task."""
     guesses = [row for row in rows if row["arm"] not in FLOORS]
-    figure = plot_lines(
-        all_arms(guesses), x="epsilon", y="accuracy", line="arm", panel="task", log="x"
-    )
+    figure = plot_lines(guesses, x="epsilon", y="accuracy", line="arm", panel="task", log="x")
     return {"chart": figure}
 
 

@@ -11,6 +11,7 @@ import argparse
 import io
 import json
 import tarfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,8 +32,22 @@ def lines_of(archive: Path) -> list[str]:
             return found.read().decode("utf-8", "replace").splitlines()
 
 
+def judged(archive: Path) -> tuple[list[str], list[str]]:
+    """Return labels and sentences, all good ones first, as twenty readers had them.
+
+    The readers found 37 sentences neither good nor bad, which are not among them.
+    """
+    labels, sentences = [], []
+    for line in lines_of(archive):
+        rating, sentence = line.split("\t", 2)[1:]
+        if float(rating):
+            labels.append("good" if float(rating) > 0 else "bad")
+            sentences.append(sentence)
+    return labels, sentences
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write ``texts.jsonl`` and ``texts.json``; a sentence is good or bad as twenty readers had it."""
+    """Write the first sentences of each kind to ``texts.jsonl``, and ``texts.json``."""
     parser = argparse.ArgumentParser(prog="python -m studies.fine_tuning_text.reviews")
     parser.add_argument("archive", type=Path)
     parser.add_argument("encoder", type=Path)
@@ -40,15 +55,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     given.out.mkdir(parents=True, exist_ok=True)
     with (given.out / "texts.jsonl").open("w", encoding="utf-8") as file:
-        split = (line.split("\t", 2)[1:] for line in lines_of(given.archive))
-        # Readers found 37 of them neither good nor bad.
-        rated = ((float(rating), text) for rating, text in split if float(rating))
-        good, bad = [], []
-        for rating, text in rated:  # the file has all good ones first
-            (good if rating > 0 else bad).append(text)
-        for label, kept in (("good", good), ("bad", bad)):
-            for text in kept[:EACH]:
-                file.write(json.dumps({"text": text, "label": label}) + "\n")
+        counts = Counter[str]()
+        for label, sentence in zip(*judged(given.archive), strict=True):
+            counts[label] += 1
+            if counts[label] <= EACH:
+                file.write(json.dumps({"text": sentence, "label": label}) + "\n")
     told = {"texts": "texts.jsonl", "encoder": str(given.encoder.absolute()), "length": 32}
     told |= {"classes": ["bad", "good"], "sizes": SIZES, "public_test": True}
     (given.out / "texts.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

@@ -25,17 +25,33 @@ from privtune.strategies import Reporting, ScorePlan
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.scoring import fit_temperature
 from studies.sheet import STRATEGY_OF, Again, Options, Row, Sheet, by, markdown, mean, seed_of
-from studies.six_tasks.run import ARMS, FINE_TUNING, SPACE, TASKS, Work
 from studies.transfer.task import public_weights
+from studies.two_factors.six import FINE_TUNING, SIX, Work
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 DELTA = 1e-5
+CLIP = {"max_grad_norm": 1.0}
+SPACE = {"learning_rate": {"type": "float", "low": 0.05, "high": 5.0, "log": True}}
+SEARCH = {"mean_runs": 8, "parameters": CLIP}
+ARMS: dict[str, dict[str, Any]] = {
+    "defaults": {"strategy": "fixed", "parameters": {"learning_rate": 0.5, **CLIP}},
+    "public-rate": {"strategy": "public-rate"},
+    "selection": {"strategy": "papernot-steinke", **SEARCH},
+    "subsampled tuning": {"strategy": "subsampled-tuning", "variant": 1, "rate": 0.1, **SEARCH},
+    "hyfreedp": {"strategy": "hyfreedp"},
+    "adadp": {"strategy": "adadp", "parameters": CLIP},
+    "adaclip": {
+        "strategy": "adaclip",
+        "parameters": {"learning_rate": 0.5, "largest_variance": 3e-3},
+    },
+    "prodigy": {"strategy": "prodigy"},
+}
 WORKS = {
     "rare": Work("studies.probabilities.tasks:rare", 5, 128),
     "uncommon": Work("studies.probabilities.tasks:uncommon", 5, 128),
-    **TASKS,
+    **SIX,
 }
 CHEAP = ("rare", "uncommon", "table", "digits", "transfer")
 DEAR = ("mnist mlp", "mnist cnn")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from privtune.plots import plot_lines
 from privtune.study.schedules import with_rule
 from privtune.study.spec import StudySpec
+from studies.estimates import Estimate, contenders
 from studies.sheet import (
     STRATEGY_OF,
     Again,
@@ -29,9 +30,8 @@ from studies.sheet import (
     releases_of,
     seed_of,
 )
-from studies.six_tasks.run import FINE_TUNING, Estimate, contenders
-from studies.six_tasks.run import TASKS as SIX
 from studies.transfer.task import public_weights
+from studies.two_factors.six import FINE_TUNING, SIX
 from studies.two_factors.tasks import TWELVE
 
 if TYPE_CHECKING:
@@ -248,6 +248,9 @@ WORTH: dict[str, tuple[Pair, ...]] = {
         )
         for search in SEARCHES
     },
+    "subsampled tuning, beside selection": tuple(
+        (("subsampled tuning", optimizer), ("selection", optimizer)) for optimizer in METHODS
+    ),
     "auto, beside HyFreeDP": ((("auto", OWN), ("hyfreedp", ADAM)),),
 }
 

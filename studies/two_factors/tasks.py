@@ -1,6 +1,6 @@
-"""The study's tasks: those of six tasks, and twelve that no rule of this project was read off.
+"""Twelve tasks that no rule of this project was read off.
 
-The twelve were fixed and committed before any arm was run on one of them. Their records come with packages
+They were fixed and committed before any arm was run on one of them. Their records come with packages
 (scikit-learn, statsmodels), from MNIST, changed as no other study changes it, or from generators that no
 other study has. Features are scaled to [-1, 1] by round public bounds.
 """
@@ -20,7 +20,7 @@ from torch import nn
 
 from privtune.tasks import Sizes, Task
 from studies.auto.tasks import Arrays, Made, between, of_statsmodels, pictures
-from studies.six_tasks.tasks import small_cnn
+from studies.two_factors.six import small_cnn
 
 Floats = npt.NDArray[np.float64]
 SIDE = 14  # of a picture of MNIST, in pixels
@@ -149,7 +149,7 @@ def _flipped() -> Arrays:
 
 
 def _cnn() -> nn.Module:
-    """Return the network of six tasks' pictures, for pictures as rows of pixels."""
+    """Return the network of the halved pictures of MNIST, for pictures as rows of pixels."""
     return nn.Sequential(nn.Unflatten(1, (1, SIDE, SIDE)), *small_cnn())
 
 

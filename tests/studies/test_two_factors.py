@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from studies.six_tasks.run import Estimate
+from studies.estimates import Estimate
 from studies.two_factors.run import ADAM, ARMS, SGD, WORTH, means_over_tasks, worth, worths
 from studies.two_factors.tasks import TWELVE, overconfidence
 

@@ -413,20 +413,17 @@ class Training:
         method: Any = self.method
         if members[0].optimizer_copy is not None:
             method = Optimized(self.method)
-        first = torch.stack([member.widened(size) for member in members])
-        values = [member.values for member in members]
-        state = method.init(first.to(self.place), values)
+        now = self._beginning(method, members, size)
         paces = [member.paces(self.method, self.schedule) for member in members]
         checkpoint = None
-        now = Middle(state, state.params)
         # Of noise that is placed in longer vectors no position is kept: it would be drawn twice.
         if self.keeper is not None and len(members) == 1 and not places:
             about = self._describe(members[0], method, paces[0], data, kernel)
-            checkpoint = Checkpoint(self.keeper, about, state, oracle)
+            checkpoint = Checkpoint(self.keeper, about, now.state, oracle)
             now = checkpoint.load()
         average = getattr(self.method, "average", "last")
         weights = average_weights(average, self.schedule.steps)
-        rates = torch.tensor(paces, dtype=state.params.dtype)
+        rates = torch.tensor(paces, dtype=now.state.params.dtype)
         rates = rates.T.contiguous()  # [steps, K]
         # By the factors themselves: as float32, one just below 1 would be 1.
         level = all(all(pace == 1.0 for pace in each) for each in paces)
@@ -453,6 +450,19 @@ class Training:
             if checkpoint is not None and now.step < self.schedule.steps:
                 checkpoint.after(now)
         return self._outcomes(members, now, oracle)
+
+    def _beginning(self, method: Any, members: Sequence[Member], size: int) -> Middle:
+        """Return the state before the first step, which nothing else keeps once a step is taken.
+
+        Args:
+            method: What steps the members.
+            members: The candidates of the stack.
+            size: Parameters of the kernel's model.
+        """
+        weights = torch.stack([member.widened(size) for member in members])
+        values = [member.values for member in members]
+        state = method.init(weights.to(self.place), values)
+        return Middle(state, state.params)
 
     def _describe(
         self,

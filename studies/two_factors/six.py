@@ -1,4 +1,4 @@
-"""The tasks of the figure that are not built in, and those whose data is read once a run.
+"""Six tasks that several studies share, and how each is trained in a short training.
 
 A run trains hundreds of models on the same records, so each set is read, split and kept here.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,33 @@ from privtune.tasks.partition import places
 from privtune.training.mechanism.data import TensorData
 from studies.harness import cross_entropy
 from studies.transfer.task import digits_5_to_9
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task and how it is trained.
+
+    Attributes:
+        task: As a spec names it.
+        epochs: Passes over the records, in the mean.
+        batch: Expected size of the samples.
+    """
+
+    task: Any
+    epochs: int
+    batch: int
+
+
+HERE = "studies.two_factors.six"
+FINE_TUNING = {"type": "fine-tuning", "task": f"{HERE}:transfer", "trainable": "all"}
+SIX: dict[str, Work] = {
+    "digits": Work("digits-mlp", 10, 64),
+    "table": Work("synthetic-logistic", 5, 128),
+    "minilm": Work(f"{HERE}:reuters", 5, 128),
+    "mnist mlp": Work(f"{HERE}:mnist_mlp", 1, 256),
+    "transfer": Work(FINE_TUNING, 2, 400),
+    "mnist cnn": Work(f"{HERE}:mnist_cnn", 3, 100),
+}
 
 _PICTURES = Sizes(4_000, 1_000, 10_000)  # of MNIST, halved in height and width
 _TEXTS = Sizes(2_984, 600, 1_024)
@@ -103,7 +131,7 @@ def vectors() -> Path | None:
     data = os.environ.get("PRIVTUNE_DATA")
     beside = Path(data or "mnist.npz").with_name("minilm.npz")
     if data and not beside.exists():
-        raise TaskDataError(f"{beside} is missing: python -m studies.six_tasks.texts {beside}")
+        raise TaskDataError(f"{beside} is missing: python -m studies.texts {beside}")
     return beside if data else None
 
 
