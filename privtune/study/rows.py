@@ -839,6 +839,7 @@ class Results:
         self._folders = folders
         self._within = within
         self._objects = row.objects
+        self._checked: object = None  # the last transaction that found the study there
         # One folder of objects for each of results; a store need not know the names of arms.
         digest = hashlib.sha256(within.encode()).hexdigest()
         self._object_folder = digest[:16]
@@ -911,7 +912,11 @@ class Results:
             connection: Of the transaction that the result belongs to.
             replace: Whether it takes the place of one that is there.
         """
-        check_there(connection, self._row)
+        transaction = connection.get_transaction()
+        if transaction is None or transaction is not self._checked:
+            # Once in a transaction: its lock keeps the study until it ends.
+            check_there(connection, self._row)
+            self._checked = transaction
         path = self._within + name
         values = {"data": staged.content, "place": staged.place, "digest": staged.digest}
         row = {"study": self._row.name, "name": path, **values}

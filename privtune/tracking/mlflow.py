@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privtune.errors import PrivTuneError
+from privtune.strategies import Plan
 from privtune.study import Observer
 from privtune.study.observer import releases_of
 from privtune.study.seal import round_ran
@@ -28,13 +29,14 @@ from privtune.views import record
 from privtune.views.text import budget_line, first_metric
 
 if TYPE_CHECKING:
-    from privtune.strategies import Plan, Release
+    from privtune.strategies import Release
     from privtune.study import Study
     from privtune.study.observer import Arms
 
 __all__ = ["MlflowObserver", "log_model", "sync_study"]
 
 _log = logging.getLogger(__name__)
+_PART = 8  # of what is logged, as one of so many parts, what waits is logged together
 
 
 class MlflowObserver(Observer):
@@ -42,6 +44,9 @@ class MlflowObserver(Observer):
 
     All that one release logs has one budget of time, ``PRIVTUNE_TRACKING_SECONDS`` (60 unless it is set),
     more for a large model. Once it is used up, nothing more is logged by this observer.
+
+    What is logged describes all arms each time. So after the first nine releases they are logged several at
+    once: as soon as an eighth as many wait as are logged, with the last one, and when an arm fails.
 
     Args:
         study: The study.
@@ -75,6 +80,8 @@ class MlflowObserver(Observer):
         self._samplers: dict[str, MachineSampler] = {}
         self._process = TrackingProcess()
         self._has_given_up = False
+        self._logged = 0  # releases, by this observer
+        self._waiting = 0
 
     def rehearsed(self, plan: Plan, seconds: float | None) -> None:
         """Start the tracking process early: it imports MLflow while the arm is trained."""
@@ -91,6 +98,8 @@ class MlflowObserver(Observer):
     def arm_failed(self, plan: Plan) -> None:
         """End the sampling and the tracking process after an interrupted arm, which released nothing."""
         self._end(plan)
+        if self._waiting and not self._has_given_up:
+            self._log()
         self._process.close()
 
     def released(self, plan: Plan, release: Release) -> None:
@@ -98,9 +107,17 @@ class MlflowObserver(Observer):
         self._end(plan)
         if self._has_given_up:
             return  # a tracker that hangs would hold up each release as long as the first
+        self._waiting += 1
+        is_complete = self._is_complete()
+        if is_complete or _PART * self._waiting >= self._logged:
+            self._log()
+        if self._has_given_up or is_complete:
+            self._process.close()
+
+    def _log(self) -> None:
+        """Log every release that MLflow lacks; warn once where it cannot be reached."""
         try:
-            _sync(self._study, self._process, self.uri)
-            self.unavailable = None
+            arms = _sync(self._study, self._process, self.uri)
         except TrackingUnavailableError as error:
             self._has_given_up = isinstance(error, TrackingTimeoutError)
             if self.unavailable is None or self._has_given_up:  # once, and not with each release
@@ -110,13 +127,15 @@ class MlflowObserver(Observer):
                     self._study.name,
                 )
             self.unavailable = error
-        if self._has_given_up or self._is_complete():
-            self._process.close()
+        else:
+            self.unavailable = None
+            self._logged += len(arms)
+            self._waiting = 0
 
     def _is_complete(self) -> bool:
         """Return whether every arm is released, so that nothing is left to log."""
-        status = self._study.status()
-        return all(arm.release is not None for arm in status)
+        arms = self._study._life.arms().values()  # without the models of all releases
+        return all(arm.release is not None for arm in arms if isinstance(arm.plan, Plan))
 
     def _end(self, plan: Plan) -> None:
         """End the sampling of an arm, if there is any, and write its samples beside the release."""

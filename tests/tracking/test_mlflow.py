@@ -15,8 +15,8 @@ import pytest
 from mlflow import MlflowClient
 
 from privtune.accounting import epsilon
-from privtune.strategies import Repetition
-from privtune.study import Study, delete_study, seal, study_names
+from privtune.strategies import Plan, Release, Repetition
+from privtune.study import Study, StudySpec, delete_study, seal, study_names
 from privtune.tracking.mlflow import MlflowObserver, sync_study
 from privtune.tracking.store import (
     OWNER_TAG,
@@ -262,3 +262,51 @@ def test_studies_of_one_name_do_not_share_an_experiment(tmp_path: Path) -> None:
     assert len({one.tags[OWNER_TAG] for one in experiments}) == 3
     for one in experiments:
         assert len(client.search_runs([one.experiment_id])) == 1
+
+
+class _Counting(MlflowObserver):
+    """Notes after each release how many runs the store holds."""
+
+    def __init__(self, study: Study, fails_after: int = 0) -> None:
+        super().__init__(study)
+        self.runs: list[int] = []
+        self.fails_after = fails_after
+
+    def released(self, plan: Plan, release: Release) -> None:
+        super().released(plan, release)
+        if len(self.runs) + 1 == self.fails_after:
+            self.arm_failed(plan)
+        self.runs.append(self.count())
+
+    def count(self) -> int:
+        client = MlflowClient(self.uri)
+        experiment = client.get_experiment_by_name(self._study.name)
+        assert experiment is not None
+        return len(client.search_runs([experiment.experiment_id]))
+
+
+def many_arms(number: int) -> StudySpec:
+    arms = [
+        {
+            "name": f"a{i}",
+            "strategy": "fixed",
+            "parameters": {"learning_rate": 0.1 + i / 100, "max_grad_norm": 1.0},
+        }
+        for i in range(number)
+    ]
+    return toy_spec(arms=arms, epochs=1)
+
+
+def test_of_many_arms_several_are_logged_at_once(tmp_path: Path) -> None:
+    """Each of the first nine at once, then an eighth of what is there, and all of them in the end."""
+    study = Study.create(many_arms(13), storage=f"sqlite:///{tmp_path / 'study.db'}")
+    observer = _Counting(study)
+    study.run(observer=observer)
+    assert observer.runs == [*range(1, 10), 9, 11, 11, 13]
+
+
+def test_what_waits_is_logged_when_an_arm_fails(tmp_path: Path) -> None:
+    study = Study.create(many_arms(11), storage=f"sqlite:///{tmp_path / 'study.db'}")
+    observer = _Counting(study, fails_after=10)
+    study.run(observer=observer)
+    assert observer.runs == list(range(1, 12))
