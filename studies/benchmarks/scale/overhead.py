@@ -83,10 +83,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             url = f"sqlite:///{Path(folder) / 'o.db'}"
 
-            def beside(_executor: Any, life: Life, plan: Any, **_: Any) -> Any:
-                charge = life.charges()[plan.arm].id
+            def beside(_executor: Any, _life: Life, plan: Any, **_: Any) -> Any:
 
-                def give(_rounds: Any) -> None:
+                def give(_rounds: Any, charge: str) -> None:
                     with closing(Life("overhead", url)) as worker:  # noqa: B023
                         _work(worker, plan, charge_id=charge)
 

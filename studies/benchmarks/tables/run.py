@@ -85,8 +85,10 @@ def run(path: Path, rows: int, columns: int, folder: Path) -> None:
                 "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
                 "run_seconds": round(time.perf_counter() - start, 1),
                 "heard_while_reading": len(heard),
-                "utility": release.utility,
-                "intervals": dict(release.intervals),
+                "estimates": {
+                    name: [estimate.value, estimate.low, estimate.high]
+                    for name, estimate in release.estimates.items()
+                },
             }
         )
     )
