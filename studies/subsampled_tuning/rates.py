@@ -21,7 +21,7 @@ RATES = {
 
 
 def by_rate(
-    cell: Mapping[str, Any], terms: Mapping[str, Any], *, share: int
+    cell: Mapping[str, Any], terms: Mapping[str, Any], *, share: int, seed: int
 ) -> list[dict[str, Any]]:
     """Train at every rate on one record in ``share``, with the noise and steps of all records."""
     task = get_task(terms["task"])
@@ -43,11 +43,11 @@ def by_rate(
         model=task.model,
         split=Split(x[:kept], y[:kept], x_test, y_test),
         candidates=[{"learning_rate": rate, "max_grad_norm": 1.0} for rate in rates],
-        secrets=secrets_for("subsampled_tuning", cell["seed"], len(rates)),
+        secrets=secrets_for("subsampled_tuning", seed, len(rates)),
     )
     right = accuracies(task.model, found.params, Split(x, y, x_test, y_test))
     return [
-        {"rate": rate, "accuracy": round(value / 100.0, 4)}
+        {"seed": seed, "rate": rate, "accuracy": round(value / 100.0, 4)}
         for rate, value in zip(rates, right, strict=True)
     ]
 
