@@ -159,9 +159,8 @@ class Items:
             at_end = np.where(cheaper, priced_end, at_end)
         floor_at_start, floor_at_end = self.cells.floor
         paid = np.empty(z.shape)
-        remainder = np.empty(
-            at_start.shape
-        )  # one table for all: they are large, and there are many
+        # One table for all: they are large, and there are many.
+        remainder = np.empty(at_start.shape)
         for number, column in enumerate(z.T):
             factor = column[:, None]
             np.multiply(factor, floor_at_start, out=remainder)

@@ -167,7 +167,7 @@ class Training:
         """
         waiting = list[Group]()
         size = 0
-        known: dict[Hashable, tuple[Domain, Program | None]] = {}
+        programs: dict[Hashable, tuple[Domain, Program | None]] = {}
         for position, each in enumerate(candidates):
             check_model(each.model)
             loss_of = each.trained_on(self.loss_of, self.records)
@@ -180,7 +180,7 @@ class Training:
                     each.scheduler,
                     self.schedule.steps,
                 )
-            domain, program = self._record(each.model, loss_of, known)
+            domain, program = self._record(each.model, loss_of, programs)
             member = Member(position, each, loss_of, optimizer, domain=domain)
             size += put(waiting, member, program)
             if size > _HELD_BYTES:
@@ -193,26 +193,26 @@ class Training:
         self,
         model: nn.Module,
         loss_of: LossOf,
-        known: dict[Hashable, tuple[Domain, Program | None]],
+        programs: dict[Hashable, tuple[Domain, Program | None]],
     ) -> tuple[Domain, Program | None]:
-        """Return the numbers that a model and its loss accept, and their program; None if it has none.
+        """Return the domain of a model and its loss, and their program, None if it has none.
 
         Models of torch's own layers and of one structure have one program: it is recorded for the first.
 
         Args:
             model: Of one candidate.
             loss_of: The loss that it is trained on.
-            known: By structure, of earlier candidates with the training's own loss; added to.
+            programs: By structure, of earlier candidates with the training's own loss; added to.
         """
         structure = None
         if loss_of is self.loss_of:  # else it is this candidate's own
             structure = structure_of(model)
-        if structure is not None and structure in known:
-            return known[structure]
+        if structure is not None and structure in programs:
+            return programs[structure]
         domain = find_domain_of(model, loss_of, self.records)
         program = program_of(model, loss_of, *self.records.like, domain)
         if structure is not None:
-            known[structure] = (domain, program)
+            programs[structure] = (domain, program)
         return domain, program
 
     def alike(self, candidates: Iterable[TrainableCandidate]) -> list[TrainedCandidate]:

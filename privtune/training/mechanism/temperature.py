@@ -154,8 +154,11 @@ class Confidence(Metric):
         Returns:
             The temperature, within the ends of the grid; None where the model is as sure at all of them.
         """
+        from scipy.interpolate import PchipInterpolator
+        from scipy.optimize import isotonic_regression
+
         # Exact sums rise with the inverse temperature; noised ones are made to (least squares).
-        confidence = rising(sums[1:])
+        confidence = isotonic_regression(sums[1:]).x
         if not confidence[0] < confidence[-1]:
             return None
         right = sums[0] / self.weight
@@ -168,67 +171,7 @@ class Confidence(Metric):
         target = right - math.sqrt(by_noise + by_drawing)
         powers = np.log2(INVERSES)
         between = np.linspace(powers[0], powers[-1], _BETWEEN)
-        curve = monotone_curve(powers, confidence, between)
+        curve = PchipInterpolator(powers, confidence)(between)
         place = int(np.searchsorted(curve, target))
         place = min(place, _BETWEEN - 1)
         return float(2.0 ** -between[place])
-
-
-def rising(values: Floats) -> Floats:
-    """Return the rising sequence that is nearest to some values in least squares, ``[n]``.
-
-    By pooling neighbours that fall to their mean; scipy's takes a tenth of a second to import.
-    """
-    means: list[float] = []
-    counts: list[int] = []
-    for value in values.tolist():
-        mean = float(value)
-        count = 1
-        while means and means[-1] >= mean:
-            total = means[-1] * counts[-1] + mean * count
-            count += counts.pop()
-            mean = total / count
-            means.pop()
-        means.append(mean)
-        counts.append(count)
-    return np.repeat(means, counts)
-
-
-def monotone_curve(x: Floats, y: Floats, points: Floats) -> Floats:
-    """Return values of the cubic curve through rising points that rises, too (Fritsch and Butland 1984).
-
-    Args:
-        x: Places, ascending, ``[n]``, three at least.
-        y: Values there, ``[n]``.
-        points: Where the curve is wanted, between the ends, ``[m]``.
-    """
-    steps = np.diff(x)
-    secants = np.diff(y) / steps
-    slopes = np.zeros(len(x))
-    left = secants[:-1]
-    right = secants[1:]
-    first = 2.0 * steps[1:] + steps[:-1]
-    second = steps[1:] + 2.0 * steps[:-1]
-    is_rising = left * right > 0.0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = (first + second) / (first / left + second / right)
-    slopes[1:-1] = np.where(is_rising, mean, 0.0)
-    slopes[0] = _end_slope(steps[0], steps[1], secants[0], secants[1])
-    slopes[-1] = _end_slope(steps[-1], steps[-2], secants[-1], secants[-2])
-    place = np.clip(np.searchsorted(x, points, "right") - 1, 0, len(x) - 2)
-    step = steps[place]
-    t = (points - x[place]) / step
-    start = y[place] * (1.0 + 2.0 * t) + slopes[place] * step * t
-    end = y[place + 1] * (3.0 - 2.0 * t) + slopes[place + 1] * step * (t - 1.0)
-    curve: Floats = start * (1.0 - t) ** 2 + end * t**2
-    return curve
-
-
-def _end_slope(step: float, next_step: float, secant: float, next_secant: float) -> float:
-    """Return the slope at an end by three points, held to where the curve stays monotone."""
-    slope = ((2.0 * step + next_step) * secant - step * next_secant) / (step + next_step)
-    if slope * secant <= 0.0:
-        return 0.0
-    if secant * next_secant <= 0.0 and abs(slope) > 3.0 * abs(secant):
-        return 3.0 * secant
-    return slope

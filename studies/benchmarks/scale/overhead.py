@@ -84,7 +84,6 @@ def main() -> None:
             url = f"sqlite:///{Path(folder) / 'o.db'}"
 
             def beside(_executor: Any, _life: Life, plan: Any, **_: Any) -> Any:
-
                 def give(_rounds: Any, charge: str) -> None:
                     with closing(Life("overhead", url)) as worker:  # noqa: B023
                         _work(worker, plan, charge_id=charge)

@@ -11,20 +11,13 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
-from scipy.interpolate import PchipInterpolator
-from scipy.optimize import isotonic_regression
 
 from privtune.accounting import Adjacency, epsilon
 from privtune.errors import InvalidInputError
 from privtune.strategies import Reporting, ScorePlan
 from privtune.training.mechanism.data import TensorData
 from privtune.training.mechanism.scoring import fit_temperature, released_sums
-from privtune.training.mechanism.temperature import (
-    INVERSES,
-    Confidence,
-    monotone_curve,
-    rising,
-)
+from privtune.training.mechanism.temperature import INVERSES, Confidence
 
 TERMS = {"epsilon": 1.0, "delta": 1e-5, "adjacency": Adjacency.ADD_REMOVE}
 
@@ -235,18 +228,3 @@ def test_it_is_refused_where_there_are_no_probabilities():
     assert Reporting(calibration="none").with_temperature(classes, classes=3) == classes
     with pytest.raises(InvalidInputError, match="auto, temperature, none"):
         Reporting(calibration="prior")
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rising_values_and_the_curve_through_them_are_scipys(seed: int) -> None:
-    """Of 9 noised sums, some of them equal: to the last digits, at and between the places, at both ends."""
-    generator = np.random.default_rng(seed)
-    values = np.cumsum(generator.normal(0.3, 1.0, 9).round(seed % 3 + 1))
-    monotone = rising(values)
-    np.testing.assert_allclose(monotone, isotonic_regression(values).x, rtol=1e-12, atol=1e-12)
-    places = np.cumsum(generator.uniform(0.2, 1.0, 9))
-    points = np.union1d(places, np.linspace(places[0], places[-1], 101))
-    curve = monotone_curve(places, monotone, points)
-    expected = PchipInterpolator(places, monotone)(points)
-    np.testing.assert_allclose(curve, expected, rtol=1e-12, atol=1e-12)
-    assert (np.diff(curve) >= -1e-12).all()
