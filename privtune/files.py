@@ -21,7 +21,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -725,6 +725,40 @@ def write_whole(
         content = content.encode(errors="backslashreplace")
     with open_whole(path, root=root, replace=replace, partial=partial) as file:
         file.write(content)
+
+
+def json_lines(document: Mapping[str, object]) -> str:
+    """Return a document as JSON text of a line a key, and a line an item where a value is a list.
+
+    Python indents JSON without its C code, which takes ten times as long: certificates hold all charges.
+
+    Args:
+        document: JSON-ready.
+
+    Raises:
+        ValueError: If a number in it is infinite or NaN, which JSON has no notation for.
+
+    Example:
+        >>> print(json_lines({"name": "clinic", "entries": [{"seq": 1}, {"seq": 2}]}), end="")
+        {
+        "name": "clinic",
+        "entries": [
+        {"seq": 1},
+        {"seq": 2}
+        ]
+        }
+    """
+    encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, list) and value:
+            items = ",\n".join(map(encode, value))
+            text = f"[\n{items}\n]"
+        else:
+            text = encode(value)
+        lines.append(f"{encode(key)}: {text}")
+    content = ",\n".join(lines)
+    return f"{{\n{content}\n}}\n"
 
 
 @dataclass(frozen=True)

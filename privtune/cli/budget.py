@@ -736,7 +736,7 @@ def export(  # noqa: PLR0917 (the command line passes them by name)
     as_json: AsJson = False,
 ) -> None:
     """Write a certificate of a budget, checkable from the file alone."""
-    from privtune.files import write_whole
+    from privtune.files import json_lines, write_whole
     from privtune.ledger import export_certificate, render_certificate
 
     with _ledger(storage) as ledger:
@@ -745,8 +745,7 @@ def export(  # noqa: PLR0917 (the command line passes them by name)
         emit_json(certificate)
         return
     output = output or Path(f"{name}.certificate.json")
-    text = json.dumps(certificate, indent=1, allow_nan=False, ensure_ascii=False)
-    write_whole(output, text + "\n")
+    write_whole(output, json_lines(certificate))
     files = [output]
     if html is not None:
         write_whole(html, render_certificate(certificate))

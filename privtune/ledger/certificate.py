@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -378,6 +378,7 @@ def _wrong(entry: Entry, why: str) -> LedgerCorruptedError:
 
 FORMAT = "privtune-certificate"
 _VERSION = 5
+_ENTRY_FIELDS = tuple(part.name for part in fields(Entry) if part.name != "budget")
 _SHOWN = ("id", "basis", "study", "arm", "note", "plan_digest", "unit")
 _LIBRARIES = ("privtune", "autodp", "dp-accounting", "numpy", "scipy")
 _VERSIONS = 0.02  # by what share the numbers of two versions of a witness may differ
@@ -552,8 +553,7 @@ def _public_charge(charge: Charge) -> dict[str, Any]:
 
 def _public(entry: Entry) -> dict[str, Any]:
     """Return an entry of the log as a certificate has it, with only a digest of the sealed part."""
-    parts = asdict(entry)
-    del parts["budget"]
+    parts: dict[str, Any] = {name: getattr(entry, name) for name in _ENTRY_FIELDS}
     parts["body"] = json.loads(entry.body)
     return parts
 

@@ -96,6 +96,7 @@ class History:
     drift: dict[int, float] = field(default_factory=dict)
     _events: dict[str, Event] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
+    _charges_by_dataset: Counter[Dataset] = field(default_factory=Counter)
 
     def terms(self) -> Budget:
         """Return the budget's terms."""
@@ -176,6 +177,7 @@ class History:
         if problem:
             raise self._wrong(entry.seq, problem)
         event = self._event(body["event"])
+        dataset = self._dataset(body)
         words = [body[name] for name in ("study", "arm", "note", "plan_digest")]
         if not all(isinstance(word, str) for word in words):
             raise self._wrong(entry.seq, "its words are no texts")
@@ -191,8 +193,10 @@ class History:
             state=ChargeState.RESERVED,
             created_at=at,
             unit=body["unit"],
-            dataset=self._dataset(body),
+            dataset=dataset,
         )
+        if dataset is not None:
+            self._charges_by_dataset[dataset] += 1
         if basis == BASIS_FILTER:  # until it is over the filter cannot go over
             self.open.add(number)
         if not self.frozen:
@@ -220,12 +224,7 @@ class History:
     @property
     def datasets(self) -> list[Dataset]:
         """The distinct datasets of charges that were not voided, in the order of the charges."""
-        datasets: dict[Dataset, None] = {}  # in order, unlike a set
-        for charge in self.charges.values():
-            is_voided = charge.state is ChargeState.VOIDED
-            if charge.dataset is not None and not is_voided:
-                datasets[charge.dataset] = None
-        return list(datasets)
+        return list(self._charges_by_dataset)
 
     @property
     def dataset(self) -> str:
@@ -280,6 +279,9 @@ class History:
 
     def _give_up(self, number: int) -> None:
         """Take a voided charge out of the filter's sums, or out of the declared charges before the start."""
+        dataset = self.charges[number].dataset
+        if dataset is not None:
+            _add_times(self._charges_by_dataset, dataset, -1)
         if number not in self.block:
             # A filter counts what ran, and this never will.
             charge = self.charges[number]
@@ -315,13 +317,18 @@ class History:
             used_delta=Fraction(0),
             unbounded=0,
             open={number for number in self.open if number in numbers},
+            _charges_by_dataset=Counter(),
         )
         is_late = False
         for number, charge in self.charges.items():
             is_late = is_late or charge.basis == BASIS_GAUSSIAN
             weight = self._weights.get(number)
             is_voided = charge.state is ChargeState.VOIDED
-            if number not in numbers or weight is None or is_voided:
+            if number not in numbers or is_voided:
+                continue
+            if charge.dataset is not None:
+                part._charges_by_dataset[charge.dataset] += 1
+            if weight is None:
                 continue
             part._count(charge.event, weight, 1, charge.basis)
             # As at its own time, or where what had gone over was given up since: never less.
@@ -410,11 +417,11 @@ class History:
         return LedgerCorruptedError(f"entry {seq} of budget {self.name!r} is wrong: {why}.")
 
 
-def _add_times(counter: Counter[Event], event: Event, times: int) -> None:
-    """Add a number, perhaps negative, to an event's count, and drop a count of 0."""
-    counter[event] += times
-    if not counter[event]:  # or an event that was given up would still be weighed
-        del counter[event]
+def _add_times(counter: Counter[T], item: T, times: int) -> None:
+    """Add a number, perhaps negative, to an item's count, and drop a count of 0."""
+    counter[item] += times
+    if not counter[item]:  # or an event that was given up would still be weighed
+        del counter[item]
 
 
 def _closed_charge(charge: Charge, entry: Entry, sealed: Document, at: datetime) -> Charge:

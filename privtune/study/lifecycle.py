@@ -25,7 +25,13 @@ from privtune.errors import PrivTuneError, interruptible
 from privtune.execution.launchers import WorkerStoppedError
 from privtune.execution.table import PATIENCE, make_rounds, patiently
 from privtune.facts import declared_note
-from privtune.files import UntrustedPathError, folder_problem, made_private, owner_of
+from privtune.files import (
+    UntrustedPathError,
+    folder_problem,
+    json_lines,
+    made_private,
+    owner_of,
+)
 from privtune.ledger import (
     Charge,
     ChargeRequest,
@@ -385,7 +391,7 @@ class Life(StoredStudy):
     def statuses(self) -> tuple[ArmStatus, ...]:
         """Return the status of every arm with its release, in order."""
         statuses: list[ArmStatus] = []
-        for arm, state in self._states():
+        for arm, state in self._states(self.arms()):
             if isinstance(arm.plan, Plan):
                 release = self.release(arm.plan, arm)
                 status = ArmStatus(arm.plan, self.guarantee(arm.plan), state, release)
@@ -395,16 +401,18 @@ class Life(StoredStudy):
     def stage_statuses(self) -> tuple[StageStatus, ...]:
         """Return the status of every stage with its release, in order."""
         statuses: list[StageStatus] = []
-        for arm, state in self._states():
+        arms = {name: arm for name, arm in self.arms().items() if isinstance(arm.plan, StagePlan)}
+        if not arms:  # the ledger's charges are not looked for
+            return ()
+        for arm, state in self._states(arms):
             if isinstance(arm.plan, StagePlan):
                 guarantee = self.guarantee(arm.plan)
                 status = StageStatus(arm.plan, guarantee, state, arm.release)
                 statuses.append(status)
         return tuple(statuses)
 
-    def _states(self) -> Iterator[tuple[Arm, str]]:
-        """Yield the stages and the arms with the states of their charges, in words."""
-        arms = self.arms()
+    def _states(self, arms: Mapping[str, Arm]) -> Iterator[tuple[Arm, str]]:
+        """Yield stages and arms with the states of their charges, in words."""
         charges = self.charges(arms)
         for name, arm in arms.items():
             if name in charges:
@@ -788,8 +796,7 @@ class Life(StoredStudy):
         for name in results.names():
             self.write(plan.arm, name)
         certificate = self.certificate()
-        text = json.dumps(certificate, indent=2, allow_nan=False)
-        self.files.write(f"{plan.arm}/certificate.json", text.encode())
+        self.files.write(f"{plan.arm}/certificate.json", json_lines(certificate).encode())
         notify(plan, release)
         # Times of files would tell how long the arm took, and with that how many trials it had.
         self.files.forget_times(plan.arm)

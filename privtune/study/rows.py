@@ -41,6 +41,9 @@ from privtune.study.folders import NOTES, FolderOwner, StudyFolders, root_in_for
 AnyPlan = Plan | StagePlan
 """Of an arm, or of a stage before the arms: both live alike."""
 
+_StoredArm = sa.Row[Any]
+"""A row of the table of arms."""
+
 _DELETING = "deleting"
 """Name of the result that says that a deletion has begun: nothing else is written from then on."""
 
@@ -362,6 +365,7 @@ class StoredStudy:
         # The folder is noted before the first file in it is written: a deletion must find it.
         self.files = OwnFolder(self.folder, owner.id, self._note_folder)
         self.results = Results(storage, self.row, self.files, self.folders)
+        self._arms: dict[str, tuple[_StoredArm, Arm]] = {}  # as they were read last
 
     @contextlib.contextmanager
     def writing(self, *, deleting: bool = False) -> Iterator[Connection]:
@@ -385,7 +389,15 @@ class StoredStudy:
         with self.storage.read() as connection:
             self._check_same(connection)
             rows = connection.execute(query).all()
-        return {row.name: _read_arm(row, self.row) for row in rows}
+        return {row.name: self._read_once(row) for row in rows}
+
+    def _read_once(self, row: _StoredArm) -> Arm:
+        """Return the arm of a row; parse it only where it is not what was read last."""
+        last_row, arm = self._arms.get(row.name, (None, None))
+        if arm is None or row != last_row:
+            arm = _read_arm(row, self.row)
+            self._arms[row.name] = (row, arm)
+        return arm
 
     def _check_same(self, connection: Connection) -> None:
         """Refuse to read a study that was deleted and whose name another study now has."""
@@ -407,9 +419,7 @@ class StoredStudy:
         with self.storage.read() as connection:
             self._check_same(connection)
             row = connection.execute(query).one_or_none()
-        if row is None:
-            return None
-        return _read_arm(row, self.row)
+        return None if row is None else self._read_once(row)
 
     def set_release(
         self,
@@ -748,7 +758,7 @@ def arm_place(study: str, arm: str, column: str) -> Place:
     return Place("privtune_arms", column, show_key({"study": study, "name": arm}))
 
 
-def _read_arm(row: sa.Row[Any], study: StudyRow) -> Arm:
+def _read_arm(row: _StoredArm, study: StudyRow) -> Arm:
     """Return the arm of a row; refuse a damaged row with an error that names the arm."""
     try:
         return _arm_of(row, study)
@@ -760,7 +770,7 @@ def _read_arm(row: sa.Row[Any], study: StudyRow) -> Arm:
         raise place.error(error.why) from None
 
 
-def _arm_of(row: sa.Row[Any], study: StudyRow) -> Arm:
+def _arm_of(row: _StoredArm, study: StudyRow) -> Arm:
     """Return the arm of a row; refuse a damaged row with an error that names the column alone."""
     plan = _read_plan(row.plan, row.digest, study.identity)
     if plan.arm != row.name:

@@ -24,6 +24,7 @@ from privtune.files import (
     cache_folder,
     check_own,
     forget_times,
+    json_lines,
     midnight,
     own_folder,
     private_folder,
@@ -269,8 +270,7 @@ def _fill(folder: Path, record: ArmRecord) -> None:
     """Write a record's documents, its report and its model into a private folder."""
     private_folder(folder / "privacy")
     for path, document in record.documents.items():
-        text = json.dumps(document, indent=1, ensure_ascii=False)
-        write_whole(folder / path, text + "\n")
+        write_whole(folder / path, json_lines(document))
     write_whole(folder / "privacy" / "report.html", record.report)
     if record.model is not None:
         private_folder(folder / "model")

@@ -10,8 +10,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
 
 from privtune.accounting.registry import formula
 from privtune.ledger import Charge, Ledger, export_certificate
@@ -73,12 +76,20 @@ class BudgetView:
         spent: What they cost together.
         left: ε that the filter still grants.
         certificate: The budget's.
+        ledger: The charges in the form of MLflow's table artifacts, from :func:`ledger_table`.
     """
 
     charges: tuple[Charge, ...]
     spent: Guarantee
     left: float
     certificate: Mapping[str, Any]
+    ledger: Mapping[str, Any]
+
+    @cached_property
+    def section(self) -> Markup:
+        """The sections on the charges and on how to check them, as HTML: the same on all arms' pages."""
+        html = render("charges.html", ledger=self.ledger, certificate=self.certificate)
+        return Markup(html)  # noqa: S704 (a template escaped it)
 
 
 def budget_view(study: Study) -> BudgetView:
@@ -88,11 +99,13 @@ def budget_view(study: Study) -> BudgetView:
     """
     name = study.spec.budget.name
     with Ledger(study.storage) as ledger:
+        charges = tuple(ledger.charges(name))
         return BudgetView(
-            charges=tuple(ledger.charges(name)),
+            charges=charges,
             spent=ledger.spent(name),
             left=ledger.remaining(name),
             certificate=export_certificate(ledger.log.storage, name),
+            ledger=ledger_table(charges, study),
         )
 
 
@@ -115,7 +128,6 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
     system_metrics, samples = _machine(study, plan)
     params = _params(study, plan, release)
     note = _arm_note(study, plan, release, view, one_run)
-    ledger = ledger_table(view.charges, study)
     numbers = {
         "ε of this arm alone": show_epsilon(release.guarantee.epsilon, 4),
         "ε of the budget, all charges together": show_epsilon(view.spent.epsilon, 4),
@@ -127,8 +139,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         arm=plan.arm,
         note=[line.replace("**", "") for line in note.splitlines() if line],
         numbers={**numbers, **params},
-        ledger=ledger,
-        certificate=view.certificate,
+        charges=view.section,
     )
     arms = [other.arm for other in study.plans]
     look = looks_of(study.plans)[plan.arm]
@@ -156,7 +167,7 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         number=arms.index(plan.arm),
         samples=samples,
         documents={
-            LEDGER_TABLE: ledger,
+            LEDGER_TABLE: view.ledger,
             "privacy/event.json": plan.charged.to_dict(),
             "privacy/guarantee.json": release.guarantee.to_dict(),
             "certificate.json": view.certificate,

@@ -19,7 +19,7 @@ from privtune.views import text
 from privtune.views.comparison import table_of
 from privtune.views.headline import constant_notes, headline
 from privtune.views.order import order_of, show_probability
-from privtune.views.record import budget_view, ledger_table
+from privtune.views.record import budget_view
 from privtune.views.templating import Values, figure, render
 
 if TYPE_CHECKING:
@@ -276,8 +276,7 @@ def _charges(study: Study, view: BudgetView) -> Values:
     """Return the table of all charges, with the derivation of each ε."""
     budget = study.spec.budget
     rows = []
-    table = ledger_table(view.charges, study)["data"]
-    for row, charge in zip(table, view.charges, strict=True):
+    for row, charge in zip(view.ledger["data"], view.charges, strict=True):
         derivation = {
             "summary": formula(charge.event),
             "tree": explain(charge.event, budget.delta, adjacency=budget.adjacency),
