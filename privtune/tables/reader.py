@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyarrow import compute, dataset, types
+from pyarrow import compute, dataset, ipc, types
 from pyarrow import csv as arrow
 
 from privtune.errors import InvalidInputError
@@ -572,20 +572,35 @@ def _open_arrow(kind: str, path: Path, _names: Sequence[str], _form: Form) -> So
     table = dataset.dataset(path, format=kind)
 
     def read(names: Sequence[str]) -> Iterator[Columns]:
-        # Few batches are read ahead: what is read is held beside what models see of it.
-        batches = table.to_batches(
-            columns=list(names),
-            batch_size=BATCH,
-            batch_readahead=2,
-            fragment_readahead=1,
-        )
+        batches = _row_groups(table, names) if kind == "parquet" else _ipc_batches(path, names)
         for batch in batches:
-            if len(batch):
-                yield {name: _in_plain_type(batch.column(name)) for name in names}
+            for start in range(0, len(batch), BATCH):
+                part = batch.slice(start, BATCH)
+                yield {name: _in_plain_type(part.column(name)) for name in names}
 
     schema = table.schema
     kinds = {field.name: field.type for field in schema}
     return Source(schema.names, kinds, table.count_rows, read)
+
+
+def _row_groups(table: dataset.Dataset, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield batches of a Parquet file, of which one row group at a time is in memory.
+
+    A scan of the whole file reads ahead of whoever takes the batches, by more than ``batch_readahead`` says.
+    """
+    for fragment in table.get_fragments():
+        for group in fragment.split_by_row_group():
+            yield from group.to_batches(columns=list(names), batch_size=BATCH)
+
+
+def _ipc_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a file of Arrow's, as they were written, one at a time."""
+    with pa.OSFile(str(path)) as file:
+        indices = [ipc.open_file(file).schema.get_field_index(name) for name in names]
+        options = ipc.IpcReadOptions(included_fields=indices)
+        reader = ipc.open_file(file, options=options)
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
 
 
 def _in_plain_type(column: pa.Array) -> pa.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -118,3 +119,23 @@ def test_a_zero_has_one_sign_beside_any_others() -> None:
     number = Number(name="a", low=-1.0, high=1.0, missing=0.0)
     for cells in ([-0.0], [-0.0, "x"], ["-0.0"]):
         assert not np.signbit(number.read(column_of(cells))[0][0])
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow"])
+def test_no_table_is_in_memory_as_a_whole(tmp_path: Path, ending: str) -> None:
+    rows, names = 400_000, [f"c{number}" for number in range(10)]
+    numbers = np.random.default_rng(0).standard_normal((len(names), rows))
+    path = tmp_path / f"large{ending}"
+    table = pa.table(dict(zip(names, numbers, strict=True)))
+    if ending == ".parquet":
+        parquet.write_table(table, path, row_group_size=20_000)
+    else:
+        feather.write_feather(table, path, compression="lz4", chunksize=20_000)
+    size = table.nbytes
+    del table
+    before = pa.total_allocated_bytes()
+    most = 0
+    for _ in reader.open_table(path, names, reader.Form()).batches(names):
+        time.sleep(0.02)  # whoever hashes records is slower than whoever reads ahead
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 0 < most < 0.4 * size
