@@ -95,6 +95,10 @@ def patience(what: str, *, after: float = 2.0) -> Iterator[None]:
         timer.cancel()
 
 
+_MOST_NAMES = 10
+"""The most arms that a line names."""
+
+
 @contextmanager
 def planning(spec: StudySpec) -> Iterator[None]:
     """Print on stderr that a task's data is missing, and that planning in the ``with`` block takes long.
@@ -104,7 +108,11 @@ def planning(spec: StudySpec) -> Iterator[None]:
     absence = "" if spec.task is None else spec.load_task().check_header()
     if absence:
         say(absence, err=True)
-    arms = ", ".join(arm.name for arm in spec.arms)
+    names = [arm.name for arm in spec.arms]
+    arms = ", ".join(names)
+    if len(names) > _MOST_NAMES:
+        first_names = ", ".join(names[:_MOST_NAMES])
+        arms = f"{first_names} and {len(names) - _MOST_NAMES} more"
     with patience(f"Planning {arms}: computing the noise for the target ε"):
         yield
 

@@ -7,6 +7,7 @@ study that was interrupted. So each function here finds out first whether the st
 from __future__ import annotations
 
 import sys
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +47,16 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:
             from privtune.tracking.mlflow import MlflowObserver
 
         observer = MlflowObserver(study)
+    # While trials train, what is printed goes to the curator's log, and the bars would with it.
+    console = Console(file=open_stream(sys.stdout))
     progress = rich_progress.Progress(
         rich_progress.SpinnerColumn(),
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(),
         _UnsealedColumn(rich_progress.MofNCompleteColumn()),
         _UnsealedColumn(rich_progress.TimeElapsedColumn()),
-        # While trials train, what is printed goes to the curator's log, and the bars would with it.
-        console=Console(file=open_stream(sys.stdout)),
+        console=console,
+        auto_refresh=console.is_terminal,
         disable=quiet,
     )
     reading_bars: list[Any] = []
@@ -77,6 +80,10 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:
         ON_READ.reset(token)
         if progress.live.is_started:
             progress.stop()
+
+
+_FULL_BARS = 20
+"""The most bars of released arms; earlier ones become lines."""
 
 
 class _UnsealedColumn(rich_progress.ProgressColumn):
@@ -110,6 +117,7 @@ class _ProgressObserver(Observer):
         self._progress = progress
         self._tracker = tracker
         self._bars: dict[str, Any] = {}
+        self._full_bars: deque[str] = deque()  # of which arms
 
     def rehearsed(self, plan: Plan, seconds: float | None) -> None:
         if self._tracker is not None:
@@ -134,6 +142,9 @@ class _ProgressObserver(Observer):
             label = f"{plan.arm}: released"
             bar = self._bars[plan.arm]
             self._progress.update(bar, description=label, total=steps, completed=steps)
+            self._full_bars.append(plan.arm)
+            if len(self._full_bars) > _FULL_BARS:
+                self._replace_bar(self._full_bars.popleft())
         if self._tracker is not None:
             self._tracker.released(plan, release)
 
@@ -141,6 +152,11 @@ class _ProgressObserver(Observer):
         self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
         if self._tracker is not None:
             self._tracker.arm_failed(plan)
+
+    def _replace_bar(self, arm: str) -> None:
+        """Print a line in the place of a full bar: all bars are drawn anew several times a second."""
+        self._progress.update(self._bars[arm], visible=False)
+        self._progress.console.print(f"  {arm}: released", highlight=False)
 
 
 def create_or_load(

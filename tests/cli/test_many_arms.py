@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,8 +27,8 @@ COMMANDS = {
 }
 
 
-def released(folder: Path, count: int) -> str:
-    """Make a study of so many released arms; their noise is of three kinds."""
+def made(folder: Path, count: int, *, run: bool = True) -> str:
+    """Make a study of so many arms, and release them; their noise is of three kinds."""
     folder.mkdir()
     arms = [
         {
@@ -41,7 +42,8 @@ def released(folder: Path, count: int) -> str:
     storage = f"sqlite:///{folder / 'privtune.db'}"
     budget = {"name": "toy", "epsilon": 40.0, "delta": 1e-5}
     with closing(Study.create(toy_spec(arms=arms, epochs=1, budget=budget), storage)) as study:
-        study.run()
+        if run:
+            study.run()
     return storage
 
 
@@ -65,6 +67,20 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     sa.event.remove(sa.Engine, "before_cursor_execute", sent)
 
 
+def test_a_run_parses_an_arm_as_often_as_it_changes(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    count = 24
+    storage = made(tmp_path / "many", count, run=False)
+    with counted(monkeypatch) as found:
+        done = cli("study", "run", "toy", "--storage", storage, "--no-mlflow")
+    assert done.code == 0
+    # Planned, trained, settled, announced; and once more by what reads the study after its run.
+    assert count <= found["rows"] <= 6 * count
+    assert re.findall(r"arm-(\d\d): released", done.out) == [f"{n:02d}" for n in range(count)]
+
+
 def test_what_is_read_is_linear_in_the_number_of_arms(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +88,7 @@ def test_what_is_read_is_linear_in_the_number_of_arms(
     monkeypatch.setattr(
         running, "rehearse", lambda *_args, **_options: 1.0
     )  # of no arm anything is read
-    storages = {count: released(tmp_path / str(count), count) for count in (7, 14, 28)}
+    storages = {count: made(tmp_path / str(count), count) for count in (7, 14, 28)}
     for name, command in COMMANDS.items():
         read = {}
         for count, storage in storages.items():
