@@ -20,8 +20,12 @@ STORAGE_EXAMPLES = "Examples: runs/p.db, sqlite:///privtune.db, postgresql://use
 NAME_RULE = "must be 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+CERTIFICATE = "certificate.json"
+"""Name of the certificate's file in a study's folder, beside the folders of arms."""
+
 # Folders beside those of studies and arms, and names that Windows keeps for devices.
-_RESERVED = {"mlflow", "mlflow.db", "mlflow.lock", "sealed", "trials", "con", "prn", "aux", "nul"}
+_RESERVED = {"mlflow", "mlflow.db", "mlflow.lock", "sealed", "trials", CERTIFICATE}
+_RESERVED |= {"con", "prn", "aux", "nul"}
 _RESERVED |= {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
 
 # What other tools call a thing, and what it is called here. A suggestion is made only where the second

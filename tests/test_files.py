@@ -79,7 +79,7 @@ def test_a_whole_study_is_its_owners(tmp_path: Path) -> None:
         study.close()
     finally:
         os.umask(before)
-    assert (study.folder / "selection" / "certificate.json").exists()
+    assert (study.folder / "certificate.json").exists()
     assert (study.folder / "shown" / "trials").is_dir()
     assert open_to_others(tmp_path) == []
 

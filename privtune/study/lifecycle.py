@@ -45,6 +45,7 @@ from privtune.ledger.errors import HoldLostError, Place
 from privtune.ledger.log import forget_round
 from privtune.ledger.places import database_path
 from privtune.ledger.reading import parsing
+from privtune.names import CERTIFICATE
 from privtune.stages.stage_plan import StagePlan
 from privtune.strategies import Outcome, Plan, Release
 from privtune.study.failures import WITHOUT_DATA, ArmStoppedError, StageRefusedError
@@ -774,7 +775,7 @@ class Life(StoredStudy):
         return digests
 
     def announce(self, plan: Plan, notify: Callable[[Plan, Release], None]) -> Release:
-        """Write the model and the budget's certificate, and notify the observer: released → announced.
+        """Write the model and notify the observer: released → announced.
 
         Args:
             plan: The arm's plan.
@@ -795,13 +796,17 @@ class Life(StoredStudy):
         results = self.released(plan.arm)
         for name in results.names():
             self.write(plan.arm, name)
-        certificate = self.certificate()
-        self.files.write(f"{plan.arm}/certificate.json", json_lines(certificate).encode())
         notify(plan, release)
         # Times of files would tell how long the arm took, and with that how many trials it had.
         self.files.forget_times(plan.arm)
         self.outlast(partial(self.set_announced, plan.arm))  # who heard hears no second time
         return release
+
+    def write_certificate(self) -> None:
+        """Write the budget's certificate into the study's folder: it holds all charges, so one is enough."""
+        text = json_lines(self.certificate())
+        self.files.write(CERTIFICATE, text.encode())
+        self.files.forget_times(CERTIFICATE)
 
     def _move(self, charge: Charge, kind: Kind, **options: object) -> None:
         """Move a charge to its next state; accept that another process has done so."""
@@ -892,6 +897,7 @@ def carry_on(
             notify=notify or observer.released,
         )
         releases.append(life.outlast(lead))
+    life.outlast(life.write_certificate)
     return tuple(releases)
 
 

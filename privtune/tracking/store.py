@@ -24,7 +24,6 @@ from privtune.files import (
     cache_folder,
     check_own,
     forget_times,
-    json_lines,
     midnight,
     own_folder,
     private_folder,
@@ -269,8 +268,8 @@ def _log(
 def _fill(folder: Path, record: ArmRecord) -> None:
     """Write a record's documents, its report and its model into a private folder."""
     private_folder(folder / "privacy")
-    for path, document in record.documents.items():
-        write_whole(folder / path, json_lines(document))
+    for path, text in record.documents.items():
+        write_whole(folder / path, text)
     write_whole(folder / "privacy" / "report.html", record.report)
     if record.model is not None:
         private_folder(folder / "model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ class ArmRecord:
         note: Markdown; the first line is the budget.
         number: The arm's place in its study.
         samples: System metrics as (seconds since the start, values).
-        documents: JSON artifacts by path.
+        documents: Artifacts by path, as JSON text.
         report: The arm's page.
         model: The released model's file.
         children: One record a trial, where every trial is paid for; else empty.
@@ -42,7 +42,7 @@ class ArmRecord:
     note: str
     number: int = 0
     samples: tuple[Sample, ...] = ()
-    documents: Mapping[str, Any] = field(default_factory=dict)
+    documents: Mapping[str, str] = field(default_factory=dict)
     report: str = ""
     model: Path | None = None
     children: tuple[ArmRecord, ...] = ()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from privtune.accounting.registry import formula
+from privtune.files import json_lines
 from privtune.ledger import Charge, Ledger, export_certificate
 from privtune.ledger.wording import PromiseWording
 from privtune.numbers import ceil_to, floor_to, show_epsilon
@@ -90,6 +91,14 @@ class BudgetView:
         """The sections on the charges and on how to check them, as HTML: the same on all arms' pages."""
         html = render("charges.html", ledger=self.ledger, certificate=self.certificate)
         return Markup(html)  # noqa: S704 (a template escaped it)
+
+    @cached_property
+    def documents(self) -> Mapping[str, str]:
+        """The artifacts that all arms share, as JSON text by path."""
+        return {
+            LEDGER_TABLE: json_lines(self.ledger),
+            "certificate.json": json_lines(self.certificate),
+        }
 
 
 def budget_view(study: Study) -> BudgetView:
@@ -167,10 +176,9 @@ def arm_record(study: Study, plan: Plan, release: Release, view: BudgetView) -> 
         number=arms.index(plan.arm),
         samples=samples,
         documents={
-            LEDGER_TABLE: view.ledger,
-            "privacy/event.json": plan.charged.to_dict(),
-            "privacy/guarantee.json": release.guarantee.to_dict(),
-            "certificate.json": view.certificate,
+            **view.documents,
+            "privacy/event.json": json_lines(plan.charged.to_dict()),
+            "privacy/guarantee.json": json_lines(release.guarantee.to_dict()),
         },
         report=page,
         model=study.model_path(plan.arm),

@@ -180,9 +180,9 @@ def test_a_grid_that_changes_the_guarantee_runs_what_it_charged(storage: str) ->
     assert release.params["epochs"] in (1, 2)
 
 
-def test_the_certificate_beside_the_model_verifies(storage: str) -> None:
+def test_the_certificate_in_the_folder_verifies(storage: str) -> None:
     study, release = run(storage, {"strategy": "papernot-steinke", "mean_runs": 2})
-    certificate = json.loads((study.folder / "arm" / "certificate.json").read_text())
+    certificate = json.loads((study.folder / "certificate.json").read_text())
     verified = verify_certificate(certificate)
     assert verified.charges == 1
     assert study.export()["arms"][0]["release"]["params"] == dict(release.params)
