@@ -898,6 +898,10 @@ class OwnFolder:
         """Set the times of a subfolder and everything in it to today's 00:00 UTC."""
         forget_times(self.path / name, within=True)
 
+    def forget_own_time(self) -> None:
+        """Set the folder's own times to today's 00:00 UTC: they tell when a file was last made in it."""
+        forget_times(self.path)
+
     def mark(self) -> str | None:
         """Return the folder's id from its list, or None if this owner has made no file in it."""
         for line in self._lines(self.path):

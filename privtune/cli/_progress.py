@@ -78,12 +78,14 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:
         study.run(_ProgressObserver(progress, observer), on_check=show_records, **how)
     finally:
         ON_READ.reset(token)
+        for task in progress.tasks:
+            progress.update(task.id, visible=True)
         if progress.live.is_started:
             progress.stop()
 
 
 _FULL_BARS = 20
-"""The most bars of released arms; earlier ones become lines."""
+"""The most bars of released arms that are drawn, several times a second; at the end all are."""
 
 
 class _UnsealedColumn(rich_progress.ProgressColumn):
@@ -144,7 +146,8 @@ class _ProgressObserver(Observer):
             self._progress.update(bar, description=label, total=steps, completed=steps)
             self._full_bars.append(plan.arm)
             if len(self._full_bars) > _FULL_BARS:
-                self._replace_bar(self._full_bars.popleft())
+                earliest = self._full_bars.popleft()
+                self._progress.update(self._bars[earliest], visible=False)
         if self._tracker is not None:
             self._tracker.released(plan, release)
 
@@ -152,11 +155,6 @@ class _ProgressObserver(Observer):
         self._progress.update(self._bars[plan.arm], description=f"{plan.arm}: interrupted")
         if self._tracker is not None:
             self._tracker.arm_failed(plan)
-
-    def _replace_bar(self, arm: str) -> None:
-        """Print a line in the place of a full bar: all bars are drawn anew several times a second."""
-        self._progress.update(self._bars[arm], visible=False)
-        self._progress.console.print(f"  {arm}: released", highlight=False)
 
 
 def create_or_load(

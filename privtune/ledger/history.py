@@ -279,9 +279,7 @@ class History:
 
     def _give_up(self, number: int) -> None:
         """Take a voided charge out of the filter's sums, or out of the declared charges before the start."""
-        dataset = self.charges[number].dataset
-        if dataset is not None:
-            _add_times(self._charges_by_dataset, dataset, -1)
+        self._forget_dataset(self.charges[number].dataset)
         if number not in self.block:
             # A filter counts what ran, and this never will.
             charge = self.charges[number]
@@ -291,6 +289,18 @@ class History:
             # Nobody has seen anything yet, so the declaration may still change. Once something was
             # seen, the choice to drop a declared charge may depend on it: it stays in the block.
             del self.block[number]
+
+    def _forget_dataset(self, dataset: Dataset | None) -> None:
+        """Take a voided charge's dataset out of the count, and keep its order: that of the other charges."""
+        if dataset is None:
+            return
+        _add_times(self._charges_by_dataset, dataset, -1)
+        if len(self._charges_by_dataset) > 1:
+            self._charges_by_dataset = Counter(
+                charge.dataset
+                for charge in self.charges.values()
+                if charge.dataset is not None and charge.state is not ChargeState.VOIDED
+            )
 
     @property
     def recorded(self) -> list[str]:

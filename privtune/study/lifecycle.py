@@ -15,6 +15,7 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from copy import deepcopy
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_EVERY = 10  # of many releases, by how many one certificate lies behind another
+_WRITERS = 4
 _LOSSES = 10
 """How often a connection may be lost in one step: a step that ends its server must end itself."""
 
@@ -275,7 +278,7 @@ class Life(StoredStudy):
         releases: dict[str, Mapping[str, Any]] = {}
         for name, arm in self.arms().items():
             if isinstance(arm.plan, StagePlan) and arm.release is not None:
-                releases[name] = arm.release
+                releases[name] = deepcopy(arm.release)
         return releases
 
     def finished(self) -> bool:
@@ -358,7 +361,8 @@ class Life(StoredStudy):
             return None
         results = self.released(plan.arm)
         trials = partial(self.kept_trials, plan)
-        return load_release(plan, results, arm.release, self.guarantee(plan), trials)
+        document = deepcopy(arm.release)
+        return load_release(plan, results, document, self.guarantee(plan), trials)
 
     def kept_trials(self, plan: Plan) -> list[FrozenTrial]:
         """Return an arm's trials as they were recorded; refuse trials changed since the settlement.
@@ -408,7 +412,7 @@ class Life(StoredStudy):
         for arm, state in self._states(arms):
             if isinstance(arm.plan, StagePlan):
                 guarantee = self.guarantee(arm.plan)
-                status = StageStatus(arm.plan, guarantee, state, arm.release)
+                status = StageStatus(arm.plan, guarantee, state, deepcopy(arm.release))
                 statuses.append(status)
         return tuple(statuses)
 
@@ -775,7 +779,7 @@ class Life(StoredStudy):
         return digests
 
     def announce(self, plan: Plan, notify: Callable[[Plan, Release], None]) -> Release:
-        """Write the model and notify the observer: released → announced.
+        """Write the model, and the certificate from time to time; notify the observer: released → announced.
 
         Args:
             plan: The arm's plan.
@@ -796,17 +800,36 @@ class Life(StoredStudy):
         results = self.released(plan.arm)
         for name in results.names():
             self.write(plan.arm, name)
+        # Before the announcement is noted: where the process is stopped here, all of it is done again.
+        if self._certificate_is_due(plan):
+            self.write_certificate()
         notify(plan, release)
         # Times of files would tell how long the arm took, and with that how many trials it had.
         self.files.forget_times(plan.arm)
+        self.files.forget_own_time()
         self.outlast(partial(self.set_announced, plan.arm))  # who heard hears no second time
         return release
 
+    def _certificate_is_due(self, plan: Plan) -> bool:
+        """Return whether a release brings the certificate up to date; of many releases each tenth does."""
+        if self.spec.task is None:  # an open study may be at its end with any arm
+            return True
+        others = [arm for name, arm in self.arms().items() if name != plan.arm]
+        announced = sum(arm.announced for arm in others)
+        is_last = announced == len(others)
+        return is_last or announced < _EVERY or announced % _EVERY == 0
+
     def write_certificate(self) -> None:
         """Write the budget's certificate into the study's folder: it holds all charges, so one is enough."""
-        text = json_lines(self.certificate())
-        self.files.write(CERTIFICATE, text.encode())
-        self.files.forget_times(CERTIFICATE)
+        head = ""
+        # Another arm's process may write its own between reading the log and writing the file.
+        for _ in range(_WRITERS):
+            if head == self.ledger.head(self.budget):
+                return
+            certificate = self.certificate()
+            head = str(certificate["head"])
+            self.files.write(CERTIFICATE, json_lines(certificate).encode())
+            self.files.forget_times(CERTIFICATE)
 
     def _move(self, charge: Charge, kind: Kind, **options: object) -> None:
         """Move a charge to its next state; accept that another process has done so."""
@@ -897,7 +920,6 @@ def carry_on(
             notify=notify or observer.released,
         )
         releases.append(life.outlast(lead))
-    life.outlast(life.write_certificate)
     return tuple(releases)
 
 

@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -365,7 +365,7 @@ class StoredStudy:
         # The folder is noted before the first file in it is written: a deletion must find it.
         self.files = OwnFolder(self.folder, owner.id, self._note_folder)
         self.results = Results(storage, self.row, self.files, self.folders)
-        self._arms: dict[str, tuple[_StoredArm, Arm]] = {}  # as they were read last
+        self._arms: dict[str, tuple[tuple[object, ...], Arm]] = {}  # read last, without secrets
 
     @contextlib.contextmanager
     def writing(self, *, deleting: bool = False) -> Iterator[Connection]:
@@ -392,12 +392,17 @@ class StoredStudy:
         return {row.name: self._read_once(row) for row in rows}
 
     def _read_once(self, row: _StoredArm) -> Arm:
-        """Return the arm of a row; parse it only where it is not what was read last."""
-        last_row, arm = self._arms.get(row.name, (None, None))
-        if arm is None or row != last_row:
-            arm = _read_arm(row, self.row)
-            self._arms[row.name] = (row, arm)
-        return arm
+        """Return the arm of a row; parse it only where it is not what was read last.
+
+        Its release is shared by all who read it: it is copied before anybody else may have it.
+        """
+        # A secret is kept nowhere but in the database: whoever has it could subtract the noise.
+        content = (row.digest, row.plan, row.release, row.announced, bool(row.secret))
+        last_content, arm = self._arms.get(row.name, (None, None))
+        if arm is None or content != last_content:
+            arm = replace(_read_arm(row, self.row), secret=None)
+            self._arms[row.name] = (content, arm)
+        return replace(arm, secret=bytes.fromhex(row.secret) or None)
 
     def _check_same(self, connection: Connection) -> None:
         """Refuse to read a study that was deleted and whose name another study now has."""

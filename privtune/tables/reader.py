@@ -584,13 +584,26 @@ def _open_arrow(kind: str, path: Path, _names: Sequence[str], _form: Form) -> So
 
 
 def _row_groups(table: dataset.Dataset, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a Parquet file, of which one row group at a time is in memory.
+    """Yield batches of a Parquet file, of which few row groups at a time are in memory.
 
     A scan of the whole file reads ahead of whoever takes the batches, by more than ``batch_readahead`` says.
     """
     for fragment in table.get_fragments():
-        for group in fragment.split_by_row_group():
-            yield from group.to_batches(columns=list(names), batch_size=BATCH)
+        all_groups = fragment.row_groups
+        groups: list[int] = []
+        rows = 0
+        for number, group in enumerate(all_groups, 1):
+            groups.append(group.id)
+            rows += group.num_rows
+            is_last = number == len(all_groups)
+            if rows >= BATCH or is_last:
+                part = fragment.subset(row_group_ids=groups)
+                if len(groups) == 1:  # of any size
+                    yield from part.to_batches(columns=list(names), batch_size=BATCH)
+                else:
+                    yield from part.to_table(columns=list(names)).combine_chunks().to_batches()
+                groups = []
+                rows = 0
 
 
 def _ipc_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

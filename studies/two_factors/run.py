@@ -230,46 +230,39 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
 
 
 Pair = tuple[tuple[str, str], tuple[str, str]]
-WORTH: dict[str, tuple[Pair, ...]] = {
-    # What is compared with what, in the same cells.
-    "Adam, in the place of SGD": tuple(((way, ADAM), (way, SGD)) for way in FALLING),
-    "a public rate, in the place of a guess": tuple(
-        (("public rate", optimizer), ("guess", optimizer)) for optimizer in METHODS
-    ),
-    "the fit of HyFreeDP, beside a public rate with Adam": (
-        (("hyfreedp", ADAM), ("public rate", ADAM)),
-    ),
-    "the fit of HyFreeDP, beside a public rate with SGD": (
-        (("hyfreedp", SGD), ("public rate", SGD)),
-    ),
-    **{
-        f"{search}, beside a public rate": tuple(
-            ((search, optimizer), ("public rate", optimizer)) for optimizer in METHODS
-        )
-        for search in SEARCHES
-    },
-    "subsampled tuning, beside selection": tuple(
-        (("subsampled tuning", optimizer), ("selection", optimizer)) for optimizer in METHODS
-    ),
-    "auto, beside HyFreeDP": ((("auto", OWN), ("hyfreedp", ADAM)),),
-}
 
 
-def gains(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> dict[str, list[Estimate]]:
-    """Return by task the differences of some arms in every cell of a set that has both."""
+def _pairs() -> Iterator[tuple[str, Pair]]:
+    """Yield what is compared with what in the same cells, one optimizer at a time: the factors interact."""
+    for way in FALLING:
+        yield f"Adam, in the place of SGD: {way}", ((way, ADAM), (way, SGD))
+    beside = (
+        ("a public rate, in the place of a guess", "public rate", "guess"),
+        ("the fit of HyFreeDP, beside a public rate", "hyfreedp", "public rate"),
+        *((f"{search}, beside a public rate", search, "public rate") for search in SEARCHES),
+        ("subsampled tuning, beside selection", "subsampled tuning", "selection"),
+    )
+    for (name, way, other), optimizer in product(beside, METHODS):
+        yield f"{name}: {optimizer}", ((way, optimizer), (other, optimizer))
+    yield "auto, beside HyFreeDP", (("auto", OWN), ("hyfreedp", ADAM))
+
+
+WORTH: dict[str, Pair] = dict(_pairs())
+
+
+def gains(rows: Sequence[Row], group: str, pair: Pair) -> dict[str, list[Estimate]]:
+    """Return by task the differences of two arms in every cell of a set that has both."""
+    one, other = pair
     by_task: dict[str, list[Estimate]] = defaultdict(list)
     for (of, task, _), arms in estimates(rows).items():
-        if of != group:
-            continue
-        for one, other in pairs:
-            if one in arms and other in arms:
-                by_task[task].append(arms[one].minus(arms[other]))
+        if of == group and one in arms and other in arms:
+            by_task[task].append(arms[one].minus(arms[other]))
     return dict(by_task)
 
 
-def worth(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> Estimate | None:
-    """Return the mean difference of some arms over all cells of a set that have both."""
-    return _mean_gain(gains(rows, group, pairs))
+def worth(rows: Sequence[Row], group: str, pair: Pair) -> Estimate | None:
+    """Return the mean difference of two arms over all cells of a set that have both."""
+    return _mean_gain(gains(rows, group, pair))
 
 
 def _mean_gain(by_task: Mapping[str, Sequence[Estimate]]) -> Estimate | None:
@@ -285,14 +278,14 @@ def tables(rows: Sequence[Row]) -> list[str]:
 def worths(rows: Sequence[Row]) -> str:
     """Return what each factor is worth in points, and its least and most by task, on each set."""
     lines = [
-        (name, *(_worth_text(rows, group, pairs) for group in EPSILONS))
-        for name, pairs in WORTH.items()
+        (name, *(_worth_text(rows, group, pair) for group in EPSILONS))
+        for name, pair in WORTH.items()
     ]
     return markdown(("points of accuracy, ± 95 % (by task)", "six tasks", "twelve tasks"), lines)
 
 
-def _worth_text(rows: Sequence[Row], group: str, pairs: Sequence[Pair]) -> str:
-    by_task = gains(rows, group, pairs)
+def _worth_text(rows: Sequence[Row], group: str, pair: Pair) -> str:
+    by_task = gains(rows, group, pair)
     gain = _mean_gain(by_task)
     if gain is None:
         return "–"

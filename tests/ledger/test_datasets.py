@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from privtune.ledger import (
 from privtune.ledger.chain import Kind
 from privtune.ledger.log import Line
 from privtune.ledger.schema import entries
+from privtune.ledger.values import ChargeState
 
 PATIENTS = Dataset("patients", "patients.csv", ("age", "sex", "outcome"))
 DIGITS = Dataset("digits", "digits.csv", ("p0", "p1", "label"))
@@ -253,3 +255,33 @@ def test_texts_that_cannot_be_stored_are_refused() -> None:
     for wrong in ({"name": "\0"}, {"source": 3}, {"columns": ("\ud800",)}):
         with pytest.raises(InvalidInputError, match="dataset"):
             Dataset(**wrong)  # type: ignore[arg-type]
+
+
+def test_datasets_stand_in_the_order_of_the_charges_that_were_not_voided(ledger: Ledger) -> None:
+    """Compared with the definition, at each step of random lives and for parts of the charges."""
+    alike = ("age", "sex", "outcome")  # the same columns, so that none is refused
+    datasets = [Dataset(f"copy-{n}", "", alike) for n in range(3)]
+    rng = random.Random(7)
+    for life in range(6):
+        name = f"life-{life}"
+        ledger.create_budget(Budget(200.0, 1e-5, name=name))
+        open_charges: list[str] = []
+        for _ in range(14):
+            if open_charges and rng.random() < 0.45:
+                charge = open_charges.pop(rng.randrange(len(open_charges)))
+                ledger.void(charge) if rng.random() < 0.7 else ledger.start(charge)
+            else:
+                dataset = rng.choice([*datasets, None])
+                (charge,) = ledger.reserve(name, [request(dataset, noise=80.0)])
+                open_charges.append(charge.id)
+            history = ledger.log.current(name)
+            for numbers in (list(history.charges), rng.sample(list(history.charges), 1)):
+                live = [
+                    history.charges[number].dataset
+                    for number in sorted(numbers)
+                    if history.charges[number].state is not ChargeState.VOIDED
+                ]
+                expected = list(dict.fromkeys(each for each in live if each is not None))
+                assert history.only(numbers).datasets == expected
+            assert history.datasets == history.only(history.charges).datasets
+        assert verify(ledger.log.storage, name).charges == len(ledger.charges(name))

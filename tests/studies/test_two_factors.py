@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from studies.estimates import Estimate
-from studies.two_factors.run import ADAM, ARMS, SGD, WORTH, means_over_tasks, worth, worths
+from studies.two_factors.run import ADAM, ARMS, FALLING, SGD, WORTH, means_over_tasks, worth, worths
 from studies.two_factors.tasks import TWELVE, overconfidence
 
 
@@ -21,22 +21,27 @@ def rows_of(task: str, way: str, optimizer: str, accuracies: list[float]) -> lis
 
 
 @pytest.mark.quick
-def test_what_adam_is_worth_is_the_mean_of_its_gains_over_cells_and_ways() -> None:
+def test_what_adam_is_worth_is_the_mean_of_its_gains_over_cells_by_way() -> None:
     rows = [
         *rows_of("a", "guess", SGD, [0.80, 0.82]),
         *rows_of("a", "guess", ADAM, [0.84, 0.86]),
-        *rows_of("b", "selection", SGD, [0.90, 0.90]),
-        *rows_of("b", "selection", ADAM, [0.88, 0.90]),
+        *rows_of("b", "guess", SGD, [0.90, 0.90]),
+        *rows_of("b", "guess", ADAM, [0.88, 0.90]),
+        *rows_of("b", "selection", SGD, [0.10, 0.12]),  # another way: its gains are its own
+        *rows_of("b", "selection", ADAM, [0.90, 0.92]),
         *rows_of("b", "public rate", ADAM, [0.10, 0.12]),  # has nothing beside it
     ]
-    gain = worth(rows, "six", WORTH["Adam, in the place of SGD"])
+    gain = worth(rows, "six", WORTH["Adam, in the place of SGD: guess"])
     assert gain is not None
     assert gain.mean == pytest.approx((4.0 - 1.0) / 2.0)
     spread = stdev([80.0, 82.0]) / math.sqrt(2.0)  # of each of the three means that have one
     assert gain.error == pytest.approx(math.sqrt(3.0 * spread**2) / 2.0)
-    assert worth(rows, "twelve", WORTH["Adam, in the place of SGD"]) is None
-    (line,) = [line for line in worths(rows).splitlines() if "Adam, in the place" in line]
-    assert line.endswith(" (-1.0 to +4.0) | – |")
+    assert worth(rows, "twelve", WORTH["Adam, in the place of SGD: guess"]) is None
+    lines = [line for line in worths(rows).splitlines() if "Adam, in the place" in line]
+    assert lines[0].endswith(" (-1.0 to +4.0) | – |")
+    assert [line.split(" | ")[0] for line in lines] == [
+        f"| Adam, in the place of SGD: {way}" for way in FALLING
+    ]
 
 
 @pytest.mark.quick
