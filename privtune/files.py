@@ -895,11 +895,11 @@ class OwnFolder:
         return self.path.parent
 
     def forget_times(self, name: str) -> None:
-        """Set the times of a subfolder and everything in it to today's 00:00 UTC."""
-        forget_times(self.path / name, within=True)
+        """Set the times of a file, or a subfolder with everything in it, to today's 00:00 UTC.
 
-    def forget_own_time(self) -> None:
-        """Set the folder's own times to today's 00:00 UTC: they tell when a file was last made in it."""
+        Those of the folder itself, too: they tell when something was last made in it.
+        """
+        forget_times(self.path / name, within=True)
         forget_times(self.path)
 
     def mark(self) -> str | None:

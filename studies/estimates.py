@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, variance
 from typing import TypeVar
 
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 Name = TypeVar("Name")
@@ -52,8 +52,6 @@ class Estimate:
     def half(self, confidence: float = CONFIDENCE) -> float:
         """Return half the width of the interval."""
         level = 0.5 + 0.5 * confidence
-        if math.isinf(self.freedom):
-            return self.error * float(ndtri(level))
         return self.error * float(stdtrit(self.freedom, level))
 
     def __str__(self) -> str:

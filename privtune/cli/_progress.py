@@ -7,7 +7,6 @@ study that was interrupted. So each function here finds out first whether the st
 from __future__ import annotations
 
 import sys
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,7 @@ def run_study(study: Study, *, mlflow: bool, quiet: bool, **how: Any) -> None:
 
 
 _FULL_BARS = 20
-"""The most bars of released arms that are drawn, several times a second; at the end all are."""
+"""The most full bars that are drawn, several times a second; at the end all are."""
 
 
 class _UnsealedColumn(rich_progress.ProgressColumn):
@@ -119,7 +118,6 @@ class _ProgressObserver(Observer):
         self._progress = progress
         self._tracker = tracker
         self._bars: dict[str, Any] = {}
-        self._full_bars: deque[str] = deque()  # of which arms
 
     def rehearsed(self, plan: Plan, seconds: float | None) -> None:
         if self._tracker is not None:
@@ -144,10 +142,9 @@ class _ProgressObserver(Observer):
             label = f"{plan.arm}: released"
             bar = self._bars[plan.arm]
             self._progress.update(bar, description=label, total=steps, completed=steps)
-            self._full_bars.append(plan.arm)
-            if len(self._full_bars) > _FULL_BARS:
-                earliest = self._full_bars.popleft()
-                self._progress.update(self._bars[earliest], visible=False)
+            full_bars = [task.id for task in self._progress.tasks if task.visible and task.finished]
+            if len(full_bars) > _FULL_BARS:
+                self._progress.update(full_bars[0], visible=False)
         if self._tracker is not None:
             self._tracker.released(plan, release)
 

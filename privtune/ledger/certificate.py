@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -563,7 +563,8 @@ def _entry(budget: str, value: Document) -> Entry:
     parts = dict(value)
     parts["body"] = canonical(value["body"])
     entry = Entry(budget=budget, **parts)
-    for name, part in asdict(entry).items():
+    for name in ("budget", *_ENTRY_FIELDS):
+        part = getattr(entry, name)
         kind = int if name in ("seq", "charge") else str
         if type(part) is not kind:
             raise TypeError(f"{name} of an entry is {type(part).__name__}")

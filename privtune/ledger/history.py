@@ -96,7 +96,7 @@ class History:
     drift: dict[int, float] = field(default_factory=dict)
     _events: dict[str, Event] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
-    _charges_by_dataset: Counter[Dataset] = field(default_factory=Counter)
+    _datasets: dict[Dataset, None] = field(default_factory=dict)  # in order, unlike a set
 
     def terms(self) -> Budget:
         """Return the budget's terms."""
@@ -196,7 +196,7 @@ class History:
             dataset=dataset,
         )
         if dataset is not None:
-            self._charges_by_dataset[dataset] += 1
+            self._datasets[dataset] = None
         if basis == BASIS_FILTER:  # until it is over the filter cannot go over
             self.open.add(number)
         if not self.frozen:
@@ -224,7 +224,7 @@ class History:
     @property
     def datasets(self) -> list[Dataset]:
         """The distinct datasets of charges that were not voided, in the order of the charges."""
-        return list(self._charges_by_dataset)
+        return list(self._datasets)
 
     @property
     def dataset(self) -> str:
@@ -279,7 +279,7 @@ class History:
 
     def _give_up(self, number: int) -> None:
         """Take a voided charge out of the filter's sums, or out of the declared charges before the start."""
-        self._forget_dataset(self.charges[number].dataset)
+        self._datasets = _live_datasets(self.charges)
         if number not in self.block:
             # A filter counts what ran, and this never will.
             charge = self.charges[number]
@@ -289,18 +289,6 @@ class History:
             # Nobody has seen anything yet, so the declaration may still change. Once something was
             # seen, the choice to drop a declared charge may depend on it: it stays in the block.
             del self.block[number]
-
-    def _forget_dataset(self, dataset: Dataset | None) -> None:
-        """Take a voided charge's dataset out of the count, and keep its order: that of the other charges."""
-        if dataset is None:
-            return
-        _add_times(self._charges_by_dataset, dataset, -1)
-        if len(self._charges_by_dataset) > 1:
-            self._charges_by_dataset = Counter(
-                charge.dataset
-                for charge in self.charges.values()
-                if charge.dataset is not None and charge.state is not ChargeState.VOIDED
-            )
 
     @property
     def recorded(self) -> list[str]:
@@ -316,9 +304,10 @@ class History:
         Args:
             numbers: The charges, by number.
         """
+        charges = _pick(self.charges, numbers)
         part = replace(
             self,
-            charges=_pick(self.charges, numbers),
+            charges=charges,
             block=_pick(self.block, numbers),
             later=Counter(),
             late=Counter(),
@@ -327,18 +316,14 @@ class History:
             used_delta=Fraction(0),
             unbounded=0,
             open={number for number in self.open if number in numbers},
-            _charges_by_dataset=Counter(),
+            _datasets=_live_datasets(charges),
         )
         is_late = False
         for number, charge in self.charges.items():
             is_late = is_late or charge.basis == BASIS_GAUSSIAN
             weight = self._weights.get(number)
             is_voided = charge.state is ChargeState.VOIDED
-            if number not in numbers or is_voided:
-                continue
-            if charge.dataset is not None:
-                part._charges_by_dataset[charge.dataset] += 1
-            if weight is None:
+            if number not in numbers or weight is None or is_voided:
                 continue
             part._count(charge.event, weight, 1, charge.basis)
             # As at its own time, or where what had gone over was given up since: never less.
@@ -427,11 +412,21 @@ class History:
         return LedgerCorruptedError(f"entry {seq} of budget {self.name!r} is wrong: {why}.")
 
 
-def _add_times(counter: Counter[T], item: T, times: int) -> None:
-    """Add a number, perhaps negative, to an item's count, and drop a count of 0."""
-    counter[item] += times
-    if not counter[item]:  # or an event that was given up would still be weighed
-        del counter[item]
+def _live_datasets(charges: Mapping[int, Charge]) -> dict[Dataset, None]:
+    """Return the distinct datasets of charges that were not voided, in the order of the charges."""
+    datasets: dict[Dataset, None] = {}
+    for charge in charges.values():
+        is_voided = charge.state is ChargeState.VOIDED
+        if charge.dataset is not None and not is_voided:
+            datasets[charge.dataset] = None
+    return datasets
+
+
+def _add_times(counter: Counter[Event], event: Event, times: int) -> None:
+    """Add a number, perhaps negative, to an event's count, and drop a count of 0."""
+    counter[event] += times
+    if not counter[event]:  # or an event that was given up would still be weighed
+        del counter[event]
 
 
 def _closed_charge(charge: Charge, entry: Entry, sealed: Document, at: datetime) -> Charge:

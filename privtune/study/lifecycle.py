@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EVERY = 10  # of many releases, by how many one certificate lies behind another
-_WRITERS = 4
+_WRITERS = 4  # attempts at a certificate that others overtake
 _LOSSES = 10
 """How often a connection may be lost in one step: a step that ends its server must end itself."""
 
@@ -295,6 +295,8 @@ class Life(StoredStudy):
         """Return the charges of ``arms``, or of all arms, by name, without voided ones."""
         if arms is None:
             arms = self.arms()
+        if not arms:
+            return {}
         by_digest = {
             charge.plan_digest: charge
             for charge in self.ledger.charges(self.budget)
@@ -406,10 +408,8 @@ class Life(StoredStudy):
     def stage_statuses(self) -> tuple[StageStatus, ...]:
         """Return the status of every stage with its release, in order."""
         statuses: list[StageStatus] = []
-        arms = {name: arm for name, arm in self.arms().items() if isinstance(arm.plan, StagePlan)}
-        if not arms:  # the ledger's charges are not looked for
-            return ()
-        for arm, state in self._states(arms):
+        stages = {name: arm for name, arm in self.arms().items() if isinstance(arm.plan, StagePlan)}
+        for arm, state in self._states(stages):
             if isinstance(arm.plan, StagePlan):
                 guarantee = self.guarantee(arm.plan)
                 status = StageStatus(arm.plan, guarantee, state, deepcopy(arm.release))
@@ -806,7 +806,6 @@ class Life(StoredStudy):
         notify(plan, release)
         # Times of files would tell how long the arm took, and with that how many trials it had.
         self.files.forget_times(plan.arm)
-        self.files.forget_own_time()
         self.outlast(partial(self.set_announced, plan.arm))  # who heard hears no second time
         return release
 

@@ -392,7 +392,7 @@ class StoredStudy:
         return {row.name: self._read_once(row) for row in rows}
 
     def _read_once(self, row: _StoredArm) -> Arm:
-        """Return the arm of a row; parse it only where it is not what was read last.
+        """Return the arm of a row, and parse the row only where it has changed since the last reading.
 
         Its release is shared by all who read it: it is copied before anybody else may have it.
         """
@@ -424,7 +424,9 @@ class StoredStudy:
         with self.storage.read() as connection:
             self._check_same(connection)
             row = connection.execute(query).one_or_none()
-        return None if row is None else self._read_once(row)
+        if row is None:
+            return None
+        return self._read_once(row)
 
     def set_release(
         self,

@@ -588,28 +588,36 @@ def _row_groups(table: dataset.Dataset, names: Sequence[str]) -> Iterator[pa.Rec
 
     A scan of the whole file reads ahead of whoever takes the batches, by more than ``batch_readahead`` says.
     """
+    columns = list(names)
     for fragment in table.get_fragments():
-        all_groups = fragment.row_groups
-        groups: list[int] = []
-        rows = 0
-        for number, group in enumerate(all_groups, 1):
-            groups.append(group.id)
-            rows += group.num_rows
-            is_last = number == len(all_groups)
-            if rows >= BATCH or is_last:
-                part = fragment.subset(row_group_ids=groups)
-                if len(groups) == 1:  # of any size
-                    yield from part.to_batches(columns=list(names), batch_size=BATCH)
-                else:
-                    yield from part.to_table(columns=list(names)).combine_chunks().to_batches()
-                groups = []
-                rows = 0
+        for groups in _groups_together(fragment.row_groups):
+            part = fragment.subset(row_group_ids=groups)
+            if len(groups) == 1:  # of any size
+                yield from part.to_batches(columns=columns, batch_size=BATCH)
+            else:
+                yield from part.to_table(columns=columns).combine_chunks().to_batches()
+
+
+def _groups_together(row_groups: Sequence[dataset.RowGroupInfo]) -> Iterator[list[int]]:
+    """Yield the ids of row groups in order, so many together that they hold a batch of rows."""
+    ids: list[int] = []
+    rows = 0
+    for group in row_groups:
+        ids.append(group.id)
+        rows += group.num_rows
+        if rows >= BATCH:
+            yield ids
+            ids = []
+            rows = 0
+    if ids:
+        yield ids
 
 
 def _ipc_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a file of Arrow's, as they were written, one at a time."""
     with pa.OSFile(str(path)) as file:
-        indices = [ipc.open_file(file).schema.get_field_index(name) for name in names]
+        schema = ipc.open_file(file).schema
+        indices = [schema.get_field_index(name) for name in names]
         options = ipc.IpcReadOptions(included_fields=indices)
         reader = ipc.open_file(file, options=options)
         for number in range(reader.num_record_batches):

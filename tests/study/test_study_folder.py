@@ -56,9 +56,8 @@ def test_many_releases_share_a_certificate_that_is_complete_at_the_end(
     written = counted(monkeypatch, "write_certificate")
     with closing(Study.create(toy_spec(arms=MANY, epochs=1, budget=BUDGET), storage)) as study:
         study.run()
-        assert (
-            len(written) == 10 + 2 + 1
-        )  # with each of the first ten, then with each tenth, and at the end
+        # With each of the first ten, then with each tenth, and at the end.
+        assert len(written) == 10 + 2 + 1
         assert certified_states(study) == ["settled"] * len(MANY)
         times = {path.stat().st_mtime for path in (study.folder, study.folder / "certificate.json")}
         assert times == {midnight()}
