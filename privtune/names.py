@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -163,6 +163,24 @@ _FAMILIAR: Mapping[str, tuple[str, ...]] = {
 _SURE = 0.85  # difflib's ratio of a slip of a finger
 _CLOSE = 0.6  # and that of what may be meant
 _SHORT = 3  # letters of a beginning that is taken for a whole name: fix, fixed
+
+
+def first_names(names: Sequence[str], most: int = 3) -> str:
+    """Return some names as text: the first ones, and how many more there are.
+
+    Args:
+        names: One at least.
+        most: How many are named.
+
+    Example:
+        >>> first_names(["a", "b", "c", "d"], 2), first_names(["a", "b"], 2)
+        ('a, b and 2 more', 'a, b')
+    """
+    words = ", ".join(names[:most])
+    count = len(names) - most
+    if count > 0:
+        return f"{words} and {count} more"
+    return words
 
 
 def usual_storage(storage: str | Path | None = None) -> str | Path:

@@ -23,7 +23,7 @@ import typer
 
 from privtune.errors import InvalidInputError
 from privtune.files import read_bounded, write_whole
-from privtune.names import usual_storage
+from privtune.names import first_names, usual_storage
 from privtune.numbers import ceil_digits
 from privtune.prose import fitted
 
@@ -108,11 +108,7 @@ def planning(spec: StudySpec) -> Iterator[None]:
     absence = "" if spec.task is None else spec.load_task().check_header()
     if absence:
         say(absence, err=True)
-    names = [arm.name for arm in spec.arms]
-    arms = ", ".join(names)
-    if len(names) > _MOST_NAMES:
-        first_names = ", ".join(names[:_MOST_NAMES])
-        arms = f"{first_names} and {len(names) - _MOST_NAMES} more"
+    arms = first_names([arm.name for arm in spec.arms], _MOST_NAMES)
     with patience(f"Planning {arms}: computing the noise for the target ε"):
         yield
 

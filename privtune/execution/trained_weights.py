@@ -16,6 +16,7 @@ from torch import nn
 
 from privtune.errors import InvalidInputError, PrivTuneError
 from privtune.execution.fine_tuned import losses_of
+from privtune.names import first_names
 from privtune.training.engine.compute import check_device
 from privtune.training.engine.train import choose_kernel
 from privtune.training.mechanism.data import TensorData
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 _COMPARED = 4  # made-up records whose losses a weight may change
 _POINTS = 3  # random weights at which a gradient that is 0 at the first ones is looked at
-_EXAMPLES = 3  # weights that a message names
 _SPREAD = 0.3  # of random weights
 _ROUNDING = 1e-5  # of the clipping norm: gradients below are rounding errors, or drown in the noise
 _OFFSET = (
@@ -162,9 +162,9 @@ def _check_sizes(largest: Mapping[str, float], norm: float | None) -> None:
     still = [name for name, gradient in largest.items() if gradient == 0.0]
     if still:
         warnings.warn(
-            f"The gradient of every made-up record in {_list(still)} is 0, at first and at random weights: "
-            "if it is 0 for yours, too, noise alone moves them. Leave out what has no slope (round, sign, a "
-            "factor of 0), or call requires_grad_(False).",
+            f"The gradient of every made-up record in {first_names(still)} is 0, at first and at random "
+            "weights: if it is 0 for yours, too, noise alone moves them. Leave out what has no slope (round, "
+            "sign, a factor of 0), or call requires_grad_(False).",
             UntrainedWeightsWarning,
             stacklevel=4,
         )
@@ -269,26 +269,26 @@ def _refuse_missed(
     apart = [name for name in missed if name in reach]
     if apart:
         raise NothingTrainedError(
-            f"The loss reaches {_list(apart)} of the model that build returned, but not of a copy of it, and "
-            "a copy is trained: a closure, a global variable or a compiled function holds the model itself. "
-            "Use the model that the loss is given, and self inside its methods. Nothing was charged."
+            f"The loss reaches {first_names(apart)} of the model that build returned, but not of a copy of "
+            "it, and a copy is trained: a closure, a global variable or a compiled function holds the model "
+            "itself. Use the model that the loss is given, and self inside its methods. Nothing was charged."
         )
     used = _used_without_gradient(model, loss_of, few, missed)
     if used:
         raise NothingTrainedError(
-            f"The loss of a record has no gradient in {_list(used)}, though it uses them, so noise alone "
-            "would move them: torch.no_grad, detach, copy.deepcopy, NumPy or a comparison cuts them off. "
-            "Compute the loss with torch, from the model that it is given; call requires_grad_(False) on "
-            "what shall stay as it is. Nothing was charged."
+            f"The loss of a record has no gradient in {first_names(used)}, though it uses them, so noise "
+            "alone would move them: torch.no_grad, detach, copy.deepcopy, NumPy or a comparison cuts them "
+            "off. Compute the loss with torch, from the model that it is given; call requires_grad_(False) "
+            "on what shall stay as it is. Nothing was charged."
         )
     if len(missed) == len(names):
         raise NothingTrainedError(
-            f"What is trained of the model, {_list(missed)}, does not reach its loss, so no training changes "
-            "what it says: the loss does not use the model that it is given, or other parts of it. Compute "
-            "the loss from its first argument, and train the parts that it uses. Nothing was charged."
+            f"What is trained of the model, {first_names(missed)}, does not reach its loss, so no training "
+            "changes what it says: the loss does not use the model that it is given, or other parts of it. "
+            "Compute the loss from its first argument, and train the parts that it uses. Nothing was charged."
         )
     warnings.warn(
-        f"The loss of made-up records does not use {_list(missed)}: noise alone moves them. Call "
+        f"The loss of made-up records does not use {first_names(missed)}: noise alone moves them. Call "
         "requires_grad_(False) on what the loss does not need, or leave it out of target_modules.",
         UntrainedWeightsWarning,
         stacklevel=4,
@@ -348,12 +348,3 @@ def _used_without_gradient(
             used.append(name)
         weight.data.copy_(value)
     return used
-
-
-def _list(names: Sequence[str]) -> str:
-    """Return some names as a text: the first ones, and how many more there are."""
-    words = ", ".join(names[:_EXAMPLES])
-    more = len(names) - _EXAMPLES
-    if more > 0:
-        return f"{words} and {more} more"
-    return words

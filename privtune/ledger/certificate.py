@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -32,7 +32,7 @@ from privtune.ledger.schema import budgets, entries
 from privtune.ledger.storage import Storage
 from privtune.ledger.values import Charge, ChargeState
 from privtune.ledger.weights import weigh_as_gaussian
-from privtune.names import check_text
+from privtune.names import check_text, first_names
 from privtune.numbers import is_number, show_epsilon
 
 # Another version of a numerical library may move a composed ε by its rounding; that is no news.
@@ -250,7 +250,7 @@ def verified(history: History, notes: Iterable[str] = ()) -> Verification:
         warnings.insert(
             0,
             f"These charges were recorded after their release, without a check of the budget: "
-            f"{_first_three(recorded)}.",
+            f"{first_names(recorded)}.",
         )
     if not within:
         cost = show_epsilon(guarantee.epsilon, 4)
@@ -289,14 +289,7 @@ def _study_warnings(history: History) -> Iterator[str]:
         names = [f"{history.name}-{number}" for number in numbers]
         charges = "Charge" if len(names) == 1 else "Charges"
         sentence = note.rstrip(".")
-        yield f"{charges} {_first_three(names)}, as the study noted: {sentence}."
-
-
-def _first_three(names: Sequence[str]) -> str:
-    """Return the first three of some names as text, with the number of the others."""
-    words = ", ".join(names[:3])
-    count = len(names) - 3
-    return f"{words} and {count} more" if count > 0 else words
+        yield f"{charges} {first_names(names)}, as the study noted: {sentence}."
 
 
 def _drift_warnings(history: History) -> Iterator[str]:

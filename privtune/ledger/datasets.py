@@ -8,7 +8,7 @@ from typing import Any
 
 from privtune.errors import InvalidInputError
 from privtune.ledger.errors import DatasetMismatchError
-from privtune.names import check_text
+from privtune.names import check_text, first_names
 
 _SHOWN = 12  # columns that are named in a sentence
 _TEXTS = ("name", "source")
@@ -50,10 +50,7 @@ class Dataset:
             check_text(column, "dataset.columns")
 
     def __str__(self) -> str:
-        columns = ", ".join(self.columns[:_SHOWN])
-        more = len(self.columns) - _SHOWN
-        if more > 0:
-            columns = f"{columns} and {more} more"
+        columns = first_names(self.columns, _SHOWN)
         facts = []
         if self.source:
             facts.append(self.source)

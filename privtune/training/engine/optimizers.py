@@ -21,6 +21,7 @@ from torch.optim import optimizer as hooks
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from privtune.errors import InvalidInputError
+from privtune.names import first_names
 from privtune.training.methods.method import candidate_column
 
 if TYPE_CHECKING:
@@ -114,9 +115,7 @@ def _parameter_problems(
         remedy = "Make it after the model is complete, over the parameters that require gradients."
         yield count, must, remedy
     elif missing:
-        names = ", ".join(missing[:3])
-        if len(missing) > 3:
-            names = f"{names} and {len(missing) - 3} more"
+        names = first_names(missing)
         must = f"must hold every parameter that requires gradients, and lacks {names}"
         remedy = (
             "Call requires_grad_(False) on what shall stay as it is, before the optimizer is made."
